@@ -14,9 +14,8 @@ from benchmarks.peers.harness import Job
 # Fraction of the bare loop's distance from the start. Another order of sums can flip a ReLU or a
 # maximum, and the difference then grows.
 DISTANCE = 0.1
-LOSS = (
-    0.25  # fraction of the bare loop's decrease of the loss, for engines that shuffle by themselves
-)
+# fraction of the bare loop's decrease of the loss, for engines that shuffle by themselves
+LOSS = 0.25
 
 Weights = Mapping[str, Tensor]
 

@@ -17,9 +17,8 @@ class Engine:
 
     name: str
     module: str
-    argument: str = (
-        "-"  # if it ends in a number, that is the number of workers: processes, threads or actors
-    )
+    # if it ends in a number, that is the number of workers: processes, threads or actors
+    argument: str = "-"
     same_order: bool = True  # whether it reads the batches in the job's order
     python: str = sys.executable
     large_pages: bool = False  # for tensors; our engines switch them on by themselves

@@ -197,6 +197,10 @@ def _zeros(outputs: Any, inputs: Sequence[Tensor], *_: Any, **__: Any) -> tuple[
 def fake_gpu() -> Iterator[Watch]:
     """Inside, tensors on `DEVICE` are fake, and the Watch counts."""
     watch = Watch()
+    # Autograd's engine counts the devices in its first pass, and starts a thread for each. After
+    # this pass it has none: its threads would stay, and no process forked later could use autograd.
+    one = torch.ones((), requires_grad=True)
+    torch.autograd.grad(one, one)
     with (
         patch.object(torch.autograd, "grad", _zeros),
         patch("torch._functorch.eager_transforms._autograd_grad", _zeros),

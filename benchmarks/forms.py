@@ -33,7 +33,7 @@ Without = Callable[[], AbstractContextManager[Any]]  # inside, steps run without
 COMPILED = "steps in C++"
 
 
-def _plain(walk: local.Walk, factor: Params, owned: bool) -> Step:
+def _plain(walk: local.LocalSteps, factor: Params, owned: bool) -> Step:
     return Step(walk.task.optimizer, walk.hooks.term, factor)
 
 
@@ -45,7 +45,7 @@ class _Fresh(local.InMemory):
         return super().__call__(grads, params, state, s)
 
 
-def _fresh(walk: local.Walk, factor: Params, owned: bool) -> Step:
+def _fresh(walk: local.LocalSteps, factor: Params, owned: bool) -> Step:
     optimizer = walk.task.optimizer
     return _Fresh(
         optimizer, walk.hooks.term, factor, fused=local.plain_rate(optimizer), update=optimizer.step

@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks.chaos import parts
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import ends, link, loopback, settings
+from fedml_noniid.plugins.silo import exit_codes, loopback, settings, silo_client
 
 RECIPES = (
     "fnr",
@@ -91,10 +91,10 @@ def idle(folder: Path) -> str:
         while there != [0, 1]:
             time.sleep(0.2)
             try:
-                there = link.status(processes.deployment.comm_args, processes.deployment.kit(0))[
-                    "there"
-                ]
-            except ends.LostError:
+                there = silo_client.status(
+                    processes.deployment.comm_args, processes.deployment.kit(0)
+                )["there"]
+            except exit_codes.LostError:
                 continue
         time.sleep(2.0)
         watched = [psutil.Process(process.pid) for process in processes.running.values()]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.ours import simulation
 from benchmarks.peers.harness import Job, main
-from fedml_noniid.plugins.engines.local import Walk
+from fedml_noniid.plugins.engines.local import LocalSteps
 
 
 def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
@@ -24,7 +24,7 @@ def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]
     All in one process, to time every step.
     """
     shares: list[float] = []
-    steps, walk = 0.0, Walk.__call__
+    steps, walk = 0.0, LocalSteps.__call__
 
     def timed(*given: Any, **named: Any) -> Any:
         nonlocal steps
@@ -34,7 +34,7 @@ def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]
         return found
 
     simulated = simulation(job, engine)
-    with patch.object(Walk, "__call__", timed):
+    with patch.object(LocalSteps, "__call__", timed):
         began = time.perf_counter()
         for _ in simulated.rounds():
             now = time.perf_counter()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedml_noniid.api import (
-        Advice,
         Callback,
         Data,
         EarlyStop,
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
         Results,
         Split,
         UserError,
-        advise,
         from_arrays,
         from_frame,
         from_texts,
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "Advice",
     "Callback",
     "Data",
     "EarlyStop",
@@ -43,7 +40,6 @@ __all__ = [
     "Results",
     "Split",
     "UserError",
-    "advise",
     "from_arrays",
     "from_frame",
     "from_texts",

@@ -28,7 +28,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 NEEDED = {
     "fedml": ("privacy", "silo", "test_benchmarks.py"),
     "mlflow": (
-        "advise/test_advice.py",
         "api/test_same.py",
         "cli",
         "data/test_drift.py",

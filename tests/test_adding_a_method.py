@@ -19,9 +19,9 @@ import torch
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import (
     Answer,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Needs,
     Reply,
     Server,
@@ -137,11 +137,11 @@ def test_without_its_claim_it_is_told_which_to_add(
 ) -> None:
     """In the words of the page."""
     told = (
-        "'fedexp' changes the server step and does not claim it; add Claim.SERVER_STEP to "
-        "its claims"
+        "'fedexp' changes the server step without owning it; add Exclusive.SERVER_STEP to "
+        "`exclusive`"
     )
     assert told in GUIDE.read_text()
-    unclaimed = type("FedExP", (fedexp,), {"claims": frozenset[Claim]()})
+    unclaimed = type("FedExP", (fedexp,), {"exclusive": frozenset[Exclusive]()})
     monkeypatch.setitem(recipes.METHODS, "fedexp", unclaimed)
     with pytest.raises(RecipeError, match=re.escape(told)):
         federation.run("fedexp", rounds=1)
@@ -154,16 +154,16 @@ def test_reading_local_data_it_is_told_what_to_declare(
     @dataclass(frozen=True)
     class Reads(fedexp):  # type: ignore[misc, valid-type]  # a class made at run time
         def report(self, trace: Trace, client: Client) -> Answer:
-            return Answer({"counts": client.own.class_counts(client.task.network.n_classes)})
+            return Answer({"counts": client.local_set.class_counts(client.task.network.n_classes)})
 
-    told = "client.own is there for methods that declare Needs(own=True)"
+    told = "client.local_set is there for methods that declare Needs(local_set=True)"
     assert told in GUIDE.read_text()
     monkeypatch.setitem(recipes.METHODS, "fedexp", Reads)
     with pytest.raises(RecipeError, match=re.escape(told)):
         federation.run("fedexp", rounds=1, engine=engine)
 
     class Declares(Reads):
-        needs: ClassVar[Needs] = Needs(own=True)
+        needs: ClassVar[Needs] = Needs(local_set=True)
 
     monkeypatch.setitem(recipes.METHODS, "fedexp", Declares)
     federation.run("fedexp", rounds=1, engine=engine)

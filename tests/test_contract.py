@@ -23,8 +23,8 @@ from fedml_noniid.plugins.core.randomness import identity
 from fedml_noniid.plugins.core.training import Views
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
 from fedml_noniid.plugins.engines import local, sequential
-from fedml_noniid.plugins.engines.own import OWN
 from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.personal import PERSONAL
 from fedml_noniid.plugins.engines.plan import initial_model
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.recipes import METHODS
@@ -400,14 +400,14 @@ def test_it_moves_buffers_by_averaging_only(method: str) -> None:
     touches them."""
     simulation = federation.simulation(method, batch_norm=True)
     _, buffers = initial_model(federation.network(True), 3, federation.federation().train.x)
-    averaged = set() if simulation.algorithm.needs.own_norms else buffers.keys()
+    averaged = set() if simulation.algorithm.needs.personal_norms else buffers.keys()
     assert simulation.loop.state.buffers.keys() == averaged
     # MOON's memory is a whole model, so it has buffers of its own. What a client keeps to itself
     # has them in any case.
     kept = {
         key: tree
         for key, tree in simulation.engine.clients.memory.items()
-        if key not in ("moon", OWN)
+        if key not in ("moon", PERSONAL)
     }
     keys = {key.rpartition("/")[2] for key in flatten({"state": simulation.loop.state.slices})}
     memory = {key.rpartition("/")[2] for key in flatten(kept)}

@@ -23,9 +23,9 @@ from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.provenance import machine_kind
 from fedml_noniid.plugins.core import randomness
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.data import alike, fewer, label_noise, splits, streams, text
+from fedml_noniid.plugins.data import client_tests, label_noise, splits, streams, subsample, text
 from fedml_noniid.plugins.data.partitions import PARTITIONS, partition
-from fedml_noniid.plugins.data.readers import own
+from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.made_tweets import _sentences as sentences
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.cohort import draw_cohort
@@ -104,13 +104,15 @@ def integers() -> dict[str, object]:
             sorted(absences.sometimes(0.4, 5)(round_, 0, tuple(range(12)))) for round_ in (1, 2, 3)
         ],
         "split": digest(splits.hold_out(LABELS, 0.2, 50, 4)),
-        "fewer": digest(fewer.fewer(LABELS, 200)),
-        "test clients": digest(alike.alike(counts, LABELS, streams.stream(2, "test clients"))),
+        "fewer": digest(subsample.subsample(LABELS, 200)),
+        "test clients": digest(
+            client_tests.in_proportion(counts, LABELS, streams.stream(2, "test clients"))
+        ),
         "label noise": [
             digest(label_noise.flipped(kind, rate, LABELS, parts, 6, 8))
             for kind in ("symmetric", "pair")
         ],
-        "own data": digest(own.cut(LABELS, OWNERS, 0.25, "golden")[:2]),
+        "own data": digest(user_data.cut(LABELS, OWNERS, 0.25, "golden")[:2]),
         "sent140 users": streams.stream(0, "sent140/users").choice(50, 8, replace=False).tolist(),
         "sent140 split": [digest(np.argsort(tweets.random(99))), digest(tweets.permutation(99))],
         "made tweets": digest([sentences(user) for user in range(20)]),

@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 
 from fedml_noniid.cli.app import app
 
-MARK = (
-    "<!-- the help of every command -->"  # the page has it once, where the help stands in the site
-)
+# the page has it once, where the help stands in the site
+MARK = "<!-- the help of every command -->"
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

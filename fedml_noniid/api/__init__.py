@@ -11,7 +11,6 @@ input raises `UserError` with one line per mistake.
 True
 """
 
-from fedml_noniid.api.advice import Advice, advise
 from fedml_noniid.api.data import Data, from_arrays, from_frame, from_texts, load
 from fedml_noniid.api.notebook import notebook
 from fedml_noniid.api.result import Result, Results
@@ -22,7 +21,6 @@ from fedml_noniid.plugins.engines.callbacks import Callback, EarlyStop
 from fedml_noniid.plugins.rates import Rate
 
 __all__ = [
-    "Advice",
     "Callback",
     "Data",
     "EarlyStop",
@@ -31,7 +29,6 @@ __all__ = [
     "Results",
     "Split",
     "UserError",
-    "advise",
     "from_arrays",
     "from_frame",
     "from_texts",

@@ -26,24 +26,19 @@ from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.measuring import final_model, personal_parts
 from fedml_noniid.pipelines.experiment.training import SECONDS
 from fedml_noniid.pipelines.reporting import comparison, summary
-from fedml_noniid.pipelines.reporting.summary import Line, Scenario
-from fedml_noniid.pipelines.reporting.tables import MIB
+from fedml_noniid.pipelines.reporting.summary import MethodSummary, ScenarioSummary
+from fedml_noniid.pipelines.reporting.text import MIB
 from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 from fedml_noniid.plugins.data.files import replace_folder, write_whole
 from fedml_noniid.plugins.engines.evaluation import BATCH
-from fedml_noniid.plugins.engines.own import whole
+from fedml_noniid.plugins.engines.personal import client_model
 from fedml_noniid.plugins.models import build
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Column of the summary: the spread of a line whose mean it is.
-MEANS = {
-    "majority_accuracy": "majority",
-    "balanced_accuracy": "balanced",
-    "macro_f1": "f1",
-    "worst_client": "worst",
-}
+# Columns of the summary that are means over seeds.
+MEANS = ("majority_accuracy", "balanced_accuracy", "macro_f1", "worst_client")
 # Options with which `read_csv` reads a number as it was written. From 3.1 on pandas always does.
 _PANDAS = tuple(map(int, pd.__version__.split(".")[:2]))
 EXACT: dict[str, Any] = {} if _PANDAS >= (3, 1) else {"float_precision": "round_trip"}
@@ -169,7 +164,7 @@ class Result:
             )
             raise UserError(f"model: client = {shown(client)} is refused; allowed: {allowed}")
         if client is not None:
-            params, buffers = whole(params, buffers, parts, client)
+            params, buffers = client_model(params, buffers, parts, client)
         train, data = self.settings.train, self.data.dataset
         shape = tuple(data.train_x.shape[1:])
         network = build(train.model, shape, len(data.classes), train.model_options, data.embedding)
@@ -382,28 +377,30 @@ class Results(Sequence[Result]):
         """
         rows = []
         for point, group in self._scenarios():
-            for line in group.lines:
-                n, std = line.final.n, line.final.std
+            for one in group.methods:
+                n, std = one.final.n, one.final.std
                 half = None if std is None else comparison.per_deviation(n) * std
-                measured = [(name, getattr(line, spread)) for name, spread in MEANS.items()]
                 seconds = [
-                    sum(run.seconds or ()) for run in group.results if run.recipe == line.recipe
+                    sum(run.seconds or ()) for run in group.results if run.recipe == one.recipe
                 ]
                 rows.append(
                     {
                         **point,
-                        "recipe": line.recipe,
+                        "recipe": one.recipe,
                         "seeds": n,
-                        "accuracy": line.final.mean,
+                        "accuracy": one.final.mean,
                         "std": std,
-                        "low": None if half is None else line.final.mean - half,
-                        "high": None if half is None else line.final.mean + half,
-                        **{name: value.mean if value else None for name, value in measured},
-                        "mib_per_round": line.traffic_round.mean / MIB,
-                        "mib": line.traffic_total.mean / MIB,
+                        "low": None if half is None else one.final.mean - half,
+                        "high": None if half is None else one.final.mean + half,
+                        **{
+                            name: one.spreads[name].mean if name in one.spreads else None
+                            for name in MEANS
+                        },
+                        "mib_per_round": one.spreads["traffic_round_bytes"].mean / MIB,
+                        "mib": one.spreads["traffic_total_bytes"].mean / MIB,
                         "seconds": sum(seconds) / len(seconds),
-                        "rank": line.rank or None,
-                        "note": _note(line),
+                        "rank": one.rank or None,
+                        "note": _note(one),
                     }
                 )
         frame = pd.DataFrame(rows)
@@ -434,8 +431,8 @@ class Results(Sequence[Result]):
             )
         rows = []
         for point, group in self._scenarios():
-            line = next((line for line in group.lines if line.recipe == other), None)
-            for one in comparison.against(group, line).values():
+            found = next((one for one in group.methods if one.recipe == other), None)
+            for one in comparison.against(group, found).values():
                 n = len(one.differences)
                 values = (
                     one.mean if n else None,
@@ -537,7 +534,7 @@ class Results(Sequence[Result]):
             ).append(result)
         return list(found.items())
 
-    def _scenarios(self) -> Iterator[tuple[Mapping[str, Any], Scenario]]:
+    def _scenarios(self) -> Iterator[tuple[Mapping[str, Any], ScenarioSummary]]:
         """The settings that have a result: their values, and the numbers of the report."""
         for _, group in self._points():
             runs = [run for result in group for run in result._runs]
@@ -589,15 +586,15 @@ def _seeds(seeds: Collection[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
-def _note(line: Line) -> str:
+def _note(one: MethodSummary) -> str:
     """What sets a recipe apart from the others."""
     said = (
-        [f"LEAK: {line.leak}"]
-        if line.leak
-        else [f"sees {line.public} public data"]
-        if line.public
+        [f"LEAK: {one.leak}"]
+        if one.leak
+        else [f"sees {one.public} public data"]
+        if one.public
         else []
     )
-    said += [f"ONE CLASS on {_seeds(line.one_class)}"] if line.one_class else []
-    said += [] if line.is_above_majority else ["no better than the majority class"]
-    return "; ".join(said + ([] if line.federated else ["not federated"]))
+    said += [f"ONE CLASS on {_seeds(one.one_class)}"] if one.one_class else []
+    said += [] if one.is_above_majority else ["no better than the majority class"]
+    return "; ".join(said + ([] if one.federated else ["not federated"]))

@@ -31,7 +31,7 @@ from fedml_noniid.pipelines.experiment.training import SECONDS, trained
 from fedml_noniid.pipelines.experiment.workers import side_by_side
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError, shown
 from fedml_noniid.plugins.data.indices import Indices
-from fedml_noniid.plugins.engines.callbacks import Callback, Hear
+from fedml_noniid.plugins.engines.callbacks import Callback, OnRow
 from fedml_noniid.plugins.engines.simulation import resolve_device
 
 NOT_GIVEN = ("partition", "clients", "validation", "public")  # None means so
@@ -380,7 +380,7 @@ def _done(job: _Job) -> _Done:
         raise UserError(
             f"callbacks: can't be copied for a run ({type(error).__name__}: {error})"
         ) from None
-    simulation = item.simulation([*own, Hear(hear)], job.workers)
+    simulation = item.simulation([*own, OnRow(hear)], job.workers)
     try:
         made = trained(item, simulation, "")
     except NonFiniteError as error:

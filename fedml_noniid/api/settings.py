@@ -28,9 +28,8 @@ from fedml_noniid.plugins.data.partitions import PARTITIONS
 
 # Of training, what params.yaml has no default for: the values of the default experiment.
 TRAIN: dict[str, Any] = {"model": "mlp", "rounds": 40, "epochs": 2, "batch_size": 32, "lr": 0.1}
-GIVEN = (
-    "given-"  # begins the name of a user's own partition; the rest is a checksum of its index lists
-)
+# begins the name of a user's own partition; the rest is a checksum of its index lists
+GIVEN = "given-"
 Values = Mapping[str, Any]
 Entries = Mapping[str, Values]  # of `recipes` in params.yaml
 

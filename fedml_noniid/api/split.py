@@ -151,7 +151,8 @@ def partition(
     >>> split = nd.partition(nd.load("digits"), indices=[range(100), range(500, 800)])
     >>> split.table.sum(axis=1).tolist()
     [100, 300]
-    >>> nd.partition(nd.load("digits"), "shards_equal", clients=10, shards_per_client=2, public=100)
+    >>> how = {"clients": 10, "shards_per_client": 2, "public": 100}
+    >>> nd.partition(nd.load("digits"), "shards_equal", **how)  # doctest: +NORMALIZE_WHITESPACE
     digits, shards_equal shards_per_client 2, seed 0: 10 clients with 133 to 134 samples, label
     distance 0.79 on average
     """

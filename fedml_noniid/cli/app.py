@@ -12,7 +12,6 @@ from typer.exceptions import TyperException
 
 import fedml_noniid
 from fedml_noniid.cli import (
-    advise,
     checkout,
     claims,
     deploy,
@@ -22,7 +21,7 @@ from fedml_noniid.cli import (
     papers,
     tracking,
 )
-from fedml_noniid.cli.verb import SETTINGS, Group, message_of
+from fedml_noniid.cli.verb import group, message_of
 from fedml_noniid.pipelines import edge
 from fedml_noniid.plugins.core.errors import UserError
 
@@ -36,8 +35,13 @@ NO_TELEMETRY = (
     "DO_NOT_TRACK",
 )  # libraries send no reports of their use
 # typer makes its --install-completion and --show-completion options for the outermost group only.
-app = typer.Typer(cls=Group, context_settings=SETTINGS, epilog="\n".join(EXAMPLES))
-for module in (init, experiment, advise, methods, papers, claims, deploy, tracking, checkout):
+app = group(
+    "Federated learning on non-IID data: compare methods on your own data or on the papers' data "
+    "sets.",
+    *EXAMPLES,
+    completes=True,
+)
+for module in (init, experiment, methods, papers, claims, deploy, tracking, checkout):
     module.add(app)
 
 
@@ -53,8 +57,7 @@ def _noniid(
         bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Federated learning on non-IID data: compare methods on your own data or on the papers' data
-    sets."""
+    """Has the options of the command itself."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

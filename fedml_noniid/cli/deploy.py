@@ -222,13 +222,13 @@ def status(config: Config) -> None:
 
     It prints JSON: the round, the silos, the missing answers.
     """
-    from fedml_noniid.plugins.silo import ends, launch
+    from fedml_noniid.plugins.silo import exit_codes, launch
 
     try:
         typer.echo(launch.status(config))
     except UserError as error:
         edge.tell(error)
-        raise typer.Exit(ends.code(error)) from None
+        raise typer.Exit(exit_codes.code(error)) from None
 
 
 def loopback(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +20,10 @@ if TYPE_CHECKING:
     from fedml_noniid.plugins.data.readers.frames import UndecidedError
 
 KINDS = {"--table": "table", "--text": "text", "--images": "image_folder", "--arrays": "arrays"}
-USUAL = ("label", "class", "target", "y")  # names of the column of the class
+# Option of the reader -> the kinds of data that have it; all others: tables alone.
+TAKEN_BY = {"label": ("table", "text"), "owner": ("table", "text"), "text": ("text",)}
+# Names of columns, in lower case.
+USUAL = {"label": ("label", "class", "target", "y"), "owner": (), "text": ("text",)}
 NEXT = """\
 {folder} is ready. Next{there}:
   noniid partition   # how uneven the clients' data are, before anything is trained
@@ -173,25 +175,33 @@ def init(
     from fedml_noniid.plugins.data.readers.frames import UndecidedError
 
     study.refuse_existing(folder, force)
-    kind, source = "digits" if data is None else known("data set", data, study.names("data")), None
-    if named and named[0] in KINDS:
-        kind, source = KINDS[named[0]], given[named[0]]
-    elif not named and asks:
+    kind = "digits" if data is None else known("data set", data, study.names("data"))
+    source = next((path for path in given.values() if path is not None), None)
+    if source is not None:
+        kind = KINDS[named[0]]
+    elif asks and not named:
         kind, source = _ask_data()
-    taken = {"--label": label, "--owner": owner, "--text-column": text_column}
-    options: dict[str, object] = dict(_columns(kind, source, taken, asks))
-    there = study.columns(source) if kind == "table" and source is not None else ()
-    if missing is not None:
-        if kind != "table":
-            raise UserError(f"--missing={missing!r} is refused; allowed: with --table")
-        options["missing"] = missing
-    for key, columns in (("features", features), ("one_hot", one_hot), ("drop", drop)):
-        if columns is not None and kind != "table":
-            given_as = ",".join(columns)
-            raise UserError(
-                f"--{key.replace('_', '-')}={given_as!r} is refused; allowed: with --table"
-            )
-        options |= {} if columns is None else {key: _listed(columns, there)}
+    options: dict[str, Any] = {"label": label, "owner": owner, "text": text_column}
+    options |= {"missing": missing, "features": features, "one_hot": one_hot, "drop": drop}
+    options = {key: value for key, value in options.items() if value is not None}
+    for key, value in options.items():
+        if kind not in TAKEN_BY.get(key, ("table",)):
+            shown = repr(",".join(value) if isinstance(value, list) else value)
+            allowed = " or ".join(f"--{one}" for one in TAKEN_BY.get(key, ("table",)))
+            raise UserError(f"{_option(key)}={shown} is refused; allowed: with {allowed}")
+    if source is not None and kind in ("table", "text"):
+        there = study.columns(source)
+        options = _columns(kind, source, there, options, asks)
+        for key in ("features", "one_hot", "drop"):
+            if key in options:
+                options[key] = _listed(options[key], there)
+    if asks:
+        from rich.prompt import IntPrompt, Prompt
+
+        fitting = ",".join(study.FOR_TEXT if kind == "text" else study.METHODS)
+        methods = methods or [Prompt.ask("Methods", default=fitting)]
+        rounds = rounds or IntPrompt.ask("Rounds", default=20)
+        seeds = seeds or IntPrompt.ask("Seeds", default=3)
     wanted = study.StudyOptions(
         data=kind,
         source=source,
@@ -205,8 +215,6 @@ def init(
         deploy=deploy,
         methods=None if methods is None else tuple(_listed(methods)),
     )
-    if asks:
-        wanted = _ask_rest(wanted, {"methods": methods, "rounds": rounds, "seeds": seeds})
     try:
         params, notes = study.planned(folder, wanted)
     except UndecidedError as error:
@@ -216,9 +224,13 @@ def init(
     study.make(folder, params, deploy)
     for note in notes:
         typer.echo(f"note: {note}")
-    typer.echo(
-        NEXT.format(folder=folder.resolve(), there="" if folder == Path() else ", in that folder")
-    )
+    where = "" if folder == Path() else ", in that folder"
+    typer.echo(NEXT.format(folder=folder.resolve(), there=where))
+
+
+def _option(key: str) -> str:
+    """The option that gives one of the reader's options."""
+    return "--text-column" if key == "text" else f"--{key.replace('_', '-')}"
 
 
 def _advised(words: Sequence[str], wanted: StudyOptions, error: UndecidedError) -> str:
@@ -226,21 +238,19 @@ def _advised(words: Sequence[str], wanted: StudyOptions, error: UndecidedError) 
     else."""
     from fedml_noniid.plugins.data.readers.frames import ColumnError
 
-    options = [
-        (one.option, one.column)
-        for one in error.errors
-        if isinstance(one, ColumnError) and one.option
-    ]
-    if len(options) < len(error.errors):
+    columns = [one for one in error.errors if isinstance(one, ColumnError) and one.option]
+    if len(columns) < len(error.errors):
         return ""
-    more = ["--missing", "median"] if any(option == "missing" for option, _ in options) else []
-    for option, column in dict.fromkeys(options):
-        more += [] if option == "missing" else [f"--{option.replace('_', '-')}", column]
-    for key in ("label", "owner"):  # that a name or a question has settled
-        if key in wanted.options and not any(
-            word.partition("=")[0] == f"--{key}" for word in words
-        ):
-            more += [f"--{key}", str(wanted.options[key])]
+    decided = [(one.option, str(one.column)) for one in columns if one.option != "missing"]
+    more = [] if len(decided) == len(columns) else ["--missing", "median"]
+    given = {word.partition("=")[0] for word in words}
+    # A name or a question has decided about these.
+    decided += [
+        (key, str(value)) for key, value in wanted.options.items() if key in ("label", "owner")
+    ]
+    for option, column in dict.fromkeys(decided):
+        if option not in ("label", "owner") or _option(option) not in given:
+            more += [_option(option), column]
     return (
         "One decision for each, to change as you like:\n  "
         f"{shlex.join(['noniid', 'init', *words, *more])}\n"
@@ -261,54 +271,29 @@ def _listed(values: Sequence[str], there: Sequence[str] = ()) -> list[str]:
 
 
 def _columns(
-    kind: str, source: Path | None, taken: dict[str, str | None], asks: bool
-) -> dict[str, str]:
-    """The columns that the reader needs, as its options.
+    kind: str, source: Path, there: Sequence[str], given: dict[str, Any], asks: bool
+) -> dict[str, Any]:
+    """The reader's options, with the columns that it needs.
 
-    UserError for an unknown one, and for one too many.
+    UserError for an unknown column, and for one that is missing.
     """
-    from fedml_noniid.pipelines.tools import init as study
-
-    allowed = {
-        "table": ("--label", "--owner"),
-        "text": ("--label", "--owner", "--text-column"),
-    }.get(kind, ())
-    for option, value in taken.items():
-        if value is not None and option not in allowed:
-            wanted = "--text" if option == "--text-column" else "--table or --text"
-            raise UserError(f"{option}={value!r} is refused; allowed: with {wanted}")
-    if not allowed or source is None:
-        return {}
-    there = study.columns(source)
-    found = {
-        option: known(f"{source}: {option}", value, there)
-        for option, value in taken.items()
-        if value is not None
-    }
-    usual = {"--label": USUAL, "--text-column": ("text",), "--owner": ("",)}
-    for option in allowed:
-        if option in found:
+    found: dict[str, Any] = {}
+    for key in ("label", "owner", "text"):
+        if kind not in TAKEN_BY[key]:
             continue
-        guess = next(
-            (
-                name
-                for name in there
-                if name.lower() in usual[option] and name not in found.values()
-            ),
-            None,
-        )
-        if asks:
-            guess = _ask_column(
-                option, [name for name in there if name not in found.values()], guess
-            )
-        elif guess is None and option != "--owner":
+        free = [name for name in there if name not in found.values()]
+        guess = next((name for name in free if name.lower() in USUAL[key]), None)
+        if key in given:
+            guess = known(f"{source}: {_option(key)}", given[key], there)
+        elif asks:
+            guess = _ask_column(key, free, guess)
+        elif guess is None and key != "owner":
             raise UserError(
-                f"{option} is missing; allowed: a column of {source}: {', '.join(there)}"
+                f"{_option(key)} is missing; allowed: a column of {source}: {', '.join(there)}"
             )
         if guess is not None:
-            found[option] = guess
-    names = {"--label": "label", "--owner": "owner", "--text-column": "text"}
-    return {names[option]: found[option] for option in names if option in found}
+            found[key] = guess
+    return found | {key: value for key, value in given.items() if key not in found}
 
 
 def _ask_data() -> tuple[str, Path | None]:
@@ -318,34 +303,15 @@ def _ask_data() -> tuple[str, Path | None]:
     choice = Prompt.ask("Which data", choices=["digits", *kinds], default="digits")
     if choice == "digits":
         return choice, None
-    kind = kinds[choice]
-    return kind, Path(Prompt.ask("Its file" if choice in ("table", "text") else "Its folder"))
+    what = "Its file" if choice in ("table", "text") else "Its folder"
+    return kinds[choice], Path(Prompt.ask(what))
 
 
-def _ask_column(option: str, there: Sequence[str], guess: str | None) -> str | None:
+def _ask_column(key: str, free: Sequence[str], guess: str | None) -> str | None:
     from rich.prompt import Prompt
 
-    what = {
-        "--label": "Column of the class",
-        "--owner": "Column of the client, or -",
-        "--text-column": "Column of the text",
-    }[option]
-    if option == "--owner":
-        found = Prompt.ask(what, choices=["-", *there], default="-")
-        return None if found == "-" else found
-    return Prompt.ask(what, choices=list(there), default=guess or there[-1])
-
-
-def _ask_rest(wanted: StudyOptions, given: dict[str, object]) -> StudyOptions:
-    from rich.prompt import IntPrompt, Prompt
-
-    from fedml_noniid.pipelines.tools import init as study
-
-    if given["methods"] is None:
-        usual = ",".join(study.FOR_TEXT if wanted.data == "text" else study.METHODS)
-        wanted = replace(wanted, methods=tuple(_listed([Prompt.ask("Methods", default=usual)])))
-    if given["rounds"] is None:
-        wanted = replace(wanted, rounds=IntPrompt.ask("Rounds", default=wanted.rounds))
-    if given["seeds"] is None:
-        wanted = replace(wanted, seeds=IntPrompt.ask("Seeds", default=wanted.seeds))
-    return wanted
+    none = ["-"] if key == "owner" else []
+    what = {"label": "class", "owner": "client, or -", "text": "text"}[key]
+    default = none[0] if none else guess or free[-1]
+    found = Prompt.ask(f"Column of the {what}", choices=[*none, *free], default=default)
+    return None if found in none else found

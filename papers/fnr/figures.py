@@ -81,7 +81,7 @@ def _seen(data: Dataset, x: Tensor, sigma: float) -> Tensor:
     std = noise.deviations("equal", sigma, 1, tuple(x.shape[1:]), data.scale)[0]
     drawn = torch.tensor(key(0, "figure 1", round(1000 * sigma)))
     one = torch.zeros(1, dtype=torch.int64)
-    return Read(drawn)(Samples(x, one, noise.alone(std, x)), one, 0)
+    return Read(drawn)(Samples(x, one, noise.for_client(std, x)), one, 0)
 
 
 def _on_scale(data: Dataset, x: Tensor) -> Tensor:

@@ -34,10 +34,10 @@ from pydantic import (
 from fedml_noniid.pipelines.experiment import facts
 from fedml_noniid.pipelines.experiment.facts import Later
 from fedml_noniid.plugins.core.errors import UserError, nearest, shown
-from fedml_noniid.plugins.data import sources
+from fedml_noniid.plugins.data import user_files
 from fedml_noniid.plugins.data.checks import known, options_of, refusal
 from fedml_noniid.plugins.data.partitions import PARTITIONS
-from fedml_noniid.plugins.data.partitions.dealing import ZeroToOne
+from fedml_noniid.plugins.data.partitions.assigning import ZeroToOne
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.cohort import cohort_size
@@ -206,9 +206,8 @@ class DriftSettings(Section):
         list[int]
     ]  # client i swaps the pair number i modulo their number; an empty one swaps nothing
     kind: str = "sudden"
-    every: Count | None = (
-        None  # rounds from one group of clients to the next, or until the first labels come back
-    )
+    # rounds from one group of clients to the next, or until the first labels come back
+    every: Count | None = None
 
     @model_validator(mode="after")
     @unless_checked
@@ -233,9 +232,8 @@ class DriftSettings(Section):
 class AvailabilitySettings(Section):
     """The clients that are missing from rounds: at random, or as a file lists them."""
 
-    rate: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = (
-        None  # the share that misses a round
-    )
+    # the share that misses a round
+    rate: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None
     file: str | None = None  # relative to the experiment's root; columns as `absences.COLUMNS`
     _missing: absences.Missing | None = PrivateAttr(None)  # what the file lists, once it is read
 
@@ -597,7 +595,7 @@ class Config(Section):
         """Whether results depend on files of the user: on own data, or on a file of missing
         clients."""
         scenarios = [self.scenarios[name].availability for name in self.scenario_names]
-        own = self.data.name in sources.OWN or any(
+        own = self.data.name in user_files.OF_USER or any(
             given is not None and given.file for given in scenarios
         )
         return own or any(map(self.own_code, self.recipe_names))

@@ -15,7 +15,7 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices, read_indices
-from fedml_noniid.plugins.data.noise import alone, held
+from fedml_noniid.plugins.data.noise import for_client, per_sample
 from fedml_noniid.plugins.data.rotation import turned
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines.absences import nobody
@@ -94,23 +94,23 @@ class Item:
         return self.test._replace(
             x=x,
             y=self.labelled(self.test.y, client),
-            noise=None if self.noise is None else alone(self.noise[client], x),
+            noise=None if self.noise is None else for_client(self.noise[client], x),
         )
 
-    def own_tests(self) -> list[Samples]:
+    def client_tests(self) -> list[Samples]:
         """Each client's own part of the test set as it sees it, with the true labels."""
         found = self.indices.skew.tests(self.indices.test_clients, self.test.x, self.test.y)
         if self.noise is None:
             return found
         return [
-            own._replace(noise=alone(std, own.x))
+            own._replace(noise=for_client(std, own.x))
             for own, std in zip(found, self.noise, strict=True)
         ]
 
     def labelled(self, y: Tensor, client: int) -> Tensor:
         """The labels that a client gives after the last round to samples of the classes `y` [n]."""
         drift = self.indices.skew.drift
-        return y if drift is None else drift.seen(y, client, self.last_round)
+        return y if drift is None else drift.labels(y, client, self.last_round)
 
     def simulation(self, callbacks: Sequence[Callback] = (), workers: int = 1) -> Simulation:
         """The run, with the callbacks of the settings and then the given ones.
@@ -120,14 +120,14 @@ class Item:
         settings, scenario = self.settings, self.settings.scenarios[self.unit.scenario]
         train, clients = settings.train_of(self.unit.recipe), self.indices.clients
         x, y = self.data.normalised("train", self.device), self.data.train_y.to(self.device)
-        noise = None if self.noise is None else held(self.noise, clients, x)
+        noise = None if self.noise is None else per_sample(self.noise, clients, x)
 
         def part(positions: Ints) -> Samples | None:
             index = torch.from_numpy(positions).to(self.device)
             return Samples(x[index], y[index]) if len(positions) else None
 
         federation = Federation.of(
-            Samples(*self.indices.skew.seen(clients, x, y), noise),
+            Samples(*self.indices.skew.applied(clients, x, y), noise),
             clients,
             self.test,
             validation=part(self.indices.validation),
@@ -136,7 +136,7 @@ class Item:
             if scenario.availability is None
             else scenario.availability.absent(self.unit.seed),
             drift=self.indices.skew.drift,
-            tests=self.own_tests,
+            tests=self.client_tests,
         )
         plan = Plan(
             self.network,

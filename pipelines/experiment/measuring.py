@@ -29,7 +29,7 @@ from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.data.types import Floats, Ints
 from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate, pooled
 from fedml_noniid.plugins.engines.hashing import weights_sha256
-from fedml_noniid.plugins.engines.own import each, one
+from fedml_noniid.plugins.engines.personal import evaluate_client, evaluate_clients
 
 LAST = 5  # last rounds, for their mean and spread
 
@@ -102,9 +102,9 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
 
     if parts:
         mine = [
-            seen._replace(y=item.labelled(seen.y, k)) for k, seen in enumerate(item.own_tests())
+            seen._replace(y=item.labelled(seen.y, k)) for k, seen in enumerate(item.client_tests())
         ]
-        scored = each(item.network, params, buffers, parts, mine, item.unit.seed)
+        scored = evaluate_clients(item.network, params, buffers, parts, mine, item.unit.seed)
         own = np.array([np.nan if one is None else one.accuracy for one in scored])
         if (whole := pooled(item.network, scored, mine)) is not None:
             accuracy, loss = whole.accuracy, whole.loss
@@ -193,7 +193,7 @@ def _each_tested(item: Item, params: Params, buffers: Params, parts: Tree) -> li
     concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.last_round)
     for client in range(n_clients):
         test = item.test_of(client)
-        seen = one(item.network, params, buffers, parts, test, client, item.unit.seed)
+        seen = evaluate_client(item.network, params, buffers, parts, test, client, item.unit.seed)
         label = (
             np.arange(n_classes) if drift is None else drift.concepts[concept[client]]
         )  # of each class

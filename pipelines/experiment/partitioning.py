@@ -11,13 +11,13 @@ import numpy as np
 
 from fedml_noniid.pipelines.experiment.config import DataSettings, Scenario
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import drift, label_noise, rotation, statistics, unlikeness
-from fedml_noniid.plugins.data.alike import test_parts
+from fedml_noniid.plugins.data import drift, feature_skew, label_noise, rotation, statistics
+from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.data.partitions import partition
 from fedml_noniid.plugins.data.skew import Skew
-from fedml_noniid.plugins.data.splits import Split, hold_out
+from fedml_noniid.plugins.data.splits import TrainingParts, hold_out
 from fedml_noniid.plugins.data.types import Ints
 
 
@@ -72,7 +72,7 @@ def assign(
         clients,
         split.validation,
         split.public,
-        test_parts(data, clients, scenario.partition, seed),
+        client_tests(data, clients, scenario.partition, seed),
         skew,
     )
 
@@ -103,7 +103,7 @@ def partition_of(
     # Some partitions leave samples out by definition.
     left_out = len(labels) - len(indices.validation) - len(indices.public) - int(counts.sum())
     described = statistics.summary(counts) | {"samples_left_out": left_out}
-    described |= unlikeness.measured(data, clients, skew, deviations, seed)
+    described |= feature_skew.measured(data, clients, skew, deviations, seed)
     if skew.labels is not None:  # the share of labels that are wrong
         pairs = zip(skew.labels, clients, strict=True)
         columns["label_noise"] = [
@@ -122,7 +122,7 @@ def partition_of(
 
 def _held_out(
     labels: Ints, held_out: DataSettings, given: Sequence[Ints] | None, seed: int
-) -> Split:
+) -> TrainingParts:
     """Cuts the held-out parts, from the samples that no client has if the clients are `given`."""
     every = np.arange(len(labels))
     free = every if given is None else np.setdiff1d(every, np.concatenate(given))
@@ -132,10 +132,12 @@ def _held_out(
                 raise UserError(
                     f"{key} = {value} is refused; allowed: 0, as the clients have all samples"
                 )
-        return Split(every, free, free)
+        return TrainingParts(every, free, free)
     cut = hold_out(labels[free], held_out.validation, held_out.public, seed)
     validation, public = free[cut.validation], free[cut.public]
-    return Split(np.setdiff1d(every, np.concatenate([validation, public])), validation, public)
+    return TrainingParts(
+        np.setdiff1d(every, np.concatenate([validation, public])), validation, public
+    )
 
 
 def skewed(scenario: Scenario, data: Dataset, clients: Sequence[Ints], seed: int) -> Skew:

@@ -18,6 +18,7 @@ from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.plugins.core.errors import UserError
 
 COLUMNS = ("round", "test_accuracy", "bytes_up", "bytes_down")
+FINAL = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
 RERUN = "delete its folder and run `noniid run` again"
 
 

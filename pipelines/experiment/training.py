@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from safetensors.torch import save
 
 from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.results import FINAL
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.engines.callbacks import Row
@@ -20,7 +21,6 @@ from fedml_noniid.plugins.engines.simulation import Simulation
 
 # How reports describe the public split that training sees.
 SEEN = {Public.UNLABELLED: "unlabelled", Public.LABELLED: "labelled", Public.TEST_SET: "labelled"}
-FINAL = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
 SECONDS = "seconds"  # the one column that differs from run to run
 
 
@@ -69,7 +69,7 @@ class Trained(NamedTuple):
 def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
     """Runs the remaining rounds. Raises NonFiniteError."""
     outcome, unit = simulation.run(), item.unit
-    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.own)
+    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.personal)
     last = outcome.rows[-1]
     record = {
         **unit._asdict(),

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedml_noniid.pipelines.experiment import progress
-from fedml_noniid.plugins.engines.workers import end_with
+from fedml_noniid.plugins.engines.workers import autograd_survives_fork, end_with
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -35,13 +35,13 @@ def side_by_side(
 ) -> Iterator[tuple[Item, Result]]:
     """Yields each item with the result of `work`, in the order of completion.
 
-    One process means this process.
+    One process means this process, as where forked processes could not train.
 
     The processes inherit `work` with all that it holds; only items and results are copied.
     After the first error, running work is finished and waiting work is not started. An interrupt
     ends all work.
     """
-    if processes == 1 or len(items) < 2:
+    if processes == 1 or len(items) < 2 or not autograd_survives_fork():
         for item in items:
             yield item, work(item)
         return

@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import Any
 
 import pandas as pd
-from markdown_it import MarkdownIt
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -38,7 +37,7 @@ from fedml_noniid.pipelines.papers.verdicts import (
 from fedml_noniid.pipelines.reporting.comparison import interval
 from fedml_noniid.pipelines.reporting.figures import LABEL, style
 from fedml_noniid.pipelines.reporting.heatmap import as_png
-from fedml_noniid.pipelines.reporting.report import inline, render
+from fedml_noniid.pipelines.reporting.pages import html_page, render
 from fedml_noniid.pipelines.reporting.summary import TINY, spread
 from fedml_noniid.pipelines.reporting.text import NONE, as_csv
 
@@ -134,13 +133,16 @@ class Page:
         forests = {paper: _forest(self.of(paper), TITLES[paper]) for paper in self.claims}
         pictures = {PICTURE.format(of): drawn for of, drawn in forests.items() if drawn}
         text = render("claims.md.j2", self._context(pictures)).rstrip() + "\n"
+        html = html_page(f"The papers' claims, size {self.size}", text, pictures)
+        # GitHub and the site give a heading the same anchor.
+        html = re.sub(r"<h3>([a-z0-9-]+)</h3>", r'<h3 id="\1">\1</h3>', html)
         tests = {one.named.id: one.named.test for one in self.every if not one.missing}
         facts = {id_: {**self.facts[id_], "test": tests[id_]} for id_ in tests if id_ in self.facts}
         record_ = {"claims": facts, "studies": self.what_ran}
         runs = self.runs.drop_duplicates(["paper", *OF_A_RUN])
         found = {
             PAGE: text.encode(),
-            "claims.html": html(text, f"The papers' claims, size {self.size}", pictures).encode(),
+            "claims.html": html.encode(),
             **pictures,
             files.FACTS: (json.dumps(record_, indent=1, sort_keys=True) + "\n").encode(),
             "claims.csv": as_csv(TESTS, (line for one in self.every for line in _tests(one))),
@@ -271,18 +273,6 @@ class Page:
                     gpu = _gpu_hours(claims, study, set(runs["item"]), launches)
                     rows.append([paper, study, str(len(runs)), hours, gpu, mib])
         return rows
-
-
-def html(page: str, title: str, pictures: Mapping[str, bytes]) -> str:
-    """A page of Markdown for a browser, with its pictures inside."""
-    body = MarkdownIt("commonmark").enable("table").render(page)
-    body = body.replace("<table>", '<div class="wide" tabindex="0"><table>')
-    body = body.replace("</table>", "</table></div>")
-    # GitHub and the site give a heading the same anchor.
-    body = re.sub(r"<h3>([a-z0-9-]+)</h3>", r'<h3 id="\1">\1</h3>', body)
-    for name, picture in pictures.items():
-        body = body.replace(f'src="{name}"', f'src="{inline(picture)}"')
-    return render("page.html.j2", {"title": title, "body": body})
 
 
 def _joined(found: Iterable[Verdict], name: str, columns: Sequence[str]) -> pd.DataFrame:

@@ -18,11 +18,10 @@ from typing import NamedTuple
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import studies
 from fedml_noniid.pipelines.papers.described import what_ran
-from fedml_noniid.pipelines.papers.page import html
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import TITLES
 from fedml_noniid.pipelines.papers.targets import Built, Target, build, of_targets
-from fedml_noniid.pipelines.reporting.report import render
+from fedml_noniid.pipelines.reporting.pages import html_page, render
 from fedml_noniid.pipelines.tracking.store import Store, spared
 from fedml_noniid.pipelines.tracking.sync import sync_reports
 from fedml_noniid.plugins.data.files import replace_folder, write_whole
@@ -61,7 +60,7 @@ def write(
     title = f"{TITLES[paper]}: the paper's tables and figures, size {size}"
     context = {"title": title, "size": size, "sections": sections, "facts": facts}
     pictures = {name: content for name, content in files.items() if name.endswith(".png")}
-    page = html(render("paper.md.j2", context), title, pictures)
+    page = html_page(title, render("paper.md.j2", context), pictures)
     for target, one in sections:
         files[f"{target.id}.md"] = text(target, one, size, facts).encode()
     place = root / (folder or studies.RESULTS / paper / size / "report")

@@ -18,7 +18,8 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 
-# Every other kind is a function of papers/<paper>/figures.py, curves.py or settings.py in the checkout.
+# Every other kind is a function of papers/<paper>/figures.py, papers/curves.py or
+# papers/settings.py in the checkout.
 TABLE = "table"
 KEYS = ("kind", "title", "protocol")
 NOT_HERE = "not run at this size"

@@ -23,7 +23,7 @@ from fedml_noniid.pipelines.experiment.tuning import SPLITS
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import studies, study
 from fedml_noniid.pipelines.papers.words import plus_minus
-from fedml_noniid.pipelines.reporting.report import render
+from fedml_noniid.pipelines.reporting.pages import render
 from fedml_noniid.pipelines.reporting.summary import spread
 from fedml_noniid.pipelines.stages.tune import tried
 from fedml_noniid.plugins.core.errors import UserError

@@ -10,10 +10,17 @@ from typing import NamedTuple
 
 from scipy.special import stdtr, stdtrit
 
-from fedml_noniid.pipelines.reporting.summary import TINY, Line, Scenario, Spread, spread
+from fedml_noniid.pipelines.reporting.summary import (
+    TINY,
+    MethodSummary,
+    ScenarioSummary,
+    Spread,
+    spread,
+)
 
 LEVEL = 0.05
 MOST_SEEDS = 100  # no estimate goes beyond
+FOR_TEMPLATES = ("against", "seeds_needed", "LEVEL", "MOST_SEEDS")  # what sentences call
 
 
 class Comparison(NamedTuple):
@@ -28,17 +35,15 @@ class Comparison(NamedTuple):
     recipe: str
     differences: tuple[float, ...]
     step: float  # one test sample; 0 if the size of the test set is not known
-    deviation: float = (
-        0.0  # standard deviation of the differences, at least what one sample on one seed makes
-    )
+    # standard deviation of the differences, at least what one sample on one seed makes
+    deviation: float = 0.0
     low: float | None = None
     high: float | None = None
     p: float | None = None  # paired t test
     sign_p: float | None = None  # sign test; seeds without a difference don't count
     holm_p: float | None = None  # `p` after Holm's adjustment for all comparisons of the table
-    same: bool = (
-        False  # whether both end with the same weights on all common seeds; there is no test then
-    )
+    # whether both end with the same weights on all common seeds; there is no test then
+    same: bool = False
 
     @property
     def mean(self) -> float:
@@ -51,9 +56,14 @@ class Comparison(NamedTuple):
         return sum(d > TINY for d in self.differences)
 
     @property
+    def gap(self) -> float:
+        """Size of the mean difference."""
+        return abs(self.mean)
+
+    @property
     def is_below_a_sample(self) -> bool:
         """Whether the mean difference is at most one test sample."""
-        return abs(self.mean) <= self.step + TINY
+        return self.gap <= self.step + TINY
 
     @property
     def verdict(self) -> str:
@@ -73,12 +83,17 @@ class Comparison(NamedTuple):
             return "better" if self.mean > 0 else "worse"
         return "undecided"
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is better or worse."""
+        return self.verdict in ("better", "worse")
 
-def against(scenario: Scenario, other: Line | None) -> dict[str, Comparison]:
+
+def against(scenario: ScenarioSummary, other: MethodSummary | None) -> dict[str, Comparison]:
     """Every compared method against `other`, by recipe."""
-    lines = [line for line in scenario.lines if line.compared and line is not other]
+    methods = [one for one in scenario.methods if one.compared and one is not other]
     step = 1 / scenario.test_samples if scenario.test_samples else 0.0
-    found = [_compared(line, other, step) for line in lines] if other else []
+    found = [_compared(one, other, step) for one in methods] if other else []
     tested = [one.p for one in found if one.p is not None]
     adjusted = iter(holm(tested))
     return {
@@ -86,10 +101,11 @@ def against(scenario: Scenario, other: Line | None) -> dict[str, Comparison]:
     }
 
 
-def _compared(line: Line, other: Line, step: float) -> Comparison:
-    found = paired(line.recipe, line.finals, other.finals, step)
-    common = line.weights.keys() & other.weights.keys()
-    same = bool(common) and all(line.weights[seed] == other.weights[seed] for seed in common)
+def _compared(one: MethodSummary, other: MethodSummary, step: float) -> Comparison:
+    ours, theirs = one.runs["final"].to_dict(), other.runs["final"].to_dict()
+    found = paired(one.recipe, ours, theirs, step)
+    common = one.weights.keys() & other.weights.keys()
+    same = bool(common) and all(one.weights[seed] == other.weights[seed] for seed in common)
     return found._replace(p=None, sign_p=None, same=True) if same else found
 
 

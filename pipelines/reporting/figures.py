@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -19,10 +20,10 @@ from matplotlib.ticker import MaxNLocator
 
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting.heatmap import as_png
-from fedml_noniid.pipelines.reporting.summary import Scenario
+from fedml_noniid.pipelines.reporting.summary import ScenarioSummary
+from fedml_noniid.pipelines.reporting.text import MIB
 
 Values = npt.NDArray[np.float64]
-MIB = 2**20
 BASELINE_COLOUR = "#000000"
 # Okabe and Ito's palette without yellow, which is too pale on white, then colours of Paul Tol's
 # "muted" set.
@@ -55,7 +56,7 @@ class Curve:
     traffic: Values  # [t] MiB transferred up to and with the round, mean over seeds
 
 
-def accuracy(scenario: Scenario, recipes: Sequence[str]) -> bytes:
+def accuracy(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes:
     """Test accuracy per round: a line for the mean over seeds, and a band of one standard
     deviation.
 
@@ -86,7 +87,7 @@ def accuracy(scenario: Scenario, recipes: Sequence[str]) -> bytes:
     return as_png(figure)
 
 
-def traffic(scenario: Scenario, recipes: Sequence[str]) -> bytes:
+def traffic(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes:
     """Test accuracy against the data transferred so far.
 
     The scale fits what follows a quarter of the rounds.
@@ -111,24 +112,24 @@ def traffic(scenario: Scenario, recipes: Sequence[str]) -> bytes:
     return as_png(figure)
 
 
-def clients(scenario: Scenario, recipes: Sequence[str]) -> bytes | None:
+def clients(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes | None:
     """Accuracy of the clients, methods in the table's order: a mark each, all seeds together.
 
     None without any.
     """
-    looks, found = (
-        _looks(scenario, recipes),
-        [(line, _per_client(scenario, line.recipe)) for line in scenario.lines],
-    )
-    known = [(line, values) for line, values in found if len(values)]
-    if not known:
+    looks = _looks(scenario, recipes)
+    rows = []
+    for one in scenario.methods:
+        runs = [run for run in scenario.results if run.recipe == one.recipe]
+        values = np.array([100 * x for run in runs for x in run.client_accuracy], dtype=float)
+        if len(values):
+            rows.append((one.label, looks[one.recipe]["color"], values))
+    if not rows:
         return None
-    figure = Figure(figsize=(6.4, 0.34 * len(known) + 0.9), dpi=200, layout="constrained")
+    figure = Figure(figsize=(6.4, 0.34 * len(rows) + 0.9), dpi=200, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    draw_clients(
-        axes, [(line.label, looks[line.recipe]["color"], values) for line, values in known]
-    )
+    draw_clients(axes, rows)
     axes.set_title(scenario.name, loc="left", fontsize=12)
     return as_png(figure)
 
@@ -172,51 +173,35 @@ def draw_clients(axes: Axes, rows: Sequence[tuple[str, str, Values]]) -> None:
     axes.tick_params(labelsize=11)
 
 
-def _per_client(scenario: Scenario, recipe: str) -> Values:
-    runs = [run for run in scenario.results if run.recipe == recipe]
-    return np.array(
-        [100 * accuracy for run in runs for accuracy in run.client_accuracy], dtype=np.float64
-    )
-
-
-def _curves(scenario: Scenario) -> list[Curve]:
-    """A curve per line of the scenario, over the rounds that all its seeds evaluated; the highest
+def _curves(scenario: ScenarioSummary) -> list[Curve]:
+    """A curve per method of the scenario, over the rounds that all its seeds evaluated; the highest
     end comes first."""
     curves = []
-    for line in scenario.lines:
-        runs = [r for r in scenario.results if r.recipe == line.recipe]
-        tables = [
-            {int(row["round"]): row for row in r.rows if math.isfinite(row["test_accuracy"])}
-            for r in runs
-        ]
-        rounds = sorted(set.intersection(*(set(table) for table in tables)))
-        values = 100 * np.array(
-            [[table[t]["test_accuracy"] for t in rounds] for table in tables]
-        )  # [seeds, t]
-        bytes_so_far = [
-            dict(zip((int(row["round"]) for row in r.rows), _so_far(r), strict=True)) for r in runs
-        ]
+    for one in scenario.methods:
+        courses = [_course(run) for run in scenario.results if run.recipe == one.recipe]
+        both = pd.concat(courses, axis=1, join="inner").sort_index()
+        values = 100 * both["test_accuracy"].to_numpy().reshape(len(both), -1).T  # [seeds, t]
         curves.append(
             Curve(
-                recipe=line.recipe,
-                label=line.label,
-                rounds=np.array(rounds, dtype=float),
+                recipe=one.recipe,
+                label=one.label,
+                rounds=both.index.to_numpy(dtype=float),
                 mean=values.mean(0),
-                std=values.std(0, ddof=1) if len(runs) > 1 else None,
-                traffic=np.array([[so_far[t] for t in rounds] for so_far in bytes_so_far]).mean(0)
-                / MIB,
+                std=values.std(0, ddof=1) if len(courses) > 1 else None,
+                traffic=both["bytes"].to_numpy().reshape(len(both), -1).T.mean(0) / MIB,
             )
         )
-    # The table's order is another one: lines that are not compared stand last there.
+    # The table's order is another one: methods that are not compared stand last there.
     return sorted(
         (curve for curve in curves if len(curve.rounds)), key=lambda curve: -curve.mean[-1]
     )
 
 
-def _so_far(result: ItemResult) -> list[float]:
-    return [
-        float(x) for x in np.cumsum([row["bytes_up"] + row["bytes_down"] for row in result.rows])
-    ]
+def _course(run: ItemResult) -> pd.DataFrame:
+    """Test accuracy and bytes so far of the evaluated rounds."""
+    frame = pd.DataFrame(run.rows).set_index("round")
+    frame["bytes"] = np.cumsum((frame["bytes_up"] + frame["bytes_down"]).to_numpy())
+    return frame.loc[np.isfinite(frame["test_accuracy"]), ["test_accuracy", "bytes"]]
 
 
 def look(
@@ -243,7 +228,7 @@ def style(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _looks(scenario: Scenario, recipes: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _looks(scenario: ScenarioSummary, recipes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The look of each recipe, the same in every picture."""
     base = scenario.baseline and scenario.baseline.recipe
     return {recipe: look(place, recipe == base, (1.8, 2.4)) for place, recipe in enumerate(recipes)}

@@ -3,51 +3,28 @@ all.
 
 `report.html` holds its pictures, `report.md` is the same with links to them, and `table.txt` is for
 the terminal. `summary.csv` has every number of the tables, unrounded. `metrics.json` and
-`curves-<scenario>.csv` are for DVC.
+`curves-<scenario>.csv` are for DVC. The words are in `templates/`.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import math
-import re
-import statistics
-import textwrap
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup, escape
-
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config
-from fedml_noniid.pipelines.reporting import advice, chosen, figures, summary, tables
-from fedml_noniid.pipelines.reporting.summary import Scenario
-from fedml_noniid.pipelines.reporting.text import markdown, plain
+from fedml_noniid.pipelines.reporting import chosen, figures, pages, summary, tables
+from fedml_noniid.pipelines.reporting.summary import ScenarioSummary
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import replace_folder
-from fedml_noniid.plugins.rates import words
 
-TEMPLATES = Path(__file__).parent / "templates"
-INTRO = (
-    "Clients train a common model, each on its own data, and a server combines what they send. "
-    "This page compares "
-    "methods by the accuracy of the common model on test samples that no client has seen."
-)
-LEAKS = " Lines marked LEAK have seen these samples in training. They show how much that helps."
 CLIENTS = (
     "Accuracy per client after the last round, the clients of all seeds together: a mark per "
-    "client, a box around the "
-    "middle half with the median, a line from the worst to the best"
+    "client, a box around the middle half with the median, a line from the worst to the best"
 )
-DRIFT_NOTE = (
-    "Each round's accuracy is on the labels of that round: the mean over all clients, each with "
-    "its own labels. The "
-    "best of any round may be one before the drift. The counts of classes are those of the true "
-    "labels."
-)
+MEASURES = ("label_distance_mean", "label_distance_max", "entropy_mean", "size_gini")
 LOOK_NEXT = (
     ("report/report.html", "this report in a browser, pictures inside"),
     (
@@ -77,212 +54,127 @@ def write(root: Path) -> Path:
         raise UserError(
             f"{root / 'runs'}: holds no finished run of params.yaml; run `noniid run` first"
         )
-    sections = [_section(root, settings, scenario) for scenario in scenarios]
-    files = {name: picture for section in sections for name, _, picture in section["pictures"]}
-    leaks = any(line.leak for scenario in scenarios for line in scenario.lines)
-    intro = INTRO + (LEAKS if leaks else "")
-    facts = _facts(settings, scenarios, found)
-    context = {
-        "title": settings.experiment,
-        "intro": intro,
-        "facts": facts,
-        "values": chosen.table(settings),
-        "values_note": chosen.TABLE_NOTE,
-        "sections": sections,
-        "advice": advice.section(root, settings, scenarios),
-        "next": LOOK_NEXT,
+    pictures: dict[str, bytes] = {}
+    sections = []
+    for scenario in scenarios:
+        drawn = _pictures(root, settings, scenario)
+        pictures |= {file: picture for file, (_, picture) in drawn.items()}
+        sections.append(
+            section(scenario)
+            | {
+                "about": _about(root, settings.scenarios[scenario.name], _partition(scenario)),
+                "captions": {file: caption for file, (caption, _) in drawn.items()},
+            }
+        )
+    context = _facts(settings, scenarios, found) | {"sections": sections, "next": LOOK_NEXT}
+    page = pages.render("report.md.j2", context)
+    files: dict[str, bytes | str] = {
+        **pictures,
+        "report.html": pages.html_page(settings.experiment, page, pictures),
+        "report.md": page,
+        "table.txt": pages.render("table.txt.j2", context),
+        "metrics.json": json.dumps(tables.headline(scenarios), indent=2) + "\n",
+        "summary.csv": tables.summary_csv(scenarios),
     }
-    files |= {name: render(f"{name}.j2", context).encode() for name in ("report.html", "report.md")}
-    files["table.txt"] = (
-        "\n".join(_terminal(section) for section in sections) + _places()
-    ).encode()
-    files["metrics.json"] = (json.dumps(tables.headline(scenarios), indent=2) + "\n").encode()
-    files["summary.csv"] = tables.summary_csv(scenarios)
     files |= {f"curves-{s.name}.csv": tables.curves_csv(s, recipes) for s in scenarios}
-    replace_folder(root / "report", files)
+    replace_folder(
+        root / "report",
+        {name: x.encode() if isinstance(x, str) else x for name, x in files.items()},
+    )
     return root / "report"
 
 
-def _places() -> str:
-    """Where to look next, for the terminal."""
-    width = max(len(place) for place, _ in LOOK_NEXT)
-    return "\nWhere to look next:\n" + "".join(
-        f"  {place:<{width}}  {what}\n" for place, what in LOOK_NEXT
-    )
+def section(scenario: ScenarioSummary) -> dict[str, Any]:
+    """The tables and sentences of one scenario, as `scenario.md.j2` takes them."""
+    unequal = chosen.unequal(scenario.results)
+    return {
+        "name": scenario.name,
+        "table": tables.cells(scenario),
+        "compared": tables.compared(scenario),
+        "warnings": pages.sentences("sentences.md.j2", "warnings", scenario),
+        "answer": pages.sentences("sentences.md.j2", "answer", scenario),
+        "notes": pages.sentences("sentences.md.j2", "notes", scenario, unequal),
+        "compared_note": pages.sentences("sentences.md.j2", "compared_note", scenario)[0],
+    }
 
 
 def _facts(
-    settings: Config, scenarios: Sequence[Scenario], found: Sequence[results.ItemResult]
-) -> list[tuple[str, str]]:
+    settings: Config, scenarios: list[ScenarioSummary], found: list[results.ItemResult]
+) -> dict[str, Any]:
     """What was run, for a reader who has not seen params.yaml."""
-    data = [settings.data.name, *dict.fromkeys(note for result in found for note in result.notes)]
-    train, seeds = (
-        settings.train,
-        sorted({s for x in scenarios for line in x.lines for s in line.seeds}),
-    )
-    rounds = max(line.rounds for scenario in scenarios for line in scenario.lines)
-    own = {key for name in settings.recipe_names for key in settings.recipes[name].train.given}
-    numbers = {
-        key: getattr(train, key) for key in ("lr", "momentum", "weight_decay") if key not in own
+    methods = [one for scenario in scenarios for one in scenario.methods]
+    by_method = {
+        key for name in settings.recipe_names for key in settings.recipes[name].train.given
     }
-    optimiser = " ".join(f"{key} {words(value)}" for key, value in numbers.items() if value)
-    optimiser += f"; {', '.join(sorted(own))} by method" if own else ""
-    count, unit = (train.local_steps, "step") if train.local_steps else (train.epochs, "epoch")
-    work = f"{count} {unit}{'s' if count > 1 else ''}"
-    local = f"{work} per round, batches of {train.batch_size}"
-    return [
-        ("Data", "; ".join(data)),
-        ("Model", train.model),
-        ("Rounds", str(rounds)),
-        ("Training on a client", f"{local}, {train.optimizer} {optimiser}".replace(" ;", ";")),
-        ("Seeds", ", ".join(map(str, seeds))),
-        ("Methods", ", ".join(settings.recipe_names)),
-        (
-            "Tuning",
-            " ".join(
-                chosen.sentences(
-                    settings, (run for scenario in scenarios for run in scenario.results)
-                )
-            ),
-        ),
-    ]
-
-
-def _section(root: Path, settings: Config, scenario: Scenario) -> dict[str, Any]:
-    """What the templates need of one scenario."""
-    recipes, name, table = settings.recipe_names, scenario.name, tables.cells(scenario)
-    accuracy, traffic = figures.accuracy(scenario, recipes), figures.traffic(scenario, recipes)
-    pictures = [
-        (
-            f"accuracy-{name}.png",
-            "Test accuracy of the global model after each round" + _band(scenario),
-            accuracy,
-        ),
-        (f"traffic-{name}.png", "Test accuracy against the data transferred so far", traffic),
-    ]
-    if clients := figures.clients(scenario, recipes):
-        pictures.append((f"clients-{name}.png", CLIENTS, clients))
-    seed = min(s for line in scenario.lines for s in line.seeds)
-    heatmap = root / "partitions" / f"{name}-{seed}" / "heatmap.png"
-    if heatmap.exists():
-        caption = f"How many training samples of each class each client holds (seed {seed})"
-        pictures.append((f"partition-{name}.png", caption, heatmap.read_bytes()))
+    values = chosen.chosen(settings)
+    runs = [run for scenario in scenarios for run in scenario.results]
     return {
-        "name": name,
-        "about": _about(root, settings.scenarios[name], f"{name}-{seed}"),
-        "warnings": tables.warnings(scenario),
-        "answer": tables.answer(scenario),
-        "table": table,
-        "compared": tables.compared(scenario),
-        "compared_note": tables.COMPARED_NOTE,
-        "words": tables.details(scenario),
-        "notes": tables.notes(scenario),
-        "pictures": pictures,
+        "settings": settings,
+        "leaks": any(one.leak for one in methods),
+        "data": [settings.data.name, *dict.fromkeys(note for run in found for note in run.notes)],
+        "rounds": max(one.rounds for one in methods),
+        "seeds": sorted({seed for one in methods for seed in one.seeds}),
+        "local_training": pages.sentences(
+            "about.md.j2", "local_training", settings.train, sorted(by_method)
+        )[0],
+        "tuning": pages.sentences(
+            "chosen.md.j2", "sentences", values, settings.scenario_names, chosen.unequal(runs)
+        ),
+        "values": chosen.table(values),
     }
 
 
-def _band(scenario: Scenario) -> str:
-    spread = any(line.final.std is not None for line in scenario.lines)
-    return ": mean over seeds, the band is ± one standard deviation" if spread else " (one seed)"
+def _pictures(
+    root: Path, settings: Config, scenario: ScenarioSummary
+) -> dict[str, tuple[str, bytes]]:
+    """The pictures of a scenario by their file: caption and content."""
+    recipes, name = settings.recipe_names, scenario.name
+    has_band = any(one.final.std is not None for one in scenario.methods)
+    band = ": mean over seeds, the band is ± one standard deviation" if has_band else " (one seed)"
+    found = {
+        f"accuracy-{name}.png": (
+            "Test accuracy of the global model after each round" + band,
+            figures.accuracy(scenario, recipes),
+        ),
+        f"traffic-{name}.png": (
+            "Test accuracy against the data transferred so far",
+            figures.traffic(scenario, recipes),
+        ),
+    }
+    if clients := figures.clients(scenario, recipes):
+        found[f"clients-{name}.png"] = (CLIENTS, clients)
+    heatmap = root / "partitions" / _partition(scenario) / "heatmap.png"
+    if heatmap.exists():
+        caption = "How many training samples of each class each client has (first seed)"
+        found[f"partition-{name}.png"] = (caption, heatmap.read_bytes())
+    return found
 
 
 def _about(root: Path, scenario: config.Scenario, partition: str) -> str:
     """The clients of a scenario: how the data is split, how many take part, how much they hold."""
-    options = (
-        f" ({', '.join(f'{k} {v}' for k, v in scenario.options.items())})"
-        if scenario.options
-        else ""
-    )
-    part = "all" if scenario.participation == 1 else f"{scenario.participation:.0%} of them"
-    text = (
-        f"{scenario.clients} clients, partition {scenario.partition}{options}, {part} take "
-        "part in each round."
-    )
-    if scenario.noise is not None:
-        noise = f"{scenario.noise.form} noise, sigma {scenario.noise.sigma:g}"
-        text += f" Each client's samples have Gaussian noise of its own ({noise})."
-    if scenario.label_noise is not None:
-        text += f" Some training labels of the clients are wrong ({scenario.label_noise.words})."
-    if scenario.rotation is not None:
-        text += f" Each client has one angle ({scenario.rotation.words})."
-    if scenario.drift is not None:
-        text += f" The clients' labels change with the round ({scenario.drift.words}). {DRIFT_NOTE}"
-    if scenario.availability is not None:
-        text += f" Availability: {scenario.availability.words}."
-    path = root / "partitions" / partition / "clients.csv"
-    if not path.exists():
-        return text
-    rows = results.table(path)
-    sizes = sorted(int(row["samples"]) for row in rows)
-    classes = [
-        column
-        for column in rows[0]
-        if column not in ("client", "samples", "classes", "entropy", *config.SKEWS)
-    ]
-    held = [sum(int(row[column]) > 0 for column in classes) for row in rows]
-    text += f" A client holds {_range(sizes)} training samples of {_range(held)} classes."
-    return text + _skew(root / "partitions" / partition / "statistics.json", len(classes))
+    folder = root / "partitions" / partition
+    found: dict[str, Any] = {"sizes": [], "statistics": {}}
+    if (folder / "clients.csv").exists():
+        rows = results.table(folder / "clients.csv")
+        others = ("client", "samples", "classes", "entropy", *config.SKEWS)
+        classes = [column for column in rows[0] if column not in others]
+        found["sizes"] = [int(row["samples"]) for row in rows]
+        found["classes"] = [sum(int(row[name]) > 0 for name in classes) for row in rows]
+        found["most_bits"] = math.log2(len(classes))
+        if (folder / "statistics.json").exists():
+            found["statistics"] = _statistics(folder / "statistics.json")
+    return " ".join(pages.sentences("about.md.j2", "clients", scenario, found))
 
 
-def _range(values: Sequence[int]) -> str:
-    """`10 to 30 (median 20)`, or the one value that all have."""
-    low, high = min(values), max(values)
-    return f"{low}" if low == high else f"{low} to {high} (median {statistics.median(values):g})"
-
-
-def _skew(path: Path, n_classes: int) -> str:
-    """The measures of a partition in words."""
-    if not path.exists():
-        return ""
+def _statistics(path: Path) -> dict[str, float]:
+    """The measures of a partition. UserError if one is missing."""
     found = results.numbers(results.record(path))
-    try:
-        return (
-            f" Heterogeneity: label distance {found['label_distance_mean']:.2f} on average and "
-            f"{found['label_distance_max']:.2f} at most (0: a client has the class mix of all "
-            "clients together, 1: no "
-            f"class in common), entropy of a client's labels {found['entropy_mean']:.2f} bits "
-            "on average "
-            f"({math.log2(n_classes):.2f}: all classes alike, 0: one class), Gini coefficient "
-            "of the sizes "
-            f"{found['size_gini']:.2f} (0: all equal)."
-        )
-    except KeyError as error:
-        raise UserError(f"{path}: the key {error} is missing; {results.RERUN}") from None
+    for name in MEASURES:
+        if name not in found:
+            raise UserError(f"{path}: the key {name!r} is missing; {results.RERUN}")
+    return found
 
 
-def inline(picture: bytes) -> str:
-    """The address of a picture that lies in the page itself."""
-    return "data:image/png;base64," + base64.b64encode(picture).decode()
-
-
-def as_code(text: object) -> Markup:
-    """Text for a page of HTML. What stands between backticks is code."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
-
-
-def render(name: str, context: Mapping[str, Any]) -> str:
-    """A template of TEMPLATES, filled in."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=jinja2.select_autoescape(["html.j2"]),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"markdown": markdown, "inline": inline, "code": as_code}
-    return environment.get_template(name).render(context) + "\n"
-
-
-def _terminal(section: Mapping[str, Any]) -> str:
-    def filled(text: str) -> str:
-        return textwrap.fill(text, 110, subsequent_indent="  ") + "\n"
-
-    compared = "".join(f"\n{title}\n\n{plain(table)}" for title, table in section["compared"][:1])
-    return (
-        textwrap.fill(f"{section['name']}: {section['about']}", 110)
-        + "\n\n"
-        + "".join(map(filled, section["warnings"]))
-        + f"{filled(' '.join(section['answer']))}\n{plain(section['table'])}"
-        + "".join(map(filled, section["notes"]))
-        + (compared and compared + filled(section["compared_note"]))
-    )
+def _partition(scenario: ScenarioSummary) -> str:
+    """The partition of the first seed, which stands for the others."""
+    return f"{scenario.name}-{min(seed for one in scenario.methods for seed in one.seeds)}"

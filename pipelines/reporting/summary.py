@@ -3,24 +3,19 @@ seed."""
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import pandas as pd
 
 from fedml_noniid.pipelines.experiment.results import RERUN, ItemResult, table
 from fedml_noniid.plugins.core.errors import UserError
 
 LAST_ROUNDS = 5
 BASELINE = "fedavg"
-MAJORITY, OWN_MAJORITY = "majority class", "own majority class"
-MEASURES = (
-    "majority_accuracy",
-    "balanced_accuracy",
-    "macro_f1",
-    "classes_named",
-)  # of metrics.json
+MAJORITY, LOCAL_MAJORITY = "majority class", "local majority class"
 TINY = 1e-9  # far below one test sample: two accuracies that differ by less are equal
 PUBLIC_MARKS = {"labelled": "†", "unlabelled": "‡"}
 
@@ -34,75 +29,73 @@ class Spread(NamedTuple):
     n: int
 
 
-@dataclass(frozen=True)
-class Line:
-    """One recipe on one scenario. Accuracies are fractions in [0, 1], traffic is in bytes."""
+@dataclass(frozen=True, eq=False)
+class MethodSummary:
+    """One recipe on one scenario. Accuracies are fractions in [0, 1], traffic is in bytes.
+
+    `runs` has a row per seed and the columns of `measured`, NaN where a number is not known.
+    `spreads` has the same columns, but for those without a number.
+    """
 
     recipe: str
     composition: str
-    seeds: tuple[int, ...]
     rounds: int
-    final: Spread  # test accuracy after the last round
-    last: Spread  # mean test accuracy of the last five evaluated rounds
-    best: Spread  # highest test accuracy of any round
-    rank: int  # from 1; 0 for a line that is not compared, or no better than a constant answer
-    finals: Mapping[int, float]  # test accuracy after the last round, by seed
+    runs: pd.DataFrame
+    spreads: Mapping[str, Spread]
     weights: Mapping[int, str]  # SHA-256 of the final weights, by seed
-    difference: Spread | None  # final accuracy minus the baseline's of the same seed
-    majority: (
-        Spread | None
-    )  # accuracy of always naming the most frequent class, on the same test samples
-    balanced: Spread | None  # mean of the accuracies on each class
-    f1: Spread | None  # mean of the F1 of each class
     one_class: tuple[int, ...]  # seeds on which the model names one class for all test samples
-    is_above_majority: (
-        bool  # by more than one test sample, in the mean over seeds; True if not known
-    )
-    worst: Spread | None  # lowest accuracy of any client
-    noisy: (
-        Spread | None
-    )  # final accuracy on copies of the test set in each client's noise; None without noise
-    traffic_round: Spread  # up and down, whole cohort, one round
-    traffic_total: Spread
+    # By more than one test sample, in the mean over seeds; True if not known.
+    is_above_majority: bool
     public: str  # the public split as it sees it: "labelled", "unlabelled", or ""
     leak: str  # how it sees the test set, in words, or ""
     federated: bool
-    remark: str = ""  # what a reader of its accuracies must know
+    remark: str  # what a reader of its accuracies must know, or ""
+    rank: int = 0  # from 1; 0 for a method that is not compared, or no better than a constant
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds that have ended, ascending."""
+        return tuple(self.runs.index)
+
+    @property
+    def final(self) -> Spread:
+        """Test accuracy after the last round."""
+        return self.spreads["final"]
 
     @property
     def compared(self) -> bool:
-        """Whether it has a rank: a federated recipe that has not seen the test set."""
+        """Whether it can have a rank: a federated recipe that has not seen the test set."""
         return self.federated and not self.leak
-
-    @property
-    def label(self) -> str:
-        """The recipe's name, with a mark if it sees public data or the test set, or names one class
-        only."""
-        mark = PUBLIC_MARKS.get(self.public, "")
-        words = (
-            [self.recipe]
-            + ([mark] if mark and not self.leak else [])
-            + (["LEAK"] if self.leak else [])
-        )
-        return " ".join(words + (["ONE CLASS"] if self.one_class else []))
 
     @property
     def is_constant(self) -> bool:
         """Whether it is no better than a constant answer, or names one class only on a seed."""
         return bool(self.one_class) or not self.is_above_majority
 
+    @property
+    def label(self) -> str:
+        """The recipe's name, with a mark if it sees public data or the test set, or names one class
+        only."""
+        seen = "LEAK" if self.leak else PUBLIC_MARKS.get(self.public, "")
+        return " ".join(filter(None, [self.recipe, seen, "ONE CLASS" if self.one_class else ""]))
 
-@dataclass(frozen=True)
-class Scenario:
-    """The lines of one scenario, best first."""
+
+@dataclass(frozen=True, eq=False)
+class ScenarioSummary:
+    """The methods of one scenario: the compared ones, best mean first, then the others."""
 
     name: str
-    lines: tuple[Line, ...]
-    baseline: Line | None
+    methods: tuple[MethodSummary, ...]
+    baseline: MethodSummary | None
     majority: Mapping[str, Spread]  # accuracy of a constant answer, by its name
     results: tuple[ItemResult, ...]
     missing: tuple[str, ...]  # items of params.yaml without a result
     test_samples: int | None  # None if nothing is evaluated
+
+    @property
+    def best(self) -> MethodSummary | None:
+        """The method with the best mean of those without a warning."""
+        return next((one for one in self.methods if one.rank), None)
 
 
 def spread(values: Iterable[float]) -> Spread | None:
@@ -110,9 +103,8 @@ def spread(values: Iterable[float]) -> Spread | None:
     known = list(values)
     if not known:
         return None
-    return Spread(
-        statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known)
-    )
+    std = statistics.stdev(known) if len(known) > 1 else None
+    return Spread(statistics.fmean(known), std, len(known))
 
 
 def scenario(
@@ -121,7 +113,7 @@ def scenario(
     recipes: Sequence[str],
     seeds: Sequence[int],
     test_samples: int | None = None,
-) -> Scenario | None:
+) -> ScenarioSummary | None:
     """Sums up the results of one scenario for the named recipes and seeds.
 
     None if none of them has finished.
@@ -129,46 +121,112 @@ def scenario(
     `test_samples`: the size of the test set. Without it, the files of the results have it.
     """
     present = [
-        r
-        for r in results
-        if r.scenario == name and r.recipe in recipes and r.seed in seeds and _accuracy(r)
+        run
+        for run in results
+        if run.scenario == name
+        and run.recipe in recipes
+        and run.seed in seeds
+        and run.column("test_accuracy")
     ]
-    by_recipe = {recipe: [r for r in present if r.recipe == recipe] for recipe in recipes}
-    # An entry of another name may be plain FedAvg too.
-    plain = {r.recipe for r in present if r.composition == BASELINE}
-    base = next(
-        iter(sorted(filter(plain.__contains__, recipes), key=lambda recipe: recipe != BASELINE)),
-        None,
-    )
-    test_samples = test_samples or next((n for n in map(_test_samples, present) if n), None)
-    lines = [
-        _line(
-            group,
-            by_recipe[base] if base not in (None, r) else [],
-            1 / test_samples if test_samples else 0.0,
-        )
-        for r, group in by_recipe.items()
-        if group
-    ]
-    if not lines:
+    if not present:
         return None
-    ranked = _ranked(lines)
-    found = {(r.recipe, r.seed) for r in present}
-    return Scenario(
+    by_recipe = {recipe: [run for run in present if run.recipe == recipe] for recipe in recipes}
+    by_recipe = {recipe: runs for recipe, runs in by_recipe.items() if runs}
+    # An entry of another name may be plain FedAvg too.
+    plain = [recipe for recipe, runs in by_recipe.items() if runs[0].composition == BASELINE]
+    base = BASELINE if BASELINE in plain else next(iter(plain), None)
+    baseline = None if base is None else measured(by_recipe[base])["final"]
+    test_samples = test_samples or next(filter(None, map(_test_samples, present)), None)
+    step = 1 / test_samples if test_samples else 0.0
+    methods = _ranked(
+        [
+            _summed_up(runs, None if recipe == base else baseline, step)
+            for recipe, runs in by_recipe.items()
+        ]
+    )
+    ended = {(run.recipe, run.seed) for run in present}
+    return ScenarioSummary(
         name=name,
-        lines=ranked,
-        baseline=next((line for line in ranked if line.recipe == base), None),
+        methods=methods,
+        baseline=next((one for one in methods if one.recipe == base), None),
         majority=_majority(present),
         results=tuple(present),
         missing=tuple(
-            f"{name}-{r}-{seed}" for r in recipes for seed in seeds if (r, seed) not in found
+            f"{name}-{recipe}-{seed}"
+            for recipe in recipes
+            for seed in seeds
+            if (recipe, seed) not in ended
         ),
         test_samples=test_samples,
     )
 
 
-def _accuracy(result: ItemResult) -> list[float]:
-    return result.column("test_accuracy")
+def measured(runs: Sequence[ItemResult], baseline: pd.Series | None = None) -> pd.DataFrame:
+    """The numbers of runs of one recipe, a row per seed; NaN: not known.
+
+    `baseline`: FedAvg's accuracy after the last round by seed. Accuracies are fractions, traffic
+    is in bytes.
+    """
+    rows = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        accuracy, metrics = run.column("test_accuracy"), run.evaluation
+        traffic = [row["bytes_up"] + row["bytes_down"] for row in run.rows]
+        rows[run.seed] = {
+            "final": accuracy[-1],
+            "last_5_rounds": statistics.fmean(accuracy[-LAST_ROUNDS:]),
+            "best": max(accuracy),
+            "majority_accuracy": metrics.get("majority_accuracy"),
+            "balanced_accuracy": metrics.get("balanced_accuracy"),
+            "macro_f1": metrics.get("macro_f1"),
+            "classes_named": metrics.get("classes_named"),
+            "worst_client": min(run.client_accuracy, default=None),
+            "noisy_test": metrics.get("accuracy_noisy"),
+            "traffic_round_bytes": statistics.fmean(traffic),
+            "traffic_total_bytes": sum(traffic),
+        }
+    frame = pd.DataFrame.from_dict(rows, orient="index", dtype=float)
+    if baseline is not None:
+        frame["vs_baseline"] = frame["final"] - baseline
+    return frame
+
+
+def _summed_up(
+    runs: Sequence[ItemResult], baseline: pd.Series | None, step: float
+) -> MethodSummary:
+    """Sums up one recipe's results; `_ranked` sets the rank. `step`: one test sample."""
+    first, frame = runs[0], measured(runs, baseline)
+    spreads = {column: spread(frame[column].dropna().tolist()) for column in frame}
+    above = spread((frame["final"] - frame["majority_accuracy"]).dropna().tolist())
+    remarks = (_tag(first, "own_models") or _tag(first, "no_effect"), _stopped(runs))
+    return MethodSummary(
+        recipe=first.recipe,
+        composition=first.composition,
+        rounds=max(len(run.rows) for run in runs),
+        runs=frame,
+        spreads={column: found for column, found in spreads.items() if found},
+        weights={run.seed: run.tags["weights_sha256"] for run in runs},
+        one_class=tuple(frame.index[frame["classes_named"] == 1]),
+        is_above_majority=above is None or above.mean > step + TINY,
+        public=_tag(first, "public"),
+        leak=_tag(first, "leak"),
+        federated=first.tags.get("federated", "yes") == "yes",
+        remark="; ".join(filter(None, remarks)),
+    )
+
+
+def _ranked(methods: Sequence[MethodSummary]) -> tuple[MethodSummary, ...]:
+    """Best mean final accuracy first, then the methods that are not compared.
+
+    Equal means share a rank. A method that is no better than a constant answer has none.
+    """
+    ordered = sorted(methods, key=lambda one: (not one.compared, -one.final.mean))
+    means = [one.final.mean for one in ordered if one.compared and not one.is_constant]
+    return tuple(
+        replace(one, rank=means.index(one.final.mean) + 1)
+        if one.compared and not one.is_constant
+        else one
+        for one in ordered
+    )
 
 
 def _test_samples(result: ItemResult) -> int | None:
@@ -187,57 +245,13 @@ def _test_samples(result: ItemResult) -> int | None:
 
 def _majority(results: Sequence[ItemResult]) -> dict[str, Spread]:
     """The accuracy of always naming the most frequent class: of all training data, or of each
-    client's own."""
-    found: dict[str, dict[int, float]] = {}
-    for r in results:
-        if "majority_accuracy" in r.evaluation:
-            name = OWN_MAJORITY if _tag(r, "own_models") else MAJORITY
-            found.setdefault(name, {})[r.seed] = r.evaluation["majority_accuracy"]
-    return {name: _known(by_seed.values()) for name, by_seed in found.items()}
-
-
-def _line(group: Sequence[ItemResult], base: Sequence[ItemResult], step: float) -> Line:
-    """Sums up one recipe's results; the rank is set by `_ranked`. `step`: one test sample."""
-    finals, base_final = ({r.seed: _accuracy(r)[-1] for r in runs} for runs in (group, base))
-    differences = [final - base_final[seed] for seed, final in finals.items() if seed in base_final]
-    measured = {
-        name: {r.seed: float(r.evaluation[name]) for r in group if name in r.evaluation}
-        for name in MEASURES
-    }
-    above = spread(finals[seed] - value for seed, value in measured["majority_accuracy"].items())
-    traffic = [[row["bytes_up"] + row["bytes_down"] for row in r.rows] for r in group]
-    return Line(
-        recipe=group[0].recipe,
-        composition=group[0].composition,
-        seeds=tuple(sorted(r.seed for r in group)),
-        rounds=max(len(r.rows) for r in group),
-        final=_known(finals.values()),
-        last=_known(statistics.fmean(_accuracy(r)[-LAST_ROUNDS:]) for r in group),
-        best=_known(max(_accuracy(r)) for r in group),
-        rank=0,
-        finals=finals,
-        weights={r.seed: r.tags["weights_sha256"] for r in group},
-        difference=spread(differences),
-        majority=spread(measured["majority_accuracy"].values()),
-        balanced=spread(measured["balanced_accuracy"].values()),
-        f1=spread(measured["macro_f1"].values()),
-        one_class=tuple(sorted(seed for seed, n in measured["classes_named"].items() if n == 1)),
-        is_above_majority=above is None or above.mean > step + TINY,
-        worst=spread(min(r.client_accuracy) for r in group if r.client_accuracy),
-        noisy=spread(
-            r.evaluation["accuracy_noisy"] for r in group if "accuracy_noisy" in r.evaluation
-        ),
-        traffic_round=_known(statistics.fmean(t) for t in traffic),
-        traffic_total=_known(sum(t) for t in traffic),
-        public=_tag(group[0], "public"),
-        leak=_tag(group[0], "leak"),
-        federated=group[0].tags.get("federated", "yes") == "yes",
-        remark="; ".join(
-            filter(
-                None, [_tag(group[0], "own_models") or _tag(group[0], "no_effect"), _stopped(group)]
-            )
-        ),
-    )
+    client's data."""
+    by_seed: dict[str, dict[int, float]] = {}
+    for run in results:
+        if "majority_accuracy" in run.evaluation:
+            name = LOCAL_MAJORITY if _tag(run, "own_models") else MAJORITY
+            by_seed.setdefault(name, {})[run.seed] = run.evaluation["majority_accuracy"]
+    return {name: found for name, of in by_seed.items() if (found := spread(of.values()))}
 
 
 def _tag(result: ItemResult, name: str) -> str:
@@ -246,39 +260,9 @@ def _tag(result: ItemResult, name: str) -> str:
     return "" if value == "none" else value
 
 
-def _stopped(group: Sequence[ItemResult]) -> str:
+def _stopped(runs: Sequence[ItemResult]) -> str:
     """How many runs a callback has stopped, and after which rounds; "" for none."""
-    rounds = [str(len(result.rows)) for result in group if _tag(result, "stopped")]
-    return (
-        f"{len(rounds)} of {len(group)} runs stopped early, after round {', '.join(rounds)}"
-        if rounds
-        else ""
-    )
-
-
-def _known(values: Iterable[float]) -> Spread:
-    """The spread of at least one value."""
-    known = spread(values)
-    assert known is not None
-    return known
-
-
-def _ranked(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Best mean final accuracy first, then the lines that are not compared.
-
-    Equal means share a rank.
-
-    A line that is no better than a constant answer has no rank.
-    """
-    ordered = sorted((line for line in lines if line.compared), key=lambda line: -line.final.mean)
-    means = [line.final.mean for line in ordered if not line.is_constant]
-    ranked = [
-        line
-        if line.is_constant
-        else dataclasses.replace(line, rank=means.index(line.final.mean) + 1)
-        for line in ordered
-    ]
-    return (
-        *ranked,
-        *sorted((line for line in lines if not line.compared), key=lambda line: -line.final.mean),
-    )
+    rounds = [str(len(run.rows)) for run in runs if _tag(run, "stopped")]
+    if not rounds:
+        return ""
+    return f"{len(rounds)} of {len(runs)} runs stopped early, after round {', '.join(rounds)}"

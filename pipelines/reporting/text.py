@@ -1,12 +1,19 @@
-"""Tables as text: lines of cells into Markdown and CSV."""
+"""Numbers and tables as text: cells of Markdown, CSV and the terminal."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedml_noniid.pipelines.reporting.summary import Spread
 
 NONE = "-"  # the cell of an unknown number
+MIB = 2**20
+FILTERS = ("markdown", "plain", "percent", "points", "mib", "span", "seeds")  # of the templates
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
@@ -21,14 +28,42 @@ def markdown(table: Sequence[Sequence[str]]) -> str:
 
 def plain(table: Sequence[Sequence[str]]) -> str:
     """A table for a terminal."""
-    table = list(table)
+    header, *rows = table
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    table.insert(1, ["-" * width for width in widths])
-    rows = ([cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in table)
-    names = (row[0].ljust(widths[0]) for row in table)
-    return "".join(
-        "  ".join([name, *row[1:]]) + "\n" for name, row in zip(names, rows, strict=True)
+    lines = (
+        [line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]
+        for line in (header, ["-" * width for width in widths], *rows)
     )
+    return "".join("  ".join(line) + "\n" for line in lines)
+
+
+def percent(value: Spread | None, sign: str = "") -> str:
+    """`91.00 ± 2.65` of fractions."""
+    if value is None:
+        return NONE
+    mean = f"{100 * value.mean:{sign}.2f}"
+    return mean if value.std is None else f"{mean} ± {100 * value.std:.2f}"
+
+
+def points(difference: float) -> str:
+    """`+1.50` of a fraction."""
+    return f"{100 * difference:+z.2f}"
+
+
+def mib(size: float) -> str:
+    """MiB of bytes with three significant digits, never in exponent form."""
+    return f"{size / MIB:#.3g}".rstrip(".") if size < 1000 * MIB else f"{size / MIB:.0f}"
+
+
+def span(values: Collection[int]) -> str:
+    """`10 to 30 (median 20)`, or the one value that all have."""
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low} to {high} (median {statistics.median(values):g})"
+
+
+def seeds(numbers: Collection[int]) -> str:
+    """`seeds 0, 1, 2`."""
+    return f"seed{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def as_csv(

@@ -18,7 +18,7 @@ from fedml_noniid.pipelines.experiment import cache, check, config
 from fedml_noniid.pipelines.experiment.partitioning import skewed
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.alike import test_parts
+from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.indices import Indices, read_indices
@@ -125,7 +125,7 @@ def _parts(place: Workspace, settings: config.Config) -> Parts:
     recipe = settings.composition(wanted.recipe)
     public: Ints = indices.public if loopback.needs_public(recipe) else indices.public[:0]
     std = None if scenario.noise is None else scenario.noise.deviations(len(clients), data)
-    own = tests if loopback.keeps_own(recipe) else None
+    own = tests if loopback.has_personal_norms(recipe) else None
     return Parts.cut(data, clients, indices.validation, public, std, skew, own)
 
 
@@ -150,7 +150,7 @@ def divided(
                 f"data set {data.name!r}",
                 **scenario.options,
             )
-            tests = test_parts(data, clients, scenario.partition, wanted.seed)
+            tests = client_tests(data, clients, scenario.partition, wanted.seed)
             skew = skewed(scenario, data, clients, wanted.seed)
         except UserError as error:
             raise UserError(f"{config.FILE}: deploy.silos = {wanted.silos}: {error}") from None

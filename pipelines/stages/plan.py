@@ -13,7 +13,7 @@ from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.provenance import contents, plan
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.data.files import replace_folder
-from fedml_noniid.plugins.data.sources import sources
+from fedml_noniid.plugins.data.user_files import user_files
 
 
 def content(hashes: Mapping[str, str]) -> bytes:
@@ -25,7 +25,7 @@ def run(place: Workspace) -> None:
     """Writes one file for each stage."""
     settings = config.load(place.root)
     data = settings.data
-    own_files = contents(sources(data.name, place.given(data.root), data.options))
+    own_files = contents(user_files(data.name, place.given(data.root), data.options))
     found = plan(settings, own_files)
     files = {f"{stage}.json": content(hashes) for stage, hashes in found.items()}
     replace_folder(place.root / "plan", files)

@@ -25,7 +25,7 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.tracking.live import Live
 from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
-from fedml_noniid.plugins.engines.callbacks import Hear
+from fedml_noniid.plugins.engines.callbacks import OnRow
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.run import Checkpointing
 from fedml_noniid.plugins.engines.simulation import resolve_device
@@ -122,7 +122,7 @@ def _train(
         )
 
     kept_rounds = Checkpointing(Checkpoints(resume / "checkpoint.safetensors", fingerprint), every)
-    simulation = item.simulation([Hear(hear), kept_rounds], workers)
+    simulation = item.simulation([OnRow(hear), kept_rounds], workers)
     log.debug("%s: %s engine (%s)", unit.key, simulation.engine_name, simulation.engine_reason)
     here = machine(item.device)
     tags = {**tags_of(item, simulation, fingerprint), **here, **place.tags}

@@ -76,7 +76,10 @@ def tried(
     laid = tuning.laid_out(settings, found, scenarios)
     check.check(laid)
     for recipe in found:
-        if on == tuning.SPLITS[0] and check.compose(settings, recipe, scenarios[0]).needs.own_norms:
+        if (
+            on == tuning.SPLITS[0]
+            and check.compose(settings, recipe, scenarios[0]).needs.personal_norms
+        ):
             raise UserError(
                 f"{FILE}: tune: recipe {recipe!r} has no {on} accuracy, as each client keeps "
                 "its batch norms and the "

@@ -27,7 +27,7 @@ from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.data.readers.download import DownloadNeededError, forbidden
-from fedml_noniid.plugins.data.sources import sources
+from fedml_noniid.plugins.data.user_files import user_files
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Plan
@@ -121,7 +121,7 @@ def _prepared(place: Workspace, settings: Config) -> Dataset:
     """The prepared data if they are those of the settings, otherwise what stage `prepare` would
     make. UserError."""
     data, lock = settings.data, place.root / "dvc.lock"
-    own = contents(sources(data.name, place.given(data.root), data.options))
+    own = contents(user_files(data.name, place.given(data.root), data.options))
     if lock.is_file() and place.dataset(data.name).is_file():
         made_of = _dependencies(read_yaml(lock), "prepare").get("plan/prepare.json")
         if (

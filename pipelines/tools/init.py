@@ -1,4 +1,4 @@
-"""What `noniid init` does: the folder of a new experiment, with settings that fit the data.
+"""Makes the folder of a new experiment, with settings that fit the data, for `noniid init`.
 
 Everything is checked before anything is written: the files of the data are read, the settings are
 checked, every recipe is composed.
@@ -6,17 +6,17 @@ checked, every recipe is composed.
 
 from __future__ import annotations
 
-import json
+import io
 import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 from ruamel.yaml import YAML
 
@@ -26,7 +26,7 @@ from fedml_noniid.pipelines.tools import fits
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import datasets, sources
+from fedml_noniid.plugins.data import datasets, user_files
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
@@ -40,6 +40,7 @@ STAGES = Path(fedml_noniid.__file__).with_name(
 # In a checkout, stage `plan` depends on the code. An installed package may be another one at the
 # next run.
 CODE, ANY = "    deps:\n      - pipelines\n      - plugins\n", "    always_changed: true\n"
+TEMPLATE = Path(__file__).with_name("templates") / "params.yaml.j2"
 WRITTEN = ("params.yaml", "dvc.yaml")
 IGNORED = {
     ".gitignore": (
@@ -60,14 +61,11 @@ IGNORED = {
 }
 DVC = "[core]\n    analytics = false\n    check_update = false\n    autostage = false\n"
 TABLES = ("table", "text")  # data sets with columns
-OWN = tuple(sources.OWN)
 PREPARED = "data/raw"  # folder of the files of the papers' data sets
 METHODS, FOR_TEXT = ("fedavg", "fedprox", "scaffold", "fednnnn"), ("fedavg", "fedprox", "fednnnn")
 OWNED = ("femnist", "sent140", "made_tweets")  # data sets by name whose samples have owners
-IMAGE, MOST = (
-    28,
-    100,
-)  # pixels from which the model is a cnn; clients at most, unless more are asked for
+CNN_PIXELS = 28  # width and height from which the model is a cnn
+MAX_OWNERS = 100  # clients, unless more are asked for
 MODELS = {
     "digits": "mlp",
     "sent140": "lstm",
@@ -79,7 +77,6 @@ LOCAL = {
     "mlp": (("sgd", 0.1),),
     "logistic_regression": (("sgd", 0.1),),
 }
-WIDTH = 40  # column of the comments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +109,7 @@ def refuse_existing(folder: Path, force: bool) -> None:
 
 def names(what: str) -> list[str]:
     """The names that `data`, `partition` or `model` of a new study may have."""
-    by_name = [name for name in datasets.DATASETS if name not in OWN]
+    by_name = [name for name in datasets.DATASETS if name not in user_files.OF_USER]
     return {"data": by_name, "partition": list(PARTITIONS), "model": list(models.MODELS)}[what]
 
 
@@ -124,53 +121,40 @@ def columns(file: Path) -> list[str]:
 
 
 def planned(folder: Path, wanted: StudyOptions) -> tuple[str, Sequence[str]]:
-    """(params.yaml of the experiment, checked; the notes of the user's own data, which are read).
+    """(params.yaml of the experiment, checked; the notes of the user's data, which are read).
 
     UserError with a line per mistake. UndecidedError for columns of a table that need a decision.
     """
     data, settings = _data(folder, wanted)
-    entries = list(
-        wanted.methods or (FOR_TEXT if _model(wanted, data) in models.OF_TEXT else METHODS)
-    )
-    for name in entries:
-        for method in recipes.parse(name):
-            known("method", method, ["fedavg", *recipes.METHODS])
-    needs = any(
-        recipes.METHODS[one]().needs.public >= Public.UNLABELLED
-        for name in entries
-        for one in recipes.parse(name)
-    )
-    size = None if data is None else len(data.train_y)
-    settings |= {
-        "validation": 0.1,
-        "public": (100 if size is None else max(1, min(100, size // 10))) if needs else 0,
-    }
-    scenario = _scenario(wanted, data, settings)
     model = _model(wanted, data)
+    entries = list(wanted.methods or (FOR_TEXT if model in models.OF_TEXT else METHODS))
+    methods = [method for name in entries for method in recipes.parse(name)]
+    for method in methods:
+        known("method", method, ["fedavg", *recipes.METHODS])
+    public = 100 if data is None else max(1, min(100, len(data.train_y) // 10))
+    needs = any(recipes.METHODS[one]().needs.public >= Public.UNLABELLED for one in methods)
+    settings |= {"validation": 0.1, "public": public if needs else 0}
+    scenario = _scenario(wanted, data, settings)
+    name = scenario["partition"]
+    train = {"model": model, "rounds": wanted.rounds, "epochs": 2, "batch_size": 32}
+    silos = max(2, min(3, scenario["clients"]))
     content: dict[str, Any] = {
-        "experiment": wanted.data
-        if wanted.source is None
-        else wanted.source.resolve().name.partition(".")[0] or wanted.data,
+        "experiment": (wanted.source and wanted.source.resolve().name.partition(".")[0])
+        or wanted.data,
         "data": settings,
-        "scenario_names": [scenario["partition"]],
-        "scenarios": {scenario["partition"]: scenario},
+        "scenario_names": [name],
+        "scenarios": {name: scenario},
         "recipe_names": entries,
-        "recipes": {name: {} for name in entries},
+        "recipes": {entry: {} for entry in entries},
         "seeds": list(range(wanted.seeds)),
-        "train": {"model": model, "rounds": wanted.rounds, "epochs": 2, "batch_size": 32},
-    }
-    deploy = {
-        "scenario": scenario["partition"],
-        "seed": 0,
-        "silos": max(2, min(3, scenario["clients"])),
-        "rounds": 2,
     }
     refused: list[UserError] = []
     for optimizer, lr in LOCAL.get(model, (("sgd", 0.05),)):
-        for deployed in entries if wanted.deploy else entries[:1]:
-            tried = content | {"train": content["train"] | {"optimizer": optimizer, "lr": lr}}
+        for recipe in entries if wanted.deploy else entries[:1]:
+            tried = content | {"train": {**train, "optimizer": optimizer, "lr": lr}}
             if wanted.deploy:
-                tried["deploy"] = {"recipe": deployed} | deploy
+                deploy = {"recipe": recipe, "scenario": name, "seed": 0, "silos": silos}
+                tried["deploy"] = deploy | {"rounds": 2}
             try:
                 checked = config.checked(tried, config.FILE)
                 check.check(checked)
@@ -179,9 +163,7 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[str, Sequence[str]]:
             except UserError as error:
                 refused.append(error)
                 continue
-            return "".join(
-                f"{line}\n" for line in _lines(tried)
-            ), () if data is None else data.notes
+            return _written(tried), () if data is None else data.notes
     raise refused[0]
 
 
@@ -197,32 +179,20 @@ def make(folder: Path, params: str, deploy: bool = False) -> None:
             f"{folder}: can't be made ({error.strerror or error}); choose another folder"
         ) from None
     top = _called(["git", "rev-parse", "--show-toplevel"], folder)
-    if top is None:
-        top = str(folder.resolve())
-        if _called(["git", "init", "--quiet"], folder) is None:
-            raise UserError(
-                f"{folder}: `git init` fails; git has to be installed, and the folder writable"
-            )
+    if top is None and _called(["git", "init", "--quiet"], folder) is None:
+        raise UserError(
+            f"{folder}: `git init` fails; git has to be installed, and the folder writable"
+        )
     if not (folder / ".dvc").is_dir():
-        below = Path(top.strip()) != folder.resolve()
-        if (
-            _called(
-                [sys.executable, "-m", "dvc", "init", "--quiet", *(["--subdir"] if below else [])],
-                folder,
-            )
-            is None
-        ):
+        below = top is not None and Path(top.strip()) != folder.resolve()
+        command = [sys.executable, "-m", "dvc", "init", "--quiet", *["--subdir"] * below]
+        if _called(command, folder) is None:
             raise UserError(f"{folder}: `dvc init` fails; run it there to see why")
         write_whole(folder / ".dvc" / "config", DVC)
-    for name, wanted in IGNORED.items():
+    for name, ignored in IGNORED.items():
         path = folder / name
         there = path.read_text().splitlines() if path.exists() else []
-        write_whole(
-            path,
-            "".join(
-                f"{line}\n" for line in (*there, *(line for line in wanted if line not in there))
-            ),
-        )
+        write_whole(path, "".join(f"{line}\n" for line in dict.fromkeys((*there, *ignored))))
     stages = STAGES.read_text()
     assert CODE in stages, "the stage `plan` of dvc.yaml begins so"
     stages = stages.replace(CODE, ANY)
@@ -234,13 +204,13 @@ def make(folder: Path, params: str, deploy: bool = False) -> None:
 
 
 def _data(folder: Path, wanted: StudyOptions) -> tuple[Dataset | None, dict[str, Any]]:
-    """The user's own data, None for another data set; and the section `data`."""
-    if wanted.data not in OWN:
+    """The user's data, None for another data set; and the section `data`."""
+    if wanted.source is None:
         return None, {"name": wanted.data, "root": PREPARED}
-    assert wanted.source is not None, "own data have a place"
-    _exists(wanted.source, "file" if wanted.data in TABLES else "folder")
-    place = wanted.source.parent if wanted.data in TABLES else wanted.source
-    options = ({"file": wanted.source.name} if wanted.data in TABLES else {}) | dict(wanted.options)
+    is_file = wanted.data in TABLES
+    _exists(wanted.source, "file" if is_file else "folder")
+    place = wanted.source.parent if is_file else wanted.source
+    options = ({"file": wanted.source.name} if is_file else {}) | dict(wanted.options)
     data = datasets.load(wanted.data, place, **options)
     inside = place.resolve().is_relative_to(folder.resolve())
     root = os.path.relpath(place.resolve(), folder.resolve()) if inside else str(place.resolve())
@@ -253,21 +223,16 @@ def _exists(path: Path, what: str) -> None:
 
 
 def _model(wanted: StudyOptions, data: Dataset | None) -> str:
+    """The model that is asked for, or one that fits the data. `fits` checks it with the user's
+    data."""
     if wanted.model is not None:
         model = known("model", wanted.model, names("model"))
-        if data is not None:
-            models.build(
-                model, tuple(data.train_x.shape[1:]), len(data.classes), {}, data.embedding
-            )
-        elif (model in models.OF_TEXT) != (MODELS.get(wanted.data) in models.OF_TEXT):
-            allowed = [
-                name
-                for name in models.MODELS
-                if (name in models.OF_TEXT) != (model in models.OF_TEXT)
-            ]
+        takes_text = model in models.OF_TEXT
+        if data is None and takes_text != (MODELS.get(wanted.data) in models.OF_TEXT):
+            others = [one for one in models.MODELS if (one in models.OF_TEXT) != takes_text]
             raise UserError(
                 f"model {model!r} does not take data set {wanted.data!r}; allowed: "
-                f"{', '.join(allowed)}"
+                f"{', '.join(others)}"
             )
         return model
     if data is None:
@@ -275,7 +240,7 @@ def _model(wanted: StudyOptions, data: Dataset | None) -> str:
     if data.embedding is not None:
         return "lstm"
     shape = data.train_x.shape[1:]
-    return "cnn" if len(shape) == 3 and min(shape[1:]) >= IMAGE else "mlp"
+    return "cnn" if len(shape) == 3 and min(shape[1:]) >= CNN_PIXELS else "mlp"
 
 
 def _scenario(
@@ -283,123 +248,47 @@ def _scenario(
 ) -> dict[str, Any]:
     """How the data are divided: by owner, if they are known."""
     owners = None if data is None else data.train_owner
-    name = wanted.partition or (
-        "dirichlet" if owners is None or wanted.alpha is not None else "natural"
-    )
-    known("partition", name, names("partition"))
-    if name in BY_OWNER and (owners is None if data is not None else wanted.data not in OWNED):
+    usual = "dirichlet" if owners is None or wanted.alpha is not None else "natural"
+    name = known("partition", wanted.partition or usual, names("partition"))
+    if name in BY_OWNER and owners is None and (data is not None or wanted.data not in OWNED):
         allowed = ", ".join(other for other in PARTITIONS if other not in BY_OWNER)
         raise UserError(
             f"partition {name!r} needs owners, which the data do not name; allowed: {allowed}"
         )
-    clients = wanted.clients
-    if clients is None and name in BY_OWNER and data is not None and owners is not None:
-        labels, validation, public = (
-            data.train_y.numpy(),
-            settings["validation"],
-            settings["public"],
-        )
-        splits = [hold_out(labels, validation, public, seed).train for seed in range(wanted.seeds)]
-        clients = min(MOST, *(len(np.unique(owners.numpy()[rows])) for rows in splits))
-    if clients is None:
-        clients = 20 if data is None else max(2, min(20, len(data.train_y) // 50))
-    alpha = wanted.alpha if wanted.alpha is not None else 0.5 if name == "dirichlet" else None
-    scenario = {"partition": name, "clients": clients, "participation": 1.0}
+    clients = 20 if data is None else max(2, min(20, len(data.train_y) // 50))
+    if name in BY_OWNER and data is not None and owners is not None:
+        held_out = (data.train_y.numpy(), settings["validation"], settings["public"])
+        train = [hold_out(*held_out, seed).train for seed in range(wanted.seeds)]
+        clients = min(MAX_OWNERS, *(len(np.unique(owners.numpy()[rows])) for rows in train))
+    scenario = {"partition": name, "clients": wanted.clients or clients, "participation": 1.0}
+    alpha = 0.5 if wanted.alpha is None and name == "dirichlet" else wanted.alpha
     return scenario | ({} if alpha is None else {"alpha": alpha})
 
 
-COMMENTS = {
-    "name": "the kind of data; docs: Settings",
-    "root": "folder of the files, relative to this one",
-    "file": "a row per sample",
-    "label": "column of the class",
-    "owner": "column of the client",
-    "text": "column of the text",
-    "features": "columns of numbers",
-    "one_hot": "columns of categories",
-    "drop": "columns that are not used",
-    "missing": "cells without a value: median, mode, or drop the rows",
-    "test_file": "rows to test on",
-    "validation": "fraction held out to choose hyper-parameters",
-    "public": "training samples that no client holds; some methods need them",
-    "rounds": "of communication",
-    "epochs": "local epochs per round",
-    "optimizer": "sgd, adam or rmsprop",
-    "lr": "local step size",
-    "recipe": "FedML runs it too, as processes, and the weights are compared",
-}
-
-
-def _lines(content: Mapping[str, Any]) -> Iterator[str]:
+def _written(content: Mapping[str, Any]) -> str:
     """The file, with comments that teach."""
-    yield "# The experiment. `noniid check` checks this file, `noniid run` runs what changed."
-    yield f"experiment: {_plain(content['experiment'])}"
-    yield from ("", "data:", *_section(content["data"]))
-    yield from (
-        "",
-        (
-            "# How the data are divided among the clients. `noniid partition` shows how uneven "
-            "that "
-            "is."
-        ),
+    templates = jinja2.Environment(
+        trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    yield f"scenario_names: {_plain(content['scenario_names'])}"
-    yield from (
-        "scenarios:",
-        *(f"  {name}: {_plain(entry)}" for name, entry in content["scenarios"].items()),
-    )
-    yield from (
-        "",
-        (
-            "# The methods that are compared. `noniid methods` lists all, `noniid methods fnr` "
-            "explains one."
-        ),
-    )
-    yield f"recipe_names: {_plain(content['recipe_names'])}"
-    yield (
-        "recipes:              # the hyper-parameters that differ from the defaults: "
-        "`fedprox: {fedprox: {mu: 0.1}}`"
-    )
-    yield from (f"  {name}: {{}}" for name in content["recipes"])
-    yield from (
-        "",
-        (
-            f"seeds: {_plain(content['seeds'])}      # each is a run of everything; the table "
-            "shows "
-            "mean and interval"
-        ),
-    )
-    for name in ("train", "deploy"):
-        if name in content:
-            yield from ("", f"{name}:", *_section(content[name]))
-
-
-def _section(values: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in values.items():
-        line = f"  {key}: {_plain(value)}"
-        yield f"{line:<{WIDTH - 1}} # {COMMENTS[key]}" if key in COMMENTS else line
+    templates.filters["yaml"] = _plain
+    return templates.from_string(TEMPLATE.read_text()).render(content=content)
 
 
 def _plain(value: object) -> str:
     """A value in YAML, on one line."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_plain(own)}" for key, own in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_plain, value)) + "]"
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_./+-]+", value):
-        # As YAML reads it: on, 1e3 or null are no text.
-        return (
-            value
-            if YAML(typ="safe", pure=True).load(f"- {value}") == [value]
-            else json.dumps(value)
-        )
-    return json.dumps(value, ensure_ascii=False)
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.default_flow_style, yaml.width = True, sys.maxsize
+    yaml.sort_base_mapping_type_on_output = False
+    text = io.StringIO()
+    yaml.dump({"v": value}, text)
+    return text.getvalue().strip()[len("{v: ") : -1]
 
 
 def _called(command: Sequence[str], folder: Path) -> str | None:
     """What a program prints; None if it is missing or fails."""
-    if shutil.which(command[0]) is None:
-        return None
     environment = os.environ | {"DVC_NO_ANALYTICS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
     return done.stdout if done.returncode == 0 else None

@@ -23,9 +23,10 @@ from fedml_noniid.pipelines.papers.described import what_ran
 from fedml_noniid.pipelines.papers.marks import Address, Group, leak_of, notes_of
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.targets import build, of_targets, paper_of
-from fedml_noniid.pipelines.reporting import summary, tables
+from fedml_noniid.pipelines.reporting import report, summary, tables
+from fedml_noniid.pipelines.reporting.pages import render
 from fedml_noniid.pipelines.reporting.summary import LAST_ROUNDS
-from fedml_noniid.pipelines.reporting.text import as_csv, markdown
+from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 
@@ -93,12 +94,11 @@ def of_experiment(name: str, root: Path) -> dict[str, bytes]:
     ]
     scenarios = [scenario for scenario in summed if scenario is not None]
     for scenario in scenarios:
-        parts += [f"## {scenario.name}", markdown(tables.cells(scenario))]
-        parts.append(
-            "\n".join(f"- {line}" for line in (*tables.notes(scenario), *tables.words(scenario)))
-        )
+        section = report.section(scenario)
+        parts += [f"## {scenario.name}", *section["warnings"], " ".join(section["answer"])]
+        parts.append(render("scenario.md.j2", {"section": section}).strip())
     page = "\n\n".join(parts).encode() + b"\n\n" + files[f"{name}.md"]
-    return files | {f"{name}.csv": tables.summary_csv(scenarios), f"{name}.md": page}
+    return files | {f"{name}.csv": tables.summary_csv(scenarios).encode(), f"{name}.md": page}
 
 
 def _files(

@@ -17,10 +17,11 @@ from fedml_noniid.plugins.core.options import RecipeError
 # Recipes are composed for this setting. The check of params.yaml takes the setting there.
 SETTING = Setting(n_clients=20, cohort=10, n_public=100)
 WIDTH = 118
-# A hyper-parameter of a method and the words beside it, without a remark for mypy.
+# A hyper-parameter of a method and the comment beside it, without a remark for mypy, or above it.
 BESIDE = re.compile(
     r"^    (\w+): \S.* = .*?  # (?:type: ignore\[[^]]*\]  # )?(.+)$", flags=re.MULTILINE
 )
+ABOVE = re.compile(r"^((?:    # .+\n)+)    (\w+): \S.* = .+$", flags=re.MULTILINE)
 FEDAVG = (
     "FedAvg. McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning "
     "of Deep Networks from "
@@ -45,7 +46,12 @@ def comments(kind: type[Component]) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, Component) and base is not Component:
-            found |= BESIDE.findall(inspect.getsource(base))
+            code = inspect.getsource(base)
+            above = {
+                key: " ".join(re.sub(r"\s+# ", " ", text).split())
+                for text, key in ABOVE.findall(code)
+            }
+            found |= above | dict(BESIDE.findall(code))
     return found
 
 

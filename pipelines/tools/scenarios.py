@@ -53,9 +53,8 @@ NOTE = (
     "over classes of the "
     "absolute difference between a client's class fractions and those of all clients together, "
     "from 0 (alike) to 1. "
-    "Both are means over clients. docs/advise.md explains the Hellinger distance, feature "
-    "shift, feature spread and "
-    "clarity."
+    "Both are means over clients. docs/results/skew-runs.md explains the Hellinger distance, "
+    "feature shift, feature spread and clarity."
 )
 
 

@@ -2,13 +2,12 @@
 commands hand over to them.
 
 A stage runs in a fork of such a process, as in a process of its own. docs/performance.md says what
-it saves, and how threads, signals, a GPU and edited code are dealt with. Every doubt means that the
+it saves, and how it handles threads, signals, a GPU and edited code. Every doubt means that the
 stage runs cold, in its own process.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import ctypes
 import importlib
@@ -27,13 +26,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from fedml_noniid.pipelines import edge
 from fedml_noniid.pipelines.experiment.facts import stamps
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stages
-from fedml_noniid.pipelines.stages.handover import ACCEPTED, OTHER, PASSED_ON, WARM
+from fedml_noniid.pipelines.stages.handover import ACCEPTED, OTHER, WARM
 
 SYNC = "sync"  # runs as a stage does
 ROOM = "fedml_noniid.pipelines"
@@ -62,8 +61,9 @@ SILOS = {
 # Environment variables that may differ between `noniid run` and a stage: DVC sets them, and no
 # import reads them.
 FREE = ("DVC", "NONIID_", "PATH", "PWD", "OLDPWD", "SHLVL", "_", "LINES", "COLUMNS")
-LONGEST = 100  # bytes of a socket's path
-PATIENCE_S = 10  # for a request that has begun
+MAX_SOCKET_PATH = 100  # bytes
+MAX_REQUEST = 200_000  # bytes
+PATIENCE_S = 10  # for a request after its connection
 EDITED_S = 5  # code that was edited so shortly before may have been imported in part
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
@@ -74,16 +74,6 @@ class Request(NamedTuple):
     stage: str
     folder: str
     environment: dict[str, str]
-    umask: int
-    descriptors: tuple[int, ...]
-
-
-class Stage(NamedTuple):
-    """A stage at work."""
-
-    pid: int
-    ended: int  # descriptor of the process, readable when it has ended
-    client: socket.socket  # of the waiting command
 
 
 @contextlib.contextmanager
@@ -97,186 +87,182 @@ def processes(root: Path, code: Sequence[Path], deploys: bool, eager: bool) -> I
     """
     before = stamps(code)
     edited = max(stamp[0] for stamp in before.values()) / 1e9  # seconds
-    folder = tempfile.mkdtemp(prefix="noniid-")  # nobody else may enter it
-    if time.time() - edited < EDITED_S or len(os.fsencode(folder)) + len(OTHER) >= LONGEST:
-        os.rmdir(folder)
-        yield
-        return
-    alive, of_servers = os.pipe()
-    kinds = {OTHER: MODULES} | ({"deploy": SILOS} if deploys else {})
-    started = []
+    place = tempfile.TemporaryDirectory(prefix="noniid-", ignore_cleanup_errors=True)
+    with place as folder:  # nobody else may enter it
+        too_long = len(os.fsencode(folder)) + len(OTHER) >= MAX_SOCKET_PATH
+        if too_long or time.time() - edited < EDITED_S:
+            yield
+            return
+        environment, home = _compared(os.environ), root.resolve()
+
+        def is_for(request: Request) -> bool:
+            """Whether a stage has here what it has in a process of its own."""
+            named = Path(request.environment.get("DVC_ROOT") or request.folder).resolve()
+            return (
+                Path(request.folder).resolve() == named == home
+                and _compared(request.environment) == environment
+                and stamps(code) == before
+            )
+
+        alive, of_parent = os.pipe()
+        servers = []
+        try:
+            for name, modules in (
+                {OTHER: MODULES} | ({"deploy": SILOS} if deploys else {})
+            ).items():
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+                    listening.bind(f"{folder}/{name}")
+                    listening.listen()
+                    if (pid := _fork()) == 0:
+                        os.close(of_parent)  # so that `alive` closes when the parent ends
+                        _serve(Server(listening, alive, modules, is_for), eager, folder)
+                servers.append(pid)
+            os.environ[WARM] = folder
+            yield
+        finally:
+            os.environ.pop(WARM, None)
+            for pid in servers:
+                os.kill(pid, signal.SIGKILL)  # its stage ends with it
+                os.waitpid(pid, 0)
+            os.close(alive)
+            os.close(of_parent)
+
+
+class Server(NamedTuple):
+    """Serves the commands of one experiment, one after the other, in a fork for each."""
+
+    listening: socket.socket
+    alive: int  # descriptor that is readable when the parent has ended
+    modules: Mapping[str, Sequence[str]]
+    is_for: Callable[[Request], bool]
+
+    def run(self, imports: bool) -> None:
+        """Serves until the parent has ended. `imports`: whether it imports when it has no work."""
+        waiting = [name for names in self.modules.values() for name in names]
+        while True:
+            watched = [self.listening.fileno(), self.alive]
+            ready = select.select(watched, [], [], 0 if imports and waiting else None)[0]
+            if self.alive in ready:
+                return
+            if ready:
+                with contextlib.suppress(OSError, ValueError), self.listening.accept()[0] as client:
+                    imports = self._answer(client) or imports
+            else:
+                _import(waiting.pop(0))
+
+    def _answer(self, client: socket.socket) -> bool:
+        """Runs a stage in a fork, or closes the connection: the stage runs cold.
+
+        Returns whether others may follow.
+        """
+        client.settimeout(PATIENCE_S)
+        content, descriptors, _, _ = socket.recv_fds(client, MAX_REQUEST, 3)
+        try:
+            request = Request(*json.loads(content))
+            if not (_is_ours(client) and request.stage in self.modules and self.is_for(request)):
+                return False
+            client.settimeout(None)
+            client.send(ACCEPTED)
+            # Plan and sync may have nothing to do. They import what they need.
+            others = request.stage not in ("plan", SYNC)
+            for name in self.modules[request.stage] if others else ():
+                _import(name)
+            pid = _fork()
+            if pid == 0:
+                client.close()
+                self.listening.close()
+                _leave(request, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._wait(client, pid)
+        return others
+
+    def _wait(self, client: socket.socket, pid: int) -> None:
+        """Passes signals on to a stage until it has ended, and sends the exit code, or minus the
+        signal.
+
+        It kills the stage of a command that has ended, with all that the stage has started.
+        """
+        os.setpgid(pid, pid)  # here too: nobody knows which of the two processes is first
+        with open(os.pidfd_open(pid), "rb", 0) as ended:
+            watched: list[Any] = [client, ended, self.alive]
+            while ended not in (ready := select.select(watched, [], [])[0]):
+                number = b""
+                with contextlib.suppress(OSError):
+                    number = b"" if self.alive in ready else client.recv(1)
+                if not number:
+                    os.killpg(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    return
+                os.kill(pid, number[0])
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        client.send(code.to_bytes(4, "big", signed=True))
+
+
+def _serve(server: Server, imports: bool, folder: str) -> None:
+    """In a server's process: serves, and ends it."""
     try:
-        for name, modules in kinds.items():
-            with socket.socket(socket.AF_UNIX) as listening:
-                listening.bind(f"{folder}/{name}")
-                listening.listen()
-                server = Server(
-                    listening, alive, root.resolve(), modules, lambda: stamps(code) == before, eager
-                )
-                started.append(_forked(server, of_servers, folder))
-        os.environ[WARM] = folder
-        yield
-    finally:
-        os.environ.pop(WARM, None)
-        for pid in started:
-            os.kill(pid, signal.SIGKILL)  # its stages end with it
-            os.waitpid(pid, 0)
-        os.close(alive)
-        os.close(of_servers)
+        os.setpgid(0, 0)  # a Ctrl-C is for the waiting command, which passes it on
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # as `plugins.silo.loopback` has it
+        server.run(imports)
         shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os._exit(0)
 
 
-def _forked(server: Server, of_parent: int, folder: str) -> int:
-    """Starts a server; returns its process id."""
+def _leave(request: Request, descriptors: Sequence[int]) -> None:
+    """In a stage's process: runs the stage as its command would, and ends with its exit code."""
+    code = edge.CRASHED
+    try:
+        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+        os.setpgid(0, 0)
+        for number, given in enumerate(descriptors):
+            os.dup2(given, number)
+        os.chdir(request.folder)
+        os.environ.clear()
+        os.environ.update(request.environment)
+        sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+        sys.path.insert(0, request.folder)  # as for `python -m`
+        logging.root.handlers.clear()
+        code = _run(request.stage)
+    except KeyboardInterrupt:
+        code = edge.INTERRUPTED
+    except BaseException:  # of any kind: Python prints it at the end of a process
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+
+
+def _run(stage: str) -> int:
+    if stage == SYNC:
+        return edge.guarded(lambda: sync(Workspace.of(Path(), os.environ)))
+    if stage in SILOS:
+        import torch
+
+        from fedml_noniid.plugins.silo import loopback
+
+        torch.set_num_threads(1)  # its threads would not survive the forks
+        loopback.START_METHOD = "fork"
+    return stages.main([stage])
+
+
+def _fork() -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # of Python 3.12, about threads: see docs/performance.md
-        pid = os.fork()
-    if pid == 0:
-        os.close(of_parent)  # so that the pipe closes when the parent ends, for whatever reason
-        try:
-            os.setpgid(0, 0)  # a Ctrl-C is for the waiting command, which passes it on
-            os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # as `plugins.silo.loopback` has it
-            server.run()
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os._exit(0)
-    return pid
+        # Of Python 3.12, about threads: see docs/performance.md.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
-class Server:
-    """Serves the commands of one experiment, one fork for each."""
-
-    def __init__(
-        self,
-        listening: socket.socket,
-        alive: int,
-        root: Path,
-        modules: Mapping[str, Sequence[str]],
-        is_same_code: Callable[[], bool],
-        eager: bool,
-    ) -> None:
-        """`alive`: a descriptor that is readable when the parent has ended."""
-        self._listening, self._alive, self._root = listening, alive, root
-        self._modules, self._is_same_code = modules, is_same_code
-        self._waiting = [name for names in modules.values() for name in names]  # to import
-        self._imports = eager
-        self._environment = _compared(os.environ)
-        self._stages: list[Stage] = []
-
-    def run(self) -> None:
-        """Returns when the parent has ended."""
-        while True:
-            watched = [self._listening.fileno(), self._alive]
-            watched += [of for one in self._stages for of in (one.ended, one.client.fileno())]
-            ready = select.select(watched, [], [], 0 if self._imports and self._waiting else None)[
-                0
-            ]
-            if self._alive in ready:
-                for one in self._stages:
-                    _kill(one)
-                return
-            for one in list(self._stages):
-                if one.ended in ready:
-                    self._tell(one)
-                elif one.client.fileno() in ready:
-                    self._pass_on(one)
-            if self._listening.fileno() in ready:
-                self._accept()
-            elif not ready:
-                _import(self._waiting.pop(0))
-
-    def _accept(self) -> None:
-        """Begins a stage in a fork.
-
-        A request that is not for this process is closed: the stage runs cold.
-        """
-        client, _ = self._listening.accept()
-        with contextlib.suppress(OSError, ValueError):
-            client.settimeout(PATIENCE_S)
-            request = _received(client)
-            client.settimeout(None)
-            if self._takes(client, request):
-                client.sendall(ACCEPTED)
-                # Plan and sync may have nothing to do. They import what they need.
-                if request.stage not in ("plan", SYNC):
-                    self._imports = True
-                    for name in self._modules[request.stage]:
-                        _import(name)
-                pid = os.fork()
-                if pid == 0:
-                    code = edge.CRASHED
-                    try:
-                        self._leave(client)
-                        code = _work(request)
-                    except KeyboardInterrupt:
-                        code = edge.INTERRUPTED
-                    finally:
-                        os._exit(code)
-                self._stages.append(Stage(pid, os.pidfd_open(pid), client))
-            for one in request.descriptors:
-                os.close(one)
-        if not any(one.client is client for one in self._stages):
-            client.close()
-
-    def _takes(self, client: socket.socket, request: Request) -> bool:
-        """Whether a stage has here what it has in a process of its own."""
-        _, user, _ = struct.unpack(
-            "3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        )
-        named = Path(request.environment.get("DVC_ROOT") or request.folder).resolve()
-        return (
-            user == os.getuid()
-            and request.stage in self._modules
-            and Path(request.folder).resolve() == named == self._root
-            and _compared(request.environment) == self._environment
-            and self._is_same_code()
-        )
-
-    def _leave(self, client: socket.socket) -> None:
-        """In a fork: gives up what belongs to the server."""
-        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
-        os.setpgid(0, 0)
-        client.close()
-        os.close(self._alive)
-        self._listening.close()
-        for one in self._stages:
-            os.close(one.ended)
-            one.client.close()
-
-    def _tell(self, one: Stage) -> None:
-        """Tells the command how its stage has ended: the exit code, or minus the signal."""
-        code = os.waitstatus_to_exitcode(os.waitpid(one.pid, 0)[1])
-        with contextlib.suppress(OSError):
-            one.client.sendall(code.to_bytes(4, "big", signed=True))
-        self._forget(one)
-
-    def _pass_on(self, one: Stage) -> None:
-        """Passes a signal on. The stage of a command that has ended is killed."""
-        try:
-            number = one.client.recv(1)
-        except OSError:
-            number = b""
-        if number:
-            os.kill(one.pid, number[0])
-        else:
-            _kill(one)
-            self._forget(one)
-
-    def _forget(self, one: Stage) -> None:
-        self._stages.remove(one)
-        os.close(one.ended)
-        one.client.close()
-
-
-def _kill(one: Stage) -> None:
-    """Ends a stage and the processes that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(one.pid, signal.SIGKILL)
-    os.waitpid(one.pid, 0)
+def _is_ours(client: socket.socket) -> bool:
+    """Whether a command is of this user."""
+    found = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", found)[1] == os.getuid())
 
 
 def _import(name: str) -> None:
@@ -291,73 +277,6 @@ def _import(name: str) -> None:
 def _compared(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment variables that imports may read."""
     return {name: value for name, value in environment.items() if not name.startswith(FREE)}
-
-
-def _received(client: socket.socket) -> Request:
-    """The request of a command.
-
-    OSError, ValueError if it is not whole, or not for a stage alone.
-    """
-    descriptors = array.array("i")
-    head, rights, _, _ = client.recvmsg(4, socket.CMSG_SPACE(3 * descriptors.itemsize))
-    for _, _, data in rights:
-        descriptors.frombytes(data)
-    size, body = int.from_bytes(head, "big"), b""
-    while len(body) < size and (part := client.recv(size - len(body))):
-        body += part
-    (stage,), folder, environment, umask = json.loads(body)
-    return Request(stage, folder, environment, umask, tuple(descriptors))
-
-
-def _work(request: Request) -> int:
-    """In a fork: runs the stage as its command would. Returns the exit code."""
-    for number in PASSED_ON:
-        signal.signal(
-            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        )
-    for place, given in enumerate(request.descriptors):
-        os.dup2(given, place)
-    for given in request.descriptors:
-        os.close(given)
-    os.chdir(request.folder)
-    os.umask(request.umask)
-    os.environ.clear()
-    os.environ.update(request.environment)
-    sys.stdin, sys.stdout, sys.stderr = open(0), _text(1), _text(2)  # noqa: SIM115, until the process ends
-    sys.argv = [stages.__file__, request.stage]
-    sys.path.insert(0, request.folder)  # as for `python -m`
-    logging.root.handlers.clear()
-    if request.stage in SILOS:
-        import torch
-
-        from fedml_noniid.plugins.silo import loopback
-
-        torch.set_num_threads(1)  # its threads would not survive the forks
-        loopback.METHOD = "fork"
-    code = edge.CRASHED
-    try:
-        if request.stage == SYNC:
-            code = edge.guarded(lambda: sync(Workspace.of(Path(), os.environ)))
-        else:
-            code = stages.main([request.stage])
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else edge.CRASHED
-    except Exception:  # of any kind: Python prints it at the end of a process
-        traceback.print_exc()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
-    return code
-
-
-def _text(descriptor: int) -> TextIO:
-    """A standard stream as Python opens it."""
-    is_error = descriptor == 2
-    encoding, errors = (
-        getattr(sys.__stdout__, "encoding", None),
-        "backslashreplace" if is_error else None,
-    )
-    return open(descriptor, "w", 1 if is_error or os.isatty(descriptor) else -1, encoding, errors)
 
 
 def sync(place: Workspace) -> int:

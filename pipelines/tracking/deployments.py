@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import csv
 import logging
-import math
-from collections import defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
 from fedml_noniid.pipelines.experiment import counts, results
-from fedml_noniid.pipelines.tracking import runs, view
 from fedml_noniid.pipelines.tracking.store import Store
-from fedml_noniid.pipelines.tracking.sync import hashed, once, recorded
+from fedml_noniid.pipelines.tracking.sync import Finished, hashed, record, recorded
 from fedml_noniid.plugins.core.errors import UserError
 
 # Functions that need these import them: they import torch, which takes seconds.
@@ -29,7 +27,7 @@ FILES = ROUNDS, ABSENT, MODEL = (
     "absent.csv",
     "model.safetensors",
 )  # as plugins/silo/results.py has them
-MOST = 50  # silos that have a metric each
+MAX_SILO_METRICS = 50  # silos that have a metric each
 PASSED = (
     "attack_args",
     "defense_args",
@@ -37,18 +35,7 @@ PASSED = (
 )  # FedML's sections; of the first two we do not know the keys
 
 
-class Deployed(NamedTuple):
-    """A finished deployment."""
-
-    name: str
-    params: dict[str, object]
-    tags: dict[str, str]
-    rows: list[dict[str, float]]
-    files: list[Path]
-    digest: str
-
-
-def read(folder: Path, config: Path) -> Deployed:
+def read(folder: Path, config: Path) -> Finished:
     """The deployment whose server wrote `folder`.
 
     UserError if it is not over, or if a file can't be read.
@@ -69,54 +56,20 @@ def read(folder: Path, config: Path) -> Deployed:
             f"{folder}: the run is not over ({len(rows)} of {rounds} rounds); it can be logged "
             f"once it has {MODEL}"
         )
-    answers = _answers(
-        deployment, absences.read(folder / ABSENT, rounds, deployment.silos), len(rows)
-    )
+    missing = absences.read(folder / ABSENT, rounds, deployment.silos)
+    answers = _answers(deployment, missing, len(rows))
     # Round 0, if it is there, is last: it has no seconds.
     rows = [row | answers.pop(int(row["round"])) for row in rows] + list(answers.values())
-    params = _params(deployment)
+    last, params = max(rows, key=lambda row: row["round"]), _params(deployment)
+    final = {key: last[key] for key in results.FINAL if key in last}
+    traffic = [row.get("bytes_up", 0) + row.get("bytes_down", 0) for row in rows]
     tags = {key: str(params[key]) for key in ("recipe", "composition", "seed")}
     tags |= {"kind": "deployment", "weights_sha256": _weights(files[-1])}
     # A run that is done again has other seconds, and so another name.
     name = f"deployment/{tags['recipe']}-{tags['seed']}-{hashed('', files[:1])[:8]}"
-    return Deployed(name, params, tags, rows, files, hashed("", [config, *files]))
-
-
-def add(store: Store, experiment: str, found: Deployed) -> bool:
-    """Makes the deployment a run, and earlier runs of its name go to the trash.
-
-    False if it is there already.
-    """
-    from fedml_noniid.pipelines.experiment.training import FINAL
-
-    last = max(found.rows, key=lambda row: row["round"])
-    final = {key: last[key] for key in FINAL if key in last}
-    final["traffic_mib"] = (
-        sum(row.get("bytes_up", 0) + row.get("bytes_down", 0) for row in found.rows) / counts.MIB
-    )
-    ended = round(1000 * found.files[-1].stat().st_mtime)
-    took = sum(
-        seconds for row in found.rows if math.isfinite(seconds := row.get("seconds", math.nan))
-    )
-
-    def write() -> runs.Run:
-        run = runs.start(
-            store,
-            experiment,
-            found.name,
-            found.params,
-            found.tags,
-            began=ended - round(1000 * took),
-        )
-        run.log_rounds(found.rows)
-        run.finish(final, found.files, ended)
-        return run
-
-    fresh = once(store, experiment, found.name, found.digest, write)
-    client = store.client()
-    with store.guarded():
-        view.prepare(client, runs.of_name(store, client, experiment))
-    return fresh
+    final |= {"traffic_mib": sum(traffic) / counts.MIB}
+    digest = hashed("", [config, *files])
+    return Finished(name, digest, params, tags, rows, final, files, files[-1])
 
 
 def sync_stage(store: Store, root: Path, experiment: str) -> list[str]:
@@ -124,13 +77,11 @@ def sync_stage(store: Store, root: Path, experiment: str) -> list[str]:
 
     Returns its name.
     """
-    folder, record = root / "deploy" / "stage", root / "deploy" / "result.json"
+    folder, result = root / "deploy" / "stage", root / "deploy" / "result.json"
     config, files = folder / "fedml_config.yaml", [folder / "run" / name for name in FILES]
-    if not all(path.is_file() for path in (record, config, *files)):
+    if not all(path.is_file() for path in (result, config, *files)):
         return []
-    about = results.record(record)
-    named = {key: str(about.get(key)) for key in ("scenario", "recipe", "seed")}
-    name = f"deployment/{'-'.join(named.values())}"
+    about = results.record(result)
     if hashed("", [config, *files]) in recorded(store, experiment):
         return []  # without torch, whose import takes seconds
     try:
@@ -140,9 +91,14 @@ def sync_stage(store: Store, root: Path, experiment: str) -> list[str]:
     except UserError as error:  # left by other code; the stage writes new files when it runs next
         log.info("MLflow: without the deployment (%s)", error)
         return []
-    tags = found.tags | named | {"simulated_sha256": str(about.get("simulated_sha256"))}
-    found = found._replace(name=name, params=found.params | named, tags=tags)
-    return [name] if add(store, experiment, found) else []
+    named = {key: str(about.get(key)) for key in ("scenario", "recipe", "seed")}
+    found = replace(
+        found,
+        name=f"deployment/{'-'.join(named.values())}",
+        params={**found.params, **named},
+        tags={**found.tags, **named, "simulated_sha256": str(about.get("simulated_sha256"))},
+    )
+    return record(store, experiment, [found], root)
 
 
 def _rounds(path: Path) -> list[dict[str, float]]:
@@ -176,20 +132,18 @@ def _answers(
     """
     from fedml_noniid.plugins.engines.cohort import draw_cohort
 
-    silos, seed, late = (
-        deployment.silos,
-        deployment.common_args.random_seed,
-        defaultdict[int, set[int]](set),
-    )
-    for (t, _), clients in missing.items():
-        late[t].update(clients)
+    silos, seed = deployment.silos, deployment.common_args.random_seed
     found = {}
-    for t in range(0 if 0 in late else 1, rounds + 1):
+    for t in range(rounds + 1):
+        late = {client for (at, _), clients in missing.items() if at == t for client in clients}
+        if t == 0 and not late:
+            continue
         # Exchanges before the first round and after the last one ask everybody.
-        asked = {*draw_cohort(seed, t, silos, deployment.cohort if t else silos)} | late[t]
-        row = {"round": t, "silos_asked": len(asked), "silos_missing": len(late[t])}
-        row["silos_answered"] = len(asked - late[t])
-        row |= {f"answered.silo_{k}": k not in late[t] for k in sorted(asked) if silos <= MOST}
+        asked = {*draw_cohort(seed, t, silos, deployment.cohort if t else silos)} | late
+        row = {"round": t, "silos_asked": len(asked), "silos_missing": len(late)}
+        row["silos_answered"] = len(asked - late)
+        if silos <= MAX_SILO_METRICS:
+            row |= {f"answered.silo_{k}": k not in late for k in sorted(asked)}
         found[t] = {key: float(value) for key, value in row.items()}
     return found
 
@@ -216,21 +170,19 @@ def _params(deployment: Deployment) -> dict[str, object]:
         "train.lr": train.learning_rate,
     }
     local = train.model_dump(include=set(LocalSettings.model_fields))
-    for section, values in {"train": local, **train.settings}.items():
-        found |= {f"{section}.{key}": value for key, value in values.items()}
-    # Paths and addresses are strings.
-    found |= {
-        key: value
-        for key, value in deployment.comm_args.model_dump().items()
-        if not isinstance(value, str)
-    }
-    for section, values in deployment.model_dump(include=set(PASSED), exclude_none=True).items():
-        plain = {
+    others = deployment.model_dump(include={"comm_args", *PASSED}, exclude_none=True)
+    # A path, an address or a password is text, and no word.
+    plain = {
+        section: {
             key: value
             for key, value in values.items()
-            if isinstance(value, int | float) or str(value).isidentifier()
+            if isinstance(value, int | float) or (section in PASSED and str(value).isidentifier())
         }
-        found |= {f"{section}.{key}": value for key, value in plain.items()}
+        for section, values in others.items()
+    }
+    found |= plain.pop("comm_args")
+    for section, values in {"train": local, **train.settings, **plain}.items():
+        found |= {f"{section}.{key}": value for key, value in values.items()}
     return found
 
 

@@ -1,6 +1,6 @@
-"""Finished items on disk -> MLflow runs.
+"""Finished items, deployments and reports on disk -> MLflow runs.
 
-Each item is one run, with its numbers, files and registered model.
+Each is one run, with its numbers, files and registered model.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +24,79 @@ REPORTS = "papers"  # experiment with the papers' tables and figures, one run pe
 MODEL = "model.safetensors"  # is stored with the registered model
 
 
+@dataclass(frozen=True)
+class Finished:
+    """What a finished run has."""
+
+    name: str
+    digest: str  # of everything else
+    params: Mapping[str, object]
+    tags: Mapping[str, str]
+    rows: Sequence[Mapping[str, float]]  # of the rounds, with their `seconds`
+    final: Mapping[str, float]
+    files: Sequence[Path]
+    written: Path  # the file that was written last
+    live: str = ""  # id of the run that recorded it
+    item: ItemResult | None = None  # whose model is registered
+
+    @property
+    def ended(self) -> int:
+        """The end in milliseconds."""
+        return round(1000 * self.written.stat().st_mtime)
+
+    @property
+    def began(self) -> int:
+        """The beginning in milliseconds."""
+        seconds = [
+            row["seconds"] for row in self.rows if math.isfinite(row.get("seconds", math.nan))
+        ]
+        return self.ended - round(1000 * sum(seconds))
+
+
 def sync(store: Store, root: Path, experiment: str) -> list[str]:
     """Makes one finished run for every finished item under `root`.
 
     Returns the keys that needed work.
-
-    A new run replaces the item's earlier run. The earlier run goes to MLflow's trash with the tag
-    `superseded_by`, so charts don't count the item twice. Runs of a DVC experiment stay: their
-    files are not in the workspace. A run that was deleted in MLflow is restored.
     """
-    items = {item.key: item for item in results.read(root, store.repository)}
-    digests = {key: _digest(item, root) for key, item in items.items()}
-    if recorded(store, experiment).issuperset(digests.values()):
+    items = results.read(root, store.repository)
+    return record(store, experiment, [_of_item(item, root) for item in items], root)
+
+
+def sync_reports(store: Store, root: Path) -> list[str]:
+    """Makes a run of the experiment "papers" for every paper's report under `root`.
+
+    Returns the names that needed work.
+    """
+    return record(
+        store, REPORTS, [*map(_of_report, sorted(root.glob("papers/built/*/*/metrics.json")))], root
+    )
+
+
+def record(store: Store, experiment: str, found: Sequence[Finished], root: Path) -> list[str]:
+    """Makes one finished run for each, unless MLflow has it. Returns the names that needed work.
+
+    A new run replaces the earlier run of its name. The earlier run goes to MLflow's trash with the
+    tag `superseded_by`, so charts don't count it twice. Runs of a DVC experiment stay: their files
+    are not in the workspace. A run that was deleted in MLflow is restored.
+    """
+    if recorded(store, experiment).issuperset(one.digest for one in found):
         return []
     client = store.client()
     with store.guarded(), store.lock("sync"):
-        experiment_id, known = (
-            runs.of_name(store, client, experiment),
-            defaultdict[str, list[Any]](list),
-        )
+        experiment_id = runs.of_name(store, client, experiment)
+        known, whole = defaultdict[str, list[Any]](list), set()
         for run in runs.search(client, experiment_id, runs.ALL):
             known[run.data.tags.get("item", "")].append(run)
-        todo = [key for key in items if not any(_is_whole(run, digests[key]) for run in known[key])]
-        for key in todo:
-            run = _complete(client, experiment_id, items[key], known[key])
-            models.register(client, run, experiment, items[key], root)
-            client.set_tag(run.info.run_id, SYNCED, digests[key])
+            if run.info.lifecycle_stage == "active":
+                whole.add(run.data.tags.get(SYNCED))
+        todo = [one for one in found if one.digest not in whole]
+        for one in todo:
+            run = _complete(client, experiment_id, one, known[one.name])
+            if one.item is not None:
+                models.register(client, run, experiment, one.item, root)
+            client.set_tag(run.info.run_id, SYNCED, one.digest)
         view.prepare(client, experiment_id)
-    return todo
+    return [one.name for one in todo]
 
 
 def recorded(store: Store, experiment: str) -> set[str]:
@@ -71,77 +117,19 @@ def recorded(store: Store, experiment: str) -> set[str]:
     return {str(run.data.tags.get(SYNCED)) for run in known}
 
 
-def log_report(
-    store: Store,
-    name: str,
-    params: Mapping[str, str],
-    metrics: Mapping[str, float],
-    files: Sequence[Path],
-) -> None:
-    """Makes a paper's report the run `name` of the experiment "papers".
-
-    A run with other content goes to the trash.
-    """
-    about = f"{name} {sorted(params.items())} {sorted(metrics.items())}"
-    digest = hashed(about, files)
-    if digest in recorded(store, REPORTS):
-        return
-
-    def write() -> runs.Run:
-        run = runs.start(store, REPORTS, name, params, {})
-        run.finish(metrics, files)
-        return run
-
-    once(store, REPORTS, name, digest, write)
+def hashed(about: str, files: Sequence[Path] = ()) -> str:
+    """SHA-256 over a text, and over the names and contents of files."""
+    content = hashlib.sha256(about.encode())
+    for path in files:
+        content.update(f" {path.name} ".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return content.hexdigest()
 
 
-def once(
-    store: Store, experiment: str, name: str, digest: str, write: Callable[[], runs.Run]
-) -> bool:
-    """Writes the run `name` and moves earlier runs of that name to the trash.
-
-    False if a run has this digest.
-    """
-    client = store.client()
-    with store.guarded(), store.lock("sync"):
-        known = runs.search(client, runs.of_name(store, client, experiment))
-        fresh = not any(_is_whole(run, digest) for run in known)
-        if fresh:
-            run = client.get_run(write().run_id)
-            _supersede(client, run, [old for old in known if old.info.run_name == name])
-            client.set_tag(run.info.run_id, SYNCED, digest)
-    return fresh
-
-
-def sync_reports(store: Store, root: Path) -> None:
-    """Makes a run for every paper's report under `root`."""
-    for metrics in sorted(root.glob("papers/built/*/*/metrics.json")):
-        paper, size = metrics.parts[-3:-1]
-        files = sorted(path for path in (metrics.parent / "report").glob("*") if path.is_file())
-        numbers = results.numbers(results.record(metrics))
-        log_report(store, f"{paper}-{size}", {"paper": paper, "size": size}, numbers, files)
-
-
-def _complete(client: Any, experiment_id: str, item: ItemResult, earlier: Sequence[Any]) -> Any:
-    """The item's run (live, restored from the trash, or new), complete except for its model."""
-    written = round(
-        1000 * next(path for path in item.files if path.name == "rounds.csv").stat().st_mtime
-    )
-    run = max(
-        (run for run in earlier if _is_of(run, item)),
-        key=lambda run: int(run.info.start_time),
-        default=None,
-    )
-    if run is None:
-        began = written - round(1000 * sum(item.seconds or ()))
-        run = client.create_run(
-            experiment_id, start_time=began, tags={"item": item.key}, run_name=item.key
-        )
-    elif run.info.lifecycle_stage == "deleted":
-        client.restore_run(run.info.run_id)
-        if SUPERSEDED in run.data.tags:
-            client.delete_tag(run.info.run_id, SUPERSEDED)
-    log = runs.Run(client, run)
+def _of_item(item: ItemResult, root: Path) -> Finished:
+    """A finished item. The model's own hash is among its tags."""
+    data = (root / "data" / f"{item.params.get('data.name')}.safetensors").exists()
+    facts = (item.key, item.composition, item.params, item.tags, item.final, item.seconds, data)
+    files = [path for path in item.files if path.name != MODEL]
     about = {
         "item": item.key,
         "scenario": item.scenario,
@@ -149,68 +137,66 @@ def _complete(client: Any, experiment_id: str, item: ItemResult, earlier: Sequen
         "composition": item.composition,
         "seed": str(item.seed),
     }
-    log.describe(
-        dict(item.params) | about, dict(item.made.get("tags", {})) | dict(item.tags) | about
-    )
     seconds = item.seconds or (math.nan,) * len(item.rows)  # NaN is not logged
-    log.log_rounds(
-        [{**row, "seconds": value} for row, value in zip(item.rows, seconds, strict=True)]
+    return Finished(
+        item.key,
+        hashed(repr(facts), files),
+        {**item.params, **about},
+        {**item.made.get("tags", {}), **item.tags, **about},
+        [{**row, "seconds": value} for row, value in zip(item.rows, seconds, strict=True)],
+        {**item.final, **results.numbers(item.evaluation)},
+        files,
+        next(path for path in files if path.name == "rounds.csv"),
+        item.made.get("run_id", ""),
+        item,
     )
-    files = [path for path in item.files if path.name != MODEL]
-    log.finish(
-        dict(item.final) | results.numbers(item.evaluation), files, run.info.end_time or written
-    )
-    _supersede(
-        client,
-        run,
-        [old for old in earlier if old.info.status != "RUNNING" or old.info.start_time <= written],
-    )
+
+
+def _of_report(metrics: Path) -> Finished:
+    """A paper's report, by its file of numbers."""
+    paper, size = metrics.parts[-3:-1]
+    files = sorted(path for path in (metrics.parent / "report").glob("*") if path.is_file())
+    numbers, params = results.numbers(results.record(metrics)), {"paper": paper, "size": size}
+    digest = hashed(f"{paper} {size} {sorted(numbers.items())}", files)
+    return Finished(f"{paper}-{size}", digest, params, {}, [], numbers, files, metrics)
+
+
+def _complete(client: Any, experiment_id: str, one: Finished, earlier: Sequence[Any]) -> Any:
+    """The run (live, restored from the trash, or new), complete except for its model."""
+    same = [run for run in earlier if _is_of(run, one)]
+    run = max(same, key=lambda run: int(run.info.start_time), default=None)
+    if run is None:
+        run = client.create_run(
+            experiment_id, start_time=one.began, tags={"item": one.name}, run_name=one.name
+        )
+    elif run.info.lifecycle_stage == "deleted":
+        client.restore_run(run.info.run_id)
+        if SUPERSEDED in run.data.tags:
+            client.delete_tag(run.info.run_id, SUPERSEDED)
+    log = runs.Run(client, run)
+    log.describe(one.params, {"item": one.name, **one.tags})
+    log.log_rounds(one.rows)
+    log.finish(one.final, one.files, run.info.end_time or one.ended)
+    for old in earlier:
+        named = old.data.tags.get("dvc_experiment")
+        is_later = old.info.status == "RUNNING" and old.info.start_time > one.ended
+        is_other = named is not None and named != run.data.tags.get("dvc_experiment")
+        is_active = old.info.run_id != run.info.run_id and old.info.lifecycle_stage == "active"
+        if is_active and not is_later and not is_other:
+            # MLflow's pages can restore it from the trash.
+            client.set_tag(old.info.run_id, SUPERSEDED, run.info.run_id)
+            client.delete_run(old.info.run_id)
     return run
 
 
-def _supersede(client: Any, run: Any, earlier: Sequence[Any]) -> None:
-    """Moves the earlier runs of an item to the trash. MLflow's pages can restore them."""
-    for old in earlier:
-        named = old.data.tags.get("dvc_experiment")
-        other = named is not None and named != run.data.tags.get("dvc_experiment")
-        if (
-            old.info.run_id != run.info.run_id
-            and old.info.lifecycle_stage == "active"
-            and not other
-        ):
-            client.set_tag(old.info.run_id, SUPERSEDED, run.info.run_id)
-            client.delete_run(old.info.run_id)
-
-
-def _is_whole(run: Any, digest: str) -> bool:
-    return bool(run.info.lifecycle_stage == "active" and run.data.tags.get(SYNCED) == digest)
-
-
-def _is_of(run: Any, item: ItemResult) -> bool:
+def _is_of(run: Any, one: Finished) -> bool:
     """Whether a run belongs to the training that wrote these files."""
-    if run.info.run_id == item.made.get("run_id"):
+    if run.info.run_id == one.live:
         return True
-    weights, same = (
-        item.tags["weights_sha256"],
-        run.data.tags.get("fingerprint") == item.tags.get("fingerprint"),
-    )
+    fingerprint, weights = one.tags.get("fingerprint"), one.tags.get("weights_sha256")
     return bool(
-        same
+        fingerprint is not None
+        and run.data.tags.get("fingerprint") == fingerprint
         and run.info.status == "FINISHED"
         and run.data.tags.get("weights_sha256", weights) == weights
     )
-
-
-def _digest(item: ItemResult, root: Path) -> str:
-    """SHA-256 over everything that completes a run. The model's own hash is among the tags."""
-    data = (root / "data" / f"{item.params.get('data.name')}.safetensors").exists()
-    about = (item.key, item.composition, item.params, item.tags, item.final, item.seconds, data)
-    return hashed(repr(about), [path for path in item.files if path.name != MODEL])
-
-
-def hashed(about: str, files: Sequence[Path] = ()) -> str:
-    """SHA-256 over a text, and over the names and contents of files."""
-    content = hashlib.sha256(about.encode())
-    for path in files:
-        content.update(f" {path.name} ".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return content.hexdigest()

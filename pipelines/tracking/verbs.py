@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.tracking import deployments, ui
+from fedml_noniid.pipelines.tracking import sync as syncing
 from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.pipelines.tracking.sync import sync, sync_reports
 from fedml_noniid.plugins.core.errors import UserError
@@ -54,7 +55,7 @@ def record(
     found = deployments.read(folder, config)
     store = Store(place.repository, place.tracking_uri if to is None else to)
     experiment = experiment or _experiment(place.root / "params.yaml")
-    fresh = deployments.add(store, experiment, found)
+    fresh = syncing.record(store, experiment, [found], place.root)
     log.info(
         "%s: %s in experiment %s of %s",
         found.name,

@@ -1,5 +1,4 @@
 """CCVR.
-
 Luo, Chen, Hu, Zhang, Liang, Feng: No Fear of Heterogeneity: Classifier Calibration for Federated
 Learning with Non-IID Data, NeurIPS 2021. https://arxiv.org/abs/2106.05001
 
@@ -35,10 +34,10 @@ from fedml_noniid.plugins.core.component import (
     Ask,
     Asks,
     Change,
-    Claim,
     Client,
     Component,
     Exchanges,
+    Exclusive,
     Needs,
     Server,
     Setting,
@@ -56,8 +55,8 @@ class CCVR(Component):
     """Trains the classifier on features drawn from the pooled Gaussian of every class."""
 
     name: ClassVar[str] = "ccvr"
-    needs: ClassVar[Needs] = Needs(own=True)
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.CLASSIFIER})
+    needs: ClassVar[Needs] = Needs(local_set=True)
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.CLASSIFIER})
     ranges: ClassVar[Mapping[str, Range]] = {"n": Range(0)}
 
     samples: Count = 200  # M_c, virtual features per class: FL-bench; 2000 in Fed-CCVR
@@ -82,7 +81,7 @@ class CCVR(Component):
             z, is_class = features(batch)
             return {"n": is_class.sum(0), "z": is_class.T @ z}
 
-        total = client.own.total(sums)
+        total = client.local_set.total(sums)
         n = total["n"]  # [C]
         mean = total["z"] / n.clamp(min=1)[:, None]  # [C, d]
 
@@ -91,7 +90,7 @@ class CCVR(Component):
             centred = (z - mean[batch.y]) * is_class.T[:, :, None]  # [C, B, d]
             return {"zz": centred.transpose(1, 2) @ centred}  # [C, d, d]
 
-        cov = client.own.total(products)["zz"] / (n - 1).clamp(min=1)[:, None, None]
+        cov = client.local_set.total(products)["zz"] / (n - 1).clamp(min=1)[:, None, None]
         i, j = torch.triu_indices(*cov.shape[1:], device=cov.device)
         return Answer({"mean": mean, "cov": cov[:, i, j], "n": n})
 

@@ -1,5 +1,4 @@
 """Centralised training.
-
 Robbins, Monro: A Stochastic Approximation Method, Annals of Mathematical Statistics 1951.
 https://doi.org/10.1214/aoms/1177729586
 
@@ -27,9 +26,8 @@ class Centralised(Component):
 
     name: ClassVar[str] = "centralised"
 
-    with_public: bool = (
-        False  # whether the public split is part of the union, as it is for FNR-FL's clients
-    )
+    # whether the public split is part of the union, as it is for FNR-FL's clients
+    with_public: bool = False
 
     @property
     def needs(self) -> Needs:

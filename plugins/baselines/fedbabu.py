@@ -1,5 +1,4 @@
 """FedBABU.
-
 Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
 https://arxiv.org/abs/2106.06042
 
@@ -13,8 +12,8 @@ the same seed.
   was trained for.
 
 Meeting others: other methods see the body only, so norms, momenta, control variates and refinements
-leave the head alone. A method that reads the classifier (FedRS's bias) finds it in the task. FedML
-pair: `make_pair("fedbabu")`.
+leave the head alone. A method that reads the classifier (FedRS's bias) finds it in the task.
+FedML pair: `make_pair("fedbabu")`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import Claim, Component, Needs, Weights
+from fedml_noniid.plugins.core.component import Component, Exclusive, Needs, Weights
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,6 @@ class FedBABU(Component):
 
     name: ClassVar[str] = "fedbabu"
     needs: ClassVar[Needs] = Needs(fixed_classifier=True)
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.CLASSIFIER})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.CLASSIFIER})
 
     weights: Weights = "size"  # CCN's n_r / n; the authors' code: uniform

@@ -1,5 +1,4 @@
 """FedBN.
-
 Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch
 Normalization, ICLR 2021. https://arxiv.org/abs/2102.07623, authors' code:
 https://github.com/med-air/FedBN
@@ -14,8 +13,8 @@ and averaged as in FedAvg. Choices:
 
 Every client has a model of its own: the sent one with its batch norms. So accuracies are those of
 the clients' models, each on the client's own test samples, over all samples together. The clients
-test them, in a deployment too (`plugins.engines.own_tests`). On the validation split nobody has an
-accuracy. A model without batch norms is trained as by FedAvg, to the bit.
+test them, in a deployment too (`plugins.engines.client_tests`). On the validation split
+nobody has an accuracy. A model without batch norms is trained as by FedAvg, to the bit.
 
 Meeting others: other methods see the shared part only, so norms, momenta, control variates and
 proximal terms leave the batch norms alone. What a method evaluates on a client is the client's
@@ -36,6 +35,6 @@ class FedBN(Component):
     """Keeps each client's batch norms on the client."""
 
     name: ClassVar[str] = "fedbn"
-    needs: ClassVar[Needs] = Needs(own_norms=True)
+    needs: ClassVar[Needs] = Needs(personal_norms=True)
 
     weights: Weights = "size"  # the paper: uniform

@@ -1,5 +1,4 @@
 """FedDC.
-
 Gao, Fu, Li, Chen, Xu, Xu: FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling
 and Correction, CVPR 2022. https://arxiv.org/abs/2203.11751. The authors' code:
 https://github.com/gaoliang13/FedDC
@@ -31,9 +30,9 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import (
     Answer,
     Change,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Server,
     Setting,
     Trace,
@@ -49,8 +48,8 @@ class FedDC(Component):
     average."""
 
     name: ClassVar[str] = "feddc"
-    claims: ClassVar[frozenset[Claim]] = frozenset(
-        {Claim.DRIFT, Claim.PROXIMAL, Claim.SERVER_STEP, Claim.AVERAGE}
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset(
+        {Exclusive.DRIFT, Exclusive.PROXIMAL, Exclusive.SERVER_STEP, Exclusive.AVERAGE}
     )
     weights: ClassVar[Weights] = "uniform"
 

@@ -1,5 +1,4 @@
 """FedDF.
-
 Lin, Kong, Stich, Jaggi: Ensemble Distillation for Robust Model Fusion in Federated Learning,
 NeurIPS 2020. https://arxiv.org/abs/2006.07242. The authors' code:
 https://github.com/epfml/federated-learning-public-code
@@ -32,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Change, Claim, Component, Needs, Public, Server
+from fedml_noniid.plugins.core.component import Change, Component, Exclusive, Needs, Public, Server
 from fedml_noniid.plugins.core.data import Batch, Pass, Samples
 from fedml_noniid.plugins.core.optimizers import Adam
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Positive
@@ -50,7 +49,7 @@ class FedDF(Component):
 
     name: ClassVar[str] = "feddf"
     needs: ClassVar[Needs] = Needs(public=Public.UNLABELLED, whole_models=True)
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_LEARNING})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_LEARNING})
 
     steps: CountOrNone = 500  # ours; authors' code: up to 10,000, see above
     batch_size: Count = 128  # authors' code

@@ -1,5 +1,4 @@
 """FedDyn.
-
 Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic
 Regularization, ICLR 2021. https://arxiv.org/abs/2111.04263
 
@@ -26,9 +25,9 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import (
     Answer,
     Change,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Server,
     Trace,
     Weights,
@@ -47,8 +46,10 @@ class FedDyn(Component):
     alpha: Positive = 0.1  # FedNLR, section 7.1; the server divides by it
 
     @property
-    def claims(self) -> frozenset[Claim]:
-        return frozenset({Claim.DRIFT, Claim.PROXIMAL, Claim.SERVER_STEP, Claim.AVERAGE})
+    def exclusive(self) -> frozenset[Exclusive]:
+        return frozenset(
+            {Exclusive.DRIFT, Exclusive.PROXIMAL, Exclusive.SERVER_STEP, Exclusive.AVERAGE}
+        )
 
     def init_client(self, client: Client) -> Tree:
         return {"g": zeros_like(client.params)}

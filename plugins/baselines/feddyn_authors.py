@@ -26,9 +26,9 @@ from fedml_noniid.plugins.core.component import (
     Ask,
     Asks,
     Change,
-    Claim,
     Client,
     Exchanges,
+    Exclusive,
     Server,
     Setting,
 )
@@ -47,8 +47,8 @@ class FedDynAuthors(FedDyn):
     clip: NonNegative = 10.0  # norm of the gradient
 
     @property
-    def claims(self) -> frozenset[Claim]:
-        return super().claims | ({Claim.OPTIMIZER} if self.clip else set())
+    def exclusive(self) -> frozenset[Exclusive]:
+        return super().exclusive | ({Exclusive.OPTIMIZER} if self.clip else set())
 
     def exchanges(self, setting: Setting) -> Exchanges:
         return Exchanges(begin=int(self.alpha_adapt == "authors"))

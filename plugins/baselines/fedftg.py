@@ -1,5 +1,4 @@
 """FedFTG.
-
 Zhang, Shen, Ding, Tao, Duan: Fine-tuning Global Model via Data-Free Knowledge Distillation for
 Non-IID Federated Learning, CVPR 2022. https://arxiv.org/abs/2203.09249. The authors' code:
 https://github.com/ZhangLin-PKU/FedFTG
@@ -53,9 +52,9 @@ from fedml_noniid.plugins.baselines.generators import (
 from fedml_noniid.plugins.core.component import (
     Answer,
     Change,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Needs,
     Server,
     Setting,
@@ -84,16 +83,15 @@ class FedFTG(Component):
     """Fine-tunes the average with the clients' ensemble on inputs that a generator makes."""
 
     name: ClassVar[str] = "fedftg"
-    needs: ClassVar[Needs] = Needs(own=True, whole_models=True)
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_LEARNING})
+    needs: ClassVar[Needs] = Needs(local_set=True, whole_models=True)
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_LEARNING})
     ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0)}  # labels are drawn by them
 
     iterations: CountOrNone = 10  # I, per round: authors' code
     generator_steps: CountOrNone = 1  # I_g, per iteration: authors' code
     model_steps: CountOrNone = 5  # I_d, per iteration: authors' code
-    batch_size: Annotated[int, Range(2)] = (
-        50  # authors' script for CIFAR-10; one sample would be standardised to 0
-    )
+    # authors' script for CIFAR-10; one sample would be standardised to 0
+    batch_size: Annotated[int, Range(2)] = 50
     noise_dim: Count = 100  # of z: authors' code
     hidden: Count = 256  # of G; ours
     generator_lr: Positive = 0.01  # of Adam: authors' code
@@ -121,7 +119,11 @@ class FedFTG(Component):
     def report(self, trace: Trace, client: Client) -> Answer:
         """n_k^y, [C]."""
         return Answer(
-            {"counts": client.own.class_counts(client.task.network.n_classes).to(trace.loss.dtype)}
+            {
+                "counts": client.local_set.class_counts(client.task.network.n_classes).to(
+                    trace.loss.dtype
+                )
+            }
         )
 
     def learn(self, server: Server) -> Change | None:

@@ -1,5 +1,4 @@
 """FedGen.
-
 Zhu, Hong, Zhou: Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
 https://arxiv.org/abs/2105.10056. The authors' code: https://github.com/zhuangdizhu/FedGen
 
@@ -77,7 +76,7 @@ class FedGen(Component):
     """Trains a generator of features on the server; the clients learn from its features."""
 
     name: ClassVar[str] = "fedgen"
-    needs: ClassVar[Needs] = Needs(own=True)
+    needs: ClassVar[Needs] = Needs(local_set=True)
     ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0)}  # labels are drawn by them
 
     generative_alpha: NonNegative = 10.0  # of the client's CE on G(y'): authors' code, MNIST
@@ -136,7 +135,11 @@ class FedGen(Component):
     def report(self, trace: Trace, client: Client) -> Answer:
         """n_k^y, [C]."""
         return Answer(
-            {"counts": client.own.class_counts(client.task.network.n_classes).to(trace.loss.dtype)}
+            {
+                "counts": client.local_set.class_counts(client.task.network.n_classes).to(
+                    trace.loss.dtype
+                )
+            }
         )
 
     def survey(self, server: Server) -> Change | None:

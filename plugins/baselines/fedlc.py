@@ -1,5 +1,4 @@
 """FedLC.
-
 Zhang, Li, Li, Xu, Wu, Ding, Wu: Federated Learning with Label Distribution Skew via Logits
 Calibration, ICML 2022. https://arxiv.org/abs/2209.00189
 
@@ -25,7 +24,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Claim, Client, Component, Needs
+from fedml_noniid.plugins.core.component import Client, Component, Exclusive, Needs
 from fedml_noniid.plugins.core.data import Batch
 from fedml_noniid.plugins.core.options import NonNegative
 from fedml_noniid.plugins.core.task import Output
@@ -38,8 +37,8 @@ class FedLC(Component):
     margins."""
 
     name: ClassVar[str] = "fedlc"
-    needs: ClassVar[Needs] = Needs(own=True)
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.LOGITS})
+    needs: ClassVar[Needs] = Needs(local_set=True)
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.LOGITS})
 
     tau: NonNegative = 1.0  # FedNLR, section 7.1
     form: Literal["all", "excl"] = "all"
@@ -47,7 +46,7 @@ class FedLC(Component):
 
     def prepare(self, client: Client) -> Tree:
         """tau n_c^(-1/4), and which classes are in the softmax; both [C]."""
-        n = client.own.class_counts(client.task.network.n_classes)
+        n = client.local_set.class_counts(client.task.network.n_classes)
         return {
             "margin": self.tau * n.clamp(min=1) ** -0.25,
             "kept": n > 0 if self.absent == "masked" else n >= 0,

@@ -1,5 +1,4 @@
 """FedNova.
-
 Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous
 Federated Optimization, NeurIPS 2020. https://arxiv.org/abs/2007.07481. The authors' code:
 https://github.com/JYWa/FedNova
@@ -45,9 +44,9 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import (
     Answer,
     Change,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Server,
     Setting,
     Trace,
@@ -63,8 +62,8 @@ class FedNova(Component):
     """Averages the clients' mean gradients rather than their sums."""
 
     name: ClassVar[str] = "fednova"
-    claims: ClassVar[frozenset[Claim]] = frozenset(
-        {Claim.AVERAGE, Claim.PROXIMAL, Claim.OPTIMIZER_MEMORY}
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset(
+        {Exclusive.AVERAGE, Exclusive.PROXIMAL, Exclusive.OPTIMIZER_MEMORY}
     )
     ranges: ClassVar[Mapping[str, Range]] = {
         "a": Range(0.1),

@@ -1,5 +1,4 @@
 """FedAdagrad, FedAdam, FedYogi.
-
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated Optimization,
 ICLR 2021. https://arxiv.org/abs/2003.00295
 
@@ -21,7 +20,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Change, Claim, Component, Server, Weights
+from fedml_noniid.plugins.core.component import Change, Component, Exclusive, Server, Weights
 from fedml_noniid.plugins.core.options import Momentum, Positive
 from fedml_noniid.plugins.core.trees import Tree, tree_map, zeros_like
 
@@ -31,7 +30,7 @@ class FedAdagrad(Component):
     """Divides the server's step by the root of the sum of all squared updates."""
 
     name: ClassVar[str] = "fedadagrad"
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_STEP})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_STEP})
 
     server_lr: Positive = 0.03  # eta
     tau: Positive = 1e-3  # the degree of adaptivity

@@ -1,5 +1,4 @@
 """FedProx.
-
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys
 2020. https://arxiv.org/abs/1812.06127
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import Claim, Client, Component
+from fedml_noniid.plugins.core.component import Client, Component, Exclusive
 from fedml_noniid.plugins.core.options import NonNegative
 from fedml_noniid.plugins.core.trees import Params, tree_map
 
@@ -23,11 +22,10 @@ class FedProx(Component):
     """Pulls the local model towards the received one."""
 
     name: ClassVar[str] = "fedprox"
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.PROXIMAL})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.PROXIMAL})
 
-    mu: NonNegative = (
-        0.01  # FedNLR, section 7.1; rFedAvg uses 1.0, FedNNNN table 5 has 0.005 to 0.02
-    )
+    # FedNLR, section 7.1; rFedAvg uses 1.0, FedNNNN table 5 has 0.005 to 0.02
+    mu: NonNegative = 0.01
 
     def gradient_term(self, w: Params, client: Client) -> Params:
         """Eq. 2: mu (w - w_t)."""

@@ -1,5 +1,4 @@
 """FedRS: restricted softmax.
-
 Li, Zhan: FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data, KDD
 2021. https://doi.org/10.1145/3447548.3467254
 
@@ -22,7 +21,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Claim, Client, Component, Needs
+from fedml_noniid.plugins.core.component import Client, Component, Exclusive, Needs
 from fedml_noniid.plugins.core.options import Fraction
 from fedml_noniid.plugins.core.trees import Params, Tree
 
@@ -32,15 +31,15 @@ class FedRS(Component):
     """Reduces the updates of the classifier's rows for classes that a client does not have."""
 
     name: ClassVar[str] = "fedrs"
-    needs: ClassVar[Needs] = Needs(own=True)
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.LOGITS})
+    needs: ClassVar[Needs] = Needs(local_set=True)
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.LOGITS})
 
     form: Literal["hard", "soft"] = "hard"
     alpha: Fraction = 0.5  # FedNLR, section 7.1, "according to the original paper"
 
     def prepare(self, client: Client) -> Tree:
         """1 - s_c of every class, [C]."""
-        n = client.own.class_counts(client.task.network.n_classes)  # [C]
+        n = client.local_set.class_counts(client.task.network.n_classes)  # [C]
         has = n / n.max() if self.form == "soft" else (n > 0).to(n.dtype)
         return {"less": (1 - self.alpha) * (1 - has)}  # exactly 0 where `has` is 1
 

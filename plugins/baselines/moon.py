@@ -1,5 +1,4 @@
 """MOON: model-contrastive federated learning.
-
 Li, He, Song: Model-Contrastive Federated Learning, CVPR 2021. https://arxiv.org/abs/2103.16257. The
 authors' code: https://github.com/QinbinLi/MOON
 

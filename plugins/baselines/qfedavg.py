@@ -23,9 +23,9 @@ from typing import ClassVar
 
 from fedml_noniid.plugins.core.component import (
     Answer,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Needs,
     Server,
     Trace,
@@ -41,8 +41,8 @@ class QFedAvg(Component):
     """Gives clients with a higher loss more weight, and adapts the step size."""
 
     name: ClassVar[str] = "qfedavg"
-    needs: ClassVar[Needs] = Needs(own=True)
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.AVERAGE})
+    needs: ClassVar[Needs] = Needs(local_set=True)
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.AVERAGE})
     ranges: ClassVar[Mapping[str, Range]] = {"F": Range(0)}  # h_k divides by it, to the power of q
     weights: ClassVar[Weights] = "uniform"
 
@@ -58,7 +58,7 @@ class QFedAvg(Component):
                 )
             }
 
-        return Answer(client.own.mean(losses))
+        return Answer(client.local_set.mean(losses))
 
     def average(self, server: Server) -> Params:
         """-sum_k Delta_k / sum_k h_k, Delta_k = F_k^q L (w - w_k), h_k = q F_k^(q-1) ||L (w -

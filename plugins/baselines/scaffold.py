@@ -1,5 +1,4 @@
 """SCAFFOLD.
-
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: Stochastic Controlled Averaging for Federated
 Learning, ICML 2020. https://arxiv.org/abs/1910.06378
 
@@ -23,9 +22,9 @@ from typing import ClassVar
 from fedml_noniid.plugins.core.component import (
     Answer,
     Change,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Server,
     Setting,
     Trace,
@@ -46,8 +45,10 @@ class Scaffold(Component):
     weights: Weights = "uniform"
 
     @property
-    def claims(self) -> frozenset[Claim]:
-        return frozenset({Claim.DRIFT} | ({Claim.SERVER_STEP} if self.server_lr != 1 else set()))
+    def exclusive(self) -> frozenset[Exclusive]:
+        return frozenset(
+            {Exclusive.DRIFT} | ({Exclusive.SERVER_STEP} if self.server_lr != 1 else set())
+        )
 
     def check(self, setting: Setting) -> None:
         if setting.optimizer != "sgd":

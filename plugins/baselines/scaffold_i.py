@@ -1,5 +1,4 @@
 """SCAFFOLD with option I: c_i is the gradient at the received model over the whole local data.
-
 See `scaffold.py`: Karimireddy et al., ICML 2020, algorithm 1, line 12 (i).
 https://arxiv.org/abs/1910.06378
 
@@ -29,7 +28,7 @@ class ScaffoldI(Scaffold):
     """Takes the gradient at the received model as a client's control variate."""
 
     name: ClassVar[str] = "scaffold_i"
-    needs: ClassVar[Needs] = Needs(own=True)
+    needs: ClassVar[Needs] = Needs(local_set=True)
 
     def check(self, setting: Setting) -> None:
         """Any optimiser: nothing is divided by a step size."""
@@ -46,5 +45,5 @@ class ScaffoldI(Scaffold):
 
             return task.grad(total, x)[0]
 
-        c_plus = tree_map(lambda g: g / client.own.n, client.own.total(gradient))
+        c_plus = tree_map(lambda g: g / client.local_set.n, client.local_set.total(gradient))
         return Answer({"dc": sub(c_plus, client.memory["c_i"])}, {"c_i": c_plus})

@@ -1,5 +1,4 @@
 """SGDM: SGD with momentum.
-
 Liu, Chen, Chen, Zhang: Accelerating Federated Learning via Momentum Gradient Descent, IEEE TPDS
 31(8), 2020. https://arxiv.org/abs/1910.03197
 
@@ -29,9 +28,9 @@ from typing import ClassVar
 from fedml_noniid.plugins.core.component import (
     Answer,
     Change,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Server,
     Setting,
     Trace,
@@ -46,7 +45,7 @@ class SGDMLocal(Component):
     """Gives local SGD a momentum."""
 
     name: ClassVar[str] = "sgdm_local"
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.OPTIMIZER})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.OPTIMIZER})
 
     gamma: Momentum = 0.9
 
@@ -75,7 +74,9 @@ class SGDM(SGDMLocal):
     """Averages the clients' momenta together with their models."""
 
     name: ClassVar[str] = "sgdm"
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.OPTIMIZER, Claim.OPTIMIZER_MEMORY})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset(
+        {Exclusive.OPTIMIZER, Exclusive.OPTIMIZER_MEMORY}
+    )
 
     def init_server(self, server: Server) -> Tree:
         """{v = 0}, or nothing if gamma = 0."""
@@ -102,7 +103,7 @@ class SGDMServer(Component):
     """Gives the server a momentum."""
 
     name: ClassVar[str] = "sgdm_server"
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_STEP})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_STEP})
 
     gamma: Momentum = 0.9
 

@@ -1,5 +1,4 @@
 """CCN: client contribution normalization.
-
 Kundalwal, Saraswat, Mishra, Mishra: Client Contribution Normalization for Enhanced Federated
 Learning, 2024. https://arxiv.org/abs/2411.06352
 
@@ -40,9 +39,9 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import (
     Answer,
     Change,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Needs,
     Server,
     Setting,
@@ -59,7 +58,7 @@ class CCN(Component):
     """Gives a client less weight if its mean representation resembles those of the others."""
 
     name: ClassVar[str] = "ccn"
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.CLIENT_WEIGHTS})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.CLIENT_WEIGHTS})
 
     T: Positive = 0.5  # temperature, eq. 8
     z_time: Literal["after", "before", "last_epoch_running"] = "after"
@@ -68,7 +67,9 @@ class CCN(Component):
 
     @property
     def needs(self) -> Needs:
-        return Needs(last_epoch=True) if self.z_time == "last_epoch_running" else Needs(own=True)
+        return (
+            Needs(last_epoch=True) if self.z_time == "last_epoch_running" else Needs(local_set=True)
+        )
 
     @property
     def weights(self) -> Weights:
@@ -97,7 +98,7 @@ class CCN(Component):
                 return {"z": pre_activation(client, params, buffers, batch)}
             return {"z": client.task.eval(params, buffers, batch.x).features}  # [B, d]
 
-        return Answer(client.own.mean(final))
+        return Answer(client.local_set.mean(final))
 
     def weigh(self, server: Server) -> Tensor:
         """Eqs. 6-7: c_r = Lambda_r nu_r / (Lambda . nu)."""

@@ -16,9 +16,9 @@ from fedml_noniid.plugins.core.component import (
     OWNS,
     Ask,
     Change,
-    Claim,
     Component,
     Exchanges,
+    Exclusive,
     Needs,
     Public,
     Reply,
@@ -45,7 +45,7 @@ class State(NamedTuple):
     slices: Tree  # by component
 
 
-class Round(NamedTuple):
+class RoundResult(NamedTuple):
     """The result of a round."""
 
     state: State
@@ -79,7 +79,7 @@ class Algorithm:
                 raise RecipeError(
                     f"recipe names {a.name!r} twice; a recipe is a set, name each method once"
                 )
-            clash = sorted(claim.value for claim in a.claims & b.claims)
+            clash = sorted(claim.value for claim in a.exclusive & b.exclusive)
             owned = "; ".join(f"both own the {what}, and {reason}" for what, reason in clash)
             if why := _apart(a, b) or _apart(b, a) or owned:
                 raise RecipeError(
@@ -116,20 +116,20 @@ class Algorithm:
             sum(p.finish for p in parts),
         )
 
-    def owned(self, claim: Claim, results: dict[Component, T | None]) -> T | None:
+    def owned(self, claim: Exclusive, results: dict[Component, T | None]) -> T | None:
         """The result of the one component that has one.
 
-        RecipeError if that component has no claim to it.
+        RecipeError if that component does not own it.
         """
         for c, result in results.items():
             if result is not None:
-                _claimed(c, claim)
+                _check_owner(c, claim)
         return next((result for result in results.values() if result is not None), None)
 
     def prepared(self, task: Task) -> Task:
         """The task with the optimiser that a component brings."""
         brought = {c: call(c, "optimizer", task.optimizer) for c in self.components}
-        found = self.owned(Claim.OPTIMIZER, brought)
+        found = self.owned(Exclusive.OPTIMIZER, brought)
         return replace(task, optimizer=found or task.optimizer)
 
     def init(self, at: Server) -> State:
@@ -142,7 +142,7 @@ class Algorithm:
         at = replace(at, params=state.params, buffers=state.buffers)
         return state._replace(slices=(yield from self._survey(at, state.slices)))
 
-    def round(self, state: State, at: Server) -> Generator[Ask, Reply, Round]:
+    def round(self, state: State, at: Server) -> Generator[Ask, Reply, RoundResult]:
         """One round with the clients `at.cohort`."""
         slices, components = state.slices, self.components
         now = replace(at, params=state.params, buffers=state.buffers)
@@ -156,7 +156,7 @@ class Algorithm:
         refined: dict[Component, Reply | None] = {}
         for c in components:
             refined[c] = yield from _asked(c, "refine", _seen(now, slices, c))
-        found = self.owned(Claim.REFINEMENT, refined)
+        found = self.owned(Exclusive.REFINEMENT, refined)
         if found is not None:
             anew = {c: reply.upload for c, reply in refined.items() if reply is not None}
             now = replace(now, replies=replace(found, upload=replies.upload | _named(anew)))
@@ -171,22 +171,24 @@ class Algorithm:
                 else weights * factor.double() / (weights @ factor.double())
             )
         now = replace(now, base=base, weights=weights)
-        average = self.owned(Claim.AVERAGE, each("average"))
+        average = self.owned(Exclusive.AVERAGE, each("average"))
         now = replace(
             now, update=weighted_sum(weights, now.replies.deltas) if average is None else average
         )
 
         steps = each("step")
         slices = {c.name: slices[c.name] | steps[c].state for c in components}
-        sent = self.owned(Claim.SERVER_STEP, {c: step.params for c, step in steps.items()})
-        evaluated = self.owned(Claim.SERVER_STEP, {c: step.evaluated for c, step in steps.items()})
+        sent = self.owned(Exclusive.SERVER_STEP, {c: step.params for c, step in steps.items()})
+        evaluated = self.owned(
+            Exclusive.SERVER_STEP, {c: step.evaluated for c, step in steps.items()}
+        )
         buffers = weighted_sum(weights, now.replies.buffers)
         now = replace(
             now, params=add(now.start, now.update) if sent is None else sent, buffers=buffers
         )
 
         learned = each("learn")
-        model = self.owned(Claim.SERVER_LEARNING, learned)
+        model = self.owned(Exclusive.SERVER_LEARNING, learned)
         if model is not None:
             slices = {c.name: slices[c.name] | (learned[c] or Change()).state for c in components}
             # The learner went on from the model that would be sent.
@@ -198,7 +200,7 @@ class Algorithm:
             )
         slices = yield from self._survey(now, slices)
         metrics = {c: step.metrics for c, step in steps.items()}
-        return Round(
+        return RoundResult(
             State(now.params, now.buffers, slices), evaluated, _named(metrics), now.trained
         )
 
@@ -208,7 +210,7 @@ class Algorithm:
         now, changes = replace(at, params=state.params, buffers=state.buffers), {}
         for c in self.components:
             changes[c] = yield from _asked(c, "finish", _seen(now, state.slices, c))
-        change = self.owned(Claim.CLASSIFIER, changes)
+        change = self.owned(Exclusive.CLASSIFIER, changes)
         return state if change is None else state._replace(params=change.params)
 
     def _survey(self, now: Server, slices: Tree) -> Generator[Ask, Reply, Tree]:
@@ -221,13 +223,12 @@ class Algorithm:
 
 
 def _sound(c: Component, setting: Setting) -> None:
-    """RecipeError if a component can't run, breaks the contract, or does something without the
-    claim to it."""
+    """RecipeError if a component can't run, breaks the contract, or changes more than it owns."""
     check_kind(c)
     c.check(setting)
     for hook, claim in OWNS.items():
         if overrides(c, hook):
-            _claimed(c, claim)
+            _check_owner(c, claim)
     if setting.deployed and (c.needs.pooled or c.needs.public is Public.TEST_SET):
         why = (
             "one model on the data of all, which may not leave their silos"
@@ -244,7 +245,7 @@ def _apart(a: Component, b: Component) -> str:
             f"{a.name!r} trains one model on all data, so there are no clients for another "
             "method to act on"
         )
-    if a.needs.own_norms and b.needs.whole_models:
+    if a.needs.personal_norms and b.needs.whole_models:
         return (
             f"{a.name!r} keeps the batch norms on the clients, and {b.name!r} needs them "
             "outside of local training"
@@ -252,11 +253,10 @@ def _apart(a: Component, b: Component) -> str:
     return ""
 
 
-def _claimed(c: Component, claim: Claim) -> None:
-    if claim not in c.claims:
+def _check_owner(c: Component, claim: Exclusive) -> None:
+    if claim not in c.exclusive:
         raise RecipeError(
-            f"{c.name!r} changes the {claim.value[0]} and does not claim it; add {claim} to its "
-            "claims"
+            f"{c.name!r} changes the {claim.value[0]} without owning it; add {claim} to `exclusive`"
         )
 
 

@@ -19,7 +19,8 @@ One round. Every hook stands where it acts. The list is the order; there is no o
 
 `*`: a generator that yields Asks. The client's side of an Ask is `answer`. A recipe is a set: at
 one place of the list every component sees the same server, terms are summed, factors are
-multiplied, and everything else needs a claim. So no component acts before another. A hook that a
+multiplied, and everything else has one owner, which
+declares it in `exclusive`. So no component acts before another. A hook that a
 component does not override costs nothing.
 """
 
@@ -45,7 +46,7 @@ Asks = Generator[
 ]  # what a server hook may yield and gets back; returns a Change, `refine` a Reply
 
 
-class Claim(Enum):
+class Exclusive(Enum):
     """Things that only one component of a recipe may own, and why."""
 
     AVERAGE = "clients' average", "each puts its own average in place of the weighted mean"
@@ -95,18 +96,16 @@ class Public(IntEnum):
 class Needs:
     """The data that a method takes from the runtime beside the batches of training."""
 
-    own: bool = False  # `client.own`, a pass over the whole local set
+    local_set: bool = False  # `client.local_set`, a pass over the whole local set
     public: Public = Public.NOTHING  # `client.public`, `server.public`
     last_epoch: bool = False  # `trace.features`
     pooled: bool = False  # one client has the data of all
     shared: float = 0.0  # fraction of the public split that every client trains on
     fixed_classifier: bool = False  # nobody trains, sends or averages the classifier
-    own_norms: bool = (
-        False  # each client keeps its batch norms to itself: parameters and running statistics
-    )
-    whole_models: bool = (
-        False  # whole models, batch norms included, outside of the clients' local training
-    )
+    # each client keeps its batch norms to itself: parameters and running statistics
+    personal_norms: bool = False
+    # whole models, batch norms included, outside of the clients' local training
+    whole_models: bool = False
 
 
 class Exchanges(NamedTuple):
@@ -151,7 +150,9 @@ class Client:
     params: Params
     buffers: Params
     round: int  # 0 before the first
-    own: Pass = absent("client.own is there for methods that declare Needs(own=True)")
+    local_set: Pass = absent(
+        "client.local_set is there for methods that declare Needs(local_set=True)"
+    )
     public: Pass = absent(
         "client.public is there for methods that declare Needs(public=...), if there is a split"
     )
@@ -281,9 +282,8 @@ class Change(NamedTuple):
     state: Tree = {}
     params: Params | None = None
     buffers: Params | None = None
-    evaluated: Params | None = (
-        None  # `step` only: the model that is evaluated, if it is not the one that is sent
-    )
+    # `step` only: the model that is evaluated, if it is not the one that is sent
+    evaluated: Params | None = None
     # `step` only: 0-d leaves become columns of rounds.csv, others are kept as they are
     metrics: Tree = {}
 
@@ -304,7 +304,7 @@ class Component:
         return Needs()
 
     @property
-    def claims(self) -> frozenset[Claim]:
+    def exclusive(self) -> frozenset[Exclusive]:
         """What no other component of the recipe may own; likewise."""
         return frozenset()
 
@@ -331,17 +331,17 @@ class Component:
         return {}
 
     def optimizer(self, given: Optimizer) -> Optimizer | None:
-        """The optimiser of local training, if the method brings its own (a claim)."""
+        """The optimiser of local training, if the method brings its own (exclusive)."""
 
     def warm_start(self, client: Client) -> Tree | None:
-        """The optimiser's state before the first step, if it is not empty (a claim)."""
+        """The optimiser's state before the first step, if it is not empty (exclusive)."""
 
     def prepare(self, client: Client) -> Tree:
         """`client.prepared`: computed once per round on the received model."""
         return {}
 
     def logits(self, logits: Tensor, w: Params, client: Client) -> Tensor | None:
-        """Logits [B, C] as the loss sees them (a claim)."""
+        """Logits [B, C] as the loss sees them (exclusive)."""
 
     def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:
         """A term of the loss, 0-d."""
@@ -376,38 +376,36 @@ class Component:
         return {}
 
     def refine(self, server: Server) -> Asks | None:
-        """Asks the clients again after training; returns the replies as all others see them (a
-        claim)."""
+        """Asks the clients again; returns the replies that the others see (exclusive)."""
 
     def weigh(self, server: Server) -> Tensor | None:
         """Factors of the clients' weights, [M]; the core divides by the sum."""
 
     def average(self, server: Server) -> Params | None:
-        """The aggregated update in place of sum_k weights_k (w_k - w_t) (a claim)."""
+        """The aggregated update in place of sum_k weights_k (w_k - w_t) (exclusive)."""
 
     def step(self, server: Server) -> Change:
-        """The next state, and the new model if it is not w_t plus the aggregated update (a
-        claim)."""
+        """The next state; the new model if it is not w_t plus the aggregated update (exclusive)."""
         return Change()
 
     def learn(self, server: Server) -> Change | None:
-        """Training of the new model on the server (a claim)."""
+        """Training of the new model on the server (exclusive)."""
 
     def survey(self, server: Server) -> Asks | Change | None:
         """Asks about the new model, and in round 0 about w_0; may change the state."""
 
     def finish(self, server: Server) -> Asks | None:
-        """Asks everybody after the last round; may change the evaluated model (a claim)."""
+        """Asks everybody after the last round; may change the evaluated model (exclusive)."""
 
 
 # Overriding one of these hooks means owning what it changes. For `optimizer`, `warm_start` and
 # `step`, an option may decide whether the component owns it.
 OWNS = {
-    "logits": Claim.LOGITS,
-    "refine": Claim.REFINEMENT,
-    "average": Claim.AVERAGE,
-    "learn": Claim.SERVER_LEARNING,
-    "finish": Claim.CLASSIFIER,
+    "logits": Exclusive.LOGITS,
+    "refine": Exclusive.REFINEMENT,
+    "average": Exclusive.AVERAGE,
+    "learn": Exclusive.SERVER_LEARNING,
+    "finish": Exclusive.CLASSIFIER,
 }
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import (
     Answer,
     Change,
-    Claim,
     Component,
+    Exclusive,
     Needs,
     Reply,
     Weights,
@@ -98,7 +98,9 @@ HOOKS = {
     "update_factor": Returns(
         "a dict of tensors with names of parameters, or None",
         dict,
-        lambda found, client: _params(found, client.task.own.get("params", {}) | client.params),
+        lambda found, client: _params(
+            found, client.task.personal.get("params", {}) | client.params
+        ),
     ),
     "report": AN_ANSWER,
     "answer": AN_ANSWER,
@@ -195,9 +197,9 @@ def check_kind(c: Component) -> None:
         )
     if not isinstance(c.needs, Needs):
         raise RecipeError(f"{c.name!r}: needs = {shown(c.needs)} is refused; allowed: Needs(...)")
-    if not all(isinstance(claim, Claim) for claim in c.claims):
+    if not all(isinstance(claim, Exclusive) for claim in c.exclusive):
         raise RecipeError(
-            f"{c.name!r}: claims = {shown(c.claims)} is refused; allowed: a set of Claims"
+            f"{c.name!r}: exclusive = {shown(c.exclusive)} is refused; allowed: a set of Exclusive"
         )
 
 

@@ -33,9 +33,8 @@ class Batch(NamedTuple):
     y: Tensor  # [B]
     mask: Tensor | None = None  # [B], 0 for padding; None where nothing is padded
     live: Tensor | None = None  # 0-d bool; False: this client has no such step
-    last_epoch: Tensor | None = (
-        None  # 0-d, 1 in the last epoch; None unless a component declares `Needs.last_epoch`
-    )
+    # 0-d, 1 in the last epoch; None unless a component declares `Needs.last_epoch`
+    last_epoch: Tensor | None = None
     keys: Tensor | None = None  # 0-d, of this client and job; only in training
     step: int | Tensor = 0
     scope: int = 0  # a component's number among the keys of the step

@@ -22,9 +22,8 @@ class Optimizer:
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip: float = (
-        0.0  # largest norm of the gradient, as `torch.nn.utils.clip_grad_norm_`; 0: no limit
-    )
+    # largest norm of the gradient, as `torch.nn.utils.clip_grad_norm_`; 0: no limit
+    clip: float = 0.0
 
     def init(self, params: Params) -> Tree:
         """The state before the first step."""

@@ -110,7 +110,7 @@ class Task:
     fixed: Params = field(
         default_factory=dict
     )  # parameters that nobody trains; they are in no tree elsewhere
-    own: Tree = field(
+    personal: Tree = field(
         default_factory=dict
     )  # "params", "buffers" that a client keeps to itself: its own, or w_0's
     grad: ValueAndGrad = autograd
@@ -122,11 +122,11 @@ class Task:
 
     def whole(self, params: Params) -> Params:
         """All parameters of the network."""
-        return {**self.fixed, **self.own.get("params", {}), **params}
+        return {**self.fixed, **self.personal.get("params", {}), **params}
 
     def model(self, params: Params, buffers: Params) -> tuple[Params, Params]:
         """All parameters and buffers of the network."""
-        return self.whole(params), self.own.get("buffers", {}) | buffers
+        return self.whole(params), self.personal.get("buffers", {}) | buffers
 
     def train(self, params: Params, buffers: Params, batch: Batch) -> Output:
         """A forward pass in training."""

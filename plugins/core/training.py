@@ -18,9 +18,9 @@ from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import (
     Answer,
     Ask,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Public,
     Trace,
     absent,
@@ -164,13 +164,13 @@ def seen(
 
 
 def _seen(client: Client, c: Component, sent: Ask, memory: Tree, prepared: Tree) -> Client:
-    own, public = c.needs.own, c.needs.public is not Public.NOTHING
+    local_set, public = c.needs.local_set, c.needs.public is not Public.NOTHING
     return Client(
         client.task,
         client.params,
         client.buffers,
         client.round,
-        client.own if own else Client.own,
+        client.local_set if local_set else Client.local_set,
         client.public if public else Client.public,
         sent.shared.get(c.name, {}),
         sent.each.get(c.name, {}),
@@ -186,14 +186,14 @@ def _seen(client: Client, c: Component, sent: Ask, memory: Tree, prepared: Tree)
 def started(algorithm: Algorithm, views: Views) -> Tree | None:
     """The optimiser's state before the first step, if it is not empty."""
     return algorithm.owned(
-        Claim.OPTIMIZER_MEMORY, {c: call(c, "warm_start", view) for c, view in views.items()}
+        Exclusive.OPTIMIZER_MEMORY, {c: call(c, "warm_start", view) for c, view in views.items()}
     )
 
 
 def adjusted(algorithm: Algorithm, views: Views, logits: Tensor, w: Params) -> Tensor:
     """The logits as the loss sees them."""
     changed = algorithm.owned(
-        Claim.LOGITS, {c: call(c, "logits", logits, w, view) for c, view in views.items()}
+        Exclusive.LOGITS, {c: call(c, "logits", logits, w, view) for c, view in views.items()}
     )
     return logits if changed is None else changed
 
@@ -234,17 +234,19 @@ def ended(
     )
     bare = whole._replace(features=absent(NO_FEATURES))
     own = ((c, whole if c.needs.last_epoch else bare, view) for c, view in views.items())
-    return whole, {c.name: kept(call(c, "report", trace, view), view) for c, trace, view in own}
+    return whole, {
+        c.name: _completed(call(c, "report", trace, view), view) for c, trace, view in own
+    }
 
 
 def answer(algorithm: Algorithm, client: Client, ask: Ask, memory: Tree) -> Answer:
     """One client's answer to an Ask that a component made; `client.params` is the model to use."""
     c = next(c for c in algorithm.components if c.name == ask.owner)
     view = _seen(client, c, ask, memory, {})
-    return kept(call(c, "answer", view), view)
+    return _completed(call(c, "answer", view), view)
 
 
-def kept(found: Answer, view: Client) -> Answer:
+def _completed(found: Answer, view: Client) -> Answer:
     """The answer with the memory that it does not mention, and without metrics if they are not
     recorded."""
     return found._replace(

@@ -15,7 +15,7 @@ from torch import Tensor
 Tree = dict[str, Any]
 Params = dict[str, Tensor]
 
-PART = 512  # numbers whose squares are added up one after the other
+NORM_BLOCK = 512  # numbers whose squares are added up one after the other
 
 
 def tree_map(fn: Callable[..., Tensor], tree: Tree, *rest: Tree) -> Tree:
@@ -84,11 +84,11 @@ def leaf_row_norms(leaf: Tensor) -> Tensor:
     long.
     """
     rows = leaf.reshape(len(leaf), -1)
-    whole = rows.shape[1] // PART * PART
-    if whole <= PART:
+    whole = rows.shape[1] // NORM_BLOCK * NORM_BLOCK
+    if whole <= NORM_BLOCK:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
         return norms
-    parts = torch.linalg.vector_norm(rows[:, :whole].reshape(len(leaf), -1, PART), dim=2)
+    parts = torch.linalg.vector_norm(rows[:, :whole].reshape(len(leaf), -1, NORM_BLOCK), dim=2)
     rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)
     return leaf_row_norms(torch.cat([parts, rest], dim=1))
 

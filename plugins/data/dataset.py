@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, nearest
-from fedml_noniid.plugins.data import sealed
+from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.data.checks import is_finite
 
 NORMALISATIONS = ("channel", "half", "none")
@@ -35,13 +35,11 @@ class Raw:
     classes: Sequence[str]
     # the raw value that is 1 on the scale on which noise is given: 255 for images of 8 bits
     unit: float = 255
-    train_owner: Tensor | None = (
-        None  # [n] int64: the owner of each sample (a writer, a user), numbered from 0
-    )
+    # [n] int64: the owner of each sample (a writer, a user), numbered from 0
+    train_owner: Tensor | None = None
     test_owner: Tensor | None = None
-    embedding: Tensor | None = (
-        None  # [vocabulary, width] float32, for text only: its tokens' vectors, never trained
-    )
+    # [vocabulary, width] float32, for text only: its tokens' vectors, never trained
+    embedding: Tensor | None = None
     notes: Sequence[
         str
     ] = ()  # what a report has to say about the data; the note of a leak begins with LEAK
@@ -60,7 +58,7 @@ class Dataset(Raw):
     )  # SHA-256 over the tensors' bytes and the fields above, hexadecimal
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "checksum", sealed.checksum(self._head, self._tensors))
+        object.__setattr__(self, "checksum", tensor_file.checksum(self._head, self._tensors))
 
     @staticmethod
     def of(name: str, raw: Raw, normalise: object = "channel") -> Dataset:
@@ -102,12 +100,12 @@ class Dataset(Raw):
 
     def save(self, path: Path) -> None:
         """Writes the data set into one safetensors file, whole or not at all; see `read`."""
-        sealed.write(Path(path), "dataset", self._head, self._tensors, self.checksum)
+        tensor_file.write(Path(path), "dataset", self._head, self._tensors, self.checksum)
 
     @staticmethod
     def read(path: Path) -> Dataset:
         """The data set that `save` wrote. UserError if the file is missing or damaged."""
-        return sealed.read(
+        return tensor_file.read(
             Path(path),
             "dataset",
             _dataset,

@@ -12,7 +12,6 @@ import torch
 
 from fedml_noniid.plugins.data.checks import known, options_of, refusal, whole_number
 from fedml_noniid.plugins.data.dataset import Dataset, Raw, mean_and_deviation
-from fedml_noniid.plugins.data.fewer import fewer
 from fedml_noniid.plugins.data.readers.arrays import arrays
 from fedml_noniid.plugins.data.readers.cifar import cifar10, cifar100
 from fedml_noniid.plugins.data.readers.cinic import cinic10
@@ -22,11 +21,12 @@ from fedml_noniid.plugins.data.readers.femnist import femnist
 from fedml_noniid.plugins.data.readers.images import image_folder, image_size, resized
 from fedml_noniid.plugins.data.readers.made_tweets import made_tweets
 from fedml_noniid.plugins.data.readers.mnist import mnist
-from fedml_noniid.plugins.data.readers.own import fraction_for_test
 from fedml_noniid.plugins.data.readers.sent140 import sent140
 from fedml_noniid.plugins.data.readers.table import table
 from fedml_noniid.plugins.data.readers.text import text
-from fedml_noniid.plugins.data.sources import unreadable
+from fedml_noniid.plugins.data.readers.user_data import fraction_for_test
+from fedml_noniid.plugins.data.subsample import subsample
+from fedml_noniid.plugins.data.user_files import unreadable
 
 # (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come
 # from.
@@ -102,21 +102,21 @@ def load(name: str, root: Path, **options: object) -> Dataset:
     except OSError as error:
         raise unreadable(root, error) from None
     if samples is not None:
-        raw = _thinned(raw, samples)
+        raw = _subsampled(raw, samples)
     shape = image_size(size)
     if shape is not None:
         raw = replace(raw, train_x=resized(raw.train_x, shape), test_x=resized(raw.test_x, shape))
     return Dataset.of(name, raw, normalise)
 
 
-def _thinned(raw: Raw, samples: object) -> Raw:
+def _subsampled(raw: Raw, samples: object) -> Raw:
     """With fewer training samples. UserError for a number that the training set does not have."""
     if raw.train_owner is not None:
         raise refusal(
             "samples", samples, "none, since the data set has owners, who would lose theirs"
         )
     n = len(raw.train_y)
-    rows = torch.from_numpy(fewer(raw.train_y.numpy(), whole_number("samples", samples, 1)))
+    rows = torch.from_numpy(subsample(raw.train_y.numpy(), whole_number("samples", samples, 1)))
     note = f"{len(rows)} of {n} training samples are used, drawn class by class"
     return replace(
         raw, train_x=raw.train_x[rows], train_y=raw.train_y[rows], notes=(*raw.notes, note)

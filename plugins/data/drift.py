@@ -50,7 +50,7 @@ class Drift:
         """The drift of one client."""
         return Drift(self.concepts, self.rounds, self.clients[:, client : client + 1])
 
-    def seen(self, y: Tensor, client: int, round_: int) -> Tensor:
+    def labels(self, y: Tensor, client: int, round_: int) -> Tensor:
         """The labels that a client gives in a round to samples of the classes `y` [n]."""
         return self._relabelled(y, int(self.concept(round_)[client]))
 
@@ -71,7 +71,7 @@ class Drift:
         begins: list[int] = np.where(drifted.any(0), self.rounds[drifted.argmax(0)], 0).tolist()
         return begins
 
-    def held(self, clients: Sequence[Ints], n: int) -> Held:
+    def per_sample(self, clients: Sequence[Ints], n: int) -> SampleDrift:
         """The drift of `n` training samples, of which `clients` hold the positions.
 
         Nobody else's samples drift.
@@ -79,13 +79,13 @@ class Drift:
         holder = torch.full((n,), len(clients))
         for client, positions in enumerate(clients):
             holder[torch.from_numpy(positions)] = client
-        return Held(self, holder)
+        return SampleDrift(self, holder)
 
     def _relabelled(self, y: Tensor, concept: int) -> Tensor:
         return torch.from_numpy(self.concepts[concept]).to(y.device)[y]
 
 
-class Held(NamedTuple):
+class SampleDrift(NamedTuple):
     """The drift of a training set."""
 
     drift: Drift

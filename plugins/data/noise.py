@@ -60,7 +60,7 @@ def amounts(
     return deviations(form, sigma, n_clients, shape, torch.ones_like(scale)).flatten(1).mean(1)
 
 
-def held(std: Tensor, clients: Sequence[Ints], x: Tensor) -> Noise:
+def per_sample(std: Tensor, clients: Sequence[Ints], x: Tensor) -> Noise:
     """The noise of training samples `x` [n, ...], each with that of its client; `std` is [N,
     ...]."""
     row = torch.full((len(x),), len(std))
@@ -69,9 +69,9 @@ def held(std: Tensor, clients: Sequence[Ints], x: Tensor) -> Noise:
     return Noise(torch.cat([std, torch.zeros_like(std[:1])]).to(x), row.to(x.device))
 
 
-def alone(std: Tensor, x: Tensor) -> Noise:
+def for_client(std: Tensor, x: Tensor) -> Noise:
     """The noise of samples `x` [n, ...] that one client reads; `std` [...] is its own."""
-    return held(std.unsqueeze(0), [np.arange(len(x))], x)
+    return per_sample(std.unsqueeze(0), [np.arange(len(x))], x)
 
 
 def _cells(n_clients: int, shape: tuple[int, ...]) -> Tensor:

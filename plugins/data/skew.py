@@ -1,7 +1,6 @@
 """What a client sees in place of the training samples that it holds: wrong labels, turned images.
 
-It is fixed when the data are dealt, and stands in the partition's file. So a simulation and a silo
-see the same.
+The partition fixes it and writes it into its file. So a simulation and a silo see the same.
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ from fedml_noniid.plugins.data.types import Ints
 class Skew:
     """The changes to the clients' samples. Nobody else's samples change."""
 
-    labels: list[Ints] | None = (
-        None  # each client's labels of its samples, in the order of its positions
-    )
+    # each client's labels of its samples, in the order of its positions
+    labels: list[Ints] | None = None
     turns: Ints | None = None  # quarter turns of each client's images, counter-clockwise, [N]
     drift: Drift | None = None  # how their labels change with the round
 
-    def seen(self, clients: Sequence[Ints], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def applied(self, clients: Sequence[Ints], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The training set as its holders see it before any drift.
 
         `clients`: positions in `x` [n, ...], `y` [n].

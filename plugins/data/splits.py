@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedml_noniid.plugins.data.checks import real_number, refusal, whole_number
-from fedml_noniid.plugins.data.partitions.dealing import dealt
+from fedml_noniid.plugins.data.partitions.assigning import by_client
 from fedml_noniid.plugins.data.rounding import rounded
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 
 
-class Split(NamedTuple):
+class TrainingParts(NamedTuple):
     """Positions in the training set, each part ascending. Every position is in exactly one part."""
 
     train: Ints
@@ -22,7 +22,7 @@ class Split(NamedTuple):
     public: Ints
 
 
-def hold_out(labels: Ints, validation: float, public: int, seed: int) -> Split:
+def hold_out(labels: Ints, validation: float, public: int, seed: int) -> TrainingParts:
     """Cuts a validation set and a public set from the training set.
 
     `labels` is [n]. `validation` is a share of all n samples in [0, 1), stratified by class.
@@ -48,7 +48,7 @@ def hold_out(labels: Ints, validation: float, public: int, seed: int) -> Split:
         members = order_validation.permutation(np.flatnonzero(labels == label))
         part[members[:n_validation]] = 1
         part[order_public.permutation(members[n_validation:])[:n_public]] = 2
-    return Split(*dealt(part, 3))
+    return TrainingParts(*by_client(part, 3))
 
 
 def _stratified(sizes: Ints, share: float) -> Ints:

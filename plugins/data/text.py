@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.sources import GLOVE, WIDTH
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Floats
+from fedml_noniid.plugins.data.user_files import GLOVE, WIDTH
 
 PAD, UNKNOWN = (
     0,

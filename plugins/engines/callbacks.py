@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.algorithm import Round, State
+from fedml_noniid.plugins.core.algorithm import RoundResult, State
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.core.options import Count, NonNegative, check_options
@@ -59,11 +59,13 @@ class RoundEnd:
 
     number: int  # from 1
     start: State  # the server before it
-    done: Round
+    done: RoundResult
     reply: Reply  # of local training
     task: Task
     evaluating: bool  # whether an evaluation is due
-    own: Reply | None  # the clients' tests of their own models, where they keep a part of the model
+    client_tests: (
+        Reply | None
+    )  # the clients' tests of their own models, where they keep a part of the model
 
     @cached_property
     def model(self) -> tuple[Params, Params]:
@@ -152,7 +154,7 @@ class EarlyStop(Callback):
                 "callback early_stop: needs a validation split, and there is none; set "
                 "data.validation"
             )
-        if run.start.task.own:
+        if run.start.task.personal:
             raise UserError(
                 f"callback early_stop: {run.algorithm.name} leaves a part of the model on the "
                 "clients, so no model is "
@@ -172,13 +174,13 @@ class EarlyStop(Callback):
 
 
 @dataclass
-class Hear(Callback):
+class OnRow(Callback):
     """Calls a function with each new row."""
 
-    hear: Callable[[Row], None]
+    call: Callable[[Row], None]
 
     def on_round(self, run: Run, row: Row) -> None:
-        self.hear(row)
+        self.call(row)
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -201,7 +203,7 @@ def callback_of(name: str, options: Mapping[str, object]) -> Callback:
         raise _failure(kind, "__init__", error) from error
 
 
-def heard(callback: Callback, hook: str, *args: Any) -> Any:
+def call_hook(callback: Callback, hook: str, *args: Any) -> Any:
     """The result of a hook.
 
     UserError names the callback and the place, unless the error is in our own words.
@@ -219,7 +221,7 @@ def columns_of(callbacks: Sequence[Callback], end: RoundEnd) -> dict[str, Tensor
     """
     found: dict[str, Tensor | float] = {}
     for callback in callbacks:
-        columns = heard(callback, "measure", end)
+        columns = call_hook(callback, "measure", end)
         name = type(callback).__name__
         if not isinstance(columns, Mapping):
             raise UserError(
@@ -245,5 +247,5 @@ def _failure(kind: type, hook: str, error: Exception) -> Exception:
     ours = kind.__module__.startswith(OURS)
     if ours or isinstance(error, UserError | MemoryError | torch.OutOfMemoryError):
         return error
-    told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return UserError(f"callback {kind.__name__}: {hook} failed, {place(error, hook)}{told}")
+    words = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return UserError(f"callback {kind.__name__}: {hook} failed, {place(error, hook)}{words}")

@@ -18,7 +18,7 @@ import safetensors.torch
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree
-from fedml_noniid.plugins.data import sealed
+from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.data.files import append
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 
@@ -82,10 +82,12 @@ class Checkpoints:
         digest.update(new)
         head = {key: getattr(checkpoint, key) for key in HEAD} | self.made_by
         head |= {"run": self.run, "size": size, "sha256": digest.hexdigest()}
-        whole = sealed.Plain(
+        whole = tensor_file.Tensors(
             head, {key: leaf.detach().cpu() for key, leaf in flatten(checkpoint.trees).items()}
         )
-        sealed.write(self.path, "checkpoint", head, whole.tensors, whole.checksum, self.private)
+        tensor_file.write(
+            self.path, "checkpoint", head, whole.tensors, whole.checksum, self.private
+        )
         self._written, self._size, self._digest = len(checkpoint.rows), size, digest
 
     def read(self, like: Tree) -> Checkpoint:
@@ -94,7 +96,7 @@ class Checkpoints:
         UserError for a damaged file, or another configuration's.
         """
         path = self.path
-        found = sealed.read(
+        found = tensor_file.read(
             path,
             "checkpoint",
             _state,
@@ -153,10 +155,10 @@ class Checkpoints:
         return _unpacked(blocks)
 
 
-def _state(head: dict[str, Any], tensors: Params) -> sealed.Plain:
+def _state(head: dict[str, Any], tensors: Params) -> tensor_file.Tensors:
     """The content of the first file. KeyError if a field is missing."""
     _ = [head[key] for key in (*HEAD, "recipe", "fingerprint", "run", "size", "sha256")]
-    return sealed.Plain(head, tensors)
+    return tensor_file.Tensors(head, tensors)
 
 
 def _shown(made_by: dict[str, str]) -> str:

@@ -23,10 +23,10 @@ from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row_norms, tre
 from fedml_noniid.plugins.data.batches import Order, epochs, in_order
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import Streams, key
-from fedml_noniid.plugins.engines.captured import tape_for
 from fedml_noniid.plugins.engines.cores import all_cores
+from fedml_noniid.plugins.engines.cuda_graphs import graphs_for
 from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.own import OWN
+from fedml_noniid.plugins.engines.personal import PERSONAL
 from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.models.forward import Model
 
@@ -48,7 +48,7 @@ class Clients:
             if len(positions) == 0:
                 raise UserError(f"client {client} has no samples; every client needs at least one")
         tests: Mapping[int, Samples] = {}
-        if self.task.own:
+        if self.task.personal:
             given = federation.tests
             tests = (
                 dict.fromkeys(self.indices, federation.test)
@@ -57,14 +57,16 @@ class Clients:
             )
         self.tests = {client: samples for client, samples in tests.items() if len(samples.y)}
         self.local.check(tuple(self.train.x.shape[1:]), self.device)
-        self.tape = tape_for(cast("Model", self.task.network)) if self.local.cuda_graphs else None
+        self.graphs = (
+            graphs_for(cast("Model", self.task.network)) if self.local.cuda_graphs else None
+        )
         self.row = {client: row for row, client in enumerate(self.indices)}
         n = len(self.indices)
         # [N, ...], storage of the engines: its rows are replaced in place, everything else here is
         # pure.
         unmet = Client(self.task, start.params, start.buffers, 0)
         first = {c.name: call(c, "init_client", unmet) for c in self.algorithm.components}
-        first |= {OWN: self.task.own} if self.task.own else {}
+        first |= {PERSONAL: self.task.personal} if self.task.personal else {}
         self.memory: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
         self.held: dict[int, tuple[Params, Params]] = {}
         self.w_t: Params = {}  # of the round in which they were trained

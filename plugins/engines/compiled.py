@@ -33,7 +33,7 @@ SOURCE = Path(__file__).with_name("steps.cpp")
 # environment variable; 0: all steps in Python, 1: compile for short runs too
 SWITCH = "FEDML_NONIID_COMPILED"
 # steps of a run: fewer don't save the time that the compiler takes (docs/performance.md)
-ENOUGH = 50_000
+MIN_PLANNED_STEPS = 50_000
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def compiled_for(network: Model, memory: Params, planned: int) -> Compiled | Non
     if names is None or switch == "0":
         return None
     path = library()
-    if not path.exists() and not ((planned >= ENOUGH or switch == "1") and _built(path)):
+    if not path.exists() and not ((planned >= MIN_PLANNED_STEPS or switch == "1") and _built(path)):
         return None
     try:
         torch.ops.load_library(path)  # type: ignore[no-untyped-call]  # torch has no types for it

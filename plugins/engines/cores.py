@@ -8,7 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-MANY = 1 << 20  # numbers; a pass over fewer numbers can be faster than waking up a thread
+MIN_THREADED_NUMBERS = (
+    1 << 20
+)  # numbers; a pass over fewer numbers can be faster than waking up a thread
 
 _waiting = 1
 
@@ -24,7 +26,7 @@ def all_cores(leaf: Tensor) -> Iterator[None]:
     """Only for work with the same bits for any number of threads: elementwise operations, or many
     short sums."""
     own = torch.get_num_threads()
-    if own >= _waiting or leaf.numel() < MANY:
+    if own >= _waiting or leaf.numel() < MIN_THREADED_NUMBERS:
         yield
         return
     torch.set_num_threads(_waiting)

@@ -11,7 +11,7 @@ import torch
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.data.drift import Drift, Held
+from fedml_noniid.plugins.data.drift import Drift, SampleDrift
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines.absences import Absent, nobody
 
@@ -30,23 +30,22 @@ class Federation:
     test: Samples
     validation: Samples | None = None
     public: Samples | None = None  # training samples that no client holds
-    absent: Absent = (
-        nobody  # which clients do not answer; they compute nothing, and their memory stays as it is
-    )
-    drift: Drift | None = (
-        None  # how the labels of the clients and of the tests change with the round
-    )
+    # which clients do not answer; they compute nothing, and their memory stays as it is
+    absent: Absent = nobody
+    # how the labels of the clients and of the tests change with the round
+    drift: Drift | None = None
     # Each client's own test samples, as it sees them before any drift. They count where clients
     # keep a part of the model to themselves. None: the whole test set for each.
     tests: Callable[[], Sequence[Samples]] | None = None
-    held: Held | None = None  # the drift of `train`
+    held: SampleDrift | None = None  # the drift of `train`
 
     @staticmethod
     def of(train: Samples, clients: Sequence[Ints], test: Samples, **more: object) -> Federation:
         """All clients in one process, numbered from 0; `more`: the other fields."""
         found = Federation(len(clients), train, dict(enumerate(clients)), test, **more)  # type: ignore[arg-type]
         return replace(
-            found, held=None if found.drift is None else found.drift.held(clients, len(train.y))
+            found,
+            held=None if found.drift is None else found.drift.per_sample(clients, len(train.y)),
         )
 
     @staticmethod
@@ -59,7 +58,7 @@ class Federation:
         """Samples of the public split."""
         return 0 if self.public is None else len(self.public.y)
 
-    def seen_by(self, algorithm: Algorithm) -> Federation:
+    def used_by(self, algorithm: Algorithm) -> Federation:
         """As the algorithm uses it: its public split, which it may give to each client; one client
         if it pools."""
         found = self

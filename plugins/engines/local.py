@@ -2,7 +2,7 @@
 side by side.
 
 Trees of several clients have an axis [M] in front of every leaf. No function here reads that axis:
-the engine's `Side` lifts functions of one client to several. Training equals
+the engine's `ClientAxis` lifts functions of one client to several. Training equals
 `plugins.core.training.train` (tested). docs/performance.md says how much each shortcut saves.
 """
 
@@ -45,9 +45,9 @@ from fedml_noniid.plugins.core.trees import (
     select,
     tree_map,
 )
-from fedml_noniid.plugins.engines.captured import Tape, replayed
 from fedml_noniid.plugins.engines.compiled import Compiled
-from fedml_noniid.plugins.engines.own import OWN, joined, over, parted, personal
+from fedml_noniid.plugins.engines.cuda_graphs import GraphRecorder, replayed
+from fedml_noniid.plugins.engines.personal import PERSONAL, joined, over, parted, personalized
 from fedml_noniid.plugins.models.forward import Model
 
 Forward = Callable[[Params, Params, Batch, Params], Output]  # the last is what the step draws
@@ -57,7 +57,7 @@ Forward = Callable[[Params, Params, Batch, Params], Output]  # the last is what 
 Written = Callable[[Params, Params, Batch, Params], tuple[Params, Tree]]
 
 
-class Side(Protocol):
+class ClientAxis(Protocol):
     """How a function of one client is run: for one client, or for many side by side, leaves [M,
     ...]."""
 
@@ -130,9 +130,9 @@ def train(
     own: Tree,
     steps: Pass,
     drawn: Iterator[Params],
-    side: Side,
+    side: ClientAxis,
     out: Params | None,
-    tape: Tape | None = None,
+    tape: GraphRecorder | None = None,
 ) -> tuple[Descent, Tree]:
     """Local training from the received model: where it ended, and the answers' fields by component.
 
@@ -145,7 +145,7 @@ def train(
         given = sent._replace(each=own["each"])
         return seen(
             algorithm,
-            personal(side.client(own), own["memory"]),
+            personalized(side.client(own), own["memory"]),
             given,
             own["memory"],
             own.get("prepared"),
@@ -173,12 +173,12 @@ def train(
     components = algorithm.components
     began = side.lift(first)(own) if components else side.every(first(own))
     own = own | {"prepared": began["prepared"]}
-    hooks, keeps = _hooks(algorithm, own, views, side), OWN in own["memory"]
+    hooks, keeps = _hooks(algorithm, own, views, side), PERSONAL in own["memory"]
     if keeps:
         hooks = _sharing(hooks, sent.params)
         out = out and {name: torch.empty_like(leaf) for name, leaf in began["params"].items()} | out
 
-    walk = Walk(side, task, own["key"], hooks)
+    walk = LocalSteps(side, task, own["key"], hooks)
     found = (
         walk(began, steps, drawn, out)
         if tape is None
@@ -204,7 +204,7 @@ def train(
     left = {key: leaf for key, leaf in found._asdict().items() if leaf is not None}
     answers = (side.lift(last) if components else last)(own, left)
     if keeps:
-        answers["memory"][OWN] = own["memory"][OWN]
+        answers["memory"][PERSONAL] = own["memory"][PERSONAL]
     return found, answers
 
 
@@ -221,7 +221,9 @@ def _sharing(hooks: Hooks, params: Params) -> Hooks:
     return Hooks(given(hooks.penalty, 0), given(hooks.logits, 1), given(hooks.term, 0))
 
 
-def _hooks(algorithm: Algorithm, own: Tree, views: Callable[[Tree], Views], side: Side) -> Hooks:
+def _hooks(
+    algorithm: Algorithm, own: Tree, views: Callable[[Tree], Views], side: ClientAxis
+) -> Hooks:
     """The components' hooks of a step.
 
     `gradient_term` is elementwise, so it takes all clients' trees as they are.
@@ -265,10 +267,10 @@ def _fields(of: Batch) -> Tree:
 
 
 @dataclass(frozen=True)
-class Walk:
+class LocalSteps:
     """The steps of local training: what is the same for all of them."""
 
-    side: Side
+    side: ClientAxis
     task: Task
     key: Tensor  # of the client, or of each [M]
     hooks: Hooks
@@ -384,9 +386,8 @@ class InMemory(Step):
     torch rounds w - eta g of one pass once, and that of two passes twice.
     """
 
-    owned: bool = (
-        False  # the gradient's memory is the step's; autograd may give one tensor for two leaves
-    )
+    # the gradient's memory is the step's; autograd may give one tensor for two leaves
+    owned: bool = False
     fused: float | None = None  # eta of plain SGD
     update: Callable[..., tuple[Params, Tree]] = SGD.step  # the optimiser's, of all clients
 
@@ -401,7 +402,7 @@ class InMemory(Step):
         return _added(params, _scaled(update, self.factor, in_place=True), 1.0, out), state
 
 
-def step_form(walk: Walk, factor: Params, owned: bool) -> Step:
+def step_form(walk: LocalSteps, factor: Params, owned: bool) -> Step:
     """The form of the step equation that local training runs. `owned`: as in `InMemory`."""
     optimizer = walk.task.optimizer
     update = (

@@ -20,7 +20,7 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.reading import PAD
 from fedml_noniid.plugins.data.streams import torch_stream
 from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.own import split
+from fedml_noniid.plugins.engines.personal import split_personal
 from fedml_noniid.plugins.models.forward import PRECISIONS, Model
 from fedml_noniid.plugins.rates import Rate
 
@@ -41,9 +41,8 @@ class LocalTraining:
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random
     precision: str = "float32"  # one of fedml_noniid.plugins.models.forward.PRECISIONS
-    cuda_graphs: bool = (
-        False  # whether steps are recorded and replayed, see `plugins.engines.captured`
-    )
+    # whether steps are recorded and replayed, see `plugins.engines.cuda_graphs`
+    cuda_graphs: bool = False
 
     @property
     def rate(self) -> Rate:
@@ -88,12 +87,10 @@ class Plan:
     evaluate_every: int = 1  # rounds; the last one always
     engine: str = "auto"  # of a simulation: auto, sequential, vectorized
     memory_mb: int = 2048  # the vectorized engine's bound
-    workers: int = (
-        1  # processes that the sequential engine may take on a CPU; the bits are the same
-    )
-    observing: bool = (
-        False  # whether quantities that cost further passes over data are recorded too
-    )
+    # processes that the sequential engine may take on a CPU; the bits are the same
+    workers: int = 1
+    # whether quantities that cost further passes over data are recorded too
+    observing: bool = False
 
     @property
     def evaluations(self) -> int:
@@ -148,8 +145,8 @@ class Start(NamedTuple):
         classifier = network.layers[-1].parameters if algorithm.needs.fixed_classifier else ()
         fixed = {name: params[name] for name in sorted({*classifier, *network.frozen})}
         trained, own = {name: leaf for name, leaf in params.items() if name not in fixed}, Tree()
-        if algorithm.needs.own_norms:
-            trained, buffers, own = split(trained, buffers)
+        if algorithm.needs.personal_norms:
+            trained, buffers, own = split_personal(trained, buffers)
         if not trained:
             raise RecipeError(
                 f"{algorithm.name}: of train.model = {network.name!r} nothing would be left to "

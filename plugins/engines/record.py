@@ -25,10 +25,10 @@ from fedml_noniid.plugins.core.trees import (
     tree_map,
 )
 from fedml_noniid.plugins.engines.callbacks import Callback, Columns, Exchange, RoundEnd, Row
+from fedml_noniid.plugins.engines.client_tests import scores as client_scores
 from fedml_noniid.plugins.engines.clients import numbers
 from fedml_noniid.plugins.engines.evaluation import evaluate, scores
 from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.own_tests import scores as own_scores
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.traffic import Meter
 
@@ -74,7 +74,11 @@ class Evaluation(Callback):
         found["sent_accuracy"] = found["test_accuracy"]
         if end.evaluating and done.evaluated is not None:
             found |= self._tested("sent", end, state.params, self.test, ("accuracy",))
-        return found | ({} if end.own is None else own_scores(end.own)) | self._observed
+        return (
+            found
+            | ({} if end.client_tests is None else client_scores(end.client_tests))
+            | self._observed
+        )
 
     def on_round(self, run: Run, row: Row) -> None:
         self._observed = {}
@@ -98,7 +102,7 @@ class Evaluation(Callback):
             y = (
                 self.test.y
                 if self.drift is None
-                else self.drift.seen(self.test.y, client, exchange.round)
+                else self.drift.labels(self.test.y, client, exchange.round)
             )
             task, own = exchange.task, self.test._replace(y=y)
             found.append(
@@ -116,7 +120,7 @@ class Evaluation(Callback):
     ) -> dict[str, Tensor | float]:
         # Where clients keep a part, no model here is whole: they test their own, and nobody the
         # validation samples.
-        if samples is None or end.task.own:
+        if samples is None or end.task.personal:
             return {f"{name}_{score}": math.nan for score in of}
         network, model = end.task.network, (end.task.whole(params), end.done.state.buffers)
         if self.drift is None:

@@ -1,7 +1,7 @@
 """The one run loop: rounds, cohorts, callbacks. It asks; an engine or FedML's silos answer.
 
 begin ─► round 1 ─► ... ─► round T ─► finish, at the end of round T
-         │ cohort ─► Algorithm.round ─► settle ─► evaluate ─► a row of rounds.csv ─► callbacks
+         │ cohort ─► Algorithm.round ─► postprocess ─► evaluate ─► a row of rounds.csv ─► callbacks
 
 A callback may make an earlier round the last one.
 """
@@ -15,20 +15,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from fedml_noniid.plugins.core.algorithm import TRAIN, Round, State
+from fedml_noniid.plugins.core.algorithm import TRAIN, RoundResult, State
 from fedml_noniid.plugins.core.component import Ask, Reply, Server
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, row
 from fedml_noniid.plugins.data.streams import key
-from fedml_noniid.plugins.engines import own_tests
-from fedml_noniid.plugins.engines.arena import apart
+from fedml_noniid.plugins.engines import client_tests
 from fedml_noniid.plugins.engines.callbacks import (
     Callback,
     Exchange,
     RoundEnd,
     Row,
+    call_hook,
     columns_of,
-    heard,
 )
 from fedml_noniid.plugins.engines.checkpoint import Checkpoint, Checkpoints
 from fedml_noniid.plugins.engines.clients import Clients, numbers, refuse_non_finite
@@ -36,6 +35,7 @@ from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.record import Evaluation, Recording, split_row, stacked
 from fedml_noniid.plugins.engines.sequential import plain
+from fedml_noniid.plugins.engines.storage import apart
 
 T = TypeVar("T")
 Asking = Generator[Ask, Reply, Row]
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
     buffers: Params
     rows: list[Row]
     tensors: Params  # "<component>/<quantity>", [T, ...]: what else was recorded, on the CPU
-    own: Tree = {}  # noqa: RUF012, never changed in place. The clients' own parts, leaves [N, ...], in simulations
+    personal: Tree = {}  # noqa: RUF012, never changed in place. The clients' own parts, leaves [N, ...], in simulations
 
 
 class Run:
@@ -64,17 +64,22 @@ class Run:
         start: Start,
         federation: Federation,
         callbacks: Sequence[Callback] = (),
-        settle: Callable[[Params], Params] = lambda params: params,
+        postprocess: Callable[[Params], Params] = lambda params: params,
         clients: Clients | None = None,
     ) -> None:
-        """`federation`: as the algorithm uses it, see `Federation.seen_by`.
+        """`federation`: as the algorithm uses it, see `Federation.used_by`.
 
         `callbacks`: of this run alone.
 
-        `settle` changes the model at the end of a round, before it is evaluated and sent (privacy,
-        defences). `clients`: where their memory is, in a simulation.
+        `postprocess` changes the model at the end of a round, before it is evaluated and sent
+        (privacy, defences). `clients`: where their memory is, in a simulation.
         """
-        self.start, self.federation, self.settle, self.clients = start, federation, settle, clients
+        self.start, self.federation, self.postprocess, self.clients = (
+            start,
+            federation,
+            postprocess,
+            clients,
+        )
         self.algorithm, self.plan = start.algorithm, start.plan
         self.everybody = tuple(range(federation.size))
         observing = self.plan.observing
@@ -92,7 +97,7 @@ class Run:
         )  # clients, for the rest of the round. It may grow while an Ask is out
         self._trained: Reply | None = None  # the replies to local training in this round
         for callback in self.callbacks:
-            heard(callback, "on_start", self)
+            call_hook(callback, "on_start", self)
 
     @property
     def over(self) -> bool:
@@ -119,15 +124,16 @@ class Run:
         t, before, began = self.done + 1, self.state, time.perf_counter()
         self.exchange, self.missing, self._trained = 0, set(), None
         cohort = self.plan.draw_cohort(t, len(self.everybody))
-        done: Round = yield from self._exchanged(
+        done: RoundResult = yield from self._exchanged(
             self.algorithm.round(before, self._server(t, cohort)), t
         )
-        found, last = _kept(done), t == self.plan.rounds
+        found, last = _unaliased(done), t == self.plan.rounds
         row, recorded, done = yield from self._ended(before, found, t, last)
         if not last:
             rows = [*self.rows, row]
             self.stopped = next(
-                (why for callback in self.callbacks if (why := heard(callback, "stop", rows))), ""
+                (why for callback in self.callbacks if (why := call_hook(callback, "stop", rows))),
+                "",
             )
             if self.stopped and self.algorithm.exchanges.finish:
                 row, recorded, done = yield from self._ended(before, found, t, True)
@@ -136,12 +142,12 @@ class Run:
         self.rows.append(row)
         self.recorded.append(recorded)
         for callback in self.callbacks:
-            heard(callback, "on_round", self, row)
+            call_hook(callback, "on_round", self, row)
         return row
 
     def checkpoint(self) -> Checkpoint:
         """The run between two rounds."""
-        states = [heard(callback, "state") for callback in self.callbacks]
+        states = [call_hook(callback, "state") for callback in self.callbacks]
         return Checkpoint(
             self.done,
             self.trees,
@@ -165,7 +171,7 @@ class Run:
         if self.clients is not None:
             self.clients.memory = found.trees["memory"]
         for callback, state in zip(self.callbacks, found.callbacks, strict=True):
-            heard(callback, "restore", state)
+            call_hook(callback, "restore", state)
 
     @property
     def trees(self) -> Tree:
@@ -178,8 +184,8 @@ class Run:
         }
 
     def _ended(
-        self, before: State, done: Round, t: int, last: bool
-    ) -> Generator[Ask, Reply, tuple[Row, Params, Round]]:
+        self, before: State, done: RoundResult, t: int, last: bool
+    ) -> Generator[Ask, Reply, tuple[Row, Params, RoundResult]]:
         """(row, what else is recorded, the round as it ends): the end of round `t`, which `last`
         says is the last."""
         if last and self.algorithm.exchanges.finish:
@@ -191,17 +197,17 @@ class Run:
                 self.algorithm.finish(state, self._server(t, self.everybody)), t
             )
             done = done._replace(state=finished, evaluated=None)
-        sent = self.settle(done.state.params)
-        evaluated = None if done.evaluated is None else self.settle(done.evaluated)
+        sent = self.postprocess(done.state.params)
+        evaluated = None if done.evaluated is None else self.postprocess(done.evaluated)
         done = done._replace(state=done.state._replace(params=sent), evaluated=evaluated)
         task, due = self.start.task, last or t % self.plan.evaluate_every == 0
-        own: Reply | None = None
-        if due and task.own:
-            own = yield from self._exchanged(
-                own_tests.asking(self.everybody, sent, done.state.buffers, evaluated), t
+        tested: Reply | None = None
+        if due and task.personal:
+            tested = yield from self._exchanged(
+                client_tests.asking(self.everybody, sent, done.state.buffers, evaluated), t
             )
         assert self._trained is not None, "every round trains"
-        end = RoundEnd(t, before, done, self._trained, task, due, own)
+        end = RoundEnd(t, before, done, self._trained, task, due, tested)
         row, recorded = split_row(columns_of(self.callbacks, end))
         row = {"round": t} | row
         length = row["update_norm_server"]
@@ -230,20 +236,20 @@ class Run:
                 self.missing.update(self.federation.absent(t, self.exchange, ask.to))
                 reply = yield self._addressed(ask, t)
                 # Addressed again: while the Ask was out, `missing` may have grown.
-                if not own_tests.is_test(ask):
-                    self._tell(self._addressed(ask, t), reply, t)
+                if not client_tests.is_test(ask):
+                    self._notify(self._addressed(ask, t), reply, t)
                 self.exchange += 1
                 ask = asks.send(reply)
         except StopIteration as stop:
             found: T = stop.value
             return found
 
-    def _tell(self, ask: Ask, reply: Reply, t: int) -> None:
+    def _notify(self, ask: Ask, reply: Reply, t: int) -> None:
         """Tells the callbacks of an exchange. Raises NonFiniteError, naming the client."""
         refuse_non_finite(reply, t)
         exchange = Exchange(t, ask, reply, self.state, self._trained, self.start.task)
         for callback in self.callbacks:
-            heard(callback, "on_exchange", exchange)
+            call_hook(callback, "on_exchange", exchange)
         if ask.job == TRAIN:
             self._trained = reply
 
@@ -298,7 +304,7 @@ class Checkpointing(Callback):
         return {}
 
 
-def _kept(done: Round) -> Round:
+def _unaliased(done: RoundResult) -> RoundResult:
     """The round without leaves in the memory of the clients' updates, which the next round
     overwrites."""
     trees = {
@@ -307,6 +313,6 @@ def _kept(done: Round) -> Round:
         "metrics": done.metrics,
     }
     found = apart(trees, done.trained)
-    return Round(
+    return RoundResult(
         State(**found["state"]), found["evaluated"] or None, found["metrics"], done.trained
     )

@@ -17,14 +17,14 @@ from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.data.batches import Order
-from fedml_noniid.plugins.engines.arena import apart, replace_row, rows_for
 from fedml_noniid.plugins.engines.clients import Clients, to_device
 from fedml_noniid.plugins.engines.local import Forward, Written, forward_of, train, written_of
-from fedml_noniid.plugins.engines.own import personal
+from fedml_noniid.plugins.engines.personal import personalized
+from fedml_noniid.plugins.engines.storage import apart, replace_row, rows_for
 
 
 @dataclass
-class Alone:
+class OneClient:
     """One client."""
 
     seen: Callable[[], Client]
@@ -117,14 +117,14 @@ class Sequential:
         read, _ = clients.reads(key)
         steps = self._pass(order, clients.train, read, clients.needs.last_epoch)
         # Made once, and only where a component reads it.
-        side = Alone(
+        side = OneClient(
             cache(partial(self._client, ask.params, ask.buffers, round_, key, client)),
             self.gradient,
         )
         own: Tree = {"key": key, "each": row(ask.each, position), "memory": self._memory(client)}
         drawn = clients.drawn(ask, host_key, [order])
         found, answers = train(
-            clients.algorithm, self.task, ask, own, steps, drawn, side, out, clients.tape
+            clients.algorithm, self.task, ask, own, steps, drawn, side, out, clients.graphs
         )
         replace_row(clients.memory, clients.row[client], answers.pop("memory"))
         answers = apart(answers, found.params)
@@ -144,7 +144,7 @@ class Sequential:
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[client]
         seen = replace(self._client(params, buffers, round_, key, client), job=ask.job)
         sent, memory = ask._replace(each=row(ask.each, position)), self._memory(client)
-        found = answer(clients.algorithm, personal(seen, memory), sent, memory)
+        found = answer(clients.algorithm, personalized(seen, memory), sent, memory)
         replace_row(clients.memory, clients.row[client], memory | {ask.owner: found.memory})
         zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
         return {
@@ -167,8 +167,8 @@ class Sequential:
     def _client(
         self, params: Params, buffers: Params, round_: int, key: Tensor, client: int
     ) -> Client:
-        clients, own, public = self.clients, Client.own, Client.public
-        if clients.needs.own:
+        clients, own, public = self.clients, Client.local_set, Client.public
+        if clients.needs.local_set:
             own = self._pass(clients.own_pass(client), clients.train, clients.reads(key)[1])
         if clients.needs.public and clients.public is not None:
             public = self._pass(clients.public_pass(), clients.public)

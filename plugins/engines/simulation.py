@@ -14,23 +14,22 @@ from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.engines.callbacks import Callback, Row
+from fedml_noniid.plugins.engines.client_tests import answered
 from fedml_noniid.plugins.engines.clients import Clients, Engine
 from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.own import OWN
-from fedml_noniid.plugins.engines.own_tests import answered
+from fedml_noniid.plugins.engines.personal import PERSONAL
 from fedml_noniid.plugins.engines.plan import Plan, Start
+from fedml_noniid.plugins.engines.preflight import Preflight
 from fedml_noniid.plugins.engines.run import Outcome, Run
 from fedml_noniid.plugins.engines.sequential import Sequential
-from fedml_noniid.plugins.engines.trial import Trial
 from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
 from fedml_noniid.plugins.engines.workers import Workers
 from fedml_noniid.plugins.models.forward import Model
 
 ENGINES = ("auto", "sequential", "vectorized")
 DEVICES = ("auto", "cpu", "cuda")
-ENOUGH = (
-    2  # clients that move at a time on average; from here on, a dense model is faster side by side
-)
+# clients that move at a time on average; from here on, a dense model is faster side by side
+MIN_PARALLEL_CLIENTS = 2
 
 
 def resolve_device(name: str) -> torch.device:
@@ -47,7 +46,7 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
-def abreast(steps: Sequence[int], cohort: int) -> float:
+def mean_parallel_clients(steps: Sequence[int], cohort: int) -> float:
     """How many clients of a cohort of `cohort` move at a time on average; `steps`: of every
     client."""
     drawn = cohort / len(steps)
@@ -92,7 +91,7 @@ def choose_engine(
                 "time"
             ),
         )
-    if together < ENOUGH:
+    if together < MIN_PARALLEL_CLIENTS:
         return (
             "sequential",
             f"a dense model on a CPU, but side by side only {together:.1f} clients move at a time",
@@ -125,12 +124,12 @@ class Simulation:
     ) -> None:
         """`algorithm`: composed for `plan.setting` of this federation. Raises UserError."""
         self.algorithm = algorithm
-        used = federation.seen_by(algorithm)
+        used = federation.used_by(algorithm)
         if algorithm.needs.pooled:
             plan = replace(plan, cohort=1)
         per_round = [plan.steps(len(positions)) for positions in used.clients.values()]
         device = used.train.x.device
-        together = abreast(per_round, plan.cohort)
+        together = mean_parallel_clients(per_round, plan.cohort)
         self.engine_name, self.engine_reason = choose_engine(
             plan.engine, plan.network, device, together
         )
@@ -155,7 +154,7 @@ class Simulation:
 
     def rounds(self) -> Iterator[Row]:
         """Runs the next round each time that a row is taken. Raises NonFiniteError."""
-        loop, trial = self.loop, Trial(self.engine.clients)
+        loop, trial = self.loop, Preflight(self.engine.clients)
 
         def answer(ask: Ask, round_: int) -> Reply:
             trial(ask, round_)
@@ -169,7 +168,7 @@ class Simulation:
     @property
     def outcome(self) -> Outcome:
         """The result of the rounds so far."""
-        return self.loop.outcome._replace(own=self.engine.clients.memory.get(OWN, {}))
+        return self.loop.outcome._replace(personal=self.engine.clients.memory.get(PERSONAL, {}))
 
     @property
     def remarks(self) -> dict[str, str]:
@@ -180,16 +179,16 @@ class Simulation:
             if self.loop.stopped
             else {}
         )
-        if not self.algorithm.needs.own_norms:
+        if not self.algorithm.needs.personal_norms:
             return found
         start = self.loop.start
-        if start.task.own:
-            own = (
+        if start.task.personal:
+            words = (
                 "accuracies are those of the clients' own models, each on its own test samples "
                 "as the "
                 "client sees them; with noise or rotation, compare with others by the noisy test"
             )
-            return found | {"own_models": own}
+            return found | {"own_models": words}
         return found | {
             "no_effect": (
                 f"{start.task.network.name} has no batch norms that a client could keep to itself"

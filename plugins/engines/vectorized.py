@@ -23,20 +23,19 @@ from fedml_noniid.plugins.core.task import Loss, Output, Task
 from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
-from fedml_noniid.plugins.engines.arena import apart, rows_for
 from fedml_noniid.plugins.engines.clients import Clients, numbers, to_device
 from fedml_noniid.plugins.engines.compiled import Compiled, compiled_for
 from fedml_noniid.plugins.engines.local import Forward, Written, forward_of, train, written_of
-from fedml_noniid.plugins.engines.own import personal
+from fedml_noniid.plugins.engines.personal import personalized
+from fedml_noniid.plugins.engines.storage import apart, rows_for
 from fedml_noniid.plugins.models.forward import Model
 
 NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
-APART = (
-    2.0  # on a CPU, where a client that waits for the longest one costs as much as one that moves
-)
+# on a CPU, where a client that waits for the longest one costs as much as one that moves
+MAX_STEP_RATIO = 2.0
 
 
-def chunks(lengths: Sequence[int], size: int, apart: float = APART) -> list[list[int]]:
+def chunks(lengths: Sequence[int], size: int, apart: float = MAX_STEP_RATIO) -> list[list[int]]:
     """Groups of positions that run side by side, from few steps to many.
 
     A group has at most `size` positions, and none has more than `apart` times the steps of another.
@@ -56,7 +55,7 @@ def functional(loss: Loss, params: Params) -> tuple[Params, Tree]:
 
 
 @dataclass(frozen=True)
-class Beside:
+class ManyClients:
     """Clients side by side; `seen` makes one of them from its trees."""
 
     count: int  # M
@@ -135,7 +134,7 @@ class Vectorized:
         host, pieces = clients.keys(ask, round_), []
         keys = host.to(clients.device)
         # A GPU has memory for clients that wait, and needs few launches.
-        apart = APART if clients.device.type == "cpu" else math.inf
+        apart = MAX_STEP_RATIO if clients.device.type == "cpu" else math.inf
         if ask.job not in self._sizes:
             self._sizes[ask.job] = self.chunk_size(ask)
         parts = chunks([len(order.sizes) for order in orders], self._sizes[ask.job], apart)
@@ -204,7 +203,7 @@ class Vectorized:
             "memory": row(clients.memory, rows),
             "key": there[here],
         }
-        if clients.needs.own:
+        if clients.needs.local_set:
             own["own"] = self._batched([clients.own_pass(client) for client in ids], live=False)
         if ask.job != TRAIN:
             return rows, self._answered(ask, round_, own, ids)
@@ -253,7 +252,7 @@ class Vectorized:
             model["params"],
             model["buffers"],
             round_,
-            Pass(clients.train, **own["own"], read=read_own) if "own" in own else Client.own,
+            Pass(clients.train, **own["own"], read=read_own) if "own" in own else Client.local_set,
             public,
             job=ask.job,
             observing=clients.observing,
@@ -280,9 +279,9 @@ class Vectorized:
             batched["last"] = self._last(orders, clients.train.x.dtype).t()
         steps = Pass(clients.train, **batched, read=self._reader(own["key"]))
         dense, seen = cast("Model", task.network).dense, partial(self._client, ask, round_)
-        side = Beside(len(orders), dense, seen, self._gradient, lambda: self._compiled)
+        side = ManyClients(len(orders), dense, seen, self._gradient, lambda: self._compiled)
         found, answers = train(
-            clients.algorithm, task, ask, own, steps, drawn, side, out, clients.tape
+            clients.algorithm, task, ask, own, steps, drawn, side, out, clients.graphs
         )
         # The models become differences in place. A component that sends one of their tensors sends
         # a copy.
@@ -307,7 +306,7 @@ class Vectorized:
 
         def one(own: Tree) -> Tree:
             sent = ask._replace(each=own["each"])
-            seen = personal(self._client(ask, round_, own), own["memory"])
+            seen = personalized(self._client(ask, round_, own), own["memory"])
             found = answer(clients.algorithm, seen, sent, own["memory"])
             named = {
                 field: {ask.owner: getattr(found, field)}

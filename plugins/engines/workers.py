@@ -9,6 +9,7 @@ process that trained it.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -16,9 +17,10 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,21 +29,45 @@ from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, n_bytes, row, tree_map
-from fedml_noniid.plugins.engines.arena import ALIGNED, Arena, rows_for, shared
 from fedml_noniid.plugins.engines.clients import Clients
 from fedml_noniid.plugins.engines.cores import lend
 from fedml_noniid.plugins.engines.sequential import Sequential
+from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, rows_for, shared
 
+LOG = logging.getLogger(__name__)
 WATCH_S = 0.5
-SPACE = (
-    4  # an answer's memory, in models per client: the client's own, and what methods send beside it
-)
+# an answer's memory, in models per client: the client's own, and what methods send beside it
+MODELS_PER_ANSWER = 4
 
 
 class _Worker(NamedTuple):
     process: multiprocessing.process.BaseProcess
     connection: Connection
-    answers: Arena
+    answers: SharedStorage
+
+    def send(self, what: tuple[Any, ...]) -> None:
+        """Sends a piece of work."""
+        with _alive():
+            self.connection.send(what)
+
+    def receive(self) -> Tree:
+        """Returns the places of an answer. Raises the worker's error."""
+        with _alive():
+            found: Tree | BaseException = self.connection.recv()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+@contextmanager
+def _alive() -> Iterator[None]:
+    """Inside, UserError if a worker has ended."""
+    try:
+        yield
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise UserError(
+            "a worker process ended without an answer; was it killed for lack of memory?"
+        ) from None
 
 
 class Workers:
@@ -54,13 +80,16 @@ class Workers:
     def __init__(self, clients: Clients, processes: int, cohort: int) -> None:
         self.clients, self.processes, self.cohort = clients, processes, cohort
         self._workers: list[_Worker] = []
-        self._asks, self._updates = Arena(0), Params()
+        self._asks, self._updates = SharedStorage(0), Params()
+        self._in_process: Sequential | None = None  # in place of workers that could not train
         self._home: dict[int, int] = {}  # client -> worker that trained it last
 
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
-        if not self._workers:
+        if self._in_process is None and not self._workers:
             self._start(ask)
+        if self._in_process is not None:
+            return self._in_process.answer(ask, round_)
         sizes = [len(self.clients.indices[client]) for client in ask.to]
         left = sorted(range(len(ask.to)), key=lambda position: (-sizes[position], position))
         self._asks.clear()
@@ -77,9 +106,9 @@ class Workers:
 
         def give(number: int, first: bool) -> None:
             if piece := self._piece(ask, left, sizes, number):
-                connection = self._workers[number].connection
-                connection.send((ask.job, ask.to, ask.owner, places, round_, piece, first))
-                busy[connection] = number, piece
+                worker = self._workers[number]
+                worker.send((ask.job, ask.to, ask.owner, places, round_, piece, first))
+                busy[worker.connection] = number, piece
 
         for number in range(self.processes):
             give(number, first=True)
@@ -88,7 +117,7 @@ class Workers:
                 assert isinstance(connection, Connection)
                 number, piece = busy.pop(connection)
                 worker = self._workers[number]
-                found.append(worker.answers.get(_received(worker)))
+                found.append(worker.answers.get(worker.receive()))
                 rows.append(torch.tensor(piece))
                 give(number, first=False)
 
@@ -105,17 +134,23 @@ class Workers:
         return Reply(ask.to, **stacked)
 
     def _start(self, ask: Ask) -> None:
+        if not autograd_survives_fork():
+            LOG.warning(
+                "clients train in one process: autograd has threads, which no fork survives"
+            )
+            self._in_process = Sequential(self.clients)
+            return
         model = n_bytes(ask.params) + n_bytes(ask.buffers) + (1 << 20)
-        memory = Arena(
+        memory = SharedStorage(
             n_bytes(self.clients.memory) + ALIGNED * len(list(leaves(self.clients.memory)))
         )
         self.clients.memory = memory.get(memory.put(self.clients.memory))
-        self._asks = Arena(SPACE * model * (1 + self.cohort))
+        self._asks = SharedStorage(MODELS_PER_ANSWER * model * (1 + self.cohort))
         self._updates = rows_for(ask.params, self.cohort, shared)
         context = multiprocessing.get_context("fork")
         for _ in range(self.processes):
             ours, theirs = context.Pipe()
-            answers = Arena(SPACE * model * self.cohort)
+            answers = SharedStorage(MODELS_PER_ANSWER * model * self.cohort)
             others = [*(worker.connection for worker in self._workers), ours]
             given = (
                 os.getpid(),
@@ -145,6 +180,23 @@ class Workers:
         return sorted(piece)
 
 
+def autograd_survives_fork() -> bool:
+    """Tells whether a process forked from this one can take gradients.
+
+    On a machine with a GPU, the first backward pass of a process starts autograd's threads, also if
+    the pass is on the CPU. From then on autograd refuses to work in forked processes.
+    """
+    child = os.fork()
+    if child == 0:
+        one = torch.ones((), requires_grad=True)
+        try:
+            torch.autograd.grad(one, one)
+        except RuntimeError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
 def portion(sizes: Sequence[int], processes: int) -> int:
     """How many of the remaining clients one process takes at a time: half of its share of their
     samples."""
@@ -154,19 +206,6 @@ def portion(sizes: Sequence[int], processes: int) -> int:
         if 2 * processes * load >= whole:
             return number
     return 0
-
-
-def _received(worker: _Worker) -> Tree:
-    """The places of a worker's answer. Raises the worker's error."""
-    try:
-        answered: Tree | BaseException = worker.connection.recv()
-    except (EOFError, ConnectionResetError):
-        raise UserError(
-            "a worker process ended without an answer; was it killed for lack of memory?"
-        ) from None
-    if isinstance(answered, BaseException):
-        raise answered
-    return answered
 
 
 def _end(workers: Sequence[_Worker]) -> None:
@@ -194,8 +233,8 @@ def end_with(parent: int) -> None:
 def _work(
     parent: int,
     engine: Sequential,
-    asks: Arena,
-    answers: Arena,
+    asks: SharedStorage,
+    answers: SharedStorage,
     connection: Connection,
     others: list[Connection],
 ) -> None:

@@ -1,5 +1,4 @@
 """FedNLR.
-
 Wang, Zheng, Han, Xu, Li, Zhang: FedNLR: Federated Learning with Neuron-wise Learning Rates, KDD
 2024. https://doi.org/10.1145/3637528.3672042
 
@@ -40,9 +39,9 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.component import (
     Answer,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Needs,
     Public,
     Server,
@@ -63,8 +62,8 @@ class FedNLR(Component):
     received model."""
 
     name: ClassVar[str] = "fednlr"
-    needs: ClassVar[Needs] = Needs(own=True, public=Public.RECORDED)
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.NEURON_RATES})
+    needs: ClassVar[Needs] = Needs(local_set=True, public=Public.RECORDED)
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.NEURON_RATES})
 
     mu0: NonNegative = 1.0
     a1: NonNegative = 0.45  # section 7.3, the main experiments
@@ -136,7 +135,7 @@ class FedNLR(Component):
                 {head: torch.softmax(layers[head], dim=1)} if self.last == "prob" else {}
             )
 
-        hbar, given = client.own.mean(h), dict(self.given())
+        hbar, given = client.local_set.mean(h), dict(self.given())
         for l, layer in self.scaled(task, client.params).items():  # noqa: E741, the paper's letter
             mean = hbar[layer.name]
             mu = self.ratio(

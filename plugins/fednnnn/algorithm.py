@@ -1,5 +1,4 @@
 """FedNNNN.
-
 Nagura, Bian, Sato: FedNNNN: Norm-Normalized Neural Network Aggregation for Fast and Accurate
 Federated Learning, 2020. https://arxiv.org/abs/2008.04538
 
@@ -38,7 +37,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Change, Claim, Component, Server, Weights
+from fedml_noniid.plugins.core.component import Change, Component, Exclusive, Server, Weights
 from fedml_noniid.plugins.core.options import Momentum, Positive
 from fedml_noniid.plugins.core.trees import (
     Params,
@@ -58,22 +57,18 @@ class FedNNNN(Component):
     """Stretches the average update to the mean length of the clients' updates, with momentum."""
 
     name: ClassVar[str] = "fednnnn"
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_STEP})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_STEP})
     weights: ClassVar[Weights] = "uniform"
 
-    beta: Positive = (
-        0.7  # table 5, MNIST, non-IID, balanced, with 1.0 for "norm_norm"; not used by "momentum"
-    )
-    gamma: Momentum = (
-        0.8  # table 5, MNIST, non-IID, balanced, with 0.9 for "momentum"; not used by "norm_norm"
-    )
+    # table 5, MNIST, non-IID, balanced, with 1.0 for "norm_norm"; not used by "momentum"
+    beta: Positive = 0.7
+    # table 5, MNIST, non-IID, balanced, with 0.9 for "momentum"; not used by "norm_norm"
+    gamma: Momentum = 0.8
     variant: Literal["fednnnn", "norm_norm", "momentum"] = "fednnnn"
-    n_zero: Literal["skip_term", "hold"] = (
-        "skip_term"  # not used by "momentum", which divides by nothing
-    )
-    norm: Literal["all", "per_layer", "with_buffers"] = (
-        "all"  # with "momentum", it changes the records only
-    )
+    # not used by "momentum", which divides by nothing
+    n_zero: Literal["skip_term", "hold"] = "skip_term"
+    # with "momentum", it changes the records only
+    norm: Literal["all", "per_layer", "with_buffers"] = "all"
     evaluate: Literal["average", "sent"] = "average"  # section 4.1
 
     def init_server(self, server: Server) -> Tree:

@@ -1,5 +1,4 @@
 """FNR-FL.
-
 Hu, Qiu, Tang: Feature Norm Regularized Federated Learning: Transforming Skewed Distributions into
 Global Insights, 2023. https://arxiv.org/abs/2312.06951
 
@@ -41,10 +40,10 @@ from fedml_noniid.plugins.core.component import (
     Ask,
     Asks,
     Change,
-    Claim,
     Client,
     Component,
     Exchanges,
+    Exclusive,
     Needs,
     Public,
     Server,
@@ -64,7 +63,7 @@ class FNR(Component):
     """Refines the clients' models that are worst on public data, by training on these data."""
 
     name: ClassVar[str] = "fnr"
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.REFINEMENT})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.REFINEMENT})
     ranges: ClassVar[Mapping[str, Range]] = {"F": Range(0), "A": Range(0, 1)}
 
     p: Fraction = 0.5  # fraction of the cohort that is refined

@@ -1,5 +1,4 @@
 """FNR-FL as its authors' code has it, and readings of J that have a gradient.
-
 The paper's method is in `algorithm.py`: Hu, Qiu, Tang: Feature Norm Regularized Federated Learning,
 2023. https://arxiv.org/abs/2312.06951
 

@@ -29,16 +29,14 @@ class Forward:
     buffers: Params
     train: bool
     mask: Tensor | None = None  # [B], 1 for a sample, 0 for padding; None when nothing is padded
-    key: Tensor | None = (
-        None  # 0-d, for `plugins.core.randomness`: what dropout draws from in train mode
-    )
+    # 0-d, for `plugins.core.randomness`: what dropout draws from in train mode
+    key: Tensor | None = None
     drawn: Params = field(
         default_factory=dict
     )  # dropout's factors, where they were drawn before the pass
     record: bool = False
-    plain: bool = (
-        False  # no vmap transforms this pass, so it may use kernels that vmap can't transform
-    )
+    # no vmap transforms this pass, so it may use kernels that vmap can't transform
+    plain: bool = False
     out: Params = field(
         default_factory=dict
     )  # memory for written-out gradients, kept from pass to pass
@@ -46,9 +44,8 @@ class Forward:
     # side
     axes: int = 0
     activations: dict[str, Tensor] = field(default_factory=dict)
-    rectified: tuple[Tensor, Tensor] | None = (
-        None  # input and output of the last ReLU so far, where `record`
-    )
+    # input and output of the last ReLU so far, where `record`
+    rectified: tuple[Tensor, Tensor] | None = None
     dropping: dict[str, tuple[int, ...]] = field(
         default_factory=dict
     )  # outside of training: dims by dropout
@@ -102,13 +99,11 @@ class Model(ABC):
     name: str
     _: KW_ONLY
     vmappable: bool = True  # whether torch.func.vmap can take it
-    tokens: bool = (
-        False  # whether samples are the numbers of tokens, on which arithmetic has no meaning
-    )
+    # whether samples are the numbers of tokens, on which arithmetic has no meaning
+    tokens: bool = False
     frozen: frozenset[str] = frozenset()  # parameters that are given from outside, the same for all
-    plain: bool = (
-        False  # whether passes are plain, see `Forward`: one client at a time, without vmap
-    )
+    # whether passes are plain, see `Forward`: one client at a time, without vmap
+    plain: bool = False
     precision: str = "float32"  # of training, one of PRECISIONS
 
     @property

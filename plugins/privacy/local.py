@@ -42,7 +42,7 @@ from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.files import write_whole
 
-LENGTH = 32  # bytes of a key
+KEY_BYTES = 32  # bytes of a key
 
 
 def secret(path: Path | None) -> bytes:
@@ -53,20 +53,20 @@ def secret(path: Path | None) -> bytes:
     None: one that only this process knows.
     """
     if path is None:
-        return secrets.token_bytes(LENGTH)
+        return secrets.token_bytes(KEY_BYTES)
     if not path.exists():
-        write_whole(path, secrets.token_bytes(LENGTH), private=True)
+        write_whole(path, secrets.token_bytes(KEY_BYTES), private=True)
     try:
         mode, found = path.lstat().st_mode, path.read_bytes()
     except OSError as error:
         raise UserError(
             f"{path}: the secret of a silo's noise can't be read ({error.strerror})"
         ) from None
-    if not stat.S_ISREG(mode) or mode & 0o077 or len(found) != LENGTH:
+    if not stat.S_ISREG(mode) or mode & 0o077 or len(found) != KEY_BYTES:
         raise UserError(
             f"{path}: is not the secret of a silo's noise ({len(found)} bytes, mode "
-            f"{stat.S_IMODE(mode):o}); allowed: "
-            f"a file of {LENGTH} bytes with mode 600; restore it, or delete it and begin a new run"
+            f"{stat.S_IMODE(mode):o}); allowed: a file of {KEY_BYTES} bytes with mode 600; "
+            "restore it, or delete it and begin a new run"
         )
     return found
 
@@ -76,7 +76,7 @@ def derived(key: bytes, *fields: bytes) -> bytes:
 
     Other fields, or the same bytes cut elsewhere, have another.
     """
-    made = hashlib.blake2b(key=key, digest_size=LENGTH, person=b"noniid noise 1")
+    made = hashlib.blake2b(key=key, digest_size=KEY_BYTES, person=b"noniid noise 1")
     for field in fields:
         made.update(len(field).to_bytes(8, "little") + field)
     return made.digest()

@@ -1,5 +1,4 @@
 """rFedAvg and rFedAvg+.
-
 Wang, Tong, Zhou, Zhang, Pan, Fan, Yang: Distribution-Regularized Federated Learning on Non-IID
 Data, ICDE 2022. The authors' code: https://github.com/BUAA-BDA/rfedavg
 
@@ -41,10 +40,10 @@ from fedml_noniid.plugins.core.component import (
     Ask,
     Asks,
     Change,
-    Claim,
     Client,
     Component,
     Exchanges,
+    Exclusive,
     Needs,
     Reply,
     Server,
@@ -63,7 +62,7 @@ class MeanFeatures(Component):
     """What both algorithms share: delta, the clients' mean features, and the server's table of
     them."""
 
-    needs: ClassVar[Needs] = Needs(own=True)
+    needs: ClassVar[Needs] = Needs(local_set=True)
 
     lam: NonNegative = 1e-4  # lambda, section VI-A, MNIST
     dp: Literal["none", "paper"] = "none"
@@ -72,8 +71,8 @@ class MeanFeatures(Component):
     L: Count = 100  # batch size, section VI-A, cross-silo
 
     @property
-    def claims(self) -> frozenset[Claim]:
-        return frozenset({Claim.FEATURE_MEANS})
+    def exclusive(self) -> frozenset[Exclusive]:
+        return frozenset({Exclusive.FEATURE_MEANS})
 
     def check(self, setting: Setting) -> None:
         if self.dp == "none" and (self.sigma or self.clip):
@@ -122,8 +121,8 @@ class MeanFeatures(Component):
         def phi(batch: Batch) -> Tree:
             return {"delta": client.task.eval(client.params, client.buffers, batch.x).features}
 
-        delta: Tensor = client.own.mean(phi)["delta"]
-        return Answer({"delta": self.protected(delta, client.own, fold(client.key, "noise"))})
+        delta: Tensor = client.local_set.mean(phi)["delta"]
+        return Answer({"delta": self.protected(delta, client.local_set, fold(client.key, "noise"))})
 
     def protected(self, delta: Tensor, own: Pass, key: Tensor) -> Tensor:
         """delta / max(1, ||delta|| / C_0) + 1/L N(0, sigma^2 C_0^2 I) (section VI-B.8)."""

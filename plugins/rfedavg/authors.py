@@ -1,5 +1,4 @@
 """rFedAvg and rFedAvg+ as their authors' code has them, and other readings of the paper.
-
 The paper's methods are in `algorithm.py`: Wang et al., Distribution-Regularized Federated Learning
 on Non-IID Data, ICDE 2022. The authors' code, "the repo" below: https://github.com/BUAA-BDA/rfedavg
 
@@ -44,9 +43,9 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import (
     Answer,
     Asks,
-    Claim,
     Client,
     Exchanges,
+    Exclusive,
     Reply,
     Server,
     Setting,
@@ -74,8 +73,10 @@ class Readings(MeanFeatures):
     opt_state: Literal["persist", "reset"] = "persist"
 
     @property
-    def claims(self) -> frozenset[Claim]:
-        return super().claims | ({Claim.OPTIMIZER_MEMORY} if self.opt_state == "persist" else set())
+    def exclusive(self) -> frozenset[Exclusive]:
+        return super().exclusive | (
+            {Exclusive.OPTIMIZER_MEMORY} if self.opt_state == "persist" else set()
+        )
 
     def fewest(self, setting: Setting) -> int:
         return setting.cohort if self.delta_scope == "sampled" else setting.n_clients
@@ -102,7 +103,9 @@ class Readings(MeanFeatures):
 
     def answer(self, client: Client) -> Answer:
         if self.delta == "batch":
-            client = replace(client, own=drawn(client.own, self.L, fold(client.key, "draw")))
+            client = replace(
+                client, local_set=drawn(client.local_set, self.L, fold(client.key, "draw"))
+            )
         return super().answer(client)
 
     # server

@@ -32,12 +32,12 @@ from fedml_noniid.plugins.silo.certificates import (
 )
 
 Key = ec.EllipticCurvePrivateKey
-MOST_DAYS, CA_DAYS, LIST_DAYS = (
+MAX_KIT_DAYS, CA_DAYS, LIST_DAYS = (
     3650,
     7300,
     3650,
 )  # of a kit at most, of the CA, until the list's next update
-EARLY = datetime.timedelta(minutes=5)  # clocks differ
+CLOCK_SKEW = datetime.timedelta(minutes=5)  # clocks differ
 RESTORE = "restore the ca folder from a copy, or make new kits for everybody in another folder"
 USAGES = (
     "digital_signature",
@@ -62,7 +62,7 @@ def make(folder: Path, silos: int, days: int = 365) -> str:
     if silos < 1:
         raise UserError(f"silos = {silos}; allowed: 1 or more")
     _check_days(days)
-    with _alone(folder, new=True):
+    with _exclusive_ownership(folder, new=True):
         if not (folder / "ca").exists():
             if ranks := _ranks(folder):
                 raise UserError(
@@ -87,7 +87,7 @@ def renew(folder: Path, rank: int, days: int = 365) -> str:
     Raises UserError.
     """
     _check_days(days)
-    with _alone(folder):
+    with _exclusive_ownership(folder):
         ca = _CA.read(folder)
         files = _new_kit(ca, rank, days)
         # Revoked first: after a kill in between, the same command completes the work.
@@ -106,14 +106,14 @@ def revoke(folder: Path, rank: int) -> str:
 
     Only the server reads the list. After the theft of a server's kit, all need kits of a new CA.
     """
-    with _alone(folder):
+    with _exclusive_ownership(folder):
         _revoke(folder, _CA.read(folder), rank)
     return f"the certificate of {name(rank)} is revoked\n{_copy_list(folder)}"
 
 
 def show(folder: Path) -> str:
     """A line for each kit. Raises UserError."""
-    with _alone(folder):
+    with _exclusive_ownership(folder):
         ca, lines = _CA.read(folder), []
         for rank in _ranks(folder):
             own = _present(folder, ca, rank)
@@ -235,8 +235,8 @@ def _ranks(folder: Path) -> list[int]:
 
 
 def _check_days(days: int) -> None:
-    if not 1 <= days <= MOST_DAYS:
-        raise UserError(f"days = {days}; allowed: 1 to {MOST_DAYS}")
+    if not 1 <= days <= MAX_KIT_DAYS:
+        raise UserError(f"days = {days}; allowed: 1 to {MAX_KIT_DAYS}")
 
 
 def _copy_list(folder: Path) -> str:
@@ -268,7 +268,7 @@ def _sign(
     builder = (
         x509.CertificateBuilder().subject_name(owner).public_key(key.public_key()).issuer_name(ca)
     )
-    builder = builder.not_valid_before(moment - EARLY).not_valid_after(
+    builder = builder.not_valid_before(moment - CLOCK_SKEW).not_valid_after(
         moment + datetime.timedelta(days=days)
     )
     for extension in extensions:
@@ -285,7 +285,7 @@ def _sign_list(ca: x509.Name, key: Key, revoked: Sequence[x509.RevokedCertificat
     """The list as PEM."""
     moment, issuer = now(), x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
     builder = x509.CertificateRevocationListBuilder(ca, revoked_certificates=list(revoked))
-    builder = builder.last_update(moment - EARLY).next_update(
+    builder = builder.last_update(moment - CLOCK_SKEW).next_update(
         moment + datetime.timedelta(days=LIST_DAYS)
     )
     # The list only grows, so its length is a number that only grows.
@@ -300,7 +300,7 @@ def _private_pem(key: Key) -> bytes:
 
 
 @contextmanager
-def _alone(folder: Path, new: bool = False) -> Iterator[None]:
+def _exclusive_ownership(folder: Path, new: bool = False) -> Iterator[None]:
     """Keeps other commands off `folder`: two at a time could lose a revocation.
 
     `new` makes it if it is missing.

@@ -22,7 +22,7 @@ from fedml_noniid.plugins.core.errors import UserError, shown
 
 SERVER = "server"
 COMMAND = "noniid deploy kits"
-PEERS = 1000  # parsed certificates that a server remembers
+MAX_CACHED_CERTIFICATES = 1000  # parsed certificates that a server remembers
 LOG = logging.getLogger(__name__)
 
 AGAIN = "ask the operator for this kit again"
@@ -78,10 +78,10 @@ class Admission:
         self._ca = x509.load_pem_x509_certificate(ca)
         self._crl, self._lock, self._warned = crl, threading.Lock(), False
         self._stamp: tuple[int, ...] | None = None
-        self._serials = frozenset[int]()
+        self._revoked_serials = frozenset[int]()
         if crl is not None:
             self._load(crl, _stamp(crl))
-        self._peer = functools.lru_cache(maxsize=PEERS)(self._parsed)
+        self._peer = functools.lru_cache(maxsize=MAX_CACHED_CERTIFICATES)(self._parsed)
 
     def refusal(self, pem: bytes, moment: datetime.datetime | None = None) -> str:
         """Why the certificate is refused at this moment; "" if it is admitted."""
@@ -110,7 +110,7 @@ class Admission:
         A bad file leaves the last good list.
         """
         if self._crl is None:
-            return self._serials
+            return self._revoked_serials
         with self._lock:
             if (stamp := _stamp(self._crl)) != self._stamp:
                 try:
@@ -119,14 +119,17 @@ class Admission:
                     if not self._warned:
                         LOG.warning("%s; until then the last good list counts", error)
                     self._warned = True
-            return self._serials
+            return self._revoked_serials
 
     def _load(self, path: Path, stamp: tuple[int, ...] | None) -> None:
         """Reads the list. Raises UserError."""
         content = read(path, COPY_LIST)
         self._stamp = stamp  # after reading: a file that can't be read just now is tried again
         crl = list_of(self._ca, path, content, COPY_LIST)
-        self._serials, self._warned = frozenset(revoked.serial_number for revoked in crl), False
+        self._revoked_serials, self._warned = (
+            frozenset(revoked.serial_number for revoked in crl),
+            False,
+        )
 
 
 def now() -> datetime.datetime:

@@ -13,16 +13,16 @@ from typing import Any
 
 from fedml_noniid.plugins.core.trees import Tree
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.ends import QuorumError, one_line
+from fedml_noniid.plugins.silo.exit_codes import QuorumError, one_line
 from fedml_noniid.plugins.silo.frames import RefusedError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.wire import Down, Up
 
-HOLD_S = 20.0  # a call for work is answered after this, with or without work
-FAREWELL_S = 10.0  # how long a server that ends waits for silos to hear it
-LOOK_S = 5.0  # a call that is held looks so often whether it is still admitted
-LINES = 3  # log lines of a round beside the one at its end
-KNOWN = 10_000  # log lines about refusals at most, of one server process
+LONG_POLL_S = 20.0  # a call for work is answered after this, with or without work
+END_NOTICE_S = 10.0  # how long a server that ends waits for silos to hear it
+RECHECK_S = 5.0  # a call that is held looks so often whether it is still admitted
+MAX_ROUND_LINES = 3  # log lines of a round beside the one at its end
+MAX_REFUSAL_LINES = 10_000  # log lines about refusals at most, of one server process
 LOG = logging.getLogger(__name__)
 Active = Callable[[], bool]  # whether the caller still listens
 
@@ -36,20 +36,20 @@ class Coordinator:
         self.epoch = secrets.token_hex(8)  # of this process: answers to an earlier one are stale
         self.refused: Counter[str] = Counter()  # messages of this round, by name of the refusal
         self.bytes_in = self.bytes_out = 0
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._sessions: dict[int, str] = {}
         self._samples: dict[int, int] = {}  # client -> n_k, as it says when it comes
-        self._attending: dict[int, int] = {}  # client -> its open streams
-        self._seen: dict[int, float] = {}  # client -> last contact, monotonic
+        self._streams: dict[int, int] = {}  # client -> its open streams
+        self._last_contact: dict[int, float] = {}  # client -> last contact, monotonic
         self._down: Down | None = None
         self._schema: Tree = {}
         self._check: Callable[[Up, int], object] = lambda up, client: None
         self._began = self._since = time.monotonic()
         self._answers: dict[int, Up] = {}
         self._failed: dict[int, str] = {}
-        self._end: tuple[str, str] | None = None  # (kind, why)
-        self._told: set[int] = set()
-        self._known: set[tuple[str, str]] = set()  # (name in the certificate, refusal) in the log
+        self._ending: tuple[str, str] | None = None  # (kind, why)
+        self._notified: set[int] = set()
+        self._logged: set[tuple[str, str]] = set()  # (name in the certificate, refusal) in the log
         self._lines = 0
 
     # the silos' side: called by the threads of gRPC
@@ -70,10 +70,10 @@ class Coordinator:
             raise RefusedError(
                 "samples", f"{where}: says it has {samples} samples; allowed: {allowed}"
             )
-        with self._news:
+        with self._changed:
             self._sessions[client], self._samples[client] = session, samples
             self._failed.pop(client, None)  # it may be repaired
-            self._news.notify_all()
+            self._changed.notify_all()
         return {"run": self.run, "epoch": self.epoch}
 
     def check(self, client: int, head: dict[str, Any]) -> None:
@@ -90,51 +90,51 @@ class Coordinator:
 
     def attend(self, client: int, session: str, active: Active) -> None:
         """Holds the stream that shows that a silo is there."""
-        with self._news:
-            self._attending[client] = self._attending.get(client, 0) + 1
-            if self._attending[client] == 1:
+        with self._changed:
+            self._streams[client] = self._streams.get(client, 0) + 1
+            if self._streams[client] == 1:
                 self._note(f"{wire.silo(client)} is there")
-            self._news.notify_all()
+            self._changed.notify_all()
             try:
                 # `active` also changes without news: a certificate is revoked.
-                while not self._news.wait_for(
+                while not self._changed.wait_for(
                     lambda: (
                         not active()
                         or self._sessions.get(client) != session
-                        or client in self._told
+                        or client in self._notified
                     ),
-                    LOOK_S,
+                    RECHECK_S,
                 ):
                     pass
             finally:
-                self._attending[client] -= 1
-                self._seen[client] = time.monotonic()
-                if not self._attending[client] and client not in self._told:
+                self._streams[client] -= 1
+                self._last_contact[client] = time.monotonic()
+                if not self._streams[client] and client not in self._notified:
                     self._note(f"{wire.silo(client)} has left")
-                self._news.notify_all()
+                self._changed.notify_all()
 
     def wake(self) -> None:
         """Lets waiting calls look whether their caller is still there."""
-        with self._news:
-            self._news.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
     def task(self, client: int, session: str, active: Active) -> tuple[str, Down | str]:
-        """("ask", message), ("over" | "stop", why), or ("wait", "") after `HOLD_S`."""
+        """("ask", message), ("over" | "stop", why), or ("wait", "") after `LONG_POLL_S`."""
 
         def due() -> bool:
             return (
-                self._end is not None
+                self._ending is not None
                 or not active()
                 or self._sessions.get(client) != session
                 or self._open(client)
             )
 
-        with self._news:
-            self._news.wait_for(due, HOLD_S)
-            if self._end is not None:
-                self._told.add(client)
-                self._news.notify_all()
-                return self._end
+        with self._changed:
+            self._changed.wait_for(due, LONG_POLL_S)
+            if self._ending is not None:
+                self._notified.add(client)
+                self._changed.notify_all()
+                return self._ending
             if self._open(client):
                 assert self._down is not None, "an open exchange has a message"
                 return "ask", wire.row_of(self._down, client)
@@ -145,7 +145,7 @@ class Coordinator:
 
         Raises RefusedError if no answer is expected.
         """
-        with self._news:
+        with self._changed:
             self._refuse_unexpected(client, exchange)
             assert self._down is not None, "an open exchange has a message"
             return self._schema, f"round {self._down.round}, {wire.silo(client)}"
@@ -158,36 +158,36 @@ class Coordinator:
         except RefusedError as refusal:
             self.fail(client, up["exchange"], str(refusal))
             raise
-        with self._news:
+        with self._changed:
             self._refuse_unexpected(client, up["exchange"])
             self._answers[client] = up
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def fail(self, client: int, exchange: int, why: str) -> None:
         """A silo can't answer this exchange, or its answer is of no use."""
-        with self._news:
+        with self._changed:
             self._refuse_unexpected(client, exchange)
             who = wire.silo(client)
             self._failed[client] = one_line(why if who in why else f"{who}: {why}")
             self._note(self._failed[client])
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def refuse(self, who: str, refusal: RefusedError) -> None:
         """Counts a call or message that was not taken.
 
         The first of each caller and kind has a line in the log.
         """
-        with self._news:
+        with self._changed:
             self.refused[refusal.name] += 1
-            if (who, refusal.name) not in self._known and len(self._known) < KNOWN:
-                self._known.add((who, refusal.name))
+            if (who, refusal.name) not in self._logged and len(self._logged) < MAX_REFUSAL_LINES:
+                self._logged.add((who, refusal.name))
                 LOG.warning(
                     "refused from %s (%s): %s", one_line(who), refusal.name, one_line(str(refusal))
                 )
 
     def status(self) -> dict[str, Any]:
         """Where the run stands, for an operator."""
-        with self._news:
+        with self._changed:
             ask = None if self._down is None else self._down.ask
             asked = () if ask is None else ask.to
             return {
@@ -196,7 +196,7 @@ class Coordinator:
                 "rounds": self.rounds,
                 "job": None if ask is None else wire.name(ask),
                 "seconds": round(time.monotonic() - self._since, 1),
-                "there": self._there(),
+                "there": self._present(),
                 "asked": list(asked),
                 "answered": sorted(self._answers),
                 "late": [k for k in asked if k not in self._answers],
@@ -217,21 +217,21 @@ class Coordinator:
         `resumed`: a quorum is enough at once. Those who come later join the exchange.
         """
         quorum, comm, began = self.comm.quorum or self.silos, self.comm, time.monotonic()
-        with self._news:
-            while len(self._there()) < self.silos:
+        with self._changed:
+            while len(self._present()) < self.silos:
                 now = time.monotonic() - began
-                if len(self._there()) >= quorum and (resumed or now >= comm.deadline_s):
+                if len(self._present()) >= quorum and (resumed or now >= comm.deadline_s):
                     break
                 if now >= comm.patience_s:
                     raise QuorumError(
-                        f"only {len(self._there())} of {self.silos} silos came within "
+                        f"only {len(self._present())} of {self.silos} silos came within "
                         f"{comm.patience_s:g} s; "
                         f"the quorum is {quorum}; start the server again to go on"
                     )
                 limit = min(
                     comm.patience_s, comm.deadline_s if now < comm.deadline_s else comm.patience_s
                 )
-                self._news.wait(min(1.0, max(limit - now, 0.01)))
+                self._changed.wait(min(1.0, max(limit - now, 0.01)))
             self._began = time.monotonic()  # who was never there is gone some time after this
 
     def ask(self, down: Down, schema: Tree, check: Callable[[Up, int], object]) -> dict[int, Up]:
@@ -246,10 +246,10 @@ class Coordinator:
         assert down.ask is not None, "there is something to do"
         asked, comm = down.ask.to, self.comm
         quorum = min(comm.quorum or self.silos, len(asked))
-        with self._news:
+        with self._changed:
             self._down, self._schema, self._check = down, schema, check
             self._answers, self._failed, self._since = {}, {}, time.monotonic()
-            self._news.notify_all()
+            self._changed.notify_all()
             while True:
                 now = time.monotonic()
                 left = [k for k in asked if k not in self._answers and k not in self._failed]
@@ -262,7 +262,7 @@ class Coordinator:
                 ):
                     raise QuorumError(self._too_few(down, asked, quorum, waited))
                 limit = self._since + (comm.deadline_s if enough else comm.patience_s)
-                self._news.wait(
+                self._changed.wait(
                     min(max(min(limit, max(ends) if enough else limit) - now, 0.01), 5.0)
                 )
             self._down = None
@@ -270,15 +270,15 @@ class Coordinator:
 
     def round_over(self, line: str) -> None:
         """The one line at the end of a round."""
-        with self._news:
+        with self._changed:
             parts = [line]
             if self.refused:
                 parts.append(
                     "refused "
                     + ", ".join(f"{n} {name}" for name, n in sorted(self.refused.items()))
                 )
-            if self._lines > LINES:
-                parts.append(f"{self._lines - LINES} more events")
+            if self._lines > MAX_ROUND_LINES:
+                parts.append(f"{self._lines - MAX_ROUND_LINES} more events")
             LOG.info("; ".join(parts))
             self._lines = 0
             self.refused.clear()
@@ -286,10 +286,10 @@ class Coordinator:
     def finish(self, kind: str, why: str) -> None:
         """Tells the silos that the run is over ("over"), or given up ("stop"), and waits a little
         for them to hear."""
-        with self._news:
-            self._end = kind, why
-            self._news.notify_all()
-            self._news.wait_for(lambda: self._told.issuperset(self._there()), FAREWELL_S)
+        with self._changed:
+            self._ending = kind, why
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._notified.issuperset(self._present()), END_NOTICE_S)
 
     # with the lock
     # ----------------------------------------------------------------------------------------------
@@ -308,15 +308,15 @@ class Coordinator:
         if not self._open(client):
             raise RefusedError("extra", f"{where}: was not asked in exchange {exchange}")
 
-    def _there(self) -> list[int]:
-        return sorted(k for k, streams in self._attending.items() if streams)
+    def _present(self) -> list[int]:
+        return sorted(k for k, streams in self._streams.items() if streams)
 
     def _gone_at(self, client: int) -> float:
         """When a silo is not waited for any more: some time after its last contact; never while it
         is there."""
-        if self._attending.get(client):
+        if self._streams.get(client):
             return float("inf")
-        return self._seen.get(client, self._began) + self.comm.gone_s
+        return self._last_contact.get(client, self._began) + self.comm.gone_s
 
     def _too_few(self, down: Down, asked: Sequence[int], quorum: int, waited: float) -> str:
         assert down.ask is not None, "there is something to do"
@@ -335,5 +335,5 @@ class Coordinator:
     def _note(self, text: str) -> None:
         """A log line, unless the round has had enough of them."""
         self._lines += 1
-        if self._lines <= LINES:
+        if self._lines <= MAX_ROUND_LINES:
             LOG.info(text)

@@ -19,11 +19,11 @@ from torch import Tensor
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params
 
-CHUNK = 1 << 20  # bytes of tensors in one frame
-FRAME_LIMIT = (
+CHUNK_BYTES = 1 << 20  # bytes of tensors in one frame
+MAX_FRAME_BYTES = (
     2 << 20
 )  # bytes of the largest frame; gRPC refuses a longer one by its length, before it arrives
-HEAD_LIMIT = 1 << 16  # bytes of a head
+MAX_HEAD_BYTES = 1 << 16  # bytes of a head
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -72,7 +72,7 @@ def head(values: Mapping[str, object]) -> bytes:
 
 def parsed(frame: bytes, kinds: Mapping[str, type]) -> dict[str, Any]:
     """A head with exactly these keys, of exactly these types. Raises RefusedError."""
-    found = _json(frame, HEAD_LIMIT, "head")
+    found = _json(frame, MAX_HEAD_BYTES, "head")
     if type(found) is not dict or found.keys() != kinds.keys():
         raise RefusedError("malformed", f"head must have the keys {', '.join(kinds)} and no other")
     for key, kind in kinds.items():
@@ -119,11 +119,11 @@ class Body:
         yield self.table
         for leaf in self._leaves:
             data = leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
-            for start in range(0, len(data), CHUNK):
-                yield bytes(data[start : start + CHUNK])
+            for start in range(0, len(data), CHUNK_BYTES):
+                yield bytes(data[start : start + CHUNK_BYTES])
 
 
-def table(frame: bytes, limit: int = FRAME_LIMIT) -> dict[str, Leaf]:
+def table(frame: bytes, limit: int = MAX_FRAME_BYTES) -> dict[str, Leaf]:
     """The tensors that a body announces, in the sender's order. Raises RefusedError."""
     if len(frame) < 8 or int.from_bytes(frame[:8], "little") != len(frame) - 8:
         raise RefusedError(

@@ -30,14 +30,14 @@ from fedml_noniid.plugins.core.trees import Params, Tree, add
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.files import leaving_nothing
-from fedml_noniid.plugins.data.noise import alone
+from fedml_noniid.plugins.data.noise import for_client
 from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.models import forward
 from fedml_noniid.plugins.privacy.local import Noise
 from fedml_noniid.plugins.silo import settings, wire
-from fedml_noniid.plugins.silo.conversation import Conversation
+from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, Up
 
@@ -155,7 +155,9 @@ class HostTrainer(ClientTrainer):
     def _read(self, data: Any) -> Samples:
         """The silo's samples, in its noise."""
         found = _samples(data)
-        return found if self.noise is None else found._replace(noise=alone(self.noise, found.x))
+        return (
+            found if self.noise is None else found._replace(noise=for_client(self.noise, found.x))
+        )
 
     def on_after_local_training(self, train_data: Any, device: torch.device, args: Any) -> None:
         """Local privacy for all that leaves the silo but n, steps and loss, in place of FedML's
@@ -168,7 +170,7 @@ class HostTrainer(ClientTrainer):
         )
         leaving = {key: self._reply[key] for key in ("deltas", "buffers", "upload")}
         counted = down.counted.get(
-            self.id, wire.FIRST
+            self.id, wire.NOT_COUNTED
         )  # decides which memory the answer was made with
         asked = [down.exchange, down.round, down.ask.job, down.ask.owner, counted, down.terms]
         # Running statistics leave as their change, which is small.
@@ -200,7 +202,7 @@ class HostAggregator(ServerAggregator):
     ) -> None:
         """`public` is the silos' public split; `callbacks`: beside those of the settings.
 
-        `kept`: the file for the checkpoint of the run `run`, see `Conversation`. `drift`: how the
+        `kept`: the file for the checkpoint of the run `run`, see `ServerRun`. `drift`: how the
         labels of all silos change with the round. Raises UserError.
         """
         # First, since it sets `comm_round`: FedML's defences read that.
@@ -213,13 +215,13 @@ class HostAggregator(ServerAggregator):
             terms.silos, test, validation=validation, public=public, drift=drift
         )
         every = [*settings.from_args(args).train_args.built_callbacks(), *callbacks]
-        self.conversation = Conversation(terms, federation, every, self._settle, kept, run)
+        self.server_run = ServerRun(terms, federation, every, self._settle, kept, run)
 
     def get_model_params(self) -> Down | OrderedDict[str, Tensor]:
-        return self.conversation.down if self._shown is None else self._shown
+        return self.server_run.down if self._shown is None else self._shown
 
     def set_model_params(self, model_parameters: Any) -> None:
-        """Does nothing: FedML passes the result of `aggregate`, which the conversation already
+        """Does nothing: FedML passes the result of `aggregate`, which the server_run already
         has."""
 
     def on_before_aggregation(
@@ -229,14 +231,14 @@ class HostAggregator(ServerAggregator):
 
         FedML's hook (clipping, attacks, defences) sees the parameters and may drop silos.
         """
-        replies = self.conversation.open(
+        replies = self.server_run.open(
             {up["client"]: up for _, up in raw_client_model_or_grad_list}
         )
         clients = list(replies)
         if not any(reply["deltas"] for reply in replies.values()):
             return list(replies.items()), clients
         start = (
-            self.conversation.loop.state.params
+            self.server_run.loop.state.params
         )  # w_t: FedML's hooks take models, replies are differences to it
         models = [
             (float(reply["n"]), OrderedDict(add(start, reply["deltas"])))
@@ -260,7 +262,7 @@ class HostAggregator(ServerAggregator):
 
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[int, Tree]]) -> Down:
         """The next message: of this round, of the next round, or that the run is over."""
-        return self.conversation.feed(dict(raw_client_model_or_grad_list))
+        return self.server_run.feed(dict(raw_client_model_or_grad_list))
 
     def on_after_aggregation(self, aggregated_model_or_grad: Any) -> Any:
         """FedML's hook (central privacy noise, defences) acts on models.
@@ -282,7 +284,7 @@ class HostAggregator(ServerAggregator):
         self, test_data: Any, device: torch.device, args: Any
     ) -> tuple[float, float, None, None]:
         """(accuracy, loss, -, -) of the last round; it was evaluated when it ended."""
-        rows = self.conversation.rows
+        rows = self.server_run.rows
         return (
             (rows[-1]["test_accuracy"], rows[-1]["test_loss"], None, None)
             if rows

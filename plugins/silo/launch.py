@@ -35,10 +35,10 @@ from fedml_noniid.plugins.data.files import (
     writing,
 )
 from fedml_noniid.plugins.engines import absences
-from fedml_noniid.plugins.engines.callbacks import Hear
+from fedml_noniid.plugins.engines.callbacks import OnRow
 from fedml_noniid.plugins.engines.record import rounds_csv
 from fedml_noniid.plugins.models import forward
-from fedml_noniid.plugins.silo import ends, results, settings, shards, wire
+from fedml_noniid.plugins.silo import exit_codes, results, settings, shards, wire
 
 if TYPE_CHECKING:
     from fedml_noniid.plugins.silo.host import HostAggregator
@@ -78,7 +78,7 @@ class Process:
         )
         terms.plan.local.check(process.input_shape, torch.device("cpu"))
         if rank == 0:
-            # FedML takes 11 s to import; the endpoint checks it again
+            # FedML takes 11 s to import; the server checks it again
             deployment.comm_args.check_free()
         return process
 
@@ -134,12 +134,12 @@ class Process:
             ) as error:  # of FedML or the pair: the log gets the traceback, the user one line
                 LOG.exception("unexpected")
                 said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-                raise ends.BrokenError(f"{said}; see {log}") from error
+                raise exit_codes.BrokenError(f"{said}; see {log}") from error
 
     def _server(self, console: TextIO) -> None:
         from fedml_noniid.plugins.silo.coordinator import Coordinator
-        from fedml_noniid.plugins.silo.endpoint import Endpoint
         from fedml_noniid.plugins.silo.roles import ServerRole
+        from fedml_noniid.plugins.silo.silo_server import SiloServer
 
         parts, comm = self.shard.parts, self.deployment.comm_args
         rounds = self.deployment.train_args.rounds
@@ -153,7 +153,7 @@ class Process:
                 measured if math.isfinite(row["test_accuracy"]) else "test accuracy not measured"
             )
             line = f"round {row['round']:.0f} of {rounds}: {found}, {row['seconds']:.1f} s"
-            missing = aggregator.conversation.missing
+            missing = aggregator.server_run.missing
             late = sorted(
                 {k for (t, _), clients in missing.items() if t == row["round"] for k in clients}
             )
@@ -166,33 +166,35 @@ class Process:
         args, model, pair = self._fedml()
         data = [parts.get(key) for key in ("test", "validation", "public")]
         kept, run = self.folder / results.CHECKPOINT, secrets.token_hex(8)
-        aggregator = pair[1](model, args, *data, [Hear(on_round)], kept, run, self.shard.drift)
-        conversation = aggregator.conversation
-        if conversation.loop.start.task.own:
+        aggregator = pair[1](model, args, *data, [OnRow(on_round)], kept, run, self.shard.drift)
+        server_run = aggregator.server_run
+        if server_run.loop.start.task.personal:
             LOG.warning(
                 "recipe %s: each silo keeps its batch norms to itself and tests its own model; "
                 "accuracies are over "
                 "the test samples in the silos' files (noniid deploy shards --test)",
-                conversation.terms.algorithm.name,
+                server_run.terms.algorithm.name,
             )
-        if conversation.rows:  # a kill may have come between the checkpoint and the tables
+        if server_run.rows:  # a kill may have come between the checkpoint and the tables
             self._tables(aggregator, again=True)
         coordinator = Coordinator(
-            comm, self.deployment.silos, conversation.terms.fingerprint, conversation.run, rounds
+            comm, self.deployment.silos, server_run.terms.fingerprint, server_run.run, rounds
         )
-        endpoint = Endpoint(comm, self.deployment.kit(0), coordinator)
-        start = conversation.loop.done + 1
+        silo_server = SiloServer(comm, self.deployment.kit(0), coordinator)
+        start = server_run.loop.done + 1
         LOG.info(
-            "run %s: round %d of %d is next, at %s", conversation.run, start, rounds, comm.server
+            "run %s: round %d of %d is next, at %s", server_run.run, start, rounds, comm.server
         )
         try:
-            with endpoint:
+            with silo_server:
                 self._run(args, model, ServerRole(aggregator, coordinator))
-            outcome = conversation.outcome or conversation.loop.outcome
+            outcome = server_run.outcome or server_run.loop.outcome
             digest = results.write_model(self.folder / results.MODEL, outcome)
         except UserError as error:  # the settings were right when the run began
             raise (
-                error if isinstance(error, ends.QuorumError) else ends.BrokenError(str(error))
+                error
+                if isinstance(error, exit_codes.QuorumError)
+                else exit_codes.BrokenError(str(error))
             ) from None
         console.write(f"weights {digest} in {self.folder / results.MODEL}\n")
         console.flush()
@@ -202,16 +204,16 @@ class Process:
 
         Without `again`, rounds.csv only grows by its last row.
         """
-        rows, place = aggregator.conversation.rows, self.folder / results.ROUNDS
+        rows, place = aggregator.server_run.rows, self.folder / results.ROUNDS
         if again or len(rows) == 1 or not place.is_file():
             write_whole(place, rounds_csv(rows))
         else:
             append(place, place.stat().st_size, rounds_csv(rows[-1:]).partition("\n")[2].encode())
-        absences.write(self.folder / results.ABSENT, aggregator.conversation.missing)
+        absences.write(self.folder / results.ABSENT, aggregator.server_run.missing)
 
     def _silo(self) -> None:
-        from fedml_noniid.plugins.silo.link import Link
         from fedml_noniid.plugins.silo.roles import SiloRole
+        from fedml_noniid.plugins.silo.silo_client import SiloClient
 
         args, model, pair = self._fedml()
         from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
@@ -230,15 +232,15 @@ class Process:
             args, device, self.rank, model, n, {k: n}, {k: batches(train)}, None, trainer
         )
         kit = self.deployment.kit(self.rank)
-        with Link(self.deployment.comm_args, kit, k, trainer.terms.fingerprint, n) as link:
-            LOG.info("run %s: %s has joined", link.run, wire.silo(k))
+        with SiloClient(self.deployment.comm_args, kit, k, trainer.terms.fingerprint, n) as client:
+            LOG.info("run %s: %s has joined", client.run, wire.silo(k))
             adapter.update_dataset(k)
             beside = (
                 kit or self.folder / f"silo-{self.rank}"
             )  # without certificates there is no kit
             secret = beside.with_name(f"{beside.name}.noise.key")
-            trainer.begin(self.folder / f"silo-{self.rank}.safetensors", link.run, secret=secret)
-            self._run(args, model, SiloRole(adapter, link))
+            trainer.begin(self.folder / f"silo-{self.rank}.safetensors", client.run, secret=secret)
+            self._run(args, model, SiloRole(adapter, client))
         LOG.info("the run is over")
 
     def _fedml(self) -> tuple[Any, Any, tuple[Any, Any]]:
@@ -292,12 +294,12 @@ def log_file(folder: Path, rank: int) -> Path:
 def _logged(record: logging.LogRecord) -> bool:
     """Makes a record one line, as others may have written its text; False for FedML's, all "root",
     many per message."""
-    record.msg, record.args = ends.one_line(record.getMessage()), ()
+    record.msg, record.args = exit_codes.one_line(record.getMessage()), ()
     return record.name != "root" or record.levelno >= logging.WARNING
 
 
 def _stop(number: int, _: object) -> NoReturn:
-    raise ends.StoppedError(f"stopped by {signal.Signals(number).name}; start again to go on")
+    raise exit_codes.StoppedError(f"stopped by {signal.Signals(number).name}; start again to go on")
 
 
 def leave(code: int) -> NoReturn:
@@ -315,26 +317,26 @@ def run(rank: int, config: Path) -> int:
     )  # gRPC's own lines; errors that matter are raised
     try:
         Process.of(rank, config).run(sys.stdout)
-    except (UserError, ends.StoppedError) as error:
+    except (UserError, exit_codes.StoppedError) as error:
         # Without a log file, logging would print the line a second time.
         if any(
             isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers
         ):
             LOG.error("error: %s", error)
-        sys.stderr.write(f"error: {ends.one_line(str(error))}\n")
-        return ends.code(error)
+        sys.stderr.write(f"error: {exit_codes.one_line(str(error))}\n")
+        return exit_codes.code(error)
     return 0
 
 
 def status(config: Path) -> str:
     """The state of the server as JSON. Raises UserError."""
-    from fedml_noniid.plugins.silo import link
+    from fedml_noniid.plugins.silo import silo_client
 
     deployment = settings.read(config)
     folder = Path(deployment.tracking_args.output_dir)
     try:
-        found = link.status(deployment.comm_args, deployment.kit(0))
-    except ends.LostError:
+        found = silo_client.status(deployment.comm_args, deployment.kit(0))
+    except exit_codes.LostError:
         if not (folder / results.MODEL).is_file():
             raise
         # The server ends with the run. On its machine, its files tell.

@@ -28,7 +28,7 @@ from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import datasets, partitions, splits
-from fedml_noniid.plugins.data.alike import test_parts
+from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.engines.absences import Missing, listed
 from fedml_noniid.plugins.engines.federation import Federation
@@ -38,10 +38,10 @@ from fedml_noniid.plugins.silo.shards import Parts
 from fedml_noniid.plugins.simulate import simulate as simulated
 
 CONFIG = Path(__file__).with_name("fedml_config.yaml")
-RECEIPT = "loopback.txt"
+OWNERSHIP_FILE = "loopback.txt"
 # How processes start. A process that has imported FedML, and that runs nothing beside it, may set
 # "fork".
-METHOD = "forkserver"
+START_METHOD = "forkserver"
 Main = Callable[[int, str, str], None]
 DEADLINE_S = 900.0
 GRACE_S = 20.0  # for the others, once one process has failed
@@ -66,7 +66,7 @@ class Processes:
                 f"{len(parts.clients)} "
                 "clients"
             )
-        _claim(folder)
+        _take_ownership(folder)
         deployment = _moved(deployment, folder)
         self.deployment, self.config = deployment, folder / "fedml_config.yaml"
         self.output = Path(deployment.tracking_args.output_dir)
@@ -79,7 +79,7 @@ class Processes:
         self.running: dict[int, BaseProcess] = {}
         self._main = main or process
         # One clean process imports FedML once (11 s, 1 GB) and forks the others.
-        self._context: Any = multiprocessing.get_context(METHOD)
+        self._context: Any = multiprocessing.get_context(START_METHOD)
         self._context.set_forkserver_preload(
             ["fedml_noniid.plugins.silo.pair", "fedml_noniid.plugins.silo.roles"]
         )
@@ -90,7 +90,7 @@ class Processes:
         # traceback of their own.
         resource_tracker.ensure_running()  # first: it makes interrupts visible again
         hidden = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        if METHOD == "forkserver":
+        if START_METHOD == "forkserver":
             forkserver.ensure_running()
         signal.pthread_sigmask(signal.SIG_SETMASK, hidden)
 
@@ -157,7 +157,7 @@ def simulate(deployment: settings.Deployment, parts: Parts, missing: Missing | N
             public=parts.public,
             absent=listed(missing or {}),
             drift=parts.drift,
-            tests=parts.own_tests,
+            tests=parts.client_tests,
         )
         plan = replace(deployment.plan(network), engine="sequential")
         outcome = simulated(
@@ -179,10 +179,10 @@ def needs_public(recipe: str) -> bool:
     )
 
 
-def keeps_own(recipe: str) -> bool:
+def has_personal_norms(recipe: str) -> bool:
     """Whether a method of the recipe keeps a part of the model on the silos, so that they test it
     themselves."""
-    return any(recipes.METHODS[method]().needs.own_norms for method in recipes.parse(recipe))
+    return any(recipes.METHODS[method]().needs.personal_norms for method in recipes.parse(recipe))
 
 
 def process(rank: int, config: str, output: str) -> None:
@@ -245,12 +245,12 @@ def name(rank: int) -> str:
     return "server (rank 0)" if rank == 0 else wire.silo(rank - 1)
 
 
-def _claim(folder: Path) -> None:
+def _take_ownership(folder: Path) -> None:
     """Makes a folder one that runs here may empty.
 
     UserError if it holds what none of them wrote.
     """
-    receipt = folder / RECEIPT
+    receipt = folder / OWNERSHIP_FILE
     if (
         folder.is_dir()
         and not receipt.is_file()
@@ -317,8 +317,8 @@ def _parts(deployment: settings.Deployment) -> Parts:
     )
     public = split.public if needs_public(deployment.train_args.recipe) else np.empty(0, np.int64)
     tests = (
-        test_parts(data, clients, data_args.partition_method, seed)
-        if keeps_own(deployment.train_args.recipe)
+        client_tests(data, clients, data_args.partition_method, seed)
+        if has_personal_norms(deployment.train_args.recipe)
         else None
     )
     return Parts.cut(data, clients, split.validation, public, tests=tests)

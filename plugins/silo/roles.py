@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo.coordinator import Coordinator
-from fedml_noniid.plugins.silo.ends import QuorumError, SetBackError
-from fedml_noniid.plugins.silo.link import Link
+from fedml_noniid.plugins.silo.exit_codes import QuorumError, SetBackError
+from fedml_noniid.plugins.silo.silo_client import SiloClient
 
 if TYPE_CHECKING:
     from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
@@ -42,14 +42,12 @@ class ServerRole:
         self._coordinator.finish("over", "")
 
     def _run(self) -> None:
-        aggregator, conversation = self._aggregator, self._aggregator.conversation
-        if conversation.down.ask is not None:
-            self._coordinator.gather(conversation.resumed)
-        while (ask := conversation.down.ask) is not None:
-            found = self._coordinator.ask(
-                conversation.down, conversation.schema, conversation.opened
-            )
-            conversation.without([client for client in ask.to if client not in found])
+        aggregator, server_run = self._aggregator, self._aggregator.server_run
+        if server_run.down.ask is not None:
+            self._coordinator.gather(server_run.resumed)
+        while (ask := server_run.down.ask) is not None:
+            found = self._coordinator.ask(server_run.down, server_run.schema, server_run.opened)
+            server_run.without([client for client in ask.to if client not in found])
             uploads: list[Any] = [(float(up["leaves"]["n"]), up) for up in found.values()]
             kept, _ = aggregator.on_before_aggregation(uploads)
             aggregator.set_model_params(aggregator.on_after_aggregation(aggregator.aggregate(kept)))
@@ -58,20 +56,20 @@ class ServerRole:
 class SiloRole:
     """Answers until the run is over."""
 
-    def __init__(self, adapter: TrainerDistAdapter, link: Link) -> None:
-        self._adapter, self._link = adapter, link
+    def __init__(self, adapter: TrainerDistAdapter, client: SiloClient) -> None:
+        self._adapter, self._client = adapter, client
 
     def run(self) -> None:
         """Runs to the end. Raises UserError."""
-        while (down := self._link.task()) is not None:
+        while (down := self._client.task()) is not None:
             self._adapter.update_dataset(self._adapter.client_index)
             self._adapter.update_model(down)
             try:
                 up, _ = self._adapter.train(down.round)
             except UserError as error:
                 LOG.warning("exchange %d: %s", down.exchange, error)
-                self._link.fail(down.exchange, str(error))
+                self._client.fail(down.exchange, str(error))
                 if isinstance(error, SetBackError):
                     raise
             else:
-                self._link.answer(up)
+                self._client.answer(up)

@@ -366,6 +366,6 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
     }
     fingerprint = hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
     normed = (
-        algorithm.needs.own_norms and initial_model(network, 0, torch.zeros(()))[1]
+        algorithm.needs.personal_norms and initial_model(network, 0, torch.zeros(()))[1]
     )  # batch norms have buffers
     return Terms(algorithm, plan, deployment.silos, fingerprint, plan.evaluations if normed else 0)

@@ -13,7 +13,7 @@ import torch
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import noise as noises
-from fedml_noniid.plugins.data import sealed
+from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.indices import DRIFT, read_indices
@@ -33,13 +33,11 @@ class Parts:
     validation: Samples | None
     public: Samples | None
     n_classes: int
-    embedding: torch.Tensor | None = (
-        None  # [V, width], for text only: every process has it, none sends it
-    )
+    # [V, width], for text only: every process has it, none sends it
+    embedding: torch.Tensor | None = None
     drift: Drift | None = None  # how the labels of all clients change with the round
-    tests: Sequence[Samples] | None = (
-        None  # each client's own test samples, as it sees them without noise and drift
-    )
+    # each client's own test samples, as it sees them without noise and drift
+    tests: Sequence[Samples] | None = None
 
     @staticmethod
     def cut(
@@ -61,7 +59,8 @@ class Parts:
         """
         x, y = data.normalised("train"), data.train_y
         train = Samples(
-            *skew.seen(clients, x, y), None if std is None else noises.held(std, clients, x)
+            *skew.applied(clients, x, y),
+            None if std is None else noises.per_sample(std, clients, x),
         )
 
         def samples(indices: Ints) -> Samples | None:
@@ -80,12 +79,12 @@ class Parts:
             None if tests is None else skew.tests(tests, test.x, test.y),
         )
 
-    def own_tests(self) -> list[Samples]:
+    def client_tests(self) -> list[Samples]:
         """Each client's own test samples in its noise, without any drift; none if nobody has
         some."""
         noise = self.train.noise
         return [
-            own if noise is None else own._replace(noise=noises.alone(noise.std[k], own.x))
+            own if noise is None else own._replace(noise=noises.for_client(noise.std[k], own.x))
             for k, own in enumerate(self.tests or [])
         ]
 
@@ -103,9 +102,8 @@ class Shard:
         # test and perhaps validation on rank 0, train and perhaps test on others, on all perhaps
         # public
     ]
-    noise: torch.Tensor | None = (
-        None  # standard deviations [...] of the client's noise, if there is any
-    )
+    # standard deviations [...] of the client's noise, if there is any
+    noise: torch.Tensor | None = None
     embedding: torch.Tensor | None = None  # as in `Parts`
     drift: Drift | None = None  # of all clients on rank 0, on others of the client
 
@@ -117,7 +115,7 @@ class Shard:
     @property
     def checksum(self) -> str:
         """SHA-256 over all of it, hexadecimal."""
-        return sealed.checksum(self.head, self.tensors)
+        return tensor_file.checksum(self.head, self.tensors)
 
     @property
     def head(self) -> dict[str, Any]:
@@ -171,12 +169,12 @@ def write(template: str, parts: Parts) -> None:
 
 def save(path: Path, shard: Shard) -> None:
     """Writes one process's file; only its owner may read it."""
-    sealed.write(path, "shard", shard.head, shard.tensors, shard.checksum, private=True)
+    tensor_file.write(path, "shard", shard.head, shard.tensors, shard.checksum, private=True)
 
 
 def read(path: Path, rank: int, silos: int) -> Shard:
     """The file of a process. UserError if it is missing, damaged, or another process's."""
-    shard = sealed.read(
+    shard = tensor_file.read(
         path,
         "shard",
         _shard,

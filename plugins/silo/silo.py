@@ -14,19 +14,19 @@ from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Tree, leaves, row, tree_map
-from fedml_noniid.plugins.data import sealed
+from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.data.drift import Drift
+from fedml_noniid.plugins.engines.client_tests import answered
 from fedml_noniid.plugins.engines.clients import Clients, refuse_non_finite
 from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.own_tests import answered
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.engines.plan import Start
+from fedml_noniid.plugins.engines.preflight import Preflight
 from fedml_noniid.plugins.engines.sequential import Sequential
-from fedml_noniid.plugins.engines.trial import Trial
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.ends import SetBackError
+from fedml_noniid.plugins.silo.exit_codes import SetBackError
 from fedml_noniid.plugins.silo.settings import Terms
-from fedml_noniid.plugins.silo.wire import FIRST, Down
+from fedml_noniid.plugins.silo.wire import NOT_COUNTED, Down
 
 
 class _OwnShard(Clients):
@@ -72,7 +72,7 @@ class Silo:
         # Batches are drawn as positions within a shard. So this shard is read in the same order as
         # in a simulation.
         positions = np.arange(len(train.y))
-        held = None if drift is None else drift.held([positions], len(train.y))
+        held = None if drift is None else drift.per_sample([positions], len(train.y))
         none = Samples(train.x[:0], train.y[:0])
         self._shard = Federation(
             terms.silos,
@@ -83,13 +83,13 @@ class Silo:
             drift=drift,
             held=held,
         )
-        self.engine = Sequential(_OwnShard(start, self._shard.seen_by(terms.algorithm)))
-        self._trial = Trial(self.engine.clients)
+        self.engine = Sequential(_OwnShard(start, self._shard.used_by(terms.algorithm)))
+        self._preflight = Preflight(self.engine.clients)
         self._states: dict[int, Tree] = {
-            FIRST: self.engine.clients.memory
+            NOT_COUNTED: self.engine.clients.memory
         }  # by exchange: the memory after its answer
         self._round = 0
-        self._trained = FIRST  # the exchange of the training that `clients.held` is from
+        self._trained = NOT_COUNTED  # the exchange of the training that `clients.held` is from
         self._kept, self._run, self.initial = kept, run, (start.params, start.buffers)
         # Between rounds, a silo of many recipes remembers nothing: a restart loses nothing, and no
         # file is written.
@@ -101,7 +101,7 @@ class Silo:
     def read(self, train: Samples) -> None:
         """Replaces the shard by one with as many samples, perhaps poisoned by an attack."""
         self.engine.clients.read(
-            replace(self._shard, train=train).seen_by(self.terms.algorithm).train
+            replace(self._shard, train=train).used_by(self.terms.algorithm).train
         )
 
     def answer(self, down: Down) -> Tree | None:
@@ -129,7 +129,7 @@ class Silo:
 
     def _settle(self, down: Down) -> None:
         """Goes on from the memory after the last answer that the server has counted."""
-        counted = down.counted.get(self.client, FIRST) if self._remembers else FIRST
+        counted = down.counted.get(self.client, NOT_COUNTED) if self._remembers else NOT_COUNTED
         if counted not in self._states:
             raise SetBackError(
                 f"{wire.silo(self.client)}: the server goes on behind exchange {counted}, and "
@@ -155,7 +155,7 @@ class Silo:
         own = here._replace(
             to=(self.client,), each=row(here.each, torch.tensor([position], device=device))
         )
-        self._trial(own, round_)
+        self._preflight(own, round_)
         return answered(self.engine, own, round_)
 
     @staticmethod
@@ -181,14 +181,14 @@ class Silo:
             "states": list(self._states),
             "held": "params" in trees,
         }
-        made = sealed.Plain(head, {key: leaf.cpu() for key, leaf in flatten(trees).items()})
-        sealed.write(self._kept, "silo", head, made.tensors, made.checksum, private=True)
+        made = tensor_file.Tensors(head, {key: leaf.cpu() for key, leaf in flatten(trees).items()})
+        tensor_file.write(self._kept, "silo", head, made.tensors, made.checksum, private=True)
 
     def _restore(self, path: Path) -> None:
-        found = sealed.read(
+        found = tensor_file.read(
             path,
             "silo",
-            sealed.Plain,
+            tensor_file.Tensors,
             what="the memory of a silo",
             origin="",
             remedy="delete it to start the run again",

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import Ask, Component
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
-from fedml_noniid.plugins.engines import own_tests
+from fedml_noniid.plugins.engines import client_tests
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.models.layers import VARIANCE
 from fedml_noniid.plugins.silo.frames import Leaf, RefusedError, form
@@ -28,11 +28,11 @@ Up = dict[str, Any]
 PARTS = ("deltas", "buffers", "upload", "n", "steps", "loss")
 KEYS = {"client", "exchange", "leaves"}
 TREES = ("params", "buffers", "shared", "each")  # the tensors of an Ask
-FIRST = -1  # the exchange before any: no answer has been counted yet
+NOT_COUNTED = -1  # the exchange before any: no answer has been counted yet
 # No number of an upload is larger. The server's arithmetic then stays finite in float32: a product
 # of three such numbers is 2^90, and float32 ends at 2^128, so 2^38 of them may be added up. An
 # update that helps is far smaller.
-LARGEST = 2.0**30
+MAX_MAGNITUDE = 2.0**30
 REMEDY = "lower the learning rate or the method's coefficients"
 Ranges = Mapping[str, Range]  # by name of a tensor of an upload, or of a tree of them
 
@@ -83,7 +83,7 @@ def row_of(down: Down, client: int) -> Down:
     assert ask is not None, "there is something to do"
     position = ask.to.index(client)
     own = ask._replace(to=(client,), each=row(ask.each, slice(position, position + 1)))
-    return down._replace(ask=own, counted={client: down.counted.get(client, FIRST)})
+    return down._replace(ask=own, counted={client: down.counted.get(client, NOT_COUNTED)})
 
 
 def tensors(down: Down) -> Params:
@@ -119,7 +119,7 @@ def up(client: int, exchange: int, reply: Tree | None) -> Up:
 def ranges(components: Iterable[Component]) -> Ranges:
     """The ranges of what these components upload, and of all other numbers that have one."""
     found = {"n": Range(1), "steps": Range(0)}
-    found |= {f"upload/{key}": allowed for key, allowed in own_tests.RANGES.items()}
+    found |= {f"upload/{key}": allowed for key, allowed in client_tests.RANGES.items()}
     return found | {
         f"upload/{c.name}/{key}": allowed for c in components for key, allowed in c.ranges.items()
     }
@@ -131,7 +131,7 @@ def allowed(key: str, ranges: Ranges) -> Range:
         return ranges[key]  # the limit is what the silo said when it joined
     names = [name for name in ranges if f"{key}/".startswith(f"{name}/")]
     found = ranges[names[0]] if names else Range(0) if key.endswith(VARIANCE) else Range()
-    return Range(max(found.low, -LARGEST), min(found.high, LARGEST))
+    return Range(max(found.low, -MAX_MAGNITUDE), min(found.high, MAX_MAGNITUDE))
 
 
 def opened(message: object, client: int, sent: Down, schema: Tree, limits: Ranges) -> Tree | None:

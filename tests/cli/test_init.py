@@ -263,7 +263,7 @@ def test_lists_of_names_are_given_at_once_or_one_by_one(
             "--model lstm",
             "model 'lstm' does not take data set 'digits'; allowed: logistic_regression",
         ),
-        ("--rounds 0", "--rounds = '0' is refused; allowed: greater than or equal to 1"),
+        ("--rounds 0", "invalid value for '--rounds': Input should be greater than or equal to 1"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(

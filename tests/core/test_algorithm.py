@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.algorithm import Algorithm, Round, State
+from fedml_noniid.plugins.core.algorithm import Algorithm, RoundResult, State
 from fedml_noniid.plugins.core.component import (
     Ask,
     Asks,
     Change,
-    Claim,
     Component,
     Exchanges,
+    Exclusive,
     Needs,
     Public,
     Reply,
@@ -66,7 +66,7 @@ class Doubles(Component):
     """Moves the server twice as far."""
 
     name: ClassVar[str] = "doubles"
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_STEP, Claim.DRIFT})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_STEP, Exclusive.DRIFT})
 
     def step(self, server: Server) -> Change:
         return Change(params=add(server.params, scale(2, server.update)))
@@ -77,7 +77,7 @@ class Stays(Component):
     """Owns the server's step, too, and another thing."""
 
     name: ClassVar[str] = "stays"
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_STEP, Claim.LOGITS})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_STEP, Exclusive.LOGITS})
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ class Inquires(Component):
     """Asks once at each point where it may."""
 
     name: ClassVar[str] = "asks"
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.REFINEMENT, Claim.CLASSIFIER})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset(
+        {Exclusive.REFINEMENT, Exclusive.CLASSIFIER}
+    )
 
     def exchanges(self, setting: Setting) -> Exchanges:
         return Exchanges(begin=1, round=2, finish=1)
@@ -152,7 +154,7 @@ def started(*components: Component) -> tuple[Algorithm, State]:
     return algorithm, algorithm.init(server(0))
 
 
-def round_of(*components: Component) -> tuple[list[Ask], Round]:
+def round_of(*components: Component) -> tuple[list[Ask], RoundResult]:
     algorithm, state = started(*components)
     return play(algorithm.round(state, server()))
 
@@ -223,7 +225,7 @@ def test_what_learns_goes_on_from_the_new_model_which_is_then_the_evaluated_one(
     @dataclass(frozen=True)
     class Learns(Component):
         name: ClassVar[str] = "learns"
-        claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_LEARNING})
+        exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_LEARNING})
 
         def init_server(self, server: Server) -> Tree:
             return {"learned": torch.zeros(1)}
@@ -352,13 +354,13 @@ def test_what_a_round_has_not_reached_is_absent_and_says_so(hook: str, words: li
 def test_two_claims_on_one_thing_are_refused_with_both_names_and_the_reason() -> None:
     with pytest.raises(RecipeError) as error:
         Algorithm.compose([Stays(), Doubles()], SETTING)
-    message, (what, why) = str(error.value), Claim.SERVER_STEP.value
+    message, (what, why) = str(error.value), Exclusive.SERVER_STEP.value
     assert all(word in message for word in ("'doubles'", "'stays'", what, why))
-    assert Claim.DRIFT.value[0] not in message and "\n" not in message
+    assert Exclusive.DRIFT.value[0] not in message and "\n" not in message
 
 
 def test_every_claim_has_its_reason() -> None:
-    assert all(len(claim.value) == 2 and all(claim.value) for claim in Claim)
+    assert all(len(claim.value) == 2 and all(claim.value) for claim in Exclusive)
 
 
 @pytest.mark.parametrize("pair", ["rfedavg+rfedavg_plus", "rfedavg_plus+rfedavg"])
@@ -386,12 +388,12 @@ def test_a_recipe_is_a_set(recipe: str) -> None:
 def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
     alone = {name: build(name, {}, SETTING).components[0] for name in METHODS}
     for a, b in permutations(METHODS, 2):
-        shared = alone[a].claims & alone[b].claims
+        shared = alone[a].exclusive & alone[b].exclusive
         if alone[a].needs.pooled or alone[b].needs.pooled:
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*no clients"):
                 build(f"{a}+{b}", {}, SETTING)
         elif any(
-            alone[one].needs.own_norms and alone[other].needs.whole_models
+            alone[one].needs.personal_norms and alone[other].needs.whole_models
             for one, other in ((a, b), (b, a))
         ):
             with pytest.raises(
@@ -424,7 +426,7 @@ def test_the_needs_of_a_recipe_are_those_of_its_components_together() -> None:
     @dataclass(frozen=True)
     class Own(Component):
         name: ClassVar[str] = "own"
-        needs: ClassVar[Needs] = Needs(own=True, public=Public.UNLABELLED, shared=0.25)
+        needs: ClassVar[Needs] = Needs(local_set=True, public=Public.UNLABELLED, shared=0.25)
 
     @dataclass(frozen=True)
     class Last(Component):

@@ -18,9 +18,9 @@ from fedml_noniid.plugins.core.component import (
     Ask,
     Asks,
     Change,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Needs,
     Public,
     Server,
@@ -54,7 +54,7 @@ class ReadsOwn(Component):
     name: ClassVar[str] = "reads"
 
     def report(self, trace: Trace, client: Client) -> Answer:
-        return Answer({"counts": client.own.class_counts(3)})
+        return Answer({"counts": client.local_set.class_counts(3)})
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class ReadsFeatures(Component):
     ids=["iter", "len", "item", "attribute"],
 )
 def test_what_is_absent_says_why_in_every_use(use: Callable[[Any], object]) -> None:
-    with pytest.raises(RecipeError, match=r"Needs\(own=True\)"):
-        use(Client.own)
+    with pytest.raises(RecipeError, match=r"Needs\(local_set=True\)"):
+        use(Client.local_set)
 
 
 READS = [
-    (ReadsOwn, Needs(own=True), r"client\.own .*Needs\(own=True\)"),
+    (ReadsOwn, Needs(local_set=True), r"client\.local_set .*Needs\(local_set=True\)"),
     (ReadsPublic, Needs(public=Public.UNLABELLED), r"client\.public .*Needs\(public=\.\.\.\)"),
     (
         ReadsPublicOnTheServer,
@@ -128,7 +128,7 @@ def test_what_is_read_must_be_declared(
 def test_what_another_component_declares_does_not_help(
     kind: type[Component], needs: Needs, words: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everything = Needs(own=True, public=Public.LABELLED, last_epoch=True)
+    everything = Needs(local_set=True, public=Public.LABELLED, last_epoch=True)
     declares = dataclass(frozen=True)(
         type("Declares", (Component,), {"name": "declares", "needs": everything})
     )
@@ -193,10 +193,10 @@ OWNERS: dict[str, type[Component]] = {
 def test_overriding_what_only_one_may_own_is_refused_when_composed(hook: str) -> None:
     kind, claim = OWNERS[hook], OWNS[hook]
     with pytest.raises(
-        RecipeError, match=rf"'made' changes the {claim.value[0]} .*add {claim} to its claims"
+        RecipeError, match=rf"'made' changes the {claim.value[0]} .*add {claim} to `exclusive`"
     ):
         Algorithm.compose([kind()], SETTING)
-    Algorithm.compose([type("Claims", (kind,), {"claims": frozenset({claim})})()], SETTING)
+    Algorithm.compose([type("Claims", (kind,), {"exclusive": frozenset({claim})})()], SETTING)
 
 
 @dataclass(frozen=True)
@@ -232,25 +232,25 @@ class Evaluates(Component):
 
 
 RESULTS = [
-    (BringsAnOptimizer, Claim.OPTIMIZER),
-    (StartsWarm, Claim.OPTIMIZER_MEMORY),
-    (Steps, Claim.SERVER_STEP),
-    (Evaluates, Claim.SERVER_STEP),
+    (BringsAnOptimizer, Exclusive.OPTIMIZER),
+    (StartsWarm, Exclusive.OPTIMIZER_MEMORY),
+    (Steps, Exclusive.SERVER_STEP),
+    (Evaluates, Exclusive.SERVER_STEP),
 ]
 
 
 @ENGINES
 @pytest.mark.parametrize(("kind", "claim"), RESULTS, ids=[kind.__name__ for kind, _ in RESULTS])
 def test_a_result_that_is_not_claimed_is_refused_in_the_first_round(
-    kind: type[Component], claim: Claim, engine: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[Component], claim: Exclusive, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An option may decide about these, so composing can't tell."""
     Algorithm.compose([kind()], SETTING)
     with pytest.raises(
-        RecipeError, match=rf"'made' changes the {claim.value[0]} .*add {claim} to its claims"
+        RecipeError, match=rf"'made' changes the {claim.value[0]} .*add {claim} to `exclusive`"
     ):
         run(kind, monkeypatch, engine=engine)
-    run(type("Claims", (kind,), {"claims": frozenset({claim})}), monkeypatch, engine=engine)
+    run(type("Claims", (kind,), {"exclusive": frozenset({claim})}), monkeypatch, engine=engine)
 
 
 def test_what_is_asked_must_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,16 +50,16 @@ def run(kind: type[Component], monkeypatch: pytest.MonkeyPatch, **how: Any) -> N
             {"raport": lambda self, trace, client: Answer()},
             "'raport' is no hook.*did you mean 'report'",
         ),
-        ({"need": Needs(own=True)}, "'need' is no hook.*did you mean 'needs'"),
+        ({"need": Needs(local_set=True)}, "'need' is no hook.*did you mean 'needs'"),
         (
             {"gradient_terms": property(lambda self: {})},
             "'gradient_terms' is no hook.*did you mean 'gradient_term'",
         ),
         ({"weights": "unifrom"}, "weights = 'unifrom' is refused; allowed: size, uniform"),
         ({"needs": Needs}, "needs = .* is refused"),
-        ({"claims": frozenset({"average"})}, "claims = .* is refused"),
+        ({"exclusive": frozenset({"average"})}, "exclusive = .* is refused"),
     ],
-    ids=["hook", "other hook", "variable", "property", "weights", "needs", "claims"],
+    ids=["hook", "other hook", "variable", "property", "weights", "needs", "exclusive"],
 )
 def test_a_misspelt_name_is_refused(members: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=f"^'made': {words}"):
@@ -268,7 +268,14 @@ def test_a_sound_foreign_method_has_the_bits_of_ours(monkeypatch: pytest.MonkeyP
 def test_every_hook_has_a_rule() -> None:
     """`check`, `exchanges` and the class variables are no hooks."""
     public = {name for name in vars(Component) if not name.startswith("_")}
-    assert HOOKS.keys() == public - {"check", "exchanges", "needs", "claims", "weights", "ranges"}
+    assert HOOKS.keys() == public - {
+        "check",
+        "exchanges",
+        "needs",
+        "exclusive",
+        "weights",
+        "ranges",
+    }
 
 
 def test_a_factor_of_the_update_still_scales_it(monkeypatch: pytest.MonkeyPatch) -> None:

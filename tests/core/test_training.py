@@ -14,11 +14,11 @@ from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.task import Output, Task
 from fedml_noniid.plugins.core.training import Descent, Step, descend, train
 from fedml_noniid.plugins.core.trees import Params, Tree, row, sub, tree_map
-from fedml_noniid.plugins.engines.arena import replace_row
-from fedml_noniid.plugins.engines.own import OWN, joined, parted
 from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.personal import PERSONAL, joined, parted
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.storage import replace_row
 from fedml_noniid.plugins.models.networks import mlp
 from tests import federation
 from tests.recipe_table import ALONE
@@ -45,10 +45,10 @@ class Plain(Sequential):
             field: {name: getattr(answer, field) for name, answer in answers.items()}
             for field in ("upload", "memory", "metrics")
         }
-        if OWN in memory:
+        if PERSONAL in memory:
             kept, (params, buffers, _) = parted(memory, trace.params, trace.buffers, {})
             trace = trace._replace(params=params, buffers=buffers)
-            found["memory"][OWN] = kept[OWN]
+            found["memory"][PERSONAL] = kept[PERSONAL]
         replace_row(clients.memory, clients.row[client], found.pop("memory"))
         if clients.holds(ask):
             clients.hold(client, trace.params, trace.buffers)

@@ -50,7 +50,9 @@ def test_row_norms_are_the_norms_of_the_rows() -> None:
     assert trees.row_norms({"scalar": torch.tensor([3.0, -4.0])}).tolist() == [3.0, 4.0]
 
 
-@pytest.mark.parametrize("n", [trees.PART, 2 * trees.PART, 2 * trees.PART + 1, 3_000_001])
+@pytest.mark.parametrize(
+    "n", [trees.NORM_BLOCK, 2 * trees.NORM_BLOCK, 2 * trees.NORM_BLOCK + 1, 3_000_001]
+)
 def test_norms_of_many_small_numbers_are_exact(n: int) -> None:
     """Squares that are added up one by one in float32 are off by 7e-4 for a million and a half of
     them."""

@@ -20,7 +20,7 @@ from fedml_noniid.pipelines.experiment.measuring import measure
 from fedml_noniid.pipelines.experiment.partitioning import partition_of
 from fedml_noniid.pipelines.experiment.provenance import of_training
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.reporting import report
+from fedml_noniid.pipelines.reporting import report, text
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.tools import scenarios
 from fedml_noniid.plugins.core.data import Samples
@@ -97,14 +97,14 @@ def test_labels_by_hand() -> None:
     """Position 1 is nobody's. Client 0 swaps 1 and 2 in round 3, client 1 keeps its labels."""
     found = drift("sudden", 3, None, [[1, 2], []], 2, 4)
     y = torch.tensor([1, 1, 2, 0, 2, 3])
-    held = found.held([np.array([4, 0]), np.array([2, 3])], 6)
+    held = found.per_sample([np.array([4, 0]), np.array([2, 3])], 6)
     assert held.labels(y, 2).tolist() == [1, 1, 2, 0, 2, 3]
     assert held.labels(y, 3).tolist() == [2, 1, 2, 0, 1, 3]
-    assert [found.seen(y, client, 3).tolist() for client in (0, 1)] == [
+    assert [found.labels(y, client, 3).tolist() for client in (0, 1)] == [
         [2, 2, 1, 0, 1, 3],
         y.tolist(),
     ]
-    assert [found.only(client).seen(y, 0, 3).tolist() for client in (0, 1)] == [
+    assert [found.only(client).labels(y, 0, 3).tolist() for client in (0, 1)] == [
         [2, 2, 1, 0, 1, 3],
         y.tolist(),
     ]
@@ -190,13 +190,13 @@ def test_the_words_of_tables_and_reports(digits: Dataset, tmp_path: Path) -> Non
     assert results.record(place.partition("s", 3) / "statistics.json")["drifting"] == 4
     words = "sudden drift from round 2, swapped classes 1-7, 3-4, none"
     assert scenarios.described(of.scenarios["s"]) == f"dirichlet (alpha 1.0), {words}"
-    text = report._about(tmp_path, of.scenarios["s"], "s-3")
+    about = report._about(tmp_path, of.scenarios["s"], "s-3")
     assert (
-        f"labels change with the round ({words})" in text
-        and "Each round's accuracy is on the labels of" in text
+        f"labels change with the round ({words})" in about
+        and "Each round's accuracy is on the labels of" in about
     )
     held = sorted(sum(int(row[c]) > 0 for c in digits.classes) for row in found)
-    assert f" training samples of {report._range(held)} classes" in text, "the round is no class"
+    assert f" training samples of {text.span(held)} classes" in about, "the round is no class"
 
 
 def test_from_python_as_from_a_file(digits: Dataset) -> None:

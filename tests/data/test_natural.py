@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.alike import alike, of_owners
+from fedml_noniid.plugins.data.client_tests import in_proportion, of_owners
 from fedml_noniid.plugins.data.partitions import BY_OWNER, PARTITIONS, partition
 from fedml_noniid.plugins.data.statistics import class_counts
 from fedml_noniid.plugins.data.streams import stream
@@ -217,7 +217,7 @@ def counted(draw):
 @given(counted())
 def test_alike(population):
     counts, labels, seed = population
-    parts = alike(counts, labels, stream(seed, "test"))
+    parts = in_proportion(counts, labels, stream(seed, "test"))
     assert len(parts) == len(counts)
     assert all((np.diff(part) > 0).all() for part in parts)
     held = counts.sum(0) > 0
@@ -228,7 +228,7 @@ def test_alike(population):
     exact = counts / np.maximum(counts.sum(0), 1) * np.bincount(labels, minlength=counts.shape[1])
     assert (np.abs(got - exact) < 1).all()
     assert (got[counts == 0] == 0).all()
-    assert same(parts, alike(counts, labels, stream(seed, "test")))
+    assert same(parts, in_proportion(counts, labels, stream(seed, "test")))
 
 
 def test_alike_by_hand():
@@ -237,7 +237,7 @@ def test_alike_by_hand():
     Class 1 by 2 : 2 are 1 and 1. Nobody holds 2.
     """
     counts = np.array([[3, 2, 0], [1, 2, 0]])
-    parts = alike(counts, np.array([0, 1, 2, 0, 0, 1, 0, 0, 2]), stream(0, "test"))
+    parts = in_proportion(counts, np.array([0, 1, 2, 0, 0, 1, 0, 0, 2]), stream(0, "test"))
     assert class_counts(np.array([0, 1, 2, 0, 0, 1, 0, 0, 2]), parts, 3).tolist() == [
         [4, 1, 0],
         [1, 1, 0],
@@ -249,7 +249,7 @@ def test_what_can_not_be_dealt_evenly_goes_to_anybody():
     deviations of 6.1."""
     counts, labels = np.full((40, 1), 7), np.zeros(10, int)
     got = sum(
-        np.array([len(part) for part in alike(counts, labels, stream(seed, "test"))])
+        np.array([len(part) for part in in_proportion(counts, labels, stream(seed, "test"))])
         for seed in range(200)
     )
     assert got.sum() == 2000 and got.min() >= 25 and got.max() <= 75
@@ -259,7 +259,7 @@ def test_which_of_a_class_s_samples_a_client_is_tested_on_is_drawn():
     """Client 0 gets one of three samples; over 300 seeds each is it 100 times, give or take four
     deviations of 8.2."""
     counts, labels = np.array([[1], [2]]), np.zeros(3, int)
-    first = [alike(counts, labels, stream(seed, "test"))[0].tolist() for seed in range(300)]
+    first = [in_proportion(counts, labels, stream(seed, "test"))[0].tolist() for seed in range(300)]
     assert all(len(part) == 1 for part in first)
     assert all(67 <= first.count([i]) <= 133 for i in range(3))
 
@@ -273,7 +273,7 @@ def test_a_client_is_tested_on_what_it_trains_on(s):
     clients = partition("similarity", train, everything(train), 20, 0, s=s)
     assert sum(len(client) for client in clients) == 1000  # nothing is left out
     counts = class_counts(train, clients, 5)
-    got = class_counts(test, alike(counts, test, stream(0, "test")), 5)
+    got = class_counts(test, in_proportion(counts, test, stream(0, "test")), 5)
     assert (np.abs(got - counts / 2) < 1).all()
     if s == 0:  # As BUAA's repository has it: the test set, sorted, in blocks of its own.
         blocks = class_counts(test, partition("similarity", test, everything(test), 20, 0, s=0), 5)

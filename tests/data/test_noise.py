@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.noise import FORMS, alone, amounts, deviations, held
+from fedml_noniid.plugins.data.noise import FORMS, amounts, deviations, for_client, per_sample
 
 GREY = torch.tensor([4.0])  # 1 on the [0, 1] scale is 4 after normalisation
 COLOUR = torch.tensor([4.0, 2.0, 5.0])
@@ -154,13 +154,13 @@ def test_refusals(
 def test_a_sample_has_the_noise_of_the_client_that_holds_it() -> None:
     """Position 3 is nobody's, so it is clean."""
     std = torch.tensor([[0.1], [0.2]], dtype=torch.float64)
-    found = held(std, [np.array([4, 0]), np.array([1, 2])], torch.zeros(5, 7))
+    found = per_sample(std, [np.array([4, 0]), np.array([1, 2])], torch.zeros(5, 7))
     assert found.std.dtype == torch.float32
     assert found.std[found.row].flatten().tolist() == pytest.approx([0.1, 0.2, 0.2, 0, 0.1])
     assert found.std[-1].item() == 0
 
 
 def test_samples_that_one_client_looks_at() -> None:
-    found = alone(torch.tensor([0.2]), torch.zeros(3, 7))
+    found = for_client(torch.tensor([0.2]), torch.zeros(3, 7))
     assert found.std[found.row].flatten().tolist() == pytest.approx([0.2] * 3)
     assert found.std[-1].item() == 0

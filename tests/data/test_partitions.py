@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.partitions import BY_OWNER, PARTITIONS, dealing, partition
+from fedml_noniid.plugins.data.partitions import BY_OWNER, PARTITIONS, assigning, partition
 from fedml_noniid.plugins.data.statistics import (
     class_counts,
     entropy,
@@ -378,7 +378,7 @@ def test_names_and_parameters():
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-4])
 def test_what_is_next_to_impossible_ends_in_an_error(monkeypatch, alpha):
-    monkeypatch.setattr(dealing, "MAX_ATTEMPTS", 2000)
+    monkeypatch.setattr(assigning, "MAX_ATTEMPTS", 2000)
     with pytest.raises(
         UserError,
         match=r"2000 attempts gave no partition .* raise alpha, lower min_size or clients",

@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.partitions import dealing, label_and_quantity, partition
+from fedml_noniid.plugins.data.partitions import assigning, label_and_quantity, partition
 from fedml_noniid.plugins.data.partitions.quantity import exact_sizes
 from fedml_noniid.plugins.data.statistics import class_counts, gini, label_distance
 from fedml_noniid.plugins.data.streams import stream
@@ -301,7 +301,7 @@ def test_a_split_is_found_if_there_is_one(n_classes, times, plenty, seed):
     rng = np.random.default_rng(seed)
     n_clients = n_classes * times
     sizes = rng.integers(2, 60, n_clients)
-    held = dealing.deal_classes(np.full(n_classes, 2 * times), n_clients, 2, rng)
+    held = assigning.assign_classes(np.full(n_classes, 2 * times), n_clients, 2, rng)
     supply = np.maximum(
         2 * times, rng.dirichlet(np.full(n_classes, 5)) * sizes.sum() * plenty
     ).astype(np.int64)
@@ -708,7 +708,7 @@ def test_refused_clients_of_mixed():
 @pytest.mark.parametrize("name", ["quantity", "mixed"])
 @pytest.mark.parametrize("beta", [1e-300, 1e-4])
 def test_what_is_next_to_impossible_ends_in_an_error(monkeypatch, name, beta):
-    monkeypatch.setattr(dealing, "MAX_ATTEMPTS", 2000)
+    monkeypatch.setattr(assigning, "MAX_ATTEMPTS", 2000)
     labels = np.repeat(np.arange(10), [60, 140] * 5)
     with pytest.raises(UserError, match=rf"{name}: 2000 attempts gave no partition .* raise beta"):
         partition(name, labels, everything(labels), 10, 0, beta=beta, min_size=100)

@@ -18,7 +18,7 @@ from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import measure
 from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_of
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.reporting import report
+from fedml_noniid.pipelines.reporting import report, text
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.tools import scenarios
 from fedml_noniid.plugins.core.errors import UserError
@@ -95,7 +95,7 @@ def test_seen_by_hand() -> None:
     x, y = torch.arange(16).reshape(4, 1, 2, 2), torch.tensor([5, 6, 7, 8])
     before = x.clone(), y.clone()
     skew = Skew([np.array([1, 2]), np.array([3])], np.array([1, 0]))
-    seen, labels = skew.seen([np.array([3, 1]), np.array([0])], x, y)
+    seen, labels = skew.applied([np.array([3, 1]), np.array([0])], x, y)
     assert labels.tolist() == [3, 2, 7, 1]
     assert seen.flatten(1).tolist() == [
         [0, 1, 2, 3],
@@ -104,7 +104,7 @@ def test_seen_by_hand() -> None:
         [13, 15, 12, 14],
     ]
     assert torch.equal(x, before[0]) and torch.equal(y, before[1]), "the data set stays as it is"
-    assert CLEAN.seen([np.array([3, 1]), np.array([0])], x, y) == (x, y)
+    assert CLEAN.applied([np.array([3, 1]), np.array([0])], x, y) == (x, y)
 
 
 @SKEWS
@@ -170,11 +170,11 @@ def test_the_table_of_clients_and_the_words_of_a_report(digits: Dataset, tmp_pat
     wanted = dealt(digits, of).columns["label_noise"]
     assert [float(row["label_noise"]) for row in found] == pytest.approx(wanted, abs=1e-6)
     assert [key for key in found[0] if key.isdigit()] == list(digits.classes)
-    text = report._about(tmp_path, of.scenarios["s"], "s-3")
-    assert "labels of the clients are wrong (level label noise, rate 0.4, symmetric)" in text
-    assert "one angle (images rotated by 0, 90, 180, 270 degrees)" in text
+    about = report._about(tmp_path, of.scenarios["s"], "s-3")
+    assert "labels of the clients are wrong (level label noise, rate 0.4, symmetric)" in about
+    assert "one angle (images rotated by 0, 90, 180, 270 degrees)" in about
     held = sorted(sum(int(row[c]) > 0 for c in digits.classes) for row in found)
-    assert f" training samples of {report._range(held)} classes" in text, "the skews are no classes"
+    assert f" training samples of {text.span(held)} classes" in about, "the skews are no classes"
     words = ", level label noise, rate 0.4, symmetric, images rotated by 0, 90, 180, 270 degrees"
     assert scenarios.described(of.scenarios["s"]) == f"dirichlet (alpha 1.0){words}"
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.fewer import fewer
 from fedml_noniid.plugins.data.splits import hold_out
+from fedml_noniid.plugins.data.subsample import subsample
 
 LABELS = np.repeat(np.arange(10), 50)[np.random.default_rng(0).permutation(500)]
 
@@ -93,19 +93,19 @@ def test_the_largest_public_set_leaves_one_sample_of_the_rarest_class():
 def test_fewer_samples_keep_the_classes_in_proportion(labels, share):
     sizes = np.bincount(labels)
     wanted = max(len(sizes), round(share * len(labels)))
-    kept = fewer(labels, wanted)
+    kept = subsample(labels, wanted)
     assert len(kept) == wanted and (np.diff(kept) > 0).all()
     own = np.bincount(labels[kept], minlength=len(sizes))
     assert (own > 0).all()
     assert (np.abs(own - wanted / len(labels) * sizes) <= len(sizes)).all()
-    assert (kept == fewer(labels, wanted)).all()
+    assert (kept == subsample(labels, wanted)).all()
 
 
 @pytest.mark.parametrize("samples", [0, 9, 501, 1.5, True])
 def test_fewer_samples_than_classes_or_more_than_all(samples):
     with pytest.raises(UserError, match="samples"):
-        fewer(LABELS, samples)
+        subsample(LABELS, samples)
 
 
 def test_fewer_samples_of_equal_classes_are_equal():
-    assert (np.bincount(LABELS[fewer(LABELS, 100)]) == 10).all()
+    assert (np.bincount(LABELS[subsample(LABELS, 100)]) == 10).all()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.data.datasets import load
-from fedml_noniid.plugins.data.readers import own
+from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import ColumnError, UndecidedError
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import of_texts
@@ -211,9 +211,9 @@ def test_cut(labels: list[int], fraction: float, n_owners: int) -> None:
     owner = np.zeros(len(y), int) if owners is None else owners
     if not ((np.bincount(y)[y] > 1) & (np.bincount(owner)[owner] > 1)).any():
         with refuse(f"mine: {len(y)} samples are too few to cut a test set from", "add a test set"):
-            own.cut(y, owners, fraction, "mine")
+            user_data.cut(y, owners, fraction, "mine")
         return
-    train, test, _ = own.cut(y, owners, fraction, "mine")
+    train, test, _ = user_data.cut(y, owners, fraction, "mine")
     assert sorted([*train, *test]) == list(range(len(y))) and len(test)
     assert (np.diff(train) > 0).all() and (np.diff(test) > 0).all()
     assert set(y[train]) == set(y)
@@ -223,14 +223,14 @@ def test_cut(labels: list[int], fraction: float, n_owners: int) -> None:
         assert (np.abs(drawn - shares) <= 2).all() and abs(
             len(test) - fraction * len(y)
         ) <= 1 + len(shares)
-    again = own.cut(y, owners, fraction, "mine")
+    again = user_data.cut(y, owners, fraction, "mine")
     assert np.array_equal(again[1], test)
 
 
 def test_every_owner_is_tested_and_trains() -> None:
     owners = np.repeat([0, 1, 2, 3], [100, 10, 2, 1])
     y = np.arange(113) % 2
-    train, test, notes = own.cut(y, owners, 0.2, "mine")
+    train, test, notes = user_data.cut(y, owners, 0.2, "mine")
     assert np.bincount(owners[test], minlength=4).tolist() == [20, 2, 1, 0]
     assert abs(int(y[test][:20].sum()) - 10) <= 1  # stratified within the owner
     assert notes == ["test set: 23 of 113 samples, drawn by owner and label with a fixed seed"]
@@ -241,7 +241,7 @@ def test_the_cut_draws_each_row_equally_often() -> None:
     """Over many owners of five rows, every place within a label is drawn with probability 1/5."""
     owners = np.repeat(np.arange(4000), 5)
     y = np.tile([0, 0, 0, 1, 1], 4000)
-    test = own.cut(y, owners, 0.2, "mine")[1]
+    test = user_data.cut(y, owners, 0.2, "mine")[1]
     places = np.bincount(test % 5, minlength=5) / 4000
     assert np.abs(places - 0.2).max() < 0.03  # 4.7 standard deviations
 

@@ -77,7 +77,7 @@ def _tensors(found: Any) -> list[Tensor]:
     ]
 
 
-class HostTape:
+class HostGraphs:
     """Records and replays on a CPU."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.data import Batch, Pass, Samples
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.randomness import fold
-from fedml_noniid.plugins.data.noise import deviations, held
+from fedml_noniid.plugins.data.noise import deviations, per_sample
 from fedml_noniid.plugins.engines.clients import Clients
 from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.sequential import Sequential
@@ -222,7 +222,7 @@ def test_where_nobody_draws_there_is_nothing_to_draw_from() -> None:
     )
     level = deviations("level", 0.5, len(federation.SIZES), (1, 6, 6), torch.tensor([2.0]))
     of = federation.images()
-    noisy = replace(of, train=of.train._replace(noise=held(level, of.clients, of.train.x)))
+    noisy = replace(of, train=of.train._replace(noise=per_sample(level, of.clients, of.train.x)))
     flat, ask = replace(dropping, blocks=(Flatten(),)), Ask("train", (1, 4))
 
     def keys(recipe: str, **options: Any) -> torch.Tensor:

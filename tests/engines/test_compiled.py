@@ -16,7 +16,13 @@ from fedml_noniid.plugins.core.data import Pass, Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.engines import compiled
-from fedml_noniid.plugins.engines.compiled import ENOUGH, SWITCH, Compiled, compiled_for, layers_of
+from fedml_noniid.plugins.engines.compiled import (
+    MIN_PLANNED_STEPS,
+    SWITCH,
+    Compiled,
+    compiled_for,
+    layers_of,
+)
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.engines.vectorized import Vectorized
 from fedml_noniid.plugins.models import build
@@ -176,10 +182,10 @@ def test_few_steps_do_not_call_the_compiler(
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     called: list[Path] = []
     monkeypatch.setattr(compiled, "_built", called.append)
-    for switch, planned in (("", ENOUGH - 1), ("0", ENOUGH)):
+    for switch, planned in (("", MIN_PLANNED_STEPS - 1), ("0", MIN_PLANNED_STEPS)):
         monkeypatch.setenv(SWITCH, switch)
         assert compiled_for(DEEP, {}, planned) is None and not called
-    for switch, planned in (("", ENOUGH), ("1", 1)):
+    for switch, planned in (("", MIN_PLANNED_STEPS), ("1", 1)):
         monkeypatch.setenv(SWITCH, switch)
         compiled_for(DEEP, {}, planned)
         assert called.pop() == compiled.library() and not called
@@ -194,7 +200,7 @@ def test_without_a_compiler_the_steps_run_in_python(
     with caplog.at_level(logging.WARNING, compiled.__name__):
         first, second = both(monkeypatch, "fedavg", NETWORKS["mlp"])
         monkeypatch.setenv(SWITCH, "1")
-        assert compiled_for(DEEP, {}, ENOUGH) is None
+        assert compiled_for(DEEP, {}, MIN_PLANNED_STEPS) is None
     assert federation.equal(first.outcome, second.outcome)
     assert [record.getMessage().count("\n") for record in caplog.records] == [0]
     assert "the compiler failed" in caplog.text and not list(tmp_path.iterdir())

@@ -13,8 +13,8 @@ from fedml_noniid.plugins.core.errors import NonFiniteError
 from fedml_noniid.plugins.engines import cores
 from fedml_noniid.plugins.engines.clients import _squares, refuse_non_finite
 
-MANY = torch.empty(cores.MANY)
-FEW = torch.empty(cores.MANY - 1)
+MIN_THREADED_NUMBERS = torch.empty(cores.MIN_THREADED_NUMBERS)
+FEW = torch.empty(cores.MIN_THREADED_NUMBERS - 1)
 
 
 @pytest.fixture
@@ -31,12 +31,12 @@ def threads(leaf: Tensor) -> int:
 
 def test_what_is_lent_is_used_for_much_and_given_back(lent: None) -> None:
     own = torch.get_num_threads()
-    assert (threads(MANY), threads(FEW), torch.get_num_threads()) == (3, own, own)
-    with pytest.raises(ZeroDivisionError), cores.all_cores(MANY):
+    assert (threads(MIN_THREADED_NUMBERS), threads(FEW), torch.get_num_threads()) == (3, own, own)
+    with pytest.raises(ZeroDivisionError), cores.all_cores(MIN_THREADED_NUMBERS):
         raise ZeroDivisionError
     assert torch.get_num_threads() == own
     cores.lend(1)
-    assert threads(MANY) == own
+    assert threads(MIN_THREADED_NUMBERS) == own
 
 
 @pytest.mark.parametrize("clients", [1, 2, 7])

@@ -30,7 +30,7 @@ from fedml_noniid.plugins.core.data import Batch, Pass, Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.data.noise import deviations, held
+from fedml_noniid.plugins.data.noise import deviations, per_sample
 from fedml_noniid.plugins.engines import local
 from fedml_noniid.plugins.engines.clients import Clients
 from fedml_noniid.plugins.engines.federation import Federation
@@ -67,7 +67,7 @@ def skewed(
     """Six ragged clients with images of 6 x 6, in noise."""
     of = federation.images(dtype)
     std = deviations(form, sigma, N, SHAPE, torch.tensor([2.0]))
-    return replace(of, train=of.train._replace(noise=held(std, of.clients, of.train.x)))
+    return replace(of, train=of.train._replace(noise=per_sample(std, of.clients, of.train.x)))
 
 
 def network(batch_norm: bool = True) -> Any:
@@ -175,7 +175,7 @@ class Spy(Component):
     """Keeps what a client sees in each pass."""
 
     name: ClassVar[str] = "spy"
-    needs: ClassVar[Needs] = Needs(own=True, public=Public.UNLABELLED)
+    needs: ClassVar[Needs] = Needs(local_set=True, public=Public.UNLABELLED)
     seen: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:
@@ -183,7 +183,7 @@ class Spy(Component):
         return None
 
     def look(self, client: Client) -> Answer:
-        passes = {"own": client.own, "public": client.public}
+        passes = {"own": client.local_set, "public": client.public}
         self.seen.update({name: [batch.x for batch in of] for name, of in passes.items()})
         return Answer()
 
@@ -203,7 +203,7 @@ class Sends(Component):
     needs: ClassVar[Needs] = Spy.needs
 
     def report(self, trace: Trace, client: Client) -> Answer:
-        passes = {"own": client.own, "public": client.public}
+        passes = {"own": client.local_set, "public": client.public}
         return Answer({name: torch.stack([batch.x for batch in of]) for name, of in passes.items()})
 
 
@@ -321,9 +321,9 @@ def test_augmentation_is_for_training_only() -> None:
 
 @pytest.mark.parametrize("augment", [False, True])
 def test_both_engines_read_the_same_bits(augment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside one another, padded, and alone."""
+    """ManyClients one another, padded, and alone."""
     monkeypatch.setattr(
-        "fedml_noniid.plugins.engines.vectorized.APART", math.inf
+        "fedml_noniid.plugins.engines.vectorized.MAX_STEP_RATIO", math.inf
     )  # all of them together
     of, steps = skewed(), list[Tensor]()
     store, params, buffers = clients(of, Sends(), augment)
@@ -367,7 +367,7 @@ def test_whoever_has_the_data_of_all_sees_each_sample_in_its_clients_noise() -> 
 def test_samples_that_all_share_stay_clean() -> None:
     of = skewed("equal")
     sharing = Algorithm.compose([DataSharing()], SETTING)
-    found = Federation.of(of.train, of.clients, of.test, public=of.public).seen_by(sharing)
+    found = Federation.of(of.train, of.clients, of.test, public=of.public).used_by(sharing)
     joined = federation.Federation(found.train, list(found.clients.values()), of.test, of.public)
     seen, lies = looked(joined, 3)
     changed = torch.cat(seen["own"]).ne(torch.cat(lies["own"])).flatten(1)

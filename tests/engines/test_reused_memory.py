@@ -12,9 +12,9 @@ import torch
 from fedml_noniid.plugins.core.component import (
     Answer,
     Change,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Server,
     Trace,
 )
@@ -60,7 +60,7 @@ def keeper() -> tuple[type[Component], Seen]:
     @dataclass(frozen=True)
     class Keeps(Component):
         name: ClassVar[str] = "keeps"
-        claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_STEP})
+        exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_STEP})
 
         def init_server(self, server: Server) -> Tree:
             stacked = tree_map(lambda leaf: leaf.expand(COHORT, *leaf.shape).clone(), server.params)

@@ -22,7 +22,7 @@ from fedml_noniid.plugins.core.component import (
 from fedml_noniid.plugins.core.trees import n_bytes, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
 from fedml_noniid.plugins.engines.packing import flatten, stack
-from fedml_noniid.plugins.engines.simulation import abreast, choose_engine
+from fedml_noniid.plugins.engines.simulation import choose_engine, mean_parallel_clients
 from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.recipes import METHODS
@@ -197,9 +197,9 @@ def test_how_many_clients_move_at_a_time() -> None:
 
     The share of a group of two of which somebody is drawn is 5/9, as if they were drawn one by one.
     """
-    assert abreast([2, 2, 9], 3) == pytest.approx(13 / 11)
-    assert abreast([2, 2, 9], 1) == pytest.approx((13 / 3) / (2 * 5 / 9 + 3))
-    assert abreast([4] * 50, 10) == pytest.approx(40 / (4 * (1 - 0.8**50)))
+    assert mean_parallel_clients([2, 2, 9], 3) == pytest.approx(13 / 11)
+    assert mean_parallel_clients([2, 2, 9], 1) == pytest.approx((13 / 3) / (2 * 5 / 9 + 3))
+    assert mean_parallel_clients([4] * 50, 10) == pytest.approx(40 / (4 * (1 - 0.8**50)))
 
 
 def test_the_choice_of_an_engine() -> None:

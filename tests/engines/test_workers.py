@@ -20,10 +20,10 @@ from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Tree
 from fedml_noniid.plugins.engines import cores
-from fedml_noniid.plugins.engines.arena import ALIGNED, Arena, rows_for, shared
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, rows_for, shared
 from fedml_noniid.plugins.engines.workers import Workers, portion
 from fedml_noniid.plugins.models import build
 from tests import federation
@@ -67,7 +67,7 @@ def test_the_same_bits_where_the_process_in_front_takes_their_cores(
         threads(n)
 
     monkeypatch.setattr(torch, "set_num_threads", seen)
-    monkeypatch.setattr(cores, "MANY", 1 << 19)
+    monkeypatch.setattr(cores, "MIN_THREADED_NUMBERS", 1 << 19)
     outcomes = {}
     for workers in (2, 1):
         used.clear()
@@ -208,6 +208,24 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_sentence() -> None:
         next(rounds)
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_backward_pass_before_the_run_changes_no_bit(gpu: bool) -> None:
+    """On a machine with a GPU (which torch is made to believe), autograd has threads after it, and
+    refuses to work in forked processes: the clients then train in this one."""
+    code = f"""
+import torch
+from tests import federation
+from tests.engines.test_workers import simulation
+if {gpu}:
+    torch._C._ensureCUDADeviceGuardSet()
+torch.ones((), requires_grad=True).backward()
+made = simulation("moon", workers=2, rounds=1)
+assert federation.equal(made.run(), simulation("moon", workers=1, rounds=1).run())
+assert bool(made.engine._workers) is not {gpu}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
 def test_an_error_in_a_worker_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise ValueError("no such thing")
@@ -246,7 +264,7 @@ def same(found: Tree, wanted: Tree) -> bool:
 
 
 def test_an_arena_gives_back_what_was_put_in() -> None:
-    arena = Arena(10 * ALIGNED)
+    arena = SharedStorage(10 * ALIGNED)
     places = arena.put(TREE)
     assert same(arena.get(places), TREE)
     assert arena.get(places)["view"].data_ptr() % ALIGNED == 0
@@ -275,14 +293,14 @@ def test_each_row_of_models_lies_as_a_tensor_of_its_own_would(memory: Any) -> No
 
 
 def test_what_does_not_fit_travels_by_itself() -> None:
-    arena = Arena(ALIGNED)
+    arena = SharedStorage(ALIGNED)
     places = arena.put(TREE)
     assert same(arena.get(places), TREE)
     assert isinstance(places["view"], np.ndarray)
 
 
 def test_another_process_sees_it() -> None:
-    arena = Arena(ALIGNED)
+    arena = SharedStorage(ALIGNED)
     places = arena.put({"a": torch.zeros(3)})
     if (child := os.fork()) == 0:
         arena.get(places)["a"].fill_(7)

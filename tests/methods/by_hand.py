@@ -9,7 +9,7 @@ or anything of `plugins` but the `Simulation` that is under test.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from fedml_noniid.plugins.core.algorithm import State
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.trees import add
+from fedml_noniid.plugins.core.trees import Params, add
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models.layers import Stacked
 from fedml_noniid.plugins.models.networks import mlp
-from fedml_noniid.plugins.rates import Rate
 from fedml_noniid.plugins.simulate import simulate
 
 Array = NDArray[Any]
@@ -91,11 +91,10 @@ def accuracy(w: Tree, x: Array, y: Array) -> float:
     return float((logits(w, x).argmax(axis=1) == y).mean())
 
 
-def gradient(w: Tree, x: Array, y: Array, dh: Array | float = 0.0) -> Tree:
-    """Of the mean cross-entropy, plus a term whose derivative by the hidden layer is `dh` ([B,
-    2])."""
+def backward(w: Tree, x: Array, do: Array, dh: Array | float = 0.0) -> Tree:
+    """The gradient of a loss with the derivatives `do` by the logits and `dh` by the hidden
+    layer, [B, 2] each."""
     h = hidden(w, x)
-    do = (softmax(logits(w, x)) - np.eye(2)[y]) / len(y)  # dCE/do = (p - onehot) / B
     dz = (do @ w["fc2.weight"] + dh) * (h > 0)
     return {
         "fc1.weight": dz.T @ x,
@@ -103,6 +102,12 @@ def gradient(w: Tree, x: Array, y: Array, dh: Array | float = 0.0) -> Tree:
         "fc2.weight": do.T @ h,
         "fc2.bias": do.sum(0),
     }
+
+
+def gradient(w: Tree, x: Array, y: Array, dh: Array | float = 0.0) -> Tree:
+    """Of the mean cross-entropy, plus a term whose derivative by the hidden layer is `dh`."""
+    # dCE/do = (p - onehot) / B
+    return backward(w, x, (softmax(logits(w, x)) - np.eye(2)[y]) / len(y), dh)
 
 
 def descend(
@@ -119,23 +124,49 @@ def descend(
     return w
 
 
+class Adam:
+    """Adam (Kingma and Ba 2015, algorithm 1) on a tree."""
+
+    def __init__(self, start: Tree) -> None:
+        self.m, self.v, self.t = each(np.zeros_like, start), each(np.zeros_like, start), 0
+
+    def step(self, w: Tree, g: Tree, lr: float) -> Tree:
+        """w <- w - lr m^ / (sqrt(v^) + 1e-8)."""
+        self.t += 1
+        self.m = each(lambda m, g: 0.9 * m + 0.1 * g, self.m, g)
+        self.v = each(lambda v, g: 0.999 * v + 0.001 * g**2, self.v, g)
+        c1, c2 = 1 - 0.9**self.t, 1 - 0.999**self.t
+        return each(lambda w, m, v: w - lr * m / c1 / (np.sqrt(v / c2) + 1e-8), w, self.m, self.v)
+
+
 @dataclass(frozen=True)
 class Given(Stacked):
     """A network that starts from given numbers."""
 
-    start: dict[str, Array] = field(default_factory=dict)
+    start: Tree = field(default_factory=dict)
+    running: Tree = field(default_factory=dict)  # its buffers
 
-    def init(
-        self, generator: torch.Generator
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        return {
-            key: torch.tensor(value, dtype=torch.float64) for key, value in self.start.items()
-        }, {}
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        return tensors(self.start), tensors(self.running)
 
 
-def given(start: Tree = W0) -> Given:
-    net = mlp((2,), 2, hidden=2)
-    return Given(net.name, net.blocks, net.head, start=start)
+def given(start: Tree = W0, running: Tree | None = None, net: Stacked | None = None) -> Given:
+    """The network of this module, or another one, with these numbers."""
+    net = net or mlp((2,), 2, hidden=2, batch_norm=running is not None)
+    return Given(net.name, net.blocks, net.head, start=start, running=running or {})
+
+
+def tensors(tree: Tree) -> Params:
+    return {key: torch.tensor(leaf, dtype=torch.float64) for key, leaf in tree.items()}
+
+
+def arrays(tree: Params) -> Tree:
+    return {key: leaf.numpy() for key, leaf in tree.items()}
+
+
+def row(tree: Params, k: int) -> Params:
+    """Row k of every leaf."""
+    return {key: leaf[k] for key, leaf in tree.items()}
 
 
 def samples(x: Array, y: Array) -> Samples:
@@ -168,9 +199,38 @@ class Ran:
         ]
 
     def trained(self, exchange: int) -> Any:
-        """w_k of the clients that were asked to train, leaves [M, ...]."""
-        ask, reply = self.exchanges[exchange]
-        return add(ask.params, reply.deltas)
+        """w_k of the clients that were asked to train or to refine, leaves [M, ...]."""
+        before = [ask.params for ask, _ in self.exchanges[: exchange + 1] if ask.params]
+        return add(before[-1], self.exchanges[exchange][1].deltas)
+
+    def local(self, exchange: int) -> list[Tree]:
+        """`trained`, client by client."""
+        trained = self.trained(exchange)
+        return [arrays(row(trained, k)) for k in range(len(self.exchanges[exchange][0].to))]
+
+    def rounds(self) -> Iterator[tuple[int, tuple[int, ...], list[list[Array]]]]:
+        """(t, the cohort, the batches of each client of it) of every round."""
+        plan = self.simulation.loop.plan
+        for t in range(1, plan.rounds + 1):
+            cohort = draw_cohort(plan.seed, t, len(CLIENTS), plan.cohort)
+            yield t, cohort, [self.batches(k, t) for k in cohort]
+
+    def replay(self, reference: Any) -> None:
+        """Gives a reference the cohorts and the batches of this run."""
+        for _, cohort, batches in self.rounds():
+            reference.round(cohort, batches)
+
+    def federated(
+        self, local: Callable[[Tree, int, list[Array]], Tree], weights: Sequence[float] = SIZES
+    ) -> Tree:
+        """The model of a method that averages: w <- sum_k p_k local(w, k, batches), with p_k in
+        proportion to the weights."""
+        w = W0
+        for _, cohort, batches in self.rounds():
+            p = np.array([weights[k] for k in cohort], dtype=float)
+            found = [local(w, k, of) for k, of in zip(cohort, batches, strict=True)]
+            w = average(p / p.sum(), found)
+        return w
 
     def batches(self, client: int, round_: int) -> list[Array]:
         """The positions that the client read in each step: which batches there are is not what is
@@ -179,40 +239,39 @@ class Ran:
         return np.split(order.index, np.cumsum(order.sizes)[:-1])
 
 
+def federation(
+    clients: Sequence[Array] = CLIENTS,
+    test: Samples | None = None,
+    x: Array | None = None,
+    y: Array | None = None,
+) -> Federation:
+    """The clients and samples of this module, or others; its public split is the test set too, if
+    none is given."""
+    train = samples(X if x is None else x, Y if y is None else y)
+    public = samples(PUBLIC_X, PUBLIC_Y)
+    return Federation.of(train, list(clients), test or public, public=public)
+
+
 def run(
     recipe: str,
-    settings: dict[str, dict[str, object]] | None = None,
+    settings: dict[str, Any] | None = None,
     *,
     engine: str = "sequential",
-    rounds: int = 2,
-    cohort: int = 3,
-    epochs: int = 2,
-    batch_size: int = 8,  # the full batch of every client
-    lr: float | Rate = LR,
-    seed: int = 0,
-    network: Given | None = None,
-    observing: bool = False,
-    **local: Any,
+    network: Stacked | None = None,
+    of: Federation | None = None,
+    **options: Any,
 ) -> Ran:
-    """The real thing, in float64."""
+    """The real thing, in float64. `options`: fields of the plan and of local training."""
+    plan: dict[str, Any] = {"rounds": 2, "cohort": 3, "seed": 0, "observing": False}
+    # A batch of 8 is the full batch of every client.
+    local: dict[str, Any] = {"optimizer": "sgd", "lr": LR, "epochs": 2, "batch_size": 8}
+    for key, value in options.items():
+        (plan if key in plan else local)[key] = value
     simulation = simulate(
         recipe,
         settings or {},
-        Federation.of(
-            samples(X, Y),
-            list(CLIENTS),
-            samples(PUBLIC_X, PUBLIC_Y),
-            public=samples(PUBLIC_X, PUBLIC_Y),
-        ),
-        Plan(
-            network or given(),
-            LocalTraining("sgd", lr, epochs, batch_size, **local),
-            rounds,
-            cohort,
-            seed,
-            engine=engine,
-            observing=observing,
-        ),
+        of or federation(),
+        Plan(network or given(), LocalTraining(**local), engine=engine, **plan),
     )
     exchanges = tapped(simulation)
     return Ran(simulation, simulation.run(), exchanges)
@@ -232,7 +291,18 @@ def tapped(simulation: Simulation) -> list[tuple[Ask, Reply]]:
     return exchanges
 
 
-def same(found: dict[str, torch.Tensor], wanted: Tree, rtol: float = 1e-10) -> None:
+def identical(a: Ran, b: Ran) -> bool:
+    """Whether two runs end with the same weights, to the bit."""
+    return all(torch.equal(a.outcome.params[key], leaf) for key, leaf in b.outcome.params.items())
+
+
+def evaluates_what_it_sends(ran: Ran) -> bool:
+    """Whether the evaluated model is the one that the next round would begin with."""
+    sent, evaluated = ran.outcome.params, ran.outcome.evaluated
+    return all(torch.equal(evaluated[key], leaf) for key, leaf in sent.items())
+
+
+def same(found: Params, wanted: Tree, rtol: float = 1e-10) -> None:
     """The trees agree to rounding in float64."""
     assert found.keys() == wanted.keys()
     for key, leaf in found.items():

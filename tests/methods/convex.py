@@ -36,7 +36,7 @@ def minimiser(p: Sequence[float] | hand.Array) -> hand.Tree:
 def run(recipe: str, settings: dict[str, object], rounds: int, **options: Any) -> hand.Tree:
     """The model after `rounds` rounds of everybody, with full batches."""
     net = logistic_regression((2,), 2)
-    network = hand.Given(net.name, net.blocks, net.head, start=START)
+    network = hand.given(START, net=net)
     ran = hand.run(
         recipe,
         {recipe: settings} if settings else {},
@@ -45,7 +45,7 @@ def run(recipe: str, settings: dict[str, object], rounds: int, **options: Any) -
         weight_decay=DECAY,
         **options,
     )
-    return {key: leaf.numpy() for key, leaf in ran.outcome.params.items()}
+    return hand.arrays(ran.outcome.params)
 
 
 def distance(a: hand.Tree, b: hand.Tree) -> float:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.ccn.algorithm import CCN
-from fedml_noniid.plugins.core.component import Needs, Reply, Server, Setting
+from fedml_noniid.plugins.core.component import Needs, Reply, Server
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.layers import Stacked
 from fedml_noniid.plugins.models.networks import logistic_regression, mlp
-from tests import federation
 from tests.methods import by_hand as hand
 
 T = 0.5
@@ -29,14 +26,11 @@ SIZES = np.array(hand.SIZES)
 
 
 def similarity(z: hand.Array) -> hand.Array:
-    """Eqs. 3-4."""
-    n = len(z)
-    s = np.eye(n)
-    for r in range(n):
-        for p in range(n):
-            if r != p:
-                s[r, p] = z[r] @ z[p] / (np.linalg.norm(z[r]) * np.linalg.norm(z[p]))
-    return s
+    """Eqs. 3-4; a zero vector has cosine 0 with every other one."""
+    length = np.linalg.norm(z, axis=1)
+    s = z @ z.T / np.where(length > 0, length, 1) / np.where(length > 0, length, 1)[:, None]
+    np.fill_diagonal(s, 1)
+    return np.asarray(s)
 
 
 def contribution(z: hand.Array, temperature: float) -> hand.Array:
@@ -47,9 +41,9 @@ def contribution(z: hand.Array, temperature: float) -> hand.Array:
     )
 
 
-def weights(z: hand.Array, nu: hand.Array = SIZES / 6) -> hand.Array:
+def weights(z: hand.Array, nu: hand.Array = SIZES / 6, temperature: float = T) -> hand.Array:
     """Eq. 7: Lambda_r nu_r / (Lambda . nu)."""
-    product = contribution(z, T) * nu
+    product = contribution(z, temperature) * nu
     return np.asarray(product / product.sum())
 
 
@@ -136,19 +130,6 @@ def test_the_running_mean_of_the_last_epoch(engine: str) -> None:
     hand.same(ran.outcome.params, w)
 
 
-@dataclass(frozen=True)
-class Normalised(hand.Given):
-    """With a batch norm, whose running statistics begin at 0 and 1."""
-
-    def init(
-        self, generator: torch.Generator
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        _, buffers = Stacked.init(self, generator)
-        return hand.Given.init(self, generator)[0], {
-            key: leaf.double() for key, leaf in buffers.items()
-        }
-
-
 @pytest.mark.parametrize("z_act", ["post", "pre"])
 @pytest.mark.parametrize("z_time", ["after", "before"])
 def test_a_batch_norm_uses_the_statistics_that_came_with_the_model(
@@ -158,14 +139,10 @@ def test_a_batch_norm_uses_the_statistics_that_came_with_the_model(
 
     The ReLU comes behind it.
     """
-    net = mlp((2,), 2, hidden=2, batch_norm=True)
     w = hand.W0 | {"bn1.weight": np.array([1.5, 0.7]), "bn1.bias": np.array([-0.4, 0.2])}
-    ran = hand.run(
-        "ccn",
-        {"ccn": {"T": T, "z_time": z_time, "z_act": z_act}},
-        engine=engine,
-        network=Normalised(net.name, net.blocks, net.head, start=w),
-    )
+    network = hand.given(w, {"bn1.mean": np.zeros(2), "bn1.var": np.ones(2)})
+    settings = {"ccn": {"T": T, "z_time": z_time, "z_act": z_act}}
+    ran = hand.run("ccn", settings, engine=engine, network=network)
     for t, (ask, reply) in enumerate(ran.exchanges):
         for k, client in enumerate(hand.CLIENTS):
             model = ask.params | ask.buffers
@@ -179,21 +156,14 @@ def test_a_batch_norm_uses_the_statistics_that_came_with_the_model(
 
 
 def test_which_passes_it_makes() -> None:
-    assert CCN().needs == CCN(z_time="before").needs == Needs(own=True)
+    assert CCN().needs == CCN(z_time="before").needs == Needs(local_set=True)
     assert CCN(z_time="last_epoch_running").needs == Needs(last_epoch=True)
 
 
 def test_r_are_the_clients_of_the_round(engine: str) -> None:
-    ran = hand.run("ccn", {"ccn": {"T": T}}, engine=engine, cohort=2, rounds=2)
-    w = hand.W0
-    for t in (1, 2):
-        cohort = draw_cohort(0, t, 3, 2)
-        local = [hand.descend(w, [hand.CLIENTS[k]] * 2) for k in cohort]
-        n = np.array([hand.SIZES[k] for k in cohort])
-        w = hand.average(
-            n / n.sum(), local
-        )  # the similarity of two is mutual, so Lambda = (1/2, 1/2)
-    hand.same(ran.outcome.params, w)
+    """The similarity of two is mutual, so Lambda = (1/2, 1/2): FedAvg."""
+    ran = hand.run("ccn", {"ccn": {"T": T}}, engine=engine, cohort=2)
+    hand.same(ran.outcome.params, ran.federated(lambda w, _, batches: hand.descend(w, batches)))
 
 
 # Meeting others
@@ -207,22 +177,6 @@ def test_scaffolds_model_step_is_weighted_and_its_control_variates_are_not(engin
     hand.same(ran.outcome.params, hand.average(weights(means(local), np.full(3, 1 / 3)), local))
     dc = [hand.each(lambda x, y: (x - y) / (2 * hand.LR), hand.W0, y) for y in local]
     hand.same(ran.state("scaffold")["c"], hand.average([1 / 3] * 3, dc))
-
-
-def test_fedbabus_body_is_weighted(engine: str) -> None:
-    """The head stays at w_0: only fc1 is trained, so z_r is that of the new body."""
-
-    def body(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
-        return {
-            key: g if key.startswith("fc1") else 0 * g for key, g in hand.gradient(w, x, y).items()
-        }
-
-    ran = hand.run("fedbabu+ccn", {"ccn": {"T": T, "z_act": "pre"}}, engine=engine)
-    w = hand.W0
-    for _ in range(2):
-        local = [hand.descend(w, [client] * 2, body) for client in hand.CLIENTS]
-        w = hand.average(weights(means(local, before_relu)), local)
-    hand.same(ran.outcome.params, w)
 
 
 def test_sgdm_averages_model_and_momentum_with_the_same_weights(engine: str) -> None:
@@ -245,21 +199,6 @@ def test_sgdm_averages_model_and_momentum_with_the_same_weights(engine: str) -> 
         w, v = hand.average(c, local), hand.average(c, momenta)
     hand.same(ran.outcome.params, w)
     hand.same(ran.state("sgdm")["v"], v)
-
-
-def test_q_fedavgs_sums_are_both_weighted(engine: str) -> None:
-    """q = 1: Delta_k = F_k L (w - w_k), h_k = (L ||w - w_k||)^2 + L F_k; each with c_k m, and the m
-    cancels."""
-    ran = hand.run("qfedavg+ccn", {"ccn": {"T": T}, "qfedavg": {"q": 1.0}}, engine=engine, rounds=1)
-    local, big_l = trained(hand.W0), 1 / hand.LR
-    c = weights(means(local), np.full(3, 1 / 3))
-    up, down = hand.zeros(), 0.0
-    for c_k, w_k, client in zip(c, local, hand.CLIENTS, strict=True):
-        f = hand.loss(hand.W0, hand.X[client], hand.Y[client]) + 1e-10
-        gap = hand.each(lambda w, w_k: big_l * (w - w_k), hand.W0, w_k)
-        up = hand.each(lambda up, g, by=c_k * 3 * f: up + by * g, up, gap)
-        down += c_k * 3 * (hand.length(gap) ** 2 + big_l * f)
-    hand.same(ran.outcome.params, hand.each(lambda w, up: w - up / down, hand.W0, up))
 
 
 def test_with_fnr_z_is_that_of_the_unrefined_model(engine: str) -> None:
@@ -316,20 +255,11 @@ def test_the_features_are_the_relu_of_the_pre_activation(kind: str, batch_norm: 
     assert torch.equal(found.clamp(min=0), task.eval(params, buffers, x).features)
 
 
-class Double(Stacked):
-    """In float64."""
-
-    def init(
-        self, generator: torch.Generator
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        return {key: leaf.double() for key, leaf in Stacked.init(self, generator)[0].items()}, {}
-
-
 @pytest.mark.parametrize(
     "net", [logistic_regression((2,), 2), mlp((2,), 2, hidden=2, projection=3)]
 )
 def test_a_classifier_that_reads_no_relu_has_no_pre_activation(engine: str, net: Stacked) -> None:
-    network: Any = Double(net.name, net.blocks, net.head)
+    network = hand.given(hand.arrays(net.init(torch.Generator())[0]), net=net)
     with pytest.raises(
         RecipeError,
         match=rf"ccn: z_act = 'pre', but .*'{net.name}' does not read the output of a ReLU",
@@ -338,26 +268,32 @@ def test_a_classifier_that_reads_no_relu_has_no_pre_activation(engine: str, net:
     assert hand.run("ccn", engine=engine, network=network).outcome.rows[-1]["ccn_lambda_max"] <= 1
 
 
-def test_opposite_pre_activations_in_numbers() -> None:
-    """(1, 0), (-2, 0), (0, 3): row sums 0, 0, 1; with T = 1, Lambda_3 = 2 / (2 + e), the others (1
-    + e) / (2 + e)."""
-    lam, e = found(np.array([[1.0, 0.0], [-2.0, 0.0], [0.0, 3.0]]), 1.0), math.e
-    np.testing.assert_allclose(lam, [(1 + e) / (2 + e), (1 + e) / (2 + e), 2 / (2 + e)], rtol=1e-14)
-
-
 # The contribution
 # --------------------------------------------------------------------------------------------------
 
 
-def test_the_contribution_in_numbers() -> None:
-    """Axes x, x, y: row sums 2, 2, 1; with T = 1, Lambda_3 = 2 e^2 / (2 e^2 + e) = 2e / (2e +
-    1)."""
-    lam = found(np.array([[2.0, 0.0], [5.0, 0.0], [0.0, 3.0]]), 1.0)
-    e = math.e
-    np.testing.assert_allclose(
-        lam, [(e + 1) / (2 * e + 1), (e + 1) / (2 * e + 1), 2 * e / (2 * e + 1)], rtol=1e-14
-    )
-    assert lam[2] > lam[0], "the client that differs counts for more"
+E = math.e
+CENTRAL = [[1.0, 0.0], [1.0, 0.2], [0.0, 1.0]]
+CONTRIBUTIONS: list[tuple[Any, float, list[float]]] = [
+    # Axes x, x, y: row sums 2, 2, 1, so Lambda_3 = 2 e^2 / (2 e^2 + e): it counts for more.
+    ([[2, 0], [5, 0], [0, 3]], 1.0, [(E + 1) / (2 * E + 1)] * 2 + [2 * E / (2 * E + 1)]),
+    # A zero vector has cosine 0 with everybody, 1 with itself: as an orthogonal client.
+    ([[2, 0], [5, 0], [0, 0]], 1.0, [(E + 1) / (2 * E + 1)] * 2 + [2 * E / (2 * E + 1)]),
+    (np.zeros((4, 2)), T, [0.75] * 4),
+    # Opposite pre-activations: row sums 0, 0, 1.
+    ([[1, 0], [-2, 0], [0, 3]], 1.0, [(1 + E) / (2 + E)] * 2 + [2 / (2 + E)]),
+    # T -> infinity: 1 - 1/R. T -> 0: the largest row sum takes the whole softmax.
+    (np.random.default_rng(0).random((5, 3)), 1e9, [0.8] * 5),
+    (CENTRAL, 1e-4, [1.0, 0.0, 1.0]),
+    # Identical clients: row sums reach R/T = 10,000, whose exponential no float64 holds.
+    *((np.ones((100, 4)), temperature, [0.99] * 100) for temperature in (0.5, 0.01)),
+]
+
+
+@pytest.mark.parametrize(("z", "temperature", "wanted"), CONTRIBUTIONS)
+def test_the_contribution_in_numbers(z: Any, temperature: float, wanted: list[float]) -> None:
+    lam = found(np.asarray(z, dtype=float), temperature)
+    np.testing.assert_allclose(lam, wanted, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize("temperature", [0.25, 0.5, 1.0, 3.0])
@@ -371,39 +307,9 @@ def test_eq_5_and_eq_8_agree_and_sum_to_r_minus_one(n: int, temperature: float) 
     assert (lam <= 1).all()
 
 
-def test_a_high_temperature_makes_everybody_equal() -> None:
-    """T -> infinity: Lambda_r = 1 - 1/R."""
-    np.testing.assert_allclose(
-        found(np.random.default_rng(0).random((5, 3)), 1e9), [0.8] * 5, rtol=1e-8
-    )
-
-
-@pytest.mark.parametrize("temperature", [0.5, 0.01])
-def test_a_hundred_identical_clients_do_not_overflow(temperature: float) -> None:
-    """Row sums reach R/T = 10,000, whose exponential no float64 holds."""
-    np.testing.assert_allclose(found(np.ones((100, 4)), temperature), [0.99] * 100, rtol=1e-10)
-
-
-def test_a_low_temperature_silences_only_the_most_central_client() -> None:
-    """T -> 0: the largest row sum takes the whole softmax."""
-    z = np.array([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0]])
-    np.testing.assert_allclose(found(z, 1e-4), [1.0, 0.0, 1.0], atol=1e-12)
-
-
-def test_a_zero_representation_resembles_nobody() -> None:
-    """Cosine 0 with everybody, 1 with itself: row sums 2, 2, 1 as for an orthogonal client."""
-    np.testing.assert_allclose(
-        found(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]])),
-        found(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])),
-        rtol=1e-14,
-    )
-    np.testing.assert_allclose(found(np.zeros((4, 2))), [0.75] * 4, rtol=1e-14)
-
-
 def test_identical_representations_leave_the_weights_of_the_base() -> None:
     """Row sums 3: Lambda = 2/3 for everybody, so that c = nu."""
     z = torch.ones(3, 4, dtype=torch.float64)
-    np.testing.assert_allclose(found(np.ones((3, 4))), [2 / 3] * 3, rtol=1e-14)
     for nu, wanted in (("base", [0.5, 0.3, 0.2]), ("uniform", [1 / 3] * 3)):
         np.testing.assert_allclose(weighed(CCN(nu=nu), z, [5, 3, 2]), wanted, rtol=1e-14)
 
@@ -465,7 +371,7 @@ def test_a_silenced_client_loses_its_whole_weight(
     n: list[int], c: list[float], moved: float, most: float
 ) -> None:
     """Lambda = (1, 0, 1): c_2 = 0, and nu_2 is what moves."""
-    z, cold = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0]]), CCN(T=1e-4)
+    z, cold = torch.tensor(CENTRAL), CCN(T=1e-4)
     np.testing.assert_allclose(weighed(cold, z, n), c, rtol=1e-14)
     seen = recorded(cold, z, n)
     assert (seen["lambda_min"].item(), seen["lambda_max"].item()) == (0, 1)
@@ -494,49 +400,9 @@ def test_no_more_moves_than_the_largest_weight_and_a_rise_says_little(temperatur
         assert seen["weight_over_nu_max"] <= 20 / 19 * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("nu", ["base", "uniform"])
-def test_a_high_temperature_leaves_the_weights_of_the_base_method(nu: str) -> None:
-    ran = hand.run("ccn", {"ccn": {"T": 1e12, "nu": nu}})
-    w = hand.W0
-    for _ in range(2):
-        w = hand.average(SIZES / 6 if nu == "base" else [1 / 3] * 3, trained(w))
-    hand.same(ran.outcome.params, w)
-
-
 def test_a_single_client_keeps_its_weight(engine: str) -> None:
     """R = 1: sum Lambda = 0 would be 0/0."""
     ran = hand.run("ccn", engine=engine, cohort=1)
-    plain = hand.run("fedavg", engine=engine, cohort=1)
-    assert all(
-        torch.equal(ran.outcome.params[key], plain.outcome.params[key])
-        for key in plain.outcome.params
-    )
+    assert hand.identical(ran, hand.run("fedavg", engine=engine, cohort=1))
     assert [row["ccn_weight_over_nu_max"] for row in ran.outcome.rows] == [1.0, 1.0]
     assert [row["ccn_moved"] for row in ran.outcome.rows] == [0.0, 0.0]
-
-
-@pytest.mark.parametrize("z_time", ["before", "last_epoch_running"])
-def test_both_engines_agree_on_ragged_clients_with_a_batch_norm(z_time: str) -> None:
-    """Padded batches and samples count for nothing, in evaluation and in training mode."""
-    settings = {"ccn": {"z_time": z_time, "nu": "uniform"}}
-    a, b = (
-        federation.run("ccn", settings, dtype=torch.float64, batch_norm=True, engine=engine)
-        for engine in ("sequential", "vectorized")
-    )
-    for key, leaf in a.tensors.items():
-        torch.testing.assert_close(b.tensors[key], leaf, rtol=1e-9, atol=1e-12)
-    for key, leaf in a.params.items():
-        torch.testing.assert_close(b.params[key], leaf, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0])
-def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
-    with pytest.raises(RecipeError, match="T = "):
-        recipes.check_settings("ccn", {"ccn": {"T": temperature}})
-
-
-def test_a_pre_activation_needs_a_pass() -> None:
-    with pytest.raises(RecipeError, match="ccn: z_act = 'pre' needs a pass of its own"):
-        recipes.build(
-            "ccn", {"ccn": {"z_act": "pre", "z_time": "last_epoch_running"}}, Setting(3, 3)
-        )

@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from fedml_noniid.plugins.baselines.ccvr import CCVR
 from fedml_noniid.plugins.core.component import Setting
-from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.randomness import fold, identity, normal, uniform
 from fedml_noniid.plugins.data.streams import key
-from fedml_noniid.plugins.recipes import build
-from tests import federation
 from tests.methods import by_hand as hand
 
 SETTING = Setting(3, 3)
@@ -62,16 +58,6 @@ def test_what_clients_send(engine: str) -> None:
             np.testing.assert_allclose(found[name][k], leaf, rtol=1e-10, atol=1e-13, err_msg=name)
     assert found["cov"][0].abs().max() == 0, "client 0 has one sample"
     assert found["cov"][2].abs().max() > 0
-
-
-def test_the_pool_of_a_run_is_the_statistics_of_all_samples(engine: str) -> None:
-    ran = hand.run("ccvr", engine=engine)
-    n, mean, cov = CCVR.pooled(ran.exchanges[-1][1].upload["ccvr"])
-    z = hand.hidden(received(ran), hand.X)
-    for c in (0, 1):
-        assert n[c] == (c == hand.Y).sum()
-        np.testing.assert_allclose(mean[c], z[c == hand.Y].mean(0), rtol=1e-10)
-        np.testing.assert_allclose(cov[c], np.cov(z[c == hand.Y].T), rtol=1e-9, atol=1e-13)
 
 
 def test_the_pool_is_that_of_the_union_for_any_split() -> None:
@@ -127,21 +113,6 @@ def test_the_classifier_is_trained_on_virtual_features(engine: str) -> None:
             w = w | {name: w[name] - 0.3 * v for name, v in velocity.items()}
     hand.same(ran.outcome.params, w, rtol=1e-7)
     hand.same(ran.outcome.evaluated, w, rtol=1e-7)
-
-
-def test_only_the_classifier_changes(engine: str) -> None:
-    ran, plain = (hand.run(recipe, engine=engine) for recipe in ("ccvr", "fedavg"))
-    for name, leaf in plain.outcome.params.items():
-        assert torch.equal(ran.outcome.params[name], leaf) is (name in ENCODER)
-
-
-def test_no_epochs_are_fedavg_to_the_bit(engine: str) -> None:
-    ran, plain = (
-        hand.run(r, {r: {"epochs": 0}} if r == "ccvr" else {}, engine=engine)
-        for r in ("ccvr", "fedavg")
-    )
-    assert federation.equal_models(ran.outcome, plain.outcome)
-    assert ran.jobs() == plain.jobs()
 
 
 def test_everybody_is_asked_once_after_the_last_round() -> None:
@@ -202,17 +173,3 @@ def test_draws_hang_on_the_key_alone() -> None:
     given = ([3, 3], [[0, 0], [1, 1]], [np.eye(2), np.eye(2)], 4)
     assert (virtual(*given)[0] == virtual(*given)[0]).all()
     assert (virtual(*given)[0] != virtual(*given, seed=1)[0]).all()
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("samples", 0), ("epochs", -1), ("batch_size", 0), ("server_lr", 0.0), ("momentum", 1.0)],
-)
-def test_bad_values_are_refused(key: str, value: float) -> None:
-    with pytest.raises(RecipeError, match=rf"ccvr: .*{key} = {value}"):
-        build("ccvr", {"ccvr": {key: value}}, SETTING)
-
-
-def test_a_frozen_classifier_is_refused() -> None:
-    with pytest.raises(RecipeError, match="classifier"):
-        build("ccvr+fedbabu", {}, SETTING)

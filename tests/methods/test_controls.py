@@ -7,41 +7,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedml_noniid.plugins.core.component import Setting
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.recipes import build, check_settings
 from tests import federation
 from tests.methods import by_hand as hand
 
 ALL_X, ALL_Y = np.concatenate([hand.X, hand.PUBLIC_X]), np.concatenate([hand.Y, hand.PUBLIC_Y])
 
 
-def test_every_client_trains_on_the_shared_samples_too(engine: str) -> None:
-    """Full batches: the gradient over own and public samples together; n_k counts both, so p = (5,
-    6, 7) / 18."""
-    ran = hand.run("datasharing", engine=engine, batch_size=16)
-    w = hand.W0
-    for _ in range(2):
-        local = [
-            hand.descend(w, [np.concatenate([client, [6, 7, 8, 9]])] * 2, x=ALL_X, y=ALL_Y)
-            for client in hand.CLIENTS
-        ]
-        w = hand.average(np.array([5, 6, 7]) / 18, local)
-    hand.same(ran.outcome.params, w)
-    assert [len(reply.n) for _, reply in ran.exchanges] == [3, 3]
-    assert ran.exchanges[0][1].n.tolist() == [5, 6, 7]
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_every_client_trains_on_the_shared_samples_too(engine: str, share: float) -> None:
+    """The first of the public split's four, in full batches with the client's own; n_k counts
+    both, so p = (5, 6, 7) / 18 or (3, 4, 5) / 12."""
+    shared = np.arange(6, 6 + round(4 * share))
+    ran = hand.run("datasharing", {"datasharing": {"share": share}}, engine=engine, batch_size=16)
 
+    def local(w: hand.Tree, k: int, _: list[hand.Array]) -> hand.Tree:
+        batch = np.concatenate([hand.CLIENTS[k], shared])
+        return hand.descend(w, [batch] * 2, x=ALL_X, y=ALL_Y)
 
-def test_a_share_takes_the_first_samples(engine: str) -> None:
-    """share = 1/2 of four: the first two of the public split; p = (3, 4, 5) / 12."""
-    ran = hand.run(
-        "datasharing", {"datasharing": {"share": 0.5}}, engine=engine, rounds=1, batch_size=16
-    )
-    local = [
-        hand.descend(hand.W0, [np.concatenate([client, [6, 7]])] * 2, x=ALL_X, y=ALL_Y)
-        for client in hand.CLIENTS
-    ]
-    hand.same(ran.outcome.params, hand.average(np.array([3, 4, 5]) / 12, local))
+    n = [size + len(shared) for size in hand.SIZES]
+    hand.same(ran.outcome.params, ran.federated(local, n))
+    assert [reply.n.tolist() for _, reply in ran.exchanges] == [n] * 2
 
 
 def test_other_methods_read_the_shared_samples_as_the_clients_own(engine: str) -> None:
@@ -52,19 +37,6 @@ def test_other_methods_read_the_shared_samples_as_the_clients_own(engine: str) -
         w_k = {key: leaf[k].numpy() for key, leaf in ran.trained(0).items()}
         z = hand.hidden(w_k, ALL_X[np.concatenate([client, [6, 7, 8, 9]])]).mean(0)
         np.testing.assert_allclose(reply.upload["ccn"]["z"][k], z, rtol=1e-12)
-
-
-def test_sharing_needs_a_public_split() -> None:
-    with pytest.raises(
-        RecipeError, match=r"datasharing: needs a public split, but data.public is 0"
-    ):
-        build("datasharing", {}, Setting(3, 3))
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.1])
-def test_a_share_is_a_fraction(share: float) -> None:
-    with pytest.raises(RecipeError, match=rf"datasharing: share = {share} must lie in \[0, 1\]"):
-        check_settings("datasharing", {"datasharing": {"share": share}})
 
 
 def test_centralised_is_gradient_descent_on_the_union(engine: str) -> None:
@@ -83,19 +55,6 @@ def test_centralised_is_gradient_descent_on_the_union(engine: str) -> None:
 def test_centralised_may_have_the_public_split_as_well() -> None:
     ran = hand.run("centralised", {"centralised": {"with_public": True}}, rounds=1, batch_size=16)
     hand.same(ran.outcome.params, hand.descend(hand.W0, [np.arange(10)] * 2, x=ALL_X, y=ALL_Y))
-    with pytest.raises(
-        RecipeError, match=r"centralised: needs a public split, but data.public is 0"
-    ):
-        build("centralised", {"centralised": {"with_public": True}}, Setting(3, 3))
-    build("centralised", {}, Setting(3, 3))
-
-
-@pytest.mark.parametrize("other", ["fedprox", "fnr", "datasharing", "scaffold"])
-def test_centralised_composes_with_nothing(other: str) -> None:
-    with pytest.raises(
-        RecipeError, match=rf"'centralised' and '{other}' can't be combined: .*no clients"
-    ):
-        build(f"{other}+centralised", {}, Setting(3, 3, n_public=4))
 
 
 def test_centralised_resumes_to_the_same_bits(tmp_path: Path) -> None:

@@ -4,16 +4,13 @@ by hand."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.models.networks import logistic_regression
-from fedml_noniid.plugins.simulate import simulate
 from tests.methods import by_hand as hand
 
 
@@ -40,15 +37,10 @@ def test_one_step_on_a_logistic_regression_with_the_arithmetic_in_words(engine: 
     """
     net = logistic_regression((1,), 2)
     start = {"fc.weight": np.zeros((2, 1)), "fc.bias": np.zeros(2)}
-    zero = hand.Given(net.name, net.blocks, net.head, start=start)
-    data = hand.samples(np.array([[2.0], [1.0], [1.0]]), np.array([0, 1, 0]))
-    simulation = simulate(
-        "fedavg",
-        {},
-        Federation.of(data, [np.array([0]), np.array([1, 2])], data),
-        Plan(zero, LocalTraining("sgd", 1.0, 1, 2), 1, 2, 0, engine=engine),
-    )
-    out = simulation.run()
+    x, y = np.array([[2.0], [1.0], [1.0]]), np.array([0, 1, 0])
+    of = hand.federation([np.array([0]), np.array([1, 2])], hand.samples(x, y), x, y)
+    network, options = hand.given(start, net=net), {"rounds": 1, "cohort": 2, "epochs": 1}
+    out = hand.run("fedavg", engine=engine, network=network, of=of, lr=1.0, **options).outcome
     np.testing.assert_allclose(out.params["fc.weight"], [[1 / 3], [-1 / 3]], rtol=1e-15)
     np.testing.assert_allclose(out.params["fc.bias"], [1 / 6, -1 / 6], rtol=1e-15)
     assert out.rows[0]["local_loss"] == pytest.approx(math.log(2))
@@ -76,53 +68,30 @@ def test_two_rounds_of_all_clients_weighted_by_their_samples(engine: str) -> Non
     assert all(torch.equal(ran.outcome.params[k], ran.outcome.evaluated[k]) for k in w)
 
 
-def test_the_weights_are_those_of_the_clients_that_take_part(engine: str) -> None:
-    """n is the number of samples of the cohort, not of everybody."""
-    ran = hand.run("fedavg", engine=engine, cohort=2, rounds=3)
-    w = hand.W0
-    for t in (1, 2, 3):
-        cohort = draw_cohort(0, t, 3, 2)
-        n_k = np.array([hand.SIZES[k] for k in cohort])
-        w = hand.average(n_k / n_k.sum(), [hand.descend(w, [hand.CLIENTS[k]] * 2) for k in cohort])
-    hand.same(ran.outcome.params, w)
+STEPS = [  # options of local training, and the sizes of everybody's batches in a round
+    ({"cohort": 2, "rounds": 3}, [[1] * 2, [2] * 2, [3] * 2]),
+    ({"batch_size": 2}, [[1, 1], [2, 2], [2, 1, 2, 1]]),  # the last short one counts
+    ({"momentum": 0.9, "weight_decay": 0.1, "epochs": 3}, [[1] * 3, [2] * 3, [3] * 3]),
+    ({"batch_size": 2, "steps": 5, "drop_last": True}, [[1] * 5, [2] * 5, [2] * 5]),
+]
 
 
-def test_mini_batches_keep_the_last_short_one(engine: str) -> None:
-    """Batches of 2: clients take 1, 1 and 2 steps an epoch, the third client's last batch has one
-    sample."""
-    ran = hand.run("fedavg", engine=engine, batch_size=2)
-    w = hand.W0
-    for t in (1, 2):
-        batches = [ran.batches(k, t) for k in range(3)]
-        assert [[len(b) for b in of] for of in batches] == [[1, 1], [2, 2], [2, 1, 2, 1]]
-        w = hand.average(np.array(hand.SIZES) / 6, [hand.descend(w, of) for of in batches])
-    hand.same(ran.outcome.params, w)
+@pytest.mark.parametrize(("options", "sizes"), STEPS, ids=str)
+def test_local_training(engine: str, options: dict[str, Any], sizes: list[list[int]]) -> None:
+    """g <- g + decay w; v <- rho v + g; w <- w - eta v, with v = 0 at the start of each round. n is
+    the number of samples of the cohort, not of everybody."""
+    rho, decay = options.get("momentum", 0.0), options.get("weight_decay", 0.0)
 
+    def local(w: hand.Tree, k: int, batches: list[hand.Array]) -> hand.Tree:
+        assert [len(batch) for batch in batches] == sizes[k]
+        v = hand.zeros()
+        for batch in batches:
+            g = hand.gradient(w, hand.X[batch], hand.Y[batch])
+            v = hand.each(lambda v, g, w: rho * v + g + decay * w, v, g, w)
+            w = hand.each(lambda w, v: w - hand.LR * v, w, v)
+        return w
 
-def test_local_momentum_and_weight_decay_start_anew_in_every_round(engine: str) -> None:
-    """g <- g + 0.1 w; v <- 0.9 v + g; w <- w - eta v, with v = 0 at the start of each round."""
-    ran = hand.run("fedavg", engine=engine, momentum=0.9, weight_decay=0.1, epochs=3)
-    w = hand.W0
-    for _ in range(2):
-        local = []
-        for client in hand.CLIENTS:
-            w_k, v = w, hand.zeros()
-            for _ in range(3):
-                g = hand.gradient(w_k, hand.X[client], hand.Y[client])
-                v = hand.each(lambda v, g, p: 0.9 * v + g + 0.1 * p, v, g, w_k)
-                w_k = hand.each(lambda p, v: p - hand.LR * v, w_k, v)
-            local.append(w_k)
-        w = hand.average(np.array(hand.SIZES) / 6, local)
-    hand.same(ran.outcome.params, w)
-
-
-def test_local_steps_in_place_of_epochs(engine: str) -> None:
-    """Everybody takes E = 5 steps, whatever it holds, in batches of 2 without the short ones."""
-    ran = hand.run("fedavg", engine=engine, rounds=2, batch_size=2, steps=5, drop_last=True)
-    w = hand.W0
-    for t in (1, 2):
-        batches = [ran.batches(k, t) for k in range(3)]
-        assert [[len(batch) for batch in of] for of in batches] == [[1] * 5, [2] * 5, [2] * 5]
-        w = hand.average(np.array(hand.SIZES) / 6, [hand.descend(w, of) for of in batches])
-    hand.same(ran.outcome.params, w)
-    assert all(reply.steps.tolist() == [5, 5, 5] for _, reply in ran.exchanges)
+    ran = hand.run("fedavg", engine=engine, **options)
+    hand.same(ran.outcome.params, ran.federated(local))
+    for ask, reply in ran.exchanges:
+        assert reply.steps.tolist() == [len(sizes[k]) for k in ask.to]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
 
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
@@ -20,10 +17,7 @@ from tests import federation
 from tests.methods import by_hand as hand
 
 HEAD, BODY = ("fc2.weight", "fc2.bias"), ("fc1.weight", "fc1.bias")
-WEIGHTS = {
-    "size": lambda cohort: [hand.SIZES[k] for k in cohort],
-    "uniform": lambda cohort: [1 for _ in cohort],
-}
+WEIGHTS = {"size": hand.SIZES, "uniform": (1, 1, 1)}
 
 
 def body(tree: hand.Tree) -> hand.Tree:
@@ -37,30 +31,20 @@ def direction(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
     }
 
 
-def one_round(
-    w: hand.Tree, cohort: Sequence[int], batches: Sequence[list[hand.Array]], weights: str = "size"
-) -> hand.Tree:
-    n = np.array(WEIGHTS[weights](cohort), dtype=float)
-    return hand.average(n / n.sum(), [hand.descend(w, of, direction) for of in batches])
-
-
-@pytest.mark.parametrize("weights", ["size", "uniform"])
-def test_two_rounds_train_and_average_the_body(engine: str, weights: str) -> None:
-    ran = hand.run("fedbabu", {"fedbabu": {"weights": weights}}, engine=engine)
-    w = hand.W0
-    for _ in range(2):
-        w = one_round(w, (0, 1, 2), [[client] * 2 for client in hand.CLIENTS], weights)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(
+    "options", [{}, {"rounds": 3, "cohort": 2, "batch_size": 2}], ids=["full", "twos"]
+)
+def test_the_body_is_trained_and_averaged(
+    engine: str, weights: str, options: dict[str, int]
+) -> None:
+    """What is evaluated is the whole model with the random head."""
+    ran = hand.run("fedbabu", {"fedbabu": {"weights": weights}}, engine=engine, **options)
+    w = ran.federated(lambda w, k, of: hand.descend(w, of, direction), WEIGHTS[weights])
     hand.same(ran.outcome.params, w)
     hand.same(ran.server.params, body(w))
-
-
-def test_partial_participation_and_small_batches(engine: str) -> None:
-    ran = hand.run("fedbabu", engine=engine, rounds=3, cohort=2, batch_size=2)
-    w = hand.W0
-    for t in (1, 2, 3):
-        cohort = draw_cohort(0, t, 3, 2)
-        w = one_round(w, cohort, [ran.batches(k, t) for k in cohort])
-    hand.same(ran.outcome.params, w)
+    wanted = hand.loss(w, hand.PUBLIC_X, hand.PUBLIC_Y)
+    assert ran.outcome.rows[-1]["test_loss"] == pytest.approx(wanted, rel=1e-10)
 
 
 def test_the_head_keeps_its_initial_values_to_the_bit_and_never_travels(engine: str) -> None:
@@ -71,25 +55,6 @@ def test_the_head_keeps_its_initial_values_to_the_bit_and_never_travels(engine: 
     for ask, reply in ran.exchanges:
         assert set(ask.params) == set(reply.deltas) == set(BODY)
     assert not torch.equal(ran.outcome.params["fc1.weight"], torch.tensor(hand.W0["fc1.weight"]))
-
-
-def test_the_evaluated_model_has_the_random_head() -> None:
-    """No fine-tuning: test_loss is that of the whole global model."""
-    ran = hand.run("fedbabu")
-    whole = {key: leaf.numpy() for key, leaf in ran.outcome.evaluated.items()}
-    wanted = hand.loss(whole, hand.PUBLIC_X, hand.PUBLIC_Y)
-    assert ran.outcome.rows[-1]["test_loss"] == pytest.approx(wanted, rel=1e-10)
-
-
-@pytest.mark.parametrize("batch_norm", [False, True])
-def test_two_bodies_per_client(batch_norm: bool) -> None:
-    """2M times the body's share: 6*5 + 5 floats; batch norm adds 5 + 5, and 5 + 5 buffers.
-
-    The head has 5*3 + 3.
-    """
-    floats = 35 + 20 * batch_norm
-    for row in federation.run("fedbabu", batch_norm=batch_norm).rows:
-        assert (row["bytes_up"], row["bytes_down"]) == (4 * floats * 4, 4 * floats * 4)
 
 
 @pytest.mark.parametrize(

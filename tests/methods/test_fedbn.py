@@ -22,8 +22,8 @@ from fedml_noniid.plugins.data.rotation import turned
 from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.evaluation import evaluate
 from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.own import OWN
 from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.personal import PERSONAL
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models import build as network
@@ -142,7 +142,7 @@ def same(found: Params, wanted: dict[str, Tensor], names: Sequence[str]) -> None
 
 
 def own(of: Simulation, k: int) -> Params:
-    parts: Tree = row(of.engine.clients.memory[OWN], k)
+    parts: Tree = row(of.engine.clients.memory[PERSONAL], k)
     return parts["params"] | parts["buffers"]
 
 
@@ -243,7 +243,7 @@ def test_other_methods_see_the_shared_part_only(method: str) -> None:
         )
         exchanges = hand.tapped(ours)
         out = ours.run()
-        memory = {key: tree for key, tree in ours.engine.clients.memory.items() if key != OWN}
+        memory = {key: tree for key, tree in ours.engine.clients.memory.items() if key != PERSONAL}
         said = [
             {
                 "ask": ask.params | ask.shared | ask.each,
@@ -253,8 +253,8 @@ def test_other_methods_see_the_shared_part_only(method: str) -> None:
         ]
         for tree in ({"state": ours.loop.state._asdict()}, memory, *said):
             assert not {key.rpartition("/")[2] for key in flatten(tree)} & set(NORM)
-        assert out.own["params"]["bn1.weight"].std(0).min() > 0, "each client has its own"
-        ends.append(out.params | flatten(out.own))
+        assert out.personal["params"]["bn1.weight"].std(0).min() > 0, "each client has its own"
+        ends.append(out.params | flatten(out.personal))
     for key, leaf in ends[0].items():
         torch.testing.assert_close(ends[1][key], leaf, rtol=1e-8, atol=1e-10, msg=key)
 
@@ -280,7 +280,7 @@ def test_processes_and_a_checkpoint_keep_the_bits(recipe: str, tmp_path: Path) -
     assert resumed.start_round == 1
     for found in (beside, resumed.run()):
         assert federation.equal(found, whole)
-        kept, wanted = flatten(found.own), flatten(whole.own)
+        kept, wanted = flatten(found.personal), flatten(whole.personal)
         assert kept.keys() == wanted.keys() and all(
             torch.equal(kept[key], leaf) for key, leaf in wanted.items()
         )

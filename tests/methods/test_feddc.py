@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.simulate import simulate
 from tests.methods import by_hand as hand
-from tests.methods import convex
 
 ALPHA = 0.3
 SETTINGS: dict[str, dict[str, object]] = {"feddc": {"alpha": ALPHA}}
-EVERYBODY = (0, 1, 2)
 
 
 class Reference:
@@ -62,92 +54,18 @@ class Reference:
         self.w = hand.each(np.add, mean, hand.average([1 / 3] * 3, self.h))  # over all clients
 
 
-def compare(ran: hand.Ran, reference: Reference) -> None:
+ONES = {"rounds": 4, "cohort": 2, "batch_size": 1}
+
+
+@pytest.mark.parametrize("options", [{"rounds": 3}, ONES, ONES | {"momentum": 0.5}], ids=str)
+def test_its_lines(engine: str, options: dict[str, float]) -> None:
+    """Everybody with full batches; and two of three with batches of 1: 2, 4, 6 steps. Momentum
+    takes the corrected gradient."""
+    ran = hand.run("feddc", SETTINGS, engine=engine, **options)
+    reference = Reference(options.get("momentum", 0.0))
+    ran.replay(reference)
     hand.same(ran.outcome.params, reference.w)
     hand.same(ran.state("feddc")["Delta"], reference.Delta)
-    for k in EVERYBODY:
-        for key, wanted in (("h", reference.h), ("Delta", reference.Delta_k)):
-            hand.same({name: leaf[k] for name, leaf in ran.memory("feddc")[key].items()}, wanted[k])
-
-
-def test_three_rounds_of_everybody(engine: str) -> None:
-    ran, reference = hand.run("feddc", SETTINGS, engine=engine, rounds=3), Reference()
-    for _ in range(3):
-        reference.round(EVERYBODY, [[client] * 2 for client in hand.CLIENTS])
-    compare(ran, reference)
-
-
-@pytest.mark.parametrize("rho", [0.0, 0.5])
-def test_partial_participation_and_unequal_numbers_of_steps(engine: str, rho: float) -> None:
-    """Batches of 1: 2, 4, 6 steps. Momentum takes the corrected gradient."""
-    ran = hand.run("feddc", SETTINGS, engine=engine, rounds=4, cohort=2, batch_size=1, momentum=rho)
-    reference = Reference(rho)
-    for t in range(1, 5):
-        cohort = draw_cohort(0, t, 3, 2)
-        reference.round(cohort, [ran.batches(k, t) for k in cohort])
-    compare(ran, reference)
-
-
-@pytest.mark.parametrize("cohort", [2, 3])
-@pytest.mark.parametrize("recipe", ["feddc", "feddc+fnr"])
-def test_the_server_has_the_means_of_everybodys_drift(
-    engine: str, cohort: int, recipe: str
-) -> None:
-    """Delta and the mean of h_k follow the clients whoever takes part, and whatever a refinement
-    does to w_k."""
-    chosen = SETTINGS | (
-        {"fnr": {"p": 1.0, "epochs": 1, "batch_size": 2}} if "fnr" in recipe else {}
-    )
-    ran = hand.run(recipe, chosen, engine=engine, rounds=4, cohort=cohort, batch_size=1)
-    for what in ("h", "Delta"):
-        for key, mean in ran.state("feddc")[what].items():
-            assert mean.abs().max() > 1e-3
-            torch.testing.assert_close(
-                mean, ran.memory("feddc")[what][key].mean(0), rtol=1e-10, atol=1e-14
-            )
-
-
-def test_after_one_full_batch_step_the_delta_is_the_gradient(engine: str) -> None:
-    """Delta_k - Delta + (g + Delta - Delta_k) = g, in round 1, where h_k = 0 and w = w_t."""
-    ran = hand.run("feddc", SETTINGS, engine=engine, rounds=1, epochs=1)
-    for k, client in enumerate(hand.CLIENTS):
-        wanted = hand.gradient(hand.W0, hand.X[client], hand.Y[client])
-        hand.same({key: leaf[k] for key, leaf in ran.memory("feddc")["Delta"].items()}, wanted)
-
-
-def test_four_models_travel(engine: str) -> None:
-    """w and Delta down, w_k and the change of Delta_k up; h_k does not."""
-    feddc, plain = (
-        hand.run(recipe, engine=engine, rounds=2).outcome.rows for recipe in ("feddc", "fedavg")
-    )
-    for a, b in zip(feddc, plain, strict=True):
-        assert (a["bytes_up"], a["bytes_down"]) == (2 * b["bytes_up"], 2 * b["bytes_down"])
-
-
-def test_its_fixed_point_is_the_minimiser_of_the_mean_loss() -> None:
-    wanted = convex.minimiser([1 / 3] * 3)
-    found = convex.run("feddc", {"alpha": 0.3}, 30, epochs=3)
-    assert convex.distance(found, wanted) < 1e-3 * convex.distance(convex.START, wanted)
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_optimisers_without_a_fixed_step_are_refused(optimizer: str) -> None:
-    data = hand.samples(hand.X, hand.Y)
-    with pytest.raises(RecipeError, match=rf"feddc.*{optimizer}.*allowed: sgd"):
-        simulate(
-            "feddc",
-            {},
-            Federation.of(data, list(hand.CLIENTS), data),
-            Plan(hand.given(), LocalTraining(optimizer, 0.1, 1, 2), 1, 3, 0),
-        )
-
-
-def test_a_negative_alpha_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"feddc: alpha = -1"):
-        hand.run("feddc", {"feddc": {"alpha": -1.0}})
-
-
-@pytest.mark.parametrize("other", ["scaffold", "fedprox", "feddyn", "fednnnn", "fednova"])
-def test_a_second_correction_or_step_is_refused(other: str) -> None:
-    with pytest.raises(RecipeError, match=r"can't be combined"):
-        hand.run(f"feddc+{other}")
+    for key, wanted in (("h", reference.h), ("Delta", reference.Delta_k)):
+        for k in range(3):
+            hand.same(hand.row(ran.memory("feddc")[key], k), wanted[k])

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import Client, Setting
+from fedml_noniid.plugins.core.component import Client
 from fedml_noniid.plugins.core.data import Pass, Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Layer, Task
 from fedml_noniid.plugins.core.training import scaled
 from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, initial_model
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.plan import initial_model
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
 from fedml_noniid.plugins.fednlr.drift import bound, class_means, drift, last_hidden
 from fedml_noniid.plugins.models.layers import Stacked
 from fedml_noniid.plugins.models.networks import cnn, mlp
-from fedml_noniid.plugins.simulate import simulate
 from tests.methods import by_hand as hand
+from tests.methods import test_scaffold
 
 MU0, A1, A2 = 1.2, 0.45, 0.3
 
@@ -63,15 +60,19 @@ def factors(
     return {"fc1.weight": f1[:, None], "fc1.bias": b1, "fc2.weight": f2[:, None], "fc2.bias": b2}
 
 
-def local(k: int, w: hand.Tree, scale: hand.Tree, mu: float = 0.0) -> hand.Tree:
-    """Line 9, eq. 18, with FedProx's mu: two steps of client k."""
+def local(w: hand.Tree, scale: hand.Tree, batches: list[hand.Array], mu: float = 0.0) -> hand.Tree:
+    """Line 9, eq. 18, with FedProx's mu."""
 
     def direction(now: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
         return hand.each(
             lambda s, g, v, w_t: s * (g + mu * (v - w_t)), scale, hand.gradient(now, x, y), now, w
         )
 
-    return hand.descend(w, [hand.CLIENTS[k]] * 2, direction)
+    return hand.descend(w, batches, direction)
+
+
+SETTINGS: dict[str, dict[str, object]] = {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2}}
+FROZEN = {"fc2.weight": np.zeros((2, 1)), "fc2.bias": np.zeros(2)}
 
 
 @pytest.mark.parametrize(
@@ -94,84 +95,42 @@ def test_two_rounds_of_neuron_wise_rates(
 ) -> None:
     """Line 9, eq. 18: row m of layer l moves at eta M q_m; rates are renewed on each received
     model, not per step."""
-    ran = hand.run("fednlr", {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2} | options}, engine=engine)
-    w = hand.W0
-    for _ in range(2):
-        trained = [
-            local(k, w, factors(w, hand.X[client], one, two, option))
-            for k, client in enumerate(hand.CLIENTS)
-        ]
-        w = hand.average(np.array(hand.SIZES) / 6, trained)  # line 12, eq. 19
-    hand.same(ran.outcome.params, w)
+    ran = hand.run("fednlr", {"fednlr": SETTINGS["fednlr"] | options}, engine=engine)
+
+    def trained(w: hand.Tree, k: int, batches: list[hand.Array]) -> hand.Tree:
+        return local(w, factors(w, hand.X[hand.CLIENTS[k]], one, two, option), batches)
+
+    hand.same(ran.outcome.params, ran.federated(trained))  # line 12, eq. 19
 
 
-def test_they_multiply_what_others_add_to_the_gradient(engine: str) -> None:
-    """FedProx's term."""
-    settings: dict[str, dict[str, object]] = {
-        "fednlr": {"mu0": MU0, "a1": A1, "a2": A2},
-        "fedprox": {"mu": 0.7},
-    }
-    ran = hand.run("fednlr+fedprox", settings, engine=engine)
-    w = hand.W0
-    for _ in range(2):
-        trained = [
-            local(k, w, factors(w, hand.X[client]), 0.7) for k, client in enumerate(hand.CLIENTS)
-        ]
-        w = hand.average(np.array(hand.SIZES) / 6, trained)
-    hand.same(ran.outcome.params, w)
+@pytest.mark.parametrize(
+    ("other", "mu", "frozen"), [("fedprox", 0.7, {}), ("fedbabu", 0.0, FROZEN)]
+)
+def test_they_multiply_what_others_make_of_the_gradient(
+    engine: str, other: str, mu: float, frozen: hand.Tree
+) -> None:
+    """FedProx's term. FedBABU's head is in no tree; the body's factors are those of layer 1 of
+    L = 2."""
+    settings = SETTINGS | ({"fedprox": {"mu": mu}} if mu else {})
+    ran = hand.run(f"fednlr+{other}", settings, engine=engine)
+
+    def trained(w: hand.Tree, k: int, batches: list[hand.Array]) -> hand.Tree:
+        return local(w, factors(w, hand.X[hand.CLIENTS[k]]) | frozen, batches, mu)
+
+    hand.same(ran.outcome.params, ran.federated(trained))
+
+
+class Scaled(test_scaffold.Reference):
+    """SCAFFOLD whose local steps have the neurons' rates; c_i+ = c_i - c + (x - y_i) / (K eta) with
+    eta itself."""
+
+    def direction(self, i: int) -> Callable[[hand.Tree, hand.Array, hand.Array], hand.Tree]:
+        scale, plain = factors(self.w, hand.X[hand.CLIENTS[i]]), super().direction(i)
+        return lambda y, x, labels: hand.each(np.multiply, scale, plain(y, x, labels))
 
 
 def test_scaffolds_control_variates_divide_by_eta(engine: str) -> None:
-    """c_i+ = (x - y_i) / (K eta) in round 1, eta without the neurons' factors; round 2 uses them,
-    scaled."""
-    ran = hand.run("fednlr+scaffold", {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2}}, engine=engine)
-    w, c, c_i = hand.W0, hand.zeros(), [hand.zeros() for _ in hand.CLIENTS]
-    for _ in range(2):
-        trained, fresh = [], []
-        for k, client in enumerate(hand.CLIENTS):
-            scale = factors(w, hand.X[client])
-
-            def direction(
-                now: hand.Tree,
-                x: hand.Array,
-                y: hand.Array,
-                own: hand.Tree = c_i[k],
-                c: hand.Tree = c,
-                scale: hand.Tree = scale,
-            ) -> hand.Tree:
-                return hand.each(
-                    lambda s, g, own, c: s * (g - own + c), scale, hand.gradient(now, x, y), own, c
-                )
-
-            y_k = hand.descend(w, [client] * 2, direction)
-            trained.append(y_k)
-            fresh.append(
-                hand.each(lambda own, c, x, y: own - c + (x - y) / (2 * hand.LR), c_i[k], c, w, y_k)
-            )
-        c = hand.each(
-            lambda c, *rows: (
-                c + sum(new - old for new, old in zip(rows[:3], rows[3:], strict=True)) / 3
-            ),
-            c,
-            *fresh,
-            *c_i,
-        )
-        c_i, w = fresh, hand.average([1 / 3] * 3, trained)
-    hand.same(ran.outcome.params, w)
-
-
-def test_a_frozen_classifier_is_not_scaled(engine: str) -> None:
-    """FedBABU: the head is in no tree; the body's factors are those of layer 1 of L = 2."""
-    ran = hand.run("fednlr+fedbabu", {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2}}, engine=engine)
-    w = hand.W0
-    for _ in range(2):
-        trained = []
-        for k, client in enumerate(hand.CLIENTS):
-            scale = factors(w, hand.X[client])
-            scale |= {key: np.zeros_like(scale[key]) for key in ("fc2.weight", "fc2.bias")}
-            trained.append(local(k, w, scale))
-        w = hand.average(np.array(hand.SIZES) / 6, trained)
-    hand.same(ran.outcome.params, w)
+    test_scaffold.compare(hand.run("fednlr+scaffold", SETTINGS, engine=engine), Scaled())
 
 
 @pytest.mark.parametrize(
@@ -363,46 +322,26 @@ def test_a_batch_norms_pair_learns_at_the_rate_of_its_neurons(bias: str) -> None
 def test_equal_ratios_of_one_are_fedavg_to_the_bit(engine: str, options: dict[str, object]) -> None:
     """mu_l = 1 in every layer."""
     ran = hand.run("fednlr", {"fednlr": options}, engine=engine)
-    plain = hand.run("fedavg", engine=engine)
-    assert all(
-        torch.equal(ran.outcome.params[key], plain.outcome.params[key])
-        for key in plain.outcome.params
-    )
+    assert hand.identical(ran, hand.run("fedavg", engine=engine))
 
 
 def observed(
     engine: str,
-    options: dict[str, object],
+    changed: dict[str, object],
     start: hand.Tree = hand.W0,
     public: Samples | None = None,
-) -> tuple[dict[str, torch.Tensor], Simulation]:
-    """What one round of everybody records, and the simulation."""
-    simulation = simulate(
-        "fednlr",
-        {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2} | options},
-        Federation.of(
-            hand.samples(hand.X, hand.Y),
-            list(hand.CLIENTS),
-            hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y),
-            public=public,
-        ),
-        Plan(
-            hand.given(start),
-            LocalTraining("sgd", hand.LR, 2, 8),
-            1,
-            3,
-            0,
-            engine=engine,
-            observing=True,
-        ),
-    )
-    return simulation.run().tensors, simulation
+) -> dict[str, torch.Tensor]:
+    """What one round of everybody records."""
+    of = replace(hand.federation(), public=public)
+    settings = {"fednlr": SETTINGS["fednlr"] | changed}
+    options: dict[str, Any] = {"engine": engine, "rounds": 1, "observing": True}
+    return hand.run("fednlr", settings, of=of, network=hand.given(start), **options).outcome.tensors
 
 
 def test_what_is_observed_of_the_rates(engine: str) -> None:
     """Figure 3's T_l = (max h - min h) / ln mu_l, and the factors with their range, by client and
     layer."""
-    tensors, _ = observed(engine, {})
+    tensors = observed(engine, {})
     for k, client in enumerate(hand.CLIENTS):
         x = hand.X[client]
         scale = factors(hand.W0, x)
@@ -424,7 +363,7 @@ def test_what_is_observed_of_the_rates(engine: str) -> None:
 
 
 def test_a_ratio_of_one_has_no_temperature(engine: str) -> None:
-    tensors, _ = observed(engine, {"mu": "fc1=1", "last": "skip"})
+    tensors = observed(engine, {"mu": "fc1=1", "last": "skip"})
     assert tensors["fednlr/T/fc1"].isnan().all()
     assert tensors["fednlr/factor/fc1"].eq(1).all()
     assert "fednlr/T/fc2" not in tensors, "the classifier has no factors"
@@ -436,11 +375,11 @@ def test_activations_by_class_before_and_after_training(engine: str) -> None:
     """
     x = hand.PUBLIC_X[:3]
     for public_y in (np.array([0, 0, 1]), np.array([0, 0, 0])):
-        tensors, _ = observed(engine, {}, public=hand.samples(x, public_y))
+        tensors = observed(engine, {}, public=hand.samples(x, public_y))
         for k, client in enumerate(hand.CLIENTS):
             models = {
                 "before": hand.W0,
-                "after": local(k, hand.W0, factors(hand.W0, hand.X[client])),
+                "after": local(hand.W0, factors(hand.W0, hand.X[client]), [client] * 2),
             }
             for when, w in models.items():
                 for c in (0, 1):
@@ -449,7 +388,7 @@ def test_activations_by_class_before_and_after_training(engine: str) -> None:
                         np.testing.assert_allclose(found, hand.hidden(w, rows).mean(0), rtol=1e-10)
                     else:
                         assert np.isnan(found).all()
-    assert "fednlr/before" not in observed(engine, {})[0], "no client has samples of all classes"
+    assert "fednlr/before" not in observed(engine, {}), "no client has samples of all classes"
 
 
 def test_bound_neurons_and_their_drift_on_the_public_split(engine: str) -> None:
@@ -459,27 +398,22 @@ def test_bound_neurons_and_their_drift_on_the_public_split(engine: str) -> None:
     """
     w0 = hand.W0 | {"fc1.weight": np.array([[0.6, -0.4], [0.9, 0.0]])}
     x, y = np.array([[2.0, 0.1], [-1.0, 0.2], [1.5, -0.9], [0.8, 1.2]]), np.array([0, 1, 0, 0])
-    tensors, _ = observed(engine, {}, w0, hand.samples(x, y))
+    tensors = observed(engine, {}, w0, hand.samples(x, y))
     for k, client in enumerate(hand.CLIENTS):
         assert tensors["fednlr/bound"][0, k].tolist() == [[True, True], [False, False]]
-        w_k = local(k, w0, factors(w0, hand.X[client]))
+        w_k = local(w0, factors(w0, hand.X[client]), [client] * 2)
         change = (hand.hidden(w_k, x) - hand.hidden(w0, x))[y == 0].mean()
         drift_0, drift_1 = tensors["fednlr/drift"][0, k].tolist()
         assert drift_0 == pytest.approx(change, rel=1e-10)
         assert math.isnan(drift_1)
-    assert "fednlr/bound" not in observed(engine, {})[0], (
+    assert "fednlr/bound" not in observed(engine, {}), (
         "without samples of all classes nothing can be said"
     )
 
 
 def test_observing_changes_nothing(engine: str) -> None:
-    _, simulation = observed(engine, {})
-    plain = hand.run(
-        "fednlr", {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2}}, engine=engine, rounds=1
-    )
-    assert all(
-        torch.equal(simulation.loop.state.params[key], plain.server.params[key]) for key in hand.W0
-    )
+    seen, plain = (hand.run("fednlr", engine=engine, observing=on) for on in (True, False))
+    assert hand.identical(seen, plain)
 
 
 def test_the_last_hidden_layer_averages_channels_over_space_and_joins_batches() -> None:
@@ -512,43 +446,17 @@ def test_means_by_class() -> None:
 @pytest.mark.parametrize("since", [1, 2, 3])
 def test_rates_from_a_round_on(engine: str, since: int) -> None:
     """Three rounds, of which those before `since` are FedAvg's."""
-    options = {"mu0": MU0, "a1": A1, "a2": A2, "since": since}
-    ran = hand.run("fednlr", {"fednlr": options}, engine=engine, rounds=3)
-    w = hand.W0
-    for t in (1, 2, 3):
-        scales = [
-            factors(w, hand.X[client]) if t >= since else hand.each(np.ones_like, w)
-            for client in hand.CLIENTS
-        ]
-        w = hand.average(
-            np.array(hand.SIZES) / 6, [local(k, w, scale) for k, scale in enumerate(scales)]
-        )
+    settings = {"fednlr": SETTINGS["fednlr"] | {"since": since}}
+    ran = hand.run("fednlr", settings, engine=engine, rounds=3)
+    w, p = hand.W0, np.array(hand.SIZES) / 6
+    for t, _, batches in ran.rounds():
+        scales = [factors(w, hand.X[client]) for client in hand.CLIENTS]
+        if t < since:
+            scales = [hand.each(np.ones_like, w)] * 3
+        w = hand.average(p, [local(w, f, of) for f, of in zip(scales, batches, strict=True)])
     hand.same(ran.outcome.params, w)
-
-
-def test_rounds_before_the_first_with_rates_are_fedavg_to_the_bit(engine: str) -> None:
-    ran = hand.run("fednlr", {"fednlr": {"since": 3}}, engine=engine, rounds=2)
-    plain = hand.run("fedavg", engine=engine, rounds=2)
-    assert all(
-        torch.equal(ran.outcome.params[key], plain.outcome.params[key])
-        for key in plain.outcome.params
-    )
-    tensors, _ = observed(engine, {"since": 2})
-    assert tensors["fednlr/factor/fc1"].eq(1).all(), "what is recorded is what was in force"
-
-
-@pytest.mark.parametrize(
-    "mu",
-    ["fc1", "fc1=", "=2", "fc1=two", "fc1 = 2", "fc1=2,conv1=3", "fc1=0.5", "fc1=nan", "fc1=inf"],
-)
-def test_ratios_in_another_form_are_refused(mu: str) -> None:
-    with pytest.raises(RecipeError, match=r"fednlr: mu = .* must be layer=number"):
-        recipes.build("fednlr", {"fednlr": {"mu": mu}}, Setting(3, 3))
-
-
-def test_a_layer_named_twice_is_refused() -> None:
-    with pytest.raises(RecipeError, match="fednlr: mu = 'fc1=2 fc1=3' names a layer twice"):
-        recipes.build("fednlr", {"fednlr": {"mu": "fc1=2 fc1=3"}}, Setting(3, 3))
+    recorded = observed(engine, {"since": 2})["fednlr/factor/fc1"]
+    assert recorded.eq(1).all(), "what is recorded is what was in force"
 
 
 def test_ratios_of_layers_that_the_network_has_not_are_refused(engine: str) -> None:
@@ -585,17 +493,6 @@ def test_drift_of_bound_neurons() -> None:
     change = drift(before, after, torch.tensor([0, 0, 1]), 2)
     assert change[0].item() == pytest.approx(-0.5)
     assert change[1].isnan()
-
-
-def test_drift_in_example_1() -> None:
-    """Eq. 9 has class 2: h_{1,2} falls from 1.11 to 1.04, h_{1,1} is not bound to it. Class 1 is
-    invented."""
-    before = torch.tensor([[1.11, 0.67], [0.67, 1.11]], dtype=torch.float64)  # class 1, class 2
-    after = torch.tensor([[1.2, 0.6], [0.73, 1.04]], dtype=torch.float64)
-    torch.testing.assert_close(
-        drift(before, after, torch.tensor([0, 1]), 2),
-        torch.tensor([0.09, -0.07], dtype=torch.float64),
-    )
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.simulate import simulate
 from tests.methods import by_hand as hand
+from tests.methods import test_ccn as ccn
 
 RHO, MU = 0.6, 0.3
 FORMS = [(0.0, 0.0), (RHO, 0.0), (0.0, MU), (RHO, MU)]
@@ -72,22 +68,18 @@ def combined(
     return hand.each(lambda w, d: w - (p @ in_tau) * d, w, hand.average(p, d))
 
 
-@pytest.mark.parametrize(("rho", "mu"), FORMS)
-def test_three_rounds_with_unequal_numbers_of_steps(engine: str, rho: float, mu: float) -> None:
-    """Two of three clients, batches of 1: 2, 4, 6 steps."""
-    ran = hand.run(
-        "fednova",
-        {"fednova": {"mu": mu}},
-        engine=engine,
-        rounds=3,
-        cohort=2,
-        batch_size=1,
-        momentum=rho,
-    )
-    reference = Reference(rho, mu)
-    for t in range(1, 4):
-        cohort = draw_cohort(0, t, 3, 2)
-        reference.round(cohort, [ran.batches(k, t) for k in cohort])
+@pytest.mark.parametrize("cohort", [2, 3])
+@pytest.mark.parametrize(
+    ("rho", "mu", "nu"),
+    [*((rho, mu, "direction") for rho, mu in FORMS), (0.0, 0.0, "weights"), (RHO, 0.0, "weights")],
+)
+def test_its_lines(engine: str, rho: float, mu: float, nu: str, cohort: int) -> None:
+    """Batches of 1: 2, 4, 6 steps. The direction of "weights", p / a, is shorter than FedNova's by
+    tau_eff sum p / a, which is at least 1."""
+    options: dict[str, Any] = {"rounds": 3, "cohort": cohort, "batch_size": 1, "momentum": rho}
+    ran = hand.run("fednova", {"fednova": {"mu": mu, "nu": nu}}, engine=engine, **options)
+    reference = Reference(rho, mu, nu)
+    ran.replay(reference)
     hand.same(ran.outcome.params, reference.w)
 
 
@@ -161,16 +153,11 @@ def test_the_sum_of_the_coefficients_of_two_clients() -> None:
     The coefficients are 8.2 * 0.1 / 1 = 0.82 and 8.2 * 0.9 / 9 = 0.82, their sum is 1.64.
     """
     x, y = np.concatenate([hand.X, hand.X])[:10], np.concatenate([hand.Y, hand.Y])[:10]
-    simulation = simulate(
-        "fednova",
-        {},
-        Federation.of(hand.samples(x, y), [np.array([0]), np.arange(1, 10)], hand.samples(x, y)),
-        Plan(hand.given(), LocalTraining("sgd", 0.05, 1, 1), 1, 2, 0),
-    )
-    exchanges = hand.tapped(simulation)
-    outcome = simulation.run()
+    of = hand.federation([np.array([0]), np.arange(1, 10)], x=x, y=y)
+    options: dict[str, Any] = {"rounds": 1, "cohort": 2, "lr": 0.05, "epochs": 1, "batch_size": 1}
+    ran = hand.run("fednova", of=of, **options)
+    outcome, (_, reply) = ran.outcome, ran.exchanges[0]
     assert outcome.rows[0]["fednova_coefficient_sum"] == pytest.approx(1.64, rel=1e-12)
-    (_, reply), *_ = exchanges
     for key, leaf in outcome.params.items():
         moved = sum(0.82 * delta.numpy() for delta in reply.deltas[key])
         np.testing.assert_allclose(leaf.numpy(), hand.W0[key] + moved, rtol=1e-12)
@@ -184,45 +171,13 @@ def test_the_sum_of_the_coefficients_is_recorded(engine: str, nu: str, wanted: f
     assert ran.outcome.rows[0]["fednova_coefficient_sum"] == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize("rho", [0.0, RHO])
-def test_weights_of_p_over_a(engine: str, rho: float) -> None:
-    """The direction is shorter than FedNova's by tau_eff sum p / a, which is at least 1."""
-    ran = hand.run(
-        "fednova",
-        {"fednova": {"nu": "weights"}},
-        engine=engine,
-        rounds=3,
-        batch_size=1,
-        momentum=rho,
-    )
-    reference = Reference(rho, 0.0, "weights")
-    for t in range(1, 4):
-        reference.round(EVERYBODY, [ran.batches(k, t) for k in EVERYBODY])
-    hand.same(ran.outcome.params, reference.w)
-
-
 @pytest.mark.parametrize("nu", ["direction", "weights"])
 def test_ccns_weights_take_the_place_of_p(engine: str, nu: str) -> None:
     """In both sums, or with "weights" Lambda times p / a."""
     settings: dict[str, dict[str, object]] = {"fednova": {"nu": nu}, "ccn": {"T": 0.4}}
     ran = hand.run("ccn+fednova", settings, engine=engine, rounds=1, batch_size=1)
-    trained, p, a = ran.trained(0), np.array(hand.SIZES) / 6, np.array([2.0, 4.0, 6.0])
-    local = [{key: leaf[k].numpy() for key, leaf in trained.items()} for k in EVERYBODY]
-    z = np.stack(
-        [
-            hand.hidden(w, hand.X[client]).mean(0)
-            for w, client in zip(local, hand.CLIENTS, strict=True)
-        ]
-    )
-    length = np.linalg.norm(z, axis=1, keepdims=True)
-    z = z / np.where(
-        length > 0, length, 1
-    )  # one client's neurons are never active here: its cosines are 0
-    cosine = z @ z.T
-    np.fill_diagonal(cosine, 1)
-    s = np.exp(cosine.sum(1) / 0.4)
-    contribution = (1 - s / s.sum()) * (p if nu == "direction" else p / a)
-    c = contribution / contribution.sum()
+    local, p, a = ran.local(0), np.array(hand.SIZES) / 6, np.array([2.0, 4.0, 6.0])
+    c = ccn.weights(ccn.means(local), p if nu == "direction" else p / a, 0.4)
     wanted = combined(hand.W0, local, c, a, a, nu) if nu == "direction" else hand.average(c, local)
     hand.same(ran.outcome.params, wanted)
 
@@ -230,16 +185,11 @@ def test_ccns_weights_take_the_place_of_p(engine: str, nu: str) -> None:
 def test_a_refinement_is_averaged_and_not_counted(engine: str) -> None:
     settings: dict[str, dict[str, object]] = {"fnr": {"p": 1.0, "epochs": 2, "batch_size": 2}}
     ran = hand.run("fednova+fnr", settings, engine=engine, rounds=1, batch_size=1)
-    trained, refined = (reply for _, reply in ran.exchanges)
     a = np.array([2.0, 4.0, 6.0])
-    np.testing.assert_array_equal(trained.upload["fednova"]["a"], a)
-    local = [
-        {key: hand.W0[key] + leaf[k].numpy() for key, leaf in refined.deltas.items()}
-        for k in EVERYBODY
-    ]
-    hand.same(
-        ran.outcome.params, combined(hand.W0, local, np.array(hand.SIZES) / 6, a, a, "direction")
-    )
+    np.testing.assert_array_equal(ran.exchanges[0][1].upload["fednova"]["a"], a)
+    local = ran.local(1)
+    p = np.array(hand.SIZES) / 6
+    hand.same(ran.outcome.params, combined(hand.W0, local, p, a, a, "direction"))
 
 
 @pytest.mark.parametrize(
@@ -248,51 +198,7 @@ def test_a_refinement_is_averaged_and_not_counted(engine: str) -> None:
 def test_other_optimisers(engine: str, optimizer: str, momentum: float | None) -> None:
     """Adam's mean of gradients is normalised, so a = tau; RMSProp's momentum is not, so it counts
     as SGD's."""
-    data = hand.samples(hand.X, hand.Y)
-    simulation = simulate(
-        "fednova",
-        {},
-        Federation.of(data, list(hand.CLIENTS), data),
-        Plan(
-            hand.given(),
-            LocalTraining(optimizer, 0.05, 2, 1, momentum=momentum),
-            1,
-            3,
-            0,
-            engine=engine,
-        ),
-    )
-    exchanges = hand.tapped(simulation)
-    simulation.run()
-    replies = [reply for _, reply in exchanges]
+    options: dict[str, Any] = {"lr": 0.05, "batch_size": 1, "rounds": 1, "momentum": momentum}
+    ran = hand.run("fednova", engine=engine, optimizer=optimizer, **options)
     wanted = [held(tau, momentum or 0.0, 0.0).sum() for tau in (2, 4, 6)]
-    np.testing.assert_allclose(replies[0].upload["fednova"]["a"], wanted, rtol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"mu": -1.0}, r"fednova: mu = -1"),
-        ({"mu": 1 / hand.LR}, r"fednova: mu = 2.0 .* below 1 / train.lr = 2.0"),
-    ],
-)
-def test_bad_values_are_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        hand.run("fednova", {"fednova": values})
-
-
-def test_a_proximal_term_needs_sgd() -> None:
-    data = hand.samples(hand.X, hand.Y)
-    with pytest.raises(RecipeError, match=r"fednova: mu = 0.1 with train.optimizer = 'adam'.* sgd"):
-        simulate(
-            "fednova",
-            {"fednova": {"mu": 0.1}},
-            Federation.of(data, list(hand.CLIENTS), data),
-            Plan(hand.given(), LocalTraining("adam", 0.1, 1, 2), 1, 3, 0),
-        )
-
-
-@pytest.mark.parametrize("other", ["fedprox", "qfedavg", "sgdm", "feddyn", "feddc"])
-def test_what_a_does_not_count_is_refused(other: str) -> None:
-    with pytest.raises(RecipeError, match=r"can't be combined"):
-        hand.run(f"fednova+{other}")
+    np.testing.assert_allclose(ran.exchanges[0][1].upload["fednova"]["a"], wanted, rtol=1e-13)

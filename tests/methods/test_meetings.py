@@ -16,13 +16,6 @@ BATCHES = [[client] * 2 for client in hand.CLIENTS]  # two epochs of full batche
 UNIFORM = np.full(3, 1 / 3)
 
 
-def compare(ran: hand.Ran, reference: feddyn.Reference) -> None:
-    hand.same(ran.outcome.params, reference.w)
-    hand.same(ran.state("feddyn")["h"], reference.h)
-    for k, g_k in enumerate(reference.g):
-        hand.same({key: leaf[k] for key, leaf in ran.memory("feddyn")["g"].items()}, g_k)
-
-
 class Scaled(feddyn.Reference):
     """FedDyn whose local steps have FedNLR's row-wise rates, of the received model."""
 
@@ -46,9 +39,8 @@ class Scaled(feddyn.Reference):
 def test_fednlr_scales_feddyns_terms_and_g_k_sees_what_came_of_it(engine: str) -> None:
     settings = feddyn.PLAIN | {"fednlr": {"mu0": fednlr.MU0, "a1": fednlr.A1, "a2": fednlr.A2}}
     ran, reference = hand.run("feddyn+fednlr", settings, engine=engine, rounds=3), Scaled()
-    for _ in range(3):
-        reference.round(EVERYBODY, BATCHES)
-    compare(ran, reference)
+    ran.replay(reference)
+    feddyn.compare(ran, reference)
 
 
 def test_under_ccn_feddyns_mean_is_weighted_and_its_h_is_not(engine: str) -> None:
@@ -58,18 +50,12 @@ def test_under_ccn_feddyns_mean_is_weighted_and_its_h_is_not(engine: str) -> Non
     reference = feddyn.Reference()
     for _ in range(2):
         local = [reference.local(k, BATCHES[k]) for k in EVERYBODY]
-        z = np.stack(
-            [
-                hand.hidden(w_k, hand.X[client]).mean(0)
-                for w_k, client in zip(local, hand.CLIENTS, strict=True)
-            ]
-        )
-        c = ccn.weights(z, UNIFORM)
+        c = ccn.weights(ccn.means(local), UNIFORM)
         reference.round(EVERYBODY, BATCHES)
         reference.w = hand.each(
             lambda m, h: m - h / feddyn.ALPHA, hand.average(c, local), reference.h
         )
-    compare(ran, reference)
+    feddyn.compare(ran, reference)
 
 
 def test_fednnnn_stretches_fednovas_direction_and_evaluates_it_as_it_was(engine: str) -> None:
@@ -108,30 +94,20 @@ def test_rfedavg_plus_maps_with_the_distilled_model(engine: str) -> None:
         *["train", "rfedavg_plus.map"] * 2,
     ]
     assert jobs[2].params is jobs[3].params, "mapped and then trained on"
-    average = {
-        key: leaf.mul(torch.tensor([1, 2, 3]).reshape(-1, *(1,) * (leaf.ndim - 1)) / 6).sum(0)
-        for key, leaf in ran.trained(1).items()
-    }
-    assert any(not torch.allclose(jobs[2].params[key], leaf) for key, leaf in average.items()), (
-        "FedDF moved it"
+    average, sent = (
+        hand.average(np.array(hand.SIZES) / 6, ran.local(1)),
+        hand.arrays(jobs[2].params),
     )
-    assert all(
-        torch.equal(ran.outcome.evaluated[key], leaf) for key, leaf in ran.outcome.params.items()
-    )
+    assert any(not np.allclose(sent[key], leaf) for key, leaf in average.items()), "FedDF moved it"
+    assert hand.evaluates_what_it_sends(ran)
 
 
 def test_with_fednnnn_a_distilled_model_is_the_evaluated_one() -> None:
     """Not the average, which FedNNNN evaluates by itself."""
     settings: dict[str, dict[str, object]] = {"feddf": {"steps": 3, "batch_size": 4}}
     ran = hand.run("feddf+fednnnn", settings, rounds=1)
-    assert all(
-        torch.equal(ran.outcome.evaluated[key], leaf) for key, leaf in ran.outcome.params.items()
-    )
-    alone = hand.run("fednnnn", rounds=1)
-    assert any(
-        not torch.equal(alone.outcome.evaluated[key], leaf)
-        for key, leaf in alone.outcome.params.items()
-    )
+    assert hand.evaluates_what_it_sends(ran)
+    assert not hand.evaluates_what_it_sends(hand.run("fednnnn", rounds=1))
 
 
 def test_moon_remembers_the_model_before_fnrs_refinement(engine: str) -> None:

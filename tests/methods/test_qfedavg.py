@@ -11,14 +11,10 @@ import torch
 from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
 from fedml_noniid.plugins.core.component import Reply, Server
 from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
+from tests.methods import test_ccn as ccn
 
 
 def one_round(
@@ -42,41 +38,24 @@ def one_round(
     return hand.each(lambda w, d: w - d / np.dot(c, hs), w, total)
 
 
+OPTIONS: list[dict[str, int]] = [
+    {"rounds": 3},
+    {"rounds": 3, "cohort": 2, "batch_size": 2},  # F_k is over all local data
+    {"rounds": 1, "cohort": 1},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("q", [0.0, 1e-4, 1.0, 2.5])
-def test_three_rounds(engine: str, q: float) -> None:
-    ran = hand.run("qfedavg", {"qfedavg": {"q": q}}, engine=engine, rounds=3)
+def test_its_lines(engine: str, q: float, options: dict[str, int]) -> None:
+    ran = hand.run("qfedavg", {"qfedavg": {"q": q}}, engine=engine, **options)
     w = hand.W0
-    for _ in range(3):
-        w = one_round(w, q, (0, 1, 2), [[client] * 2 for client in hand.CLIENTS])
+    for t, cohort, batches in ran.rounds():
+        found = ran.exchanges[t - 1][1].upload["qfedavg"]["F"]
+        wanted = [hand.loss(w, hand.X[hand.CLIENTS[k]], hand.Y[hand.CLIENTS[k]]) for k in cohort]
+        np.testing.assert_allclose(found, wanted, rtol=1e-10)
+        w = one_round(w, q, cohort, batches)
     hand.same(ran.outcome.params, w)
-
-
-def test_partial_participation_and_small_batches(engine: str) -> None:
-    """F_k is over all local data, whatever the batches."""
-    ran = hand.run("qfedavg", engine=engine, rounds=3, cohort=2, batch_size=2)
-    w = hand.W0
-    for t in (1, 2, 3):
-        cohort = draw_cohort(0, t, 3, 2)
-        for k, client in enumerate(cohort):
-            wanted = hand.loss(w, hand.X[hand.CLIENTS[client]], hand.Y[hand.CLIENTS[client]])
-            assert ran.exchanges[t - 1][1].upload["qfedavg"]["F"][k].item() == pytest.approx(
-                wanted, rel=1e-10
-            )
-        w = one_round(w, 1.0, cohort, [ran.batches(k, t) for k in cohort])
-    hand.same(ran.outcome.params, w)
-
-
-def test_without_q_it_is_the_uniform_average_not_fedavgs(engine: str) -> None:
-    ran = hand.run("qfedavg", {"qfedavg": {"q": 0.0}}, engine=engine, rounds=1)
-    local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
-    hand.same(ran.outcome.params, hand.average([1 / 3] * 3, local))
-
-
-def test_the_step_of_a_single_client_is_shortened_by_its_curvature() -> None:
-    """M = 1: Delta / h = dw / (q ||dw||^2 / F + L)."""
-    ran = hand.run("qfedavg", {"qfedavg": {"q": 2.0}}, rounds=1, cohort=1)
-    (k,) = draw_cohort(0, 1, 3, 1)
-    hand.same(ran.outcome.params, one_round(hand.W0, 2.0, (k,), [[hand.CLIENTS[k]] * 2]))
 
 
 def test_the_clients_weights_are_in_both_sums(engine: str) -> None:
@@ -84,19 +63,9 @@ def test_the_clients_weights_are_in_both_sums(engine: str) -> None:
     / T)."""
     ran = hand.run("ccn+qfedavg", {"ccn": {"T": 0.2}}, engine=engine, rounds=1)
     local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
-    z = np.array(
-        [
-            hand.hidden(w, hand.X[client]).mean(0)
-            for w, client in zip(local, hand.CLIENTS, strict=True)
-        ]
-    )
-    z /= np.linalg.norm(z, axis=1, keepdims=True)
-    contribution = 1 - hand.softmax((z @ z.T).sum(1)[None] / 0.2)[0]
-    c = (contribution / contribution.sum()).tolist()
-    hand.same(
-        ran.outcome.params,
-        one_round(hand.W0, 1.0, (0, 1, 2), [[client] * 2 for client in hand.CLIENTS], c),
-    )
+    c = ccn.weights(ccn.means(local), np.full(3, 1 / 3), 0.2).tolist()
+    batches = [[client] * 2 for client in hand.CLIENTS]
+    hand.same(ran.outcome.params, one_round(hand.W0, 1.0, (0, 1, 2), batches, c))
 
 
 def direction(q: float, f: list[float], deltas: list[list[float]], lr: float = 0.5) -> list[float]:
@@ -171,25 +140,3 @@ def test_the_loss_is_that_of_the_received_model_in_eval_mode(engine: str) -> Non
             wanted = -np.log(hand.softmax(o)[np.arange(len(y)), y]).mean()
             assert reply.upload["qfedavg"]["F"][row].item() == pytest.approx(wanted, rel=1e-10)
     assert not torch.equal(heard[0][0].buffers["bn1.mean"], heard[1][0].buffers["bn1.mean"])
-
-
-def test_two_models_and_a_number() -> None:
-    for row in federation.run("qfedavg").rows:
-        assert (row["bytes_up"], row["bytes_down"]) == (4 * (53 + 1) * 4, 4 * 53 * 4)
-
-
-def test_any_optimiser_will_do() -> None:
-    """rFedAvg compares it with RMSProp on Sent140."""
-    data = hand.samples(hand.X, hand.Y)
-    out = simulate(
-        "qfedavg",
-        {"qfedavg": {"q": 1e-4}},
-        Federation.of(data, list(hand.CLIENTS), data),
-        Plan(hand.given(), LocalTraining("rmsprop", 0.01, 1, 2), 2, 3, 0),
-    ).run()
-    assert all(torch.isfinite(leaf).all() for leaf in out.params.values())
-
-
-def test_a_negative_q_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"qfedavg: q = -1"):
-        hand.run("qfedavg", {"qfedavg": {"q": -1.0}})

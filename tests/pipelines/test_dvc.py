@@ -280,11 +280,6 @@ ROWS: dict[
         (),
         EVERYTHING,
     ),
-    "the base of the advice": (
-        at_the_end("pipelines/advise/base.csv", "words"),
-        (),
-        {"report": {"all"}},
-    ),
     "the code of a partition": (
         at_the_end("plugins/data/partitions/label.py", STATEMENT),
         (),

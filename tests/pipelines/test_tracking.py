@@ -36,9 +36,10 @@ from fedml_noniid.pipelines.tracking import deployments, models, runs, ui, view
 from fedml_noniid.pipelines.tracking import live as live_runs
 from fedml_noniid.pipelines.tracking import store as stores
 from fedml_noniid.pipelines.tracking import sync as syncing
+from fedml_noniid.pipelines.tracking.deployments import MODEL
 from fedml_noniid.pipelines.tracking.live import Live
 from fedml_noniid.pipelines.tracking.store import Store, StoreError
-from fedml_noniid.pipelines.tracking.sync import log_report, sync
+from fedml_noniid.pipelines.tracking.sync import sync, sync_reports
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.engines.cohort import draw_cohort
@@ -202,16 +203,6 @@ def test_the_verbs_import_neither_mlflow_nor_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
-def test_a_tracking_uri_is_used_and_nothing_else(store: Store, tmp_path: Path) -> None:
-    other = tmp_path / "other" / "theirs.db"
-    other.parent.mkdir()
-    shutil.copy(store.database, other)
-    given = Store(tmp_path / "repository of nobody", f"sqlite:///{other}")
-    runs.start(given, "toy", "k", {}, {}).finish()
-    assert [run.info.run_name for run in active(given)] == ["k"] and active(store) == []
-    assert not given.database.exists()
-
-
 def test_a_disk_that_is_full_leaves_no_half_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,56 +227,24 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Store(tmp_path, None).client()
 
 
-def test_a_broken_database_is_named_in_one_line(store: Store) -> None:
-    store.database.write_bytes(b"not a database, " * 9)
-    with pytest.raises(
-        UserError, match=r"mlflow\.db: MLflow's store fails .*not a database.* delete it"
-    ) as error:
-        store.client()
-    assert "\n" not in str(error.value)
-
-
-def test_a_server_that_does_not_answer_is_named_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_fails_is_named_soon_in_one_line_without_its_password(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stores, "PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
-        port = silent.getsockname()[1]
-        with pytest.raises(UserError, match=f"127.0.0.1:{port}: no answer.*timed out"):
-            Store(Path(), f"http://127.0.0.1:{port}").client()
-    with pytest.raises(UserError, match=f"127.0.0.1:{port}: no answer.*refused"):
-        Store(Path(), f"http://127.0.0.1:{port}").client()
-
-
-def test_a_password_in_the_address_is_shown_to_nobody() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        place = f"127.0.0.1:{closed.getsockname()[1]}/mlflow"
-    given = Store(Path(), f"http://user:pass@{place}")
+        place = f"127.0.0.1:{silent.getsockname()[1]}/mlflow"
+        with pytest.raises(UserError, match=f"{place}: no answer.*timed out"):
+            Store(Path(), f"http://{place}").client()
     with pytest.raises(UserError, match=f"^http://{place}: no answer"):
-        given.client()
+        Store(Path(), f"http://user:pass@{place}").client()
     assert Store(Path(), "postgresql://u:p@q@host/db").shown == "postgresql://host/db"
-    assert Store(Path(), "http://host/a@b").shown == "http://host/a@b"
+    store.database.write_bytes(b"not a database, " * 9)
+    words = r"^[^\n]*mlflow\.db: MLflow's store fails .*not a database.* delete it[^\n]*$"
+    with pytest.raises(UserError, match=words):
+        store.client()
 
 
 # A live run
-
-
-def test_a_run_has_params_tags_data_metrics_and_files(store: Store, tmp_path: Path) -> None:
-    file = tmp_path / "rounds.csv"
-    file.write_text("1")
-    tags = {"recipe": "fedavg", "git_commit": "c0ffee", "data_hash": "d" * 64}
-    log = runs.start(store, "toy", "k", {"lr": 0.1, "data.name": "digits"}, tags)
-    log.log_rounds([{"round": 1, "test_accuracy": 0.5, "validation_accuracy": math.nan}])
-    log.finish({"accuracy": 0.5, "rho": math.inf}, [file])
-    (run,) = active(store)
-    assert (
-        run.info.run_id == log.run_id and run.info.status == "FINISHED" and run.info.run_name == "k"
-    )
-    assert run.data.params == {"lr": "0.1", "data.name": "digits"}
-    assert run.data.metrics == {"test_accuracy": 0.5, "final/accuracy": 0.5}
-    assert run.data.tags["mlflow.source.git.commit"] == "c0ffee" and artifacts(store, run) == {
-        "rounds.csv"
-    }
-    (data,) = run.inputs.dataset_inputs
-    assert (data.dataset.name, data.dataset.digest) == ("digits", "d" * 36)
 
 
 def test_rounds_and_params_are_logged_in_batches_that_mlflow_takes(store: Store) -> None:
@@ -472,6 +431,8 @@ def test_sync_makes_every_item_present_once(
         "leak": "none",
     }.items() <= run.data.tags.items()
     assert artifacts(store, run) == {"rounds.csv", "evaluation/metrics.json"}
+    (data,) = run.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.digest) == ("toy", "d" * 36)
 
     def no_client(_: Store) -> None:
         raise AssertionError("imports mlflow")
@@ -483,29 +444,21 @@ def test_sync_makes_every_item_present_once(
     assert sync(elsewhere, store.repository, "toy") == [], "MLflow says so too"
 
 
-def test_sync_completes_the_live_run(store: Store, finish: Finish) -> None:
+@pytest.mark.parametrize("ends", [True, False], ids=["whole", "killed after its last file"])
+def test_sync_completes_the_live_run(store: Store, finish: Finish, ends: bool) -> None:
     item = finish()
-    live = runs.start(
-        store, "toy", item.key, item.params, {"fingerprint": item.tags["fingerprint"]}
-    )
+    tags = {"fingerprint": item.tags["fingerprint"] if ends else "x"}
+    live = runs.start(store, "toy", item.key, item.params, tags)
     live.log_rounds(item.rows[:1])
-    live.finish()
+    if ends:
+        live.finish()
+    else:
+        item.made["run_id"] = live.run_id
     sync(store, store.repository, "toy")
     (run,) = active(store)
-    assert run.info.run_id == live.run_id and run.data.metrics["final/client_worst"] == 0.25
-    history = store.client().get_metric_history(live.run_id, "test_accuracy")
-    assert [point.step for point in history] == [1, 2, 3]
-
-
-def test_a_run_that_was_killed_after_its_last_file_is_finished_by_sync(
-    store: Store, finish: Finish
-) -> None:
-    live = runs.start(store, "toy", "iid-fedavg-0", {}, {"fingerprint": "x"})
-    finish(made={"run_id": live.run_id})
-    sync(store, store.repository, "toy")
-    assert [(run.info.run_id, run.info.status) for run in active(store)] == [
-        (live.run_id, "FINISHED")
-    ]
+    assert (run.info.run_id, run.info.status) == (live.run_id, "FINISHED")
+    assert run.data.metrics["final/client_worst"] == 0.25
+    assert [step for step, _ in history(store, run, "test_accuracy")] == [1, 2, 3]
 
 
 def test_a_rerun_takes_the_place_of_the_run_before_and_a_way_back_restores_it(
@@ -628,15 +581,6 @@ def test_runs_of_a_dvc_experiment_and_running_ones_stay(store: Store, finish: Fi
         "tried",
     ]
     running.finish()
-
-
-def test_a_renamed_experiment_has_the_same_results(store: Store, finish: Finish) -> None:
-    finish()
-    sync(store, store.repository, "toy")
-    assert sync(store, store.repository, "renamed") == ["iid-fedavg-0"]
-    assert [run.info.run_name for run in active(store, "renamed")] == ["iid-fedavg-0"] and len(
-        active(store)
-    ) == 1
 
 
 def test_a_moved_repository_makes_its_runs_again(
@@ -764,39 +708,21 @@ def test_a_model_brings_its_own_code(store: Store, finish: Finish, tmp_path: Pat
 # Reports
 
 
-def test_a_report_is_one_run_and_a_changed_one_takes_its_place(
-    store: Store, tmp_path: Path
-) -> None:
-    files = [tmp_path / "report.html", tmp_path / "t.csv"]
-    for numbers, text in (
-        ({"whole": 2.0}, "all"),
-        ({"whole": 2.0}, "all"),
-        ({"whole": 3.0}, "more"),
-    ):
-        for file in files:
-            file.write_text(text)
-        log_report(store, "ccn-smoke", {"paper": "ccn", "size": "smoke"}, numbers, files)
-    (run,) = active(store, "papers")
-    assert run.info.run_name == "ccn-smoke" and run.info.status == "FINISHED"
-    assert run.data.params == {"paper": "ccn", "size": "smoke"} and run.data.metrics == {
-        "final/whole": 3
-    }
-    assert artifacts(store, run) == {"report.html", "t.csv"}
-    client = store.client()
-    assert len(runs.search(client, run.info.experiment_id, runs.ALL)) == 2, (
-        "the same report is not logged again"
-    )
-
-
-def test_reports_on_disk_are_found(store: Store) -> None:
+def test_a_report_is_one_run_and_a_changed_one_takes_its_place(store: Store) -> None:
     folder = store.repository / "papers" / "built" / "ccn" / "smoke"
     (folder / "report").mkdir(parents=True)
-    (folder / "report" / "report.html").write_text("all")
-    syncing.sync_reports(store, store.repository)
-    assert not syncing.recorded(store, "papers"), "the stage has not finished"
-    (folder / "metrics.json").write_text('{"whole": 1}')
-    syncing.sync_reports(store, store.repository)
-    assert [run.info.run_name for run in active(store, "papers")] == ["ccn-smoke"]
+    files = [folder / "report" / name for name in ("report.html", "t.csv")]
+    assert sync_reports(store, store.repository) == [], "the stage has not finished"
+    for whole, fresh in ((2, ["ccn-smoke"]), (2, []), (3, ["ccn-smoke"])):
+        for file in files:
+            file.write_text(f"all {whole}")
+        (folder / "metrics.json").write_text(json.dumps({"whole": whole}))
+        assert sync_reports(store, store.repository) == fresh
+    (run,) = active(store, "papers")
+    assert run.info.run_name == "ccn-smoke" and run.info.status == "FINISHED"
+    assert run.data.params == {"paper": "ccn", "size": "smoke"}
+    assert run.data.metrics == {"final/whole": 3}
+    assert artifacts(store, run) == {"report.html", "t.csv"}
 
 
 # Deployments
@@ -833,6 +759,7 @@ def deployed(
     table: str = TABLE,
     missing: str = MISSING,
     model: bytes | None = None,
+    without: str = "",
     **sections: dict[str, Any],
 ) -> tuple[Path, Path]:
     """A server's output folder and configuration. The model is that of `TABLE`."""
@@ -844,6 +771,8 @@ def deployed(
     (folder / "model.safetensors").write_bytes(
         save({"w": torch.ones(2)}, metadata) if model is None else model
     )
+    if without:
+        (folder / without).unlink()
     content = {
         name: DEPLOYMENT.get(name, {}) | sections.get(name, {}) for name in {*DEPLOYMENT, *sections}
     }
@@ -967,6 +896,9 @@ def test_the_address_is_the_given_one(
 
 SHORT = TABLE[: TABLE.index("3,0.75")]
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no table": ({"without": "rounds.csv"}, r"rounds\.csv: can't be read \(No such .*first round"),
+    "no absences": ({"without": "absent.csv"}, r"absent\.csv: can't be read \(No such file"),
+    "no model": ({"without": MODEL}, r"run: the run is not over \(3 of 3 rounds\)"),
     "a round is missing": ({"table": SHORT}, r"run: the run is not over \(2 of 3 rounds\)"),
     "no round": (
         {"table": TABLE[: TABLE.index("1,0.5")]},
@@ -1026,28 +958,6 @@ def test_a_deployment_that_a_callback_has_stopped_is_over(tmp_path: Path) -> Non
     with_stop = train(callbacks={"early_stop": {}})
     found = deployments.read(*deployed(tmp_path, table=SHORT, train_args=with_stop))
     assert sorted({row["round"] for row in found.rows} - {0}) == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        (
-            "rounds.csv",
-            "can't be read (No such file or directory); a server writes it after its first round",
-        ),
-        ("absent.csv", "absent.csv: can't be read (No such file or directory)"),
-        ("model.safetensors", "the run is not over (3 of 3 rounds)"),
-    ],
-)
-def test_a_folder_that_lacks_a_file_is_refused_in_one_line(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str
-) -> None:
-    folder, config = deployed(tmp_path / "server")
-    (folder / name).unlink()
-    assert command_line(store, folder, config) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {folder}") and words in line
-    assert not syncing.recorded(store, "toy")
 
 
 @pytest.mark.usefixtures("_no_address")

@@ -35,13 +35,17 @@ scenarios:
 recipe_names: [fedavg, pull, scaffold]
 recipes:             # what is compared
   fedavg:            # the empty one
-  pull: {recipe: fedprox, fedprox: {mu: 0.5}, train: {weight_decay: 0.001}}   # an entry of \
-another name
+  pull: {recipe: fedprox, fedprox: {mu: 0.5}, train: {weight_decay: 0.001}}  # another name
   scaffold: {}
 seeds: [0, 1]
 train:
-  {model: mlp, model_options: {hidden: 8}, rounds: 1, epochs: 1, batch_size: 50, lr: 1e-1,
-   momentum: null}
+  model: mlp
+  model_options: {hidden: 8}
+  rounds: 1
+  epochs: 1
+  batch_size: 50
+  lr: 1e-1
+  momentum: null
 machine:
   checkpoint_every: 1   # every round
 tune:

@@ -27,7 +27,7 @@ from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.stages import prepare
-from fedml_noniid.plugins.data import datasets, sources
+from fedml_noniid.plugins.data import datasets, user_files
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.text import GLOVE
 from tests.data.reading import contents, draw
@@ -879,7 +879,9 @@ def test_downloaded_data_sets_have_no_own_files(tmp_path: Path) -> None:
     for make in make_all:
         make(tmp_path)
     assert {
-        name for name in datasets.DATASETS if sources.sources(name, tmp_path, {"file": "a.csv"})
+        name
+        for name in datasets.DATASETS
+        if user_files.user_files(name, tmp_path, {"file": "a.csv"})
     } == {
         "table",
         "text",
@@ -938,7 +940,7 @@ def test_the_settings_of_the_page_are_right(tmp_path: Path) -> None:
         name = config.load(tmp_path).data.name
         names.add(name)
         assert Dataset.read(tmp_path / "data" / f"{name}.safetensors").name == name
-    assert names == set(sources.OWN)
+    assert names == set(user_files.OF_USER)
 
 
 def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -959,7 +961,7 @@ def test_the_page_names_every_option() -> None:
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", PAGE) + blocks("yaml"))))
     options = {
         parameter.name
-        for name in sources.OWN
+        for name in user_files.OF_USER
         for parameter in inspect.signature(datasets.DATASETS[name]).parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY
     }

@@ -18,13 +18,13 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.silo import frames, settings, wire
-from fedml_noniid.plugins.silo.conversation import Conversation
 from fedml_noniid.plugins.silo.coordinator import Coordinator
-from fedml_noniid.plugins.silo.endpoint import ASK, SERVICE, Endpoint
-from fedml_noniid.plugins.silo.link import Link, channel
 from fedml_noniid.plugins.silo.roles import ServerRole
+from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo import Silo
+from fedml_noniid.plugins.silo.silo_client import SiloClient, channel
+from fedml_noniid.plugins.silo.silo_server import ASK, SERVICE, SiloServer
 from tests.silo import world
 
 METHODS = ("Hello", "Attend", "Task", "Answer", "Status")
@@ -58,14 +58,14 @@ def sent(line: grpc.Channel, method: str, *messages: bytes, timeout: float = LON
 class Averaging:
     """The part of FedML's aggregator that the server's role calls."""
 
-    def __init__(self, conversation: Conversation) -> None:
-        self.conversation = conversation
+    def __init__(self, server_run: ServerRun) -> None:
+        self.server_run = server_run
 
     def on_before_aggregation(self, uploads):
-        return list(self.conversation.open({up["client"]: up for _, up in uploads}).items()), []
+        return list(self.server_run.open({up["client"]: up for _, up in uploads}).items()), []
 
     def aggregate(self, kept):
-        return self.conversation.feed(dict(kept))
+        return self.server_run.feed(dict(kept))
 
     def on_after_aggregation(self, down):
         return down
@@ -95,11 +95,11 @@ class Federation:
             settings.from_args(args), recipe, world.network(False), len(public.y)
         )
         of = world.server_of(self.data)
-        self.conversation = Conversation(self.terms, replace(of, size=silos), run="this run")
+        self.server_run = ServerRun(self.terms, replace(of, size=silos), run="this run")
         self.coordinator = Coordinator(
-            self.comm, silos, self.terms.fingerprint, self.conversation.run
+            self.comm, silos, self.terms.fingerprint, self.server_run.run
         )
-        self.endpoint = Endpoint(self.comm, kits / "0", self.coordinator)
+        self.silo_server = SiloServer(self.comm, kits / "0", self.coordinator)
         self.error: UserError | None = None
         self.go = threading.Event()  # honest silos answer while it is set
         self.go.set()
@@ -112,7 +112,7 @@ class Federation:
         ]
 
     def __enter__(self) -> Federation:
-        self.endpoint.__enter__()
+        self.silo_server.__enter__()
         for thread in self._threads:
             thread.start()
         return self
@@ -121,7 +121,7 @@ class Federation:
         self.go.set()
         if self._threads[0].is_alive():  # a test has failed: the silos go, and so does the server
             self.coordinator.finish("stop", "the test is over")
-        self.endpoint.__exit__()
+        self.silo_server.__exit__()
         for thread in self._threads[1:]:
             thread.join(LONG)
 
@@ -146,7 +146,7 @@ class Federation:
         A "." stands for "/" in names.
         """
         good = {
-            key: torch.zeros_like(leaf) for key, leaf in flatten(self.conversation.schema).items()
+            key: torch.zeros_like(leaf) for key, leaf in flatten(self.server_run.schema).items()
         }
         good["n"] += 17
         good |= {key.replace(".", "/"): leaf for key, leaf in leaves.items()}
@@ -154,7 +154,7 @@ class Federation:
 
     def _serve(self) -> None:
         try:
-            ServerRole(Averaging(self.conversation), self.coordinator).run()
+            ServerRole(Averaging(self.server_run), self.coordinator).run()
         except UserError as error:
             self.error = error
 
@@ -165,15 +165,15 @@ class Federation:
         # The server's own error says more than "the server ended the run".
         with (
             suppress(UserError),
-            Link(
+            SiloClient(
                 self.comm, self.kits / str(client + 1), client, self.terms.fingerprint, len(own)
-            ) as link,
+            ) as calls,
         ):
-            self.heads[client] = link._head
-            while (down := link.task()) is not None:
+            self.heads[client] = calls._head
+            while (down := calls.task()) is not None:
                 self.go.wait(LONG)
                 self.uploads[client] = wire.up(client, down.exchange, silo.answer(down))
-                link.answer(self.uploads[client])
+                calls.answer(self.uploads[client])
 
 
 class Traitor:

@@ -35,12 +35,19 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from grpc._cython import cygrpc
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.silo import authority, certificates, endpoint, frames, link, wire
+from fedml_noniid.plugins.silo import (
+    authority,
+    certificates,
+    frames,
+    silo_client,
+    silo_server,
+    wire,
+)
 from fedml_noniid.plugins.silo.coordinator import Coordinator
-from fedml_noniid.plugins.silo.endpoint import SERVICE, Endpoint
-from fedml_noniid.plugins.silo.ends import NotAdmittedError
-from fedml_noniid.plugins.silo.link import Link
+from fedml_noniid.plugins.silo.exit_codes import NotAdmittedError
 from fedml_noniid.plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.silo.silo_client import SiloClient
+from fedml_noniid.plugins.silo.silo_server import SERVICE, SiloServer
 from tests.silo import world
 from tests.silo.federation_server import (
     LONG,
@@ -123,8 +130,8 @@ def running(kits: Path, place: Path) -> Iterator[tuple[Federation, Traitor, floa
     sys.addaudithook(watch)
     with pytest.MonkeyPatch.context() as patch:
         # The traitor sends more than its share. The test of the limit sets it again.
-        patch.setattr(endpoint, "CALLS", 1e9)
-        patch.setattr(endpoint, "PER_SECOND", 1e9)
+        patch.setattr(silo_server, "MAX_CALLS", 1e9)
+        patch.setattr(silo_server, "CALLS_PER_S", 1e9)
         federation = Federation(kits, 4, (0, 1, 2), ROUNDS, quorum=3, deadline_s=600.0)
         with federation, Traitor(federation, 3) as traitor:
             traitor.task()
@@ -147,14 +154,14 @@ def traitor(running) -> Traitor:
 
 def unharmed(federation: Federation, traitor: Traitor, before: float, place: Path) -> None:
     """The server still answers, and the run ends with the bits of the undisturbed simulation."""
-    if federation.conversation.outcome is None:
-        assert link.status(federation.comm, federation.kits / "0")["there"] == [0, 1, 2, 3]
+    if federation.server_run.outcome is None:
+        assert silo_client.status(federation.comm, federation.kits / "0")["there"] == [0, 1, 2, 3]
     while traitor.task() is not None:
         traitor.fail()
     assert federation.ended()
     assert federation.error is None
     expected = world.simulated("fedavg", {}, False, rounds=ROUNDS)
-    assert world.digest(federation.conversation.outcome) == world.digest(expected)
+    assert world.digest(federation.server_run.outcome) == world.digest(expected)
     assert of_server() == []
     assert not (place / "executed").exists()
     assert psutil.Process().memory_info().rss - before < GROWTH
@@ -261,7 +268,7 @@ def test_a_silo_that_poses_as_the_server_gets_nothing_from_a_silo(federation, ki
     server.start()
     try:
         comm = CommArgs(server=f"127.0.0.1:{port}")
-        silo = Link(comm, kits / "1", 0, federation.terms.fingerprint, 17)
+        silo = SiloClient(comm, kits / "1", 0, federation.terms.fingerprint, 17)
         with pytest.raises(NotAdmittedError):
             silo.hello()
         silo.__exit__()
@@ -271,12 +278,12 @@ def test_a_silo_that_poses_as_the_server_gets_nothing_from_a_silo(federation, ki
 
 
 @pytest.fixture
-def alone(kits: Path, tmp_path: Path) -> Iterator[tuple[Coordinator, Endpoint, CommArgs, Path]]:
+def alone(kits: Path, tmp_path: Path) -> Iterator[tuple[Coordinator, SiloServer, CommArgs, Path]]:
     """A server of its own that asks nothing, with kits of its own."""
     authority.make(tmp_path / "kits", 2)
     comm = CommArgs(server=address(), quorum=1, deadline_s=0.2)
     coordinator = Coordinator(comm, 2, "terms", "run")
-    with Endpoint(comm, tmp_path / "kits" / "0", coordinator) as port:
+    with SiloServer(comm, tmp_path / "kits" / "0", coordinator) as port:
         yield coordinator, port, comm, tmp_path / "kits"
 
 
@@ -285,29 +292,29 @@ HELLO = frames.head({"client": 0, "session": "own", "terms": "terms", "samples":
 
 def test_a_revoked_certificate_is_refused_on_new_and_on_living_connections(alone, monkeypatch):
     coordinator, _, comm, kits = alone
-    monkeypatch.setattr("fedml_noniid.plugins.silo.coordinator.LOOK_S", 0.05)
-    with link.channel(comm, kits / "1", 1) as living:
+    monkeypatch.setattr("fedml_noniid.plugins.silo.coordinator.RECHECK_S", 0.05)
+    with silo_client.channel(comm, kits / "1", 1) as living:
         assert sent(living, "Hello", HELLO) == "ok"
         call = frames.head(
             {"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0}
         )
         stream = living.unary_stream(f"/{SERVICE}/Attend")(call)
         stream.initial_metadata()
-        with coordinator._news:
-            coordinator._news.wait_for(lambda: coordinator._there() == [0], LONG)
+        with coordinator._changed:
+            coordinator._changed.wait_for(lambda: coordinator._present() == [0], LONG)
         authority.revoke(kits, 1)
         assert everywhere(living, HELLO) == {"permission_denied"}
         assert list(stream) == []  # it ends, so the server does not wait for this silo
-        assert coordinator._there() == []
-    with link.channel(comm, kits / "1", 1) as line:
+        assert coordinator._present() == []
+    with silo_client.channel(comm, kits / "1", 1) as line:
         assert everywhere(line, HELLO) == {"permission_denied"}
-    with link.channel(comm, kits / "2", 2) as line:
+    with silo_client.channel(comm, kits / "2", 2) as line:
         assert sent(line, "Hello", HELLO.replace(b'"client": 0', b'"client": 1')) == "ok"
 
 
 def test_no_task_goes_to_a_silo_that_was_revoked_while_it_waited(alone):
     coordinator, _, comm, kits = alone
-    with link.channel(comm, kits / "1", 1) as line:
+    with silo_client.channel(comm, kits / "1", 1) as line:
         assert sent(line, "Hello", HELLO) == "ok"
         call = frames.head(
             {"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0}
@@ -377,7 +384,7 @@ def test_the_last_exchange_can_not_be_answered_again(federation, traitor):
 
 def wait_for_upload(federation: Federation, client: int, exchange: int) -> wire.Up:
     """The answer of an honest silo, once the server has it."""
-    news = federation.coordinator._news
+    news = federation.coordinator._changed
     with news:
         assert news.wait_for(lambda: client in federation.coordinator._answers, LONG)
     assert federation.uploads[client]["exchange"] == exchange
@@ -602,8 +609,8 @@ def test_a_flood_of_one_silo_does_not_stop_the_others(federation, traitor, monke
     federation.go.clear()
     opened = traitor.fail()
     with monkeypatch.context() as patch:
-        patch.setattr(endpoint, "CALLS", 60.0)
-        patch.setattr(endpoint, "PER_SECOND", 5.0)
+        patch.setattr(silo_server, "MAX_CALLS", 60.0)
+        patch.setattr(silo_server, "CALLS_PER_S", 5.0)
         call, hello = traitor.line.unary_unary(f"/{SERVICE}/Hello"), federation.hello(0, "own")
         calls, codes = [], []
         for i in range(2000):
@@ -630,11 +637,11 @@ def test_a_hundred_calls_of_one_silo_at_a_time_leave_room_for_the_others(federat
         over = threading.Semaphore(0)
         for stream in streams:
             stream.add_done_callback(lambda _: over.release())
-        for _ in range(100 - endpoint.AT_ONCE):
+        for _ in range(100 - silo_server.MAX_PARALLEL_CALLS):
             assert over.acquire(timeout=LONG)
         turned = [stream for stream in streams if stream.done()]
         assert {stream.code() for stream in turned} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
-        assert link.status(federation.comm, federation.kits / "0")["there"] == [0, 1, 2, 3]
+        assert silo_client.status(federation.comm, federation.kits / "0")["there"] == [0, 1, 2, 3]
         with federation.line(1) as line:
             head = frames.head(federation.heads[0] | {"exchange": -1, "failed": ""})
             assert sent(line, "Answer", head) == "stale"  # heard
@@ -651,7 +658,7 @@ def test_an_upload_that_stops_gives_its_thread_back(alone, monkeypatch):
     All three calls are held until their time is over.
     """
     coordinator, port, comm, kits = alone
-    monkeypatch.setattr(endpoint, "UPLOAD_S", 0.3)
+    monkeypatch.setattr(silo_server, "MIN_UPLOAD_S", 0.3)
     schema = {"w": torch.zeros(3)}
     down = wire.Down(0, 1, Ask("train", (0,), {}, {}, {}, {}), "terms")
     asking = threading.Thread(
@@ -664,7 +671,7 @@ def test_an_upload_that_stops_gives_its_thread_back(alone, monkeypatch):
         yield from first
         never.wait(LONG)
 
-    with link.channel(comm, kits / "1", 1) as line:
+    with silo_client.channel(comm, kits / "1", 1) as line:
         assert sent(line, "Hello", HELLO) == "ok"
         head = {
             "run": "run",
@@ -704,7 +711,9 @@ def test_every_option_is_one_that_grpc_knows():
     """It ignores others without a word."""
     library = Path(cygrpc.__file__).read_bytes()
     unknown = [
-        key for key, _ in link.OPTIONS + endpoint.BOUNDS if key.encode() + b"\0" not in library
+        key
+        for key, _ in silo_client.OPTIONS + silo_server.BOUNDS
+        if key.encode() + b"\0" not in library
     ]
     assert unknown == []
 
@@ -723,14 +732,17 @@ def test_a_quiet_connection_is_not_taken_for_an_attack(alone, monkeypatch):
         ]
 
     _, _, _, kits = alone
-    keepalive = faster(endpoint.KEEPALIVE)
+    keepalive = faster(silo_server.KEEPALIVE)
     assert ("grpc.keepalive_time_ms", 400) in keepalive
-    monkeypatch.setattr(endpoint, "KEEPALIVE", keepalive)
-    monkeypatch.setattr(link, "KEEPALIVE", keepalive)
-    monkeypatch.setattr(endpoint, "BOUNDS", faster(endpoint.BOUNDS))
+    monkeypatch.setattr(silo_server, "KEEPALIVE", keepalive)
+    monkeypatch.setattr(silo_client, "KEEPALIVE", keepalive)
+    monkeypatch.setattr(silo_server, "BOUNDS", faster(silo_server.BOUNDS))
     comm = CommArgs(server=address())
     coordinator = Coordinator(comm, 1, "terms", "run")
-    with Endpoint(comm, kits / "0", coordinator), link.channel(comm, kits / "1", 1) as line:
+    with (
+        SiloServer(comm, kits / "0", coordinator),
+        silo_client.channel(comm, kits / "1", 1) as line,
+    ):
         assert sent(line, "Hello", HELLO) == "ok"
         call = frames.head(
             {"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0}

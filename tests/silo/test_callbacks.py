@@ -15,7 +15,7 @@ from fedml_noniid.plugins.engines.callbacks import Callback, RoundEnd, Row
 from fedml_noniid.plugins.engines.run import Run
 from fedml_noniid.plugins.silo import loopback
 from fedml_noniid.plugins.silo import settings as silo_settings
-from fedml_noniid.plugins.silo.conversation import Conversation
+from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import Deployment
 from tests.silo import world
 from tests.silo.test_resume import Federation, run
@@ -50,14 +50,14 @@ class Deployed(Federation):
         self.deployment = deployment
         super().__init__(deployment.train_args.recipe, {}, folder)
 
-    def new_server(self) -> Conversation:
+    def new_server(self) -> ServerRun:
         network = self.deployment.network(tuple(self.data.train.x.shape[1:]), world.CLASSES, None)
         n_public = len(self.data.public.y)
         self.terms = silo_settings.terms(
             self.deployment, self.deployment.train_args.recipe, network, n_public
         )
         callbacks = self.deployment.train_args.built_callbacks()
-        return Conversation(
+        return ServerRun(
             self.terms, world.server_of(self.data), callbacks, kept=self.folder / "server", run="it"
         )
 
@@ -90,9 +90,7 @@ def test_early_stop_on_the_servers_validation_samples(tmp_path: Path) -> None:
     assert len(deployed.server.rows) == 2
     without = replace(deployed.data, validation=None)
     with pytest.raises(UserError, match="early_stop: needs a validation split"):
-        Conversation(
-            deployed.terms, world.server_of(without), deployment.train_args.built_callbacks()
-        )
+        ServerRun(deployed.terms, world.server_of(without), deployment.train_args.built_callbacks())
 
 
 def test_both_sides_must_have_the_same_schedule_and_may_differ_in_callbacks() -> None:

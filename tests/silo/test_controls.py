@@ -8,7 +8,7 @@ import torch
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import settings
-from fedml_noniid.plugins.silo.conversation import Silo
+from fedml_noniid.plugins.silo.server_run import Silo
 from tests import federation
 
 

@@ -17,7 +17,7 @@ from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.drift import Drift, drift
 from fedml_noniid.plugins.engines.hashing import model_tensors
 from fedml_noniid.plugins.silo import loopback, shards
-from fedml_noniid.plugins.silo.conversation import Conversation
+from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import up
 from tests.data.test_drift import DRIFTS
@@ -55,7 +55,7 @@ def test_silos_hold_their_own_drift(digits: Dataset, tmp_path: Path, skews: dict
             assert own is not None
             assert own.clients.shape[1] == 1, "nobody else's"
             assert torch.equal(
-                own.seen(digits.test_y, 0, round_), whole.seen(digits.test_y, client, round_)
+                own.labels(digits.test_y, 0, round_), whole.labels(digits.test_y, client, round_)
             )
 
 
@@ -73,22 +73,22 @@ def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None, recipe: s
     parts, deployment = world_of(kept), world.deployment(recipe, rounds=3)
     network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes, None)
     terms = world.silo_settings.terms(deployment, recipe, network, 0)
-    conversation = Conversation(terms, world.server_of(parts, False, kept))
+    server_run = ServerRun(terms, world.server_of(parts, False, kept))
     own = [
         Samples(parts.train.x[positions], parts.train.y[positions]) for positions in parts.clients
     ]
-    tests = parts.own_tests()
+    tests = parts.client_tests()
     silos = [
         Silo(terms, k, held, None, drift=kept and kept.only(k), test=tests[k])
         for k, held in enumerate(own)
     ]
-    while (down := conversation.down).ask is not None:
-        conversation.feed(
-            conversation.open(
+    while (down := server_run.down).ask is not None:
+        server_run.feed(
+            server_run.open(
                 {k: up(k, down.exchange, of.answer(down)) for k, of in enumerate(silos)}
             )
         )
-    outcome = conversation.loop.outcome
+    outcome = server_run.loop.outcome
     digest = loopback.weights_sha256(
         model_tensors(outcome.params, outcome.evaluated, outcome.buffers)
     )

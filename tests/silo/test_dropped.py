@@ -15,7 +15,7 @@ from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.conversation import Conversation
+from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down
 from tests.recipe_table import ALONE, PARAMETERS
@@ -41,12 +41,12 @@ class Said:
 
 @dataclass
 class Ran:
-    conversation: Conversation
+    server_run: ServerRun
     silos: list[Silo]
     said: list[Said]
 
     def state(self, name: str) -> Tree:
-        return self.conversation.loop.state.slices[name]
+        return self.server_run.loop.state.slices[name]
 
     def memory(self, name: str) -> Tree:
         """Of all silos, leaves [N, ...]."""
@@ -63,13 +63,13 @@ def nobody(round_: int, ask: Ask) -> tuple[int, ...]:
 
 def setup(
     recipe: str, methods: dict, cohort: int = 0, rounds: int = 3
-) -> tuple[Conversation, list[Silo]]:
+) -> tuple[ServerRun, list[Silo]]:
     terms, data = world.terms(recipe, methods, False, cohort, rounds), world.parts()
     own = [Samples(data.train.x[client], data.train.y[client]) for client in data.clients]
     silos = [
         Silo(terms, k, samples, data.public, test=data.tests[k]) for k, samples in enumerate(own)
     ]
-    return Conversation(terms, world.server_of(data)), silos
+    return ServerRun(terms, world.server_of(data)), silos
 
 
 def over_the_wire(message: Any) -> Any:
@@ -85,18 +85,18 @@ def memories(silos: list[Silo]) -> list[Tree]:
 
 
 def run(recipe: str, methods: dict, drop: Drop = nobody, cohort: int = 0, rounds: int = 3) -> Ran:
-    conversation, silos = setup(recipe, methods, cohort, rounds)
-    said, down = [], conversation.down
+    server_run, silos = setup(recipe, methods, cohort, rounds)
+    said, down = [], server_run.down
     while down.ask is not None:
         before = memories(silos)
         ups = {k: upload(k, silo, down) for k, silo in enumerate(silos)}
-        sent = conversation.open(ups)
+        sent = server_run.open(ups)
         kept = {k: reply for k, reply in sent.items() if k not in drop(down.round, down.ask)}
         said.append(Said(down.round, down.ask, sent, kept, before))
-        down = conversation.feed(kept)
+        down = server_run.feed(kept)
     for silo in silos:
         silo.answer(over_the_wire(down))  # the last message asks nothing, and says who was counted
-    return Ran(conversation, silos, said)
+    return Ran(server_run, silos, said)
 
 
 def plan(**dropped: dict[int, Collection[int]]) -> Drop:
@@ -128,9 +128,9 @@ def test_where_nobody_is_dropped_this_is_the_simulation(
         else table(recipe)
     )
     ran = run(recipe, methods, cohort=cohort, rounds=rounds)
-    assert ran.conversation.outcome is not None
+    assert ran.server_run.outcome is not None
     expected = world.simulated(recipe, methods, False, cohort, rounds=rounds)
-    assert world.digest(ran.conversation.outcome) == world.digest(expected)
+    assert world.digest(ran.server_run.outcome) == world.digest(expected)
 
 
 def with_and_without_fnr(method: str) -> list:
@@ -229,9 +229,9 @@ def test_a_silo_that_was_dropped_goes_back_to_the_memory_from_before(recipe: str
 
 def test_a_message_that_comes_twice_is_answered_alike_twice() -> None:
     """FedML may send one twice; the memory moves once."""
-    conversation, (silo, *_) = setup("scaffold", {})
+    server_run, (silo, *_) = setup("scaffold", {})
     # Over the wire: the next answer's update lies in the memory of this one's.
-    first, second = (over_the_wire(silo.answer(over_the_wire(conversation.down))) for _ in range(2))
+    first, second = (over_the_wire(silo.answer(over_the_wire(server_run.down))) for _ in range(2))
     assert all(
         torch.equal(leaf, wire.flatten(second)[key]) for key, leaf in wire.flatten(first).items()
     )
@@ -242,11 +242,11 @@ def test_a_message_that_comes_twice_is_answered_alike_twice() -> None:
 def test_nothing_is_left_of_a_training_that_does_not_count() -> None:
     """A refinement goes on from the training of its round, so that of a dropped one is thrown
     away."""
-    conversation, silos = setup("fnr", {"fnr": PARAMETERS["fnr"]})
-    ups = {k: upload(k, silo, conversation.down) for k, silo in enumerate(silos)}
-    replies = conversation.open(ups)
+    server_run, silos = setup("fnr", {"fnr": PARAMETERS["fnr"]})
+    ups = {k: upload(k, silo, server_run.down) for k, silo in enumerate(silos)}
+    replies = server_run.open(ups)
     del replies[1]
-    down = conversation.feed(replies)
+    down = server_run.feed(replies)
     assert down.counted == {0: 0, 2: 0}
     for silo in silos:
         silo.answer(down)
@@ -258,13 +258,13 @@ def test_a_refinement_goes_on_from_the_training_of_its_round() -> None:
 
     That holds too if the silo rested or was dropped in the round before.
     """
-    conversation, silos = setup("fnr", {"fnr": PARAMETERS["fnr"] | {"p": 1.0}}, cohort=2, rounds=5)
-    down, cohorts, refined = conversation.down, [], 0
+    server_run, silos = setup("fnr", {"fnr": PARAMETERS["fnr"] | {"p": 1.0}}, cohort=2, rounds=5)
+    down, cohorts, refined = server_run.down, [], 0
     start: Params = {}
     trained: dict[int, Tree] = {}
     while down.ask is not None:
         ask = down.ask
-        replies = conversation.open({k: upload(k, silo, down) for k, silo in enumerate(silos)})
+        replies = server_run.open({k: upload(k, silo, down) for k, silo in enumerate(silos)})
         if ask.job == "train":
             start, trained = ask.params, replies
             cohorts.append(ask.to)
@@ -280,7 +280,7 @@ def test_a_refinement_goes_on_from_the_training_of_its_round() -> None:
                     reply["deltas"][key], trained[k]["deltas"][key]
                 )
             refined += ask.job == "refine"
-        down = conversation.feed(replies)
+        down = server_run.feed(replies)
     assert set(cohorts[0]) != set.union(*map(set, cohorts)), "one joins later"
     assert refined == 3 * 2 + 2 * 1
 
@@ -295,14 +295,14 @@ def test_a_dropped_refinement_counts_as_the_model_of_phase_1() -> None:
     assert len(refine.ask.to) == 2
     dropped, (passed,) = refine.ask.to[0], refine.kept
     n = torch.tensor(world.SIZES, dtype=torch.float64)
-    for key, leaf in ran.conversation.loop.state.params.items():
+    for key, leaf in ran.server_run.loop.state.params.items():
         deltas = [(refine.kept if k == passed else train.kept)[k]["deltas"][key] for k in range(N)]
         moved = torch.tensordot((n / n.sum()).float(), torch.stack(deltas), dims=1)
         close(leaf, train.ask.params[key] + moved)
         assert not torch.equal(
             refine.sent[dropped]["deltas"][key], train.sent[dropped]["deltas"][key]
         )
-    tensors = ran.conversation.loop.outcome.tensors
+    tensors = ran.server_run.loop.outcome.tensors
     assert tensors["fnr/refined"][0].tolist() == [k == passed for k in range(N)]
     assert tensors["fnr/delta"][0].any(1).tolist() == [k == passed for k in range(N)]
 
@@ -344,7 +344,7 @@ def test_every_recipe_goes_on(recipe: str, methods: dict, drop: Drop) -> None:
     """In every exchange, or in all but training, somebody is dropped, also where no model is
     sent."""
     ran = run(recipe, methods, drop)
-    outcome = ran.conversation.outcome
+    outcome = ran.server_run.outcome
     assert outcome is not None and len(outcome.rows) == 3
     assert all(leaf.isfinite().all() for leaf in outcome.params.values())
     asks_more = any(said.ask.job != "train" for said in ran.said)
@@ -376,6 +376,6 @@ def test_what_was_dropped_has_travelled_all_the_same() -> None:
     """Every silo sent a model in every round."""
     full, less = run("fedavg", {}), run("fedavg", {}, lowest)
     for key in ("bytes_up", "bytes_down"):
-        assert [row[key] for row in full.conversation.rows] == [
-            row[key] for row in less.conversation.rows
+        assert [row[key] for row in full.server_run.rows] == [
+            row[key] for row in less.server_run.rows
         ]

@@ -10,8 +10,8 @@ import torch
 
 from fedml_noniid.plugins.core.trees import row
 from fedml_noniid.plugins.engines.evaluation import evaluate
-from fedml_noniid.plugins.engines.own import OWN
 from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.personal import PERSONAL
 from tests.silo import world
 from tests.silo.test_resume import Federation as Silos
 from tests.silo.test_resume import run as talk
@@ -30,14 +30,14 @@ def test_silos_keep_the_batch_norms_of_the_simulation(tmp_path: Path, cohort: in
     world.compare(silos.server.rows, expected.rows)
     for k, silo in enumerate(silos.silos):
         found, wanted = (
-            flatten(row(silo.engine.clients.memory[OWN], 0)),
-            flatten(row(expected.own, k)),
+            flatten(row(silo.engine.clients.memory[PERSONAL], 0)),
+            flatten(row(expected.personal, k)),
         )
         assert found.keys() == wanted.keys() and all(
             torch.equal(found[key], leaf) for key, leaf in wanted.items()
         )
     outcome = silos.server.outcome
-    assert outcome is not None and not outcome.own
+    assert outcome is not None and not outcome.personal
     assert all(torch.equal(outcome.params[key], expected.params[key]) for key in expected.params)
 
 
@@ -55,7 +55,7 @@ def test_silos_without_test_samples_leave_the_accuracy_to_the_others(tmp_path: P
         found.append(silos.server.rows[-1])
     engine = silos.silos[0].engine
     assert silos.server.outcome is not None
-    (test, *_), mine = world.parts().own_tests(), row(engine.clients.memory[OWN], 0)
+    (test, *_), mine = world.parts().client_tests(), row(engine.clients.memory[PERSONAL], 0)
     params = silos.server.outcome.params | mine["params"]
     one = evaluate(engine.task.network, params, mine["buffers"], test)
     assert (found[0]["test_accuracy"], found[0]["test_loss"]) == pytest.approx(

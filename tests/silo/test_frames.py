@@ -16,11 +16,10 @@ import torch
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.endpoint import ANSWER, ASK
 from fedml_noniid.plugins.silo.frames import (
-    CHUNK,
+    CHUNK_BYTES,
     DTYPES,
-    FRAME_LIMIT,
+    MAX_FRAME_BYTES,
     Body,
     RefusedError,
     following,
@@ -29,6 +28,7 @@ from fedml_noniid.plugins.silo.frames import (
     read,
     table,
 )
+from fedml_noniid.plugins.silo.silo_server import ANSWER, ASK
 
 NUMBERS = torch.arange(24.0).reshape(2, 3, 4)
 IMAGES = torch.arange(2.0 * 3 * 4 * 5).reshape(2, 3, 4, 5)
@@ -78,7 +78,10 @@ EXAMPLES = {
         "": torch.ones(1),
         "strides": torch.ones(3),
     },
-    "large": {"w": torch.arange(3.0 * (CHUNK // 4) + 5), "b": torch.ones(7, dtype=torch.int8)},
+    "large": {
+        "w": torch.arange(3.0 * (CHUNK_BYTES // 4) + 5),
+        "b": torch.ones(7, dtype=torch.int8),
+    },
 }
 
 
@@ -95,8 +98,8 @@ def test_tensors_arrive_as_they_were_and_another_reader_agrees(tensors):
 
 def test_frames_are_no_longer_than_a_chunk():
     sizes = [len(frame) for frame in Body(EXAMPLES["large"]).frames()][1:]
-    assert sizes == [CHUNK, CHUNK, CHUNK, 20, 7]
-    assert CHUNK <= FRAME_LIMIT
+    assert sizes == [CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES, 20, 7]
+    assert CHUNK_BYTES <= MAX_FRAME_BYTES
 
 
 @pytest.mark.parametrize(

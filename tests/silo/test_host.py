@@ -236,7 +236,7 @@ def test_local_privacy_noise_covers_all_that_leaves_a_silo(tmp_path):
     drawn = torch.cat([leaf.flatten() for key, leaf in noise.items() if key != "buffers/bn1.var"])
     assert len(drawn) > 300 and abs(drawn.std().item() / SIGMA - 1) < 5 / math.sqrt(2 * len(drawn))
     assert (found["buffers/bn1.var"] >= 0).all()
-    aggregator.conversation.open({up["client"]: up for _, up in ups})
+    aggregator.server_run.open({up["client"]: up for _, up in ups})
 
 
 def test_one_question_has_one_noise_even_after_a_restart_and_each_silo_its_own(tmp_path):
@@ -314,7 +314,7 @@ def test_central_privacy_noise_is_on_the_model_that_is_sent_next_and_averaged_ag
     aggregator, _ = world.pair(
         "fedavg", {}, dp_solution_type="cdp", max_grad_norm=1.0, client_num=3, **DP
     )
-    before = aggregator.conversation.loop.state.params
+    before = aggregator.server_run.loop.state.params
     ups = world.uploads(aggregator.get_model_params(), trainers)
     kept, _ = aggregator.on_before_aggregation(ups)
     # FedML clips models, in place; what is kept are differences.
@@ -327,7 +327,7 @@ def test_central_privacy_noise_is_on_the_model_that_is_sent_next_and_averaged_ag
         for _, up in ups
     )
     message = aggregator.on_after_aggregation(aggregator.aggregate(kept))
-    sent = aggregator.conversation.loop.state.params
+    sent = aggregator.server_run.loop.state.params
     assert all(torch.equal(message.ask.params[key], sent[key]) for key in sent)
     assert not any(torch.equal(before[key], sent[key]) for key in sent)
     weights = torch.tensor(world.SIZES, dtype=torch.float64) / sum(world.SIZES)
@@ -372,7 +372,7 @@ def test_a_defence_before_aggregation_can_drop_a_silo():
     assert aggregator.aggregate(kept).counted == {0: 0, 2: 0}
     w = torch.tensor([17, 70], dtype=torch.float64) / 87
     start = trainers[0]._down.ask.params
-    for key, leaf in aggregator.conversation.loop.state.params.items():
+    for key, leaf in aggregator.server_run.loop.state.params.items():
         rows = torch.stack([up["leaves"][f"deltas/{key}"] for _, up in ups[::2]])
         assert torch.allclose(leaf, start[key] + torch.tensordot(w.float(), rows, dims=1))
 

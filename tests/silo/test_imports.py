@@ -22,7 +22,7 @@ def test_plugins_and_the_simulation_never_import_fedml():
 import sys
 from fedml_noniid.plugins import ccn, fednlr, fednnnn, fnr, rfedavg
 import fedml_noniid.plugins.recipes, fedml_noniid.plugins.engines.simulation
-from fedml_noniid.plugins.silo import conversation, launch, loopback
+from fedml_noniid.plugins.silo import server_run, launch, loopback
 from tests.silo import world
 world.simulated("scaffold+fnr", {}, True)
 assert not [name for name in sys.modules if name.split(".")[0] in ("fedml", "grpc", "mlflow")]

@@ -93,11 +93,11 @@ def test_a_line_of_the_log_is_one_line_whatever_the_other_side_says(tmp_path):
     process."""
     code = (
         "import logging, sys; from pathlib import Path; from fedml_noniid.plugins.silo import "
-        "launch, ends\n"
+        "launch, exit_codes\n"
         "def no(self): logging.getLogger('fedml_noniid.x').warning('server: %s', 'a\\nround 9 "
         "of 9\\x1b[2J\\u202e')\n"
-        "def bad(self): no(self); raise ends.QuorumError('the server ended the run: x\\nerror: "
-        "y\\x1b[2J')\n"
+        "def bad(self): no(self); raise exit_codes.QuorumError("
+        "'the server ended the run: x\\nerror: y\\x1b[2J')\n"
         "launch.Process._silo = bad\n"
         "sys.exit(launch.run(1, Path(sys.argv[1])))"
     )

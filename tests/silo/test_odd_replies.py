@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from fedml_noniid.plugins.silo import frames, link
-from fedml_noniid.plugins.silo.endpoint import ASK, SERVICE
-from fedml_noniid.plugins.silo.ends import LostError, NotAdmittedError
+from fedml_noniid.plugins.silo import frames, silo_client
+from fedml_noniid.plugins.silo.exit_codes import LostError, NotAdmittedError
 from fedml_noniid.plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.silo.silo_server import ASK, SERVICE
 from tests.silo.federation_server import LONG, address
 
 HTML = "<html><body>502 Bad Gateway</body></html>"
@@ -61,8 +61,8 @@ def server(**replies: Reply) -> Iterator[tuple[CommArgs, dict[str, int]]]:
         port.stop(None).wait(LONG)
 
 
-def silo(comm: CommArgs) -> link.Link:
-    return link.Link(comm, None, 0, "terms", 17)
+def silo(comm: CommArgs) -> silo_client.SiloClient:
+    return silo_client.SiloClient(comm, None, 0, "terms", 17)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_restarts_without_end_are_answered_with_pauses():
 
 
 def test_a_wait_that_took_its_time_is_no_odd_reply(monkeypatch):
-    """Our server holds a call for work for HOLD_S. The next call comes at once."""
-    monkeypatch.setattr(link, "HOLD_S", 0.2)
+    """Our server holds a call for work for LONG_POLL_S. The next call comes at once."""
+    monkeypatch.setattr(silo_client, "LONG_POLL_S", 0.2)
     waits = iter([kind("wait")] * 4 + [kind("over")])
 
     def reply(_: grpc.ServicerContext) -> list[bytes]:
@@ -144,5 +144,5 @@ def test_a_status_that_makes_no_sense_is_one_line(reply):
         server(Status=lambda _: [reply]) as (comm, _),
         pytest.raises(LostError, match=r"answers, but not as") as lost,
     ):
-        link.status(comm, None)
+        silo_client.status(comm, None)
     assert str(lost.value).isprintable()

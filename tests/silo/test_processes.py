@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import chaos
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import ends, launch, link, loopback, results, settings
+from fedml_noniid.plugins.silo import exit_codes, launch, loopback, results, settings, silo_client
 from tests.silo import world
 
 DEADLINE_S = 120.0
@@ -134,8 +134,8 @@ def test_nothing_is_unpickled_and_only_the_server_listens(tmp_path):
 
         def there() -> list[int]:
             try:
-                return link.status(comm, processes.deployment.kit(0))["there"]
-            except ends.LostError:  # it does not listen yet
+                return silo_client.status(comm, processes.deployment.kit(0))["there"]
+            except exit_codes.LostError:  # it does not listen yet
                 return []
 
         until(lambda: there() == [0, 1], "two silos")
@@ -186,7 +186,7 @@ def test_a_server_that_is_asked_to_stop_goes_on_later_and_a_second_one_finds_the
         )
         os.kill(first.pid, signal.SIGTERM)
         first.join(DEADLINE_S)
-        assert first.exitcode == ends.CODES[ends.StoppedError]
+        assert first.exitcode == exit_codes.CODES[exit_codes.StoppedError]
         done = len(rows.read_text().splitlines()) - 1
         assert 0 < done < 80
         processes.start(SERVER)

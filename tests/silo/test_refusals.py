@@ -21,8 +21,8 @@ from fedml_noniid.plugins.engines import federation as engines
 from fedml_noniid.plugins.engines.absences import listed
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.silo import authority, wire
-from fedml_noniid.plugins.silo.coordinator import LINES, Coordinator
-from fedml_noniid.plugins.silo.ends import QuorumError
+from fedml_noniid.plugins.silo.coordinator import MAX_ROUND_LINES, Coordinator
+from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.frames import Body, RefusedError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.simulate import simulate
@@ -153,8 +153,8 @@ def test_with_a_quorum_the_run_goes_on_without_a_bad_upload(kits, of_two, kind):
         assert traitor.answer(*body(kind, federation.answer())) == name
         assert federation.coordinator.refused == {name: 1}
     assert federation.error is None
-    assert federation.conversation.missing == {(1, 0): {TRAITOR}, (2, 0): {TRAITOR}}
-    assert world.digest(federation.conversation.outcome) == of_two
+    assert federation.server_run.missing == {(1, 0): {TRAITOR}, (2, 0): {TRAITOR}}
+    assert world.digest(federation.server_run.outcome) == of_two
 
 
 @pytest.mark.parametrize("kind", [*UPLOADS, *BODIES])
@@ -182,7 +182,7 @@ def test_with_a_quorum_the_run_goes_on_without_a_number_that_a_method_can_not_ta
         traitor.line.close()
         assert federation.ended()
     assert federation.error is None
-    assert federation.conversation.missing == {(1, 0): {TRAITOR}, (2, 0): {TRAITOR}}
+    assert federation.server_run.missing == {(1, 0): {TRAITOR}, (2, 0): {TRAITOR}}
 
 
 def test_a_silo_that_can_not_train_ends_a_run_that_needs_all(kits):
@@ -203,7 +203,7 @@ def test_a_duplicate_is_refused_and_the_first_counts(kits):
         assert federation.coordinator.refused == {"duplicate": 3}
         federation.go.set()
         assert traitor.task() == 1
-    assert federation.conversation.missing == {(2, 0): {TRAITOR}}
+    assert federation.server_run.missing == {(2, 0): {TRAITOR}}
 
 
 @pytest.mark.parametrize("exchange", [-1, 1, 7, 1 << 40])
@@ -213,7 +213,7 @@ def test_a_stale_answer_is_refused_and_the_silo_may_still_answer(kits, exchange)
         assert sent(traitor.line, "Answer", traitor.headed(exchange=exchange), *good) == "stale"
         assert federation.coordinator.refused == {"stale": 1}
         assert traitor.answer(*good) == "ok"
-    assert federation.error is None and federation.conversation.missing == {}
+    assert federation.error is None and federation.server_run.missing == {}
 
 
 @pytest.mark.parametrize("frames", [0, 1, 2])
@@ -225,7 +225,7 @@ def test_a_truncated_answer_is_refused_and_the_silo_may_still_answer(kits, frame
         assert traitor.answer(*part) == "truncated"
         assert federation.coordinator.refused == {"truncated": 1}
         assert traitor.answer(*good) == "ok"
-    assert federation.error is None and federation.conversation.missing == {}
+    assert federation.error is None and federation.server_run.missing == {}
 
 
 def test_a_silo_may_not_change_its_number_of_samples(kits):
@@ -235,7 +235,7 @@ def test_a_silo_may_not_change_its_number_of_samples(kits):
         assert traitor.upload(federation.answer(n=torch.tensor(18))) == "samples"
         assert federation.coordinator.refused == {"samples": 1}
     assert federation.error is None
-    assert federation.conversation.missing == {(2, 0): {TRAITOR}}
+    assert federation.server_run.missing == {(2, 0): {TRAITOR}}
 
 
 # The rules, without a network
@@ -282,8 +282,8 @@ def there(state: Coordinator, *clients: int) -> Iterator[None]:
 
 
 def wait_until(state: Coordinator, true: Callable[[], bool]) -> None:
-    with state._news:
-        assert state._news.wait_for(true, LONG)
+    with state._changed:
+        assert state._changed.wait_for(true, LONG)
 
 
 def asked(state: Coordinator, down: wire.Down = DOWN) -> Future[dict[int, wire.Up]]:
@@ -410,7 +410,7 @@ def test_a_small_cohort_lowers_the_quorum():
 
 
 def test_a_task_goes_to_those_that_are_asked_and_have_not_answered(monkeypatch):
-    monkeypatch.setattr("fedml_noniid.plugins.silo.coordinator.HOLD_S", 0.02)
+    monkeypatch.setattr("fedml_noniid.plugins.silo.coordinator.LONG_POLL_S", 0.02)
     state = coordinator()
     with there(state, 0, 1, 2):
         found = asked(state, DOWN._replace(ask=DOWN.ask._replace(to=(0, 2)), counted={0: 3, 2: 1}))
@@ -503,7 +503,7 @@ def test_a_round_has_few_lines_whatever_happens_in_it(caplog):
                 pass
         state.round_over("round 1 of 2")
         lines = [record.getMessage() for record in caplog.records]
-        assert len(lines) == first + LINES + 1
+        assert len(lines) == first + MAX_ROUND_LINES + 1
         assert len({line for line in lines if line.startswith("refused from silo-")}) == first
         refused = "250 kind 0, 250 kind 1, 250 kind 2, 250 kind 3"
         assert lines[-1].startswith(f"round 1 of 2; refused {refused}; ")

@@ -24,7 +24,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import leaves
 from fedml_noniid.plugins.engines.absences import listed
 from fedml_noniid.plugins.silo import frames, wire
-from fedml_noniid.plugins.silo.conversation import Conversation
+from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down
 from tests.recipe_table import ALONE, DEPLOYED
@@ -49,8 +49,8 @@ class Federation:
         self.server = self.new_server()
         self.silos = [self.new_silo(k) for k in range(N)]
 
-    def new_server(self) -> Conversation:
-        return Conversation(
+    def new_server(self) -> ServerRun:
+        return ServerRun(
             self.terms, world.server_of(self.data), kept=self.folder / "server", run="a run"
         )
 
@@ -239,7 +239,7 @@ def test_one_flipped_bit_is_refused_by_file(name, place, tmp_path):
 def test_a_checkpoint_of_another_run_is_refused(recipe, tmp_path):
     """The same settings and data; FedAvg's silos have no memory that would notice it."""
     mine, other = (Federation(recipe, {}, tmp_path / name) for name in ("mine", "other"))
-    other.server = Conversation(
+    other.server = ServerRun(
         other.terms, world.server_of(other.data), kept=tmp_path / "b" / "server", run="b"
     )
     (tmp_path / "mine" / "server").write_bytes((tmp_path / "b" / "server").read_bytes())

@@ -36,7 +36,7 @@ def test_silos_hold_what_the_simulation_trains_on(
         shards.cut(place.dataset("digits"), indices, tmp_path / "shards", public=True, tests=True)
         == 5
     )
-    parts, tests = parts_of_deploy(place, of), item(digits, skews).own_tests()
+    parts, tests = parts_of_deploy(place, of), item(digits, skews).client_tests()
     for client, positions in clients.indices.items():
         mine = shards.read(tmp_path / "shards" / f"{client + 1}.safetensors", client + 1, 5).parts
         assert torch.equal(mine["test"].x, tests[client].x) and torch.equal(

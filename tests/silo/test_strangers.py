@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedml_noniid.plugins.silo import endpoint, ends, launch, loopback, results
+from fedml_noniid.plugins.silo import exit_codes, launch, loopback, results, silo_server
 from tests.silo import world
 from tests.silo.test_processes import SERVER, until
 
@@ -71,7 +71,7 @@ def test_a_server_that_can_not_write_ends_with_1_and_goes_on_when_it_can(tmp_pat
         until((processes.output / results.ROUNDS).exists, "the first round")
         psutil.Process(processes.running[SERVER].pid).rlimit(psutil.RLIMIT_FSIZE, (100, 100))
         until(lambda: processes.running[SERVER].exitcode is not None, "the first end")
-        assert processes.running[SERVER].exitcode == ends.CODES[ends.BrokenError] == 1
+        assert processes.running[SERVER].exitcode == exit_codes.CODES[exit_codes.BrokenError] == 1
         for rank in range(4):  # the silos have ended too, as their units start them again
             until(lambda rank=rank: processes.running[rank].exitcode is not None, "a silo's end")
             processes.start(rank)
@@ -91,8 +91,8 @@ def test_a_unit_starts_a_process_again_unless_it_is_over_or_was_refused(unit: st
         *map(int, keys["SuccessExitStatus"].split()),
         *map(int, keys["RestartPreventExitStatus"].split()),
     }
-    again = {ends.BrokenError, ends.QuorumError, ends.LostError}
+    again = {exit_codes.BrokenError, exit_codes.QuorumError, exit_codes.LostError}
     assert keys["Restart"] == "on-failure"
-    assert stay == {0, *ends.CODES.values()} - {ends.CODES[kind] for kind in again}
+    assert stay == {0, *exit_codes.CODES.values()} - {exit_codes.CODES[kind] for kind in again}
     if unit == "server":
-        assert int(keys["LimitNOFILE"]) >= 2 * endpoint.CONNECTIONS
+        assert int(keys["LimitNOFILE"]) >= 2 * silo_server.MAX_CONNECTIONS

@@ -15,8 +15,8 @@ import torch
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.conversation import Conversation
 from fedml_noniid.plugins.silo.frames import RefusedError
+from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
 from tests.recipe_table import ALONE
 from tests.silo import world
@@ -50,17 +50,17 @@ TABLE = [
 ]
 
 
-def server(recipe: str, methods: dict, batch_norm: bool) -> Conversation:
+def server(recipe: str, methods: dict, batch_norm: bool) -> ServerRun:
     data = world.parts()
     terms = world.terms(recipe, methods, batch_norm)
-    return Conversation(terms, world.server_of(data))
+    return ServerRun(terms, world.server_of(data))
 
 
-def silos(conversation: Conversation) -> list[Silo]:
+def silos(server_run: ServerRun) -> list[Silo]:
     data = world.parts()
     own = [Samples(data.train.x[client], data.train.y[client]) for client in data.clients]
     return [
-        Silo(conversation.terms, k, samples, data.public, test=data.tests[k])
+        Silo(server_run.terms, k, samples, data.public, test=data.tests[k])
         for k, samples in enumerate(own)
     ]
 
@@ -101,18 +101,18 @@ def ids(value: object) -> str | None:
 
 @pytest.mark.parametrize(("recipe", "methods", "batch_norm"), TABLE, ids=ids)
 def test_a_lie_in_any_number_is_refused_by_silo_and_the_run_goes_on(recipe, methods, batch_norm):
-    conversation = server(recipe, methods, batch_norm)
-    honest = silos(conversation)
-    while (ask := conversation.down.ask) is not None:
-        down = conversation.down
+    server_run = server(recipe, methods, batch_norm)
+    honest = silos(server_run)
+    while (ask := server_run.down.ask) is not None:
+        down = server_run.down
         ups = {k: wire.up(k, down.exchange, honest[k].answer(wire.row_of(down, k))) for k in ask.to}
         if LIAR in ups and len(ups) > 1:
             good = ups.pop(LIAR)
-            assert conversation.opened(good, LIAR) is not None
+            assert server_run.opened(good, LIAR) is not None
             for key, leaf in good["leaves"].items():
                 for value, name in lies(key, leaf) if leaf.numel() else ():
                     with pytest.raises(RefusedError) as refused:
-                        conversation.opened(
+                        server_run.opened(
                             good | {"leaves": good["leaves"] | {key: with_one(leaf, value)}}, LIAR
                         )
                     said = str(refused.value)
@@ -121,33 +121,33 @@ def test_a_lie_in_any_number_is_refused_by_silo_and_the_run_goes_on(recipe, meth
                         f"round {down.round}, silo 2 (rank 3), job {wire.name(ask)!r}: "
                     )
                     assert f"upload's {key!r} " in said
-            conversation.without([LIAR])
-        conversation.feed(conversation.open(ups))
-    assert len(conversation.rows) == world.ROUNDS
-    assert all(math.isfinite(row["update_norm_server"]) for row in conversation.rows)
+            server_run.without([LIAR])
+        server_run.feed(server_run.open(ups))
+    assert len(server_run.rows) == world.ROUNDS
+    assert all(math.isfinite(row["update_norm_server"]) for row in server_run.rows)
 
 
 def test_the_walk_meets_every_range_of_the_table():
     """A method whose upload is renamed would leave the table above without effect."""
     met = set()
     for recipe, methods, batch_norm in TABLE:
-        conversation = server(recipe, methods, batch_norm)
-        while conversation.down.ask is not None:
-            met |= set(flatten(conversation.schema))
-            conversation.feed(conversation.open(answers(conversation)))
+        server_run = server(recipe, methods, batch_norm)
+        while server_run.down.ask is not None:
+            met |= set(flatten(server_run.schema))
+            server_run.feed(server_run.open(answers(server_run)))
     assert all(any(ends(key, name) for key in met) for name in (*BELOW, *ABOVE))
 
 
-def answers(conversation: Conversation, extreme: str = "") -> dict[int, wire.Up]:
+def answers(server_run: ServerRun, extreme: str = "") -> dict[int, wire.Up]:
     """Zeros, or the number next to zero that is allowed.
 
     The liar's numbers are as "low" or "high" as is allowed.
     """
-    down, found = conversation.down, {}
+    down, found = server_run.down, {}
     for k in down.ask.to:
         leaves = {}
-        for key, like in flatten(conversation.schema).items():
-            limit = wire.allowed(key, conversation._ranges)
+        for key, like in flatten(server_run.schema).items():
+            limit = wire.allowed(key, server_run._ranges)
             value = {"": 0.0, "low": limit.low, "high": limit.high}[
                 extreme if k == LIAR and key != "n" else ""
             ]
@@ -161,30 +161,30 @@ def answers(conversation: Conversation, extreme: str = "") -> dict[int, wire.Up]
 @pytest.mark.parametrize(("recipe", "methods", "batch_norm"), TABLE, ids=ids)
 def test_the_server_bears_the_largest_numbers_that_it_takes(recipe, methods, batch_norm, extreme):
     """Refused are only models that overflow. Once the server's model does, nobody is left."""
-    conversation = server(recipe, methods, batch_norm)
-    while conversation.down.ask is not None:
+    server_run = server(recipe, methods, batch_norm)
+    while server_run.down.ask is not None:
         found, why = {}, []
-        for k, up in answers(conversation, extreme).items():
+        for k, up in answers(server_run, extreme).items():
             try:
-                found[k] = conversation.opened(up, k)
+                found[k] = server_run.opened(up, k)
             except RefusedError as refusal:
                 why.append(str(refusal))
         assert all("model overflows on a test sample" in said for said in why)
         if not found:
             break
-        conversation.without([k for k in conversation.down.ask.to if k not in found])
-        conversation.feed(found)
-    assert conversation.rows
-    assert all(math.isfinite(row["update_norm_server"]) for row in conversation.rows)
+        server_run.without([k for k in server_run.down.ask.to if k not in found])
+        server_run.feed(found)
+    assert server_run.rows
+    assert all(math.isfinite(row["update_norm_server"]) for row in server_run.rows)
 
 
 def test_a_model_that_overflows_is_refused():
     """Weights of 2^29 are allowed, but not in layers that multiply them: 2^29 to the fourth is
     2^116."""
-    conversation = server("feddf", {"feddf": {"steps": 2, "batch_size": 6}}, False)
-    sent = conversation.down
-    good = answers(conversation)[LIAR]
-    conversation._sample = conversation._sample + 2.0**40  # in place of two more layers
+    server_run = server("feddf", {"feddf": {"steps": 2, "batch_size": 6}}, False)
+    sent = server_run.down
+    good = answers(server_run)[LIAR]
+    server_run._sample = server_run._sample + 2.0**40  # in place of two more layers
     large = {
         key: torch.full_like(leaf, 2.0**29)
         for key, leaf in good["leaves"].items()
@@ -194,5 +194,5 @@ def test_a_model_that_overflows_is_refused():
         RefusedError,
         match=r"^round 1, silo 2 \(rank 3\): upload's model overflows on a test sample",
     ):
-        conversation.opened(good | {"leaves": good["leaves"] | large}, LIAR)
-    assert conversation.down is sent
+        server_run.opened(good | {"leaves": good["leaves"] | large}, LIAR)
+    assert server_run.down is sent

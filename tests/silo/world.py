@@ -14,7 +14,7 @@ import torch
 from fedml_noniid.plugins import models
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.drift import Drift
-from fedml_noniid.plugins.data.noise import deviations, held
+from fedml_noniid.plugins.data.noise import deviations, per_sample
 from fedml_noniid.plugins.engines.absences import Absent, nobody
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
@@ -53,7 +53,7 @@ def parts(public: bool = True, skewed: bool = False) -> Parts:
     train = cut(0, 120)
     if skewed:
         std = deviations("level", 0.5, len(clients), (1, size, size), torch.tensor([2.0]))
-        train = train._replace(noise=held(std, clients, train.x))
+        train = train._replace(noise=per_sample(std, clients, train.x))
     held_out = cut(230, 260) if public else None
     tests = [cut(120 + a, 120 + b) for a, b in pairwise(np.cumsum((0, *TESTS)).tolist())]
     return Parts(train, clients, cut(120, 200), cut(200, 230), held_out, CLASSES, tests=tests)
@@ -159,7 +159,7 @@ def simulated(
             public=data.public,
             absent=absent,
             drift=drift,
-            tests=data.own_tests,
+            tests=data.client_tests,
         ),
         Plan(
             network(batch_norm, skewed),
@@ -254,7 +254,7 @@ def run(aggregator, trainers: list) -> Outcome:
         message = aggregator.on_after_aggregation(aggregator.aggregate(kept))
         aggregator.set_model_params(message)
     assert message.ask is None, "the run should be over after comm_round exchanges"
-    return aggregator.conversation.outcome
+    return aggregator.server_run.outcome
 
 
 def digest(outcome: Outcome) -> str:

@@ -2,7 +2,7 @@
 
 Every partition is a function `(labels [n], n_clients, rng, **params) -> n_clients ascending arrays
 of positions`; those in BY_OWNER take `(owners [n], ...)`. No position is in two arrays, and no
-array is empty. All positions are dealt unless the partition's docstring says what is left out.
+array is empty. All positions are assigned unless the partition's docstring says what is left out.
 Values that can't work are refused before anything is drawn; if only a draw can tell, they are
 refused after a bounded number of draws.
 """

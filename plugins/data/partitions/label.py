@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known, real_number, refusal, whole_number
-from fedml_noniid.plugins.data.partitions.dealing import (
+from fedml_noniid.plugins.data.partitions.assigning import (
     ZeroToOne,
+    assign,
+    assign_classes,
     client_count,
     concentration,
     cut,
-    deal,
-    deal_classes,
     dirichlet_counts,
     drawn_until,
     joined,
-    least,
+    minimum_size,
 )
 from fedml_noniid.plugins.data.types import Ints
 
@@ -40,13 +40,13 @@ def dirichlet(
     As NIID-Bench's `noniid-labeldir` (after Yurochkin et al. 2019): a client that already has an
     equal share of all samples gets nothing of the next class (`cap`; "off" leaves sizes free,
     FedNLR). All is redrawn until the smallest client has `min_size` samples. Class counts decide
-    that, so attempts draw counts only, and the samples are dealt once. Raises UserError after a
+    that, so attempts draw counts only, and the samples are assigned once. Raises UserError after a
     bounded number of attempts.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
     alpha = concentration("alpha", alpha)
-    min_size = least(min_size, n, n_clients)
+    min_size = minimum_size(min_size, n, n_clients)
     capped = _switch("cap", cap)
 
     classes, sizes = np.unique(labels, return_counts=True)
@@ -58,7 +58,7 @@ def dirichlet(
     )
     draw = partial(dirichlet_counts, sizes, n_clients, alpha, capped, rng)
     counts = drawn_until(draw, len(classes) * n_clients, min_size, failure)
-    return deal(labels, classes, counts, rng)
+    return assign(labels, classes, counts, rng)
 
 
 def shards(
@@ -67,11 +67,12 @@ def shards(
     """Every client holds exactly `classes_per_client` classes, in unequal amounts (FedNLR; PFLlib's
     `pat`).
 
-    The classes are dealt evenly: each is held by floor or ceil of n_clients * classes_per_client /
-    C clients. Then a class is cut among its holders at uniformly random points, and each holder
-    gets at least 1/10 of the equal share. Departures: PFLlib gives neighbours the same classes.
-    There each holder of a class but the last gets a random part, 1/10 to all of the equal share,
-    and the last holder gets the rest, the most. Here a client's number decides nothing.
+    The classes are divided evenly: each is assigned to floor or ceil of n_clients *
+    classes_per_client / C clients. Then a class is cut among its holders at uniformly random
+    points, and each holder gets at least 1/10 of the equal share. Departures: PFLlib gives
+    neighbours the same classes. There each holder of a class but the last gets a random part, 1/10
+    to all of the equal share, and the last holder gets the rest, the most. Here a client's number
+    decides nothing.
     """
     n_clients = client_count(n_clients, len(labels))
     classes, sizes = np.unique(labels, return_counts=True)
@@ -98,11 +99,11 @@ def shards(
     quota = np.full(n_classes, holders)  # shards of each class
     quota[rng.permutation(np.flatnonzero(sizes > holders))[:extra]] += 1
 
-    held = deal_classes(quota, n_clients, per_client, rng)  # [C, n_clients] bool
+    held = assign_classes(quota, n_clients, per_client, rng)  # [C, n_clients] bool
     counts = np.zeros((n_classes, n_clients), np.int64)
     for c, size in enumerate(sizes):
         counts[c, held[c]] = _random_cut(int(size), int(quota[c]), rng)
-    return deal(labels, classes, counts, rng)
+    return assign(labels, classes, counts, rng)
 
 
 def shards_equal(
@@ -111,7 +112,7 @@ def shards_equal(
     """Samples are sorted by label and cut into n_clients * shards_per_client equal shards; clients
     get random shards.
 
-    McMahan et al. 2017, section 3, with 2. All samples are dealt: shards differ by at most one
+    McMahan et al. 2017, section 3, with 2. All samples are assigned: shards differ by at most one
     sample. The order within a class is random. A shard may span two classes, and a client may get
     two shards of one class.
     """
@@ -132,19 +133,19 @@ def similarity(
     s: ZeroToOne,
     remainder: Literal["dropped", "dealt"] = "dropped",
 ) -> list[Ints]:
-    """The share `s` of the samples (0 to 1) is dealt evenly, the rest in blocks of sorted labels
+    """The share `s` of the samples (0 to 1) is divided evenly, the rest in blocks of sorted labels
     (rFedAvg; SCAFFOLD).
 
     After a shuffle, the first floor(s n) samples are cut into equal parts. The others are sorted by
     label and cut into equal contiguous blocks; client 0 gets the first label. As in BUAA's
     repository, remainders are left out, at most 2 (n_clients - 1) samples. With `remainder: dealt`,
     the first clients get one more sample of the first part, and the last clients one more of the
-    blocks. Then all samples are dealt, and sizes differ by at most one.
+    blocks. Then all samples are assigned, and sizes differ by at most one.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
     s = real_number(
-        "s", s, lambda s: 0 <= s <= 1, "a number from 0 to 1, the share that is dealt evenly"
+        "s", s, lambda s: 0 <= s <= 1, "a number from 0 to 1, the share that is divided evenly"
     )
     dealt = known("remainder", remainder, ("dropped", "dealt")) == "dealt"
     alike = int(s * n)
@@ -174,13 +175,12 @@ def by_classes(
     classes: list[list[int]],
     sizes: Literal["all", "equal"] = "all",
 ) -> list[Ints]:
-    """Client k holds the classes `classes[k]`; each class is dealt evenly among its holders (CCN's
-    figure 1).
+    """Gives client k the classes `classes[k]`; each class is divided evenly among its holders.
 
-    In the figure, two clients share eight classes and the third has the other two. Remainders go to
-    random holders. Samples of classes without a holder are left out. With `sizes: equal`, each
-    client keeps as many random samples as the smallest has, so that weights by numbers of samples
-    are equal.
+    In CCN's figure 1, two clients share eight classes and the third has the other two. Remainders
+    go to random holders. Samples of classes without a holder are left out. With `sizes: equal`,
+    each client keeps as many random samples as the smallest has, so that weights by numbers of
+    samples are equal.
     """
     n_clients = client_count(n_clients, len(labels))
     present, supply = np.unique(labels, return_counts=True)
@@ -198,7 +198,7 @@ def by_classes(
     counts = held * (supply // np.maximum(holders, 1))[:, None]
     for c, spare in enumerate(np.where(holders > 0, supply % np.maximum(holders, 1), 0)):
         counts[c, rng.permutation(np.flatnonzero(held[c]))[:spare]] += 1
-    clients = deal(labels, present, counts, rng)
+    clients = assign(labels, present, counts, rng)
     if not equal:
         return clients
     smallest = min(map(len, clients))

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import refusal, whole_number
-from fedml_noniid.plugins.data.partitions.dealing import (
+from fedml_noniid.plugins.data.partitions.assigning import (
+    assign,
+    assign_classes,
     client_count,
     concentration,
-    deal,
-    deal_classes,
     dirichlet_counts,
     drawn_until,
-    least,
+    minimum_size,
 )
 from fedml_noniid.plugins.data.partitions.quantity import exact_sizes, size_law
 from fedml_noniid.plugins.data.types import Ints
@@ -63,7 +63,7 @@ def two_classes(
         if total is None
         else whole_number("total", total, 2 * n_clients, n, f" ({n} training samples)")
     )
-    min_size = least(min_size, wanted, n_clients, low=2)
+    min_size = minimum_size(min_size, wanted, n_clients, low=2)
     if supply.min() < holders:
         raise UserError(
             f"two_classes: {n_clients} clients need {holders} samples of each class, but class "
@@ -89,11 +89,11 @@ def two_classes(
     for _ in range(MAX_PAIRINGS):
         counts = _split(
             exact_sizes(law(n_clients, rng), wanted, min_size),
-            deal_classes(np.full(len(classes), holders), n_clients, 2, rng),
+            assign_classes(np.full(len(classes), holders), n_clients, 2, rng),
             supply,
         )
         if counts is not None:
-            return deal(labels, classes, counts, rng)
+            return assign(labels, classes, counts, rng)
     raise UserError(
         f"two_classes: {MAX_PAIRINGS} pairings of classes gave no partition of total={wanted} "
         f"samples over {n_clients} "
@@ -125,7 +125,7 @@ def mixed(
         )
         raise refusal("clients", n_clients, allowed)
     beta = concentration("beta", beta)
-    min_size = least(min_size, n, n_clients)
+    min_size = minimum_size(min_size, n, n_clients)
     failure = (
         f"mixed: {{attempts}} attempts gave no partition of {n} samples over {n_clients} "
         "clients with "
@@ -140,7 +140,7 @@ def mixed(
         counts[:, first, first], counts[:, first, second] = cut[:, :, 0], cut[:, :, 1]
         return counts
 
-    return deal(labels, classes, drawn_until(draw, n_clients**2, min_size, failure), rng)
+    return assign(labels, classes, drawn_until(draw, n_clients**2, min_size, failure), rng)
 
 
 def _holders(n_clients: int, n_classes: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedml_noniid.plugins.data.checks import refusal, whole_number
-from fedml_noniid.plugins.data.partitions.dealing import dealt
+from fedml_noniid.plugins.data.partitions.assigning import by_client
 from fedml_noniid.plugins.data.types import Ints
 
 
@@ -20,7 +20,7 @@ def natural(
     eligible, user = _users(owners, n_clients, min_samples)
     client = np.full(user.max() + 1, -1)
     client[rng.permutation(eligible)[:n_clients]] = np.arange(n_clients)
-    return dealt(client[user], n_clients)
+    return by_client(client[user], n_clients)
 
 
 def natural_grouped(
@@ -31,8 +31,7 @@ def natural_grouped(
     users: int | None = None,
     min_samples: int = 1,
 ) -> list[Ints]:
-    """`users` users with `min_samples` samples, by default all, are shuffled and dealt evenly into
-    groups.
+    """Divides `users` users with `min_samples` samples, by default all, evenly into random groups.
 
     A client holds the samples of its group; the numbers of users differ by at most one. CCN's
     FEMNIST writers in 10 or 20 clients; rFedAvg's 500 users, 25 per silo. The other users are left
@@ -47,7 +46,7 @@ def natural_grouped(
     client = np.full(user.max() + 1, -1)
     for k, group in enumerate(np.array_split(rng.permutation(eligible)[:wanted], n_clients)):
         client[group] = k
-    return dealt(client[user], n_clients)
+    return by_client(client[user], n_clients)
 
 
 def _users(owners: Ints, n_clients: object, min_samples: object) -> tuple[Ints, Ints]:

@@ -11,14 +11,14 @@ from typing import Literal
 import numpy as np
 
 from fedml_noniid.plugins.data.checks import known, real_number, refusal, whole_number
-from fedml_noniid.plugins.data.partitions.dealing import (
+from fedml_noniid.plugins.data.partitions.assigning import (
+    assign,
     client_count,
     concentration,
     cut,
-    deal,
     dirichlet_counts,
     drawn_until,
-    least,
+    minimum_size,
 )
 from fedml_noniid.plugins.data.rounding import rounded
 from fedml_noniid.plugins.data.types import Floats, Ints
@@ -32,7 +32,7 @@ PARAMETERS = {
 
 
 def iid(labels: Ints, n_clients: int, rng: np.random.Generator) -> list[Ints]:
-    """All samples are shuffled and dealt evenly: sizes differ by at most one."""
+    """All samples are shuffled and divided evenly: sizes differ by at most one."""
     n_clients = client_count(n_clients, len(labels))
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), n_clients)]
 
@@ -47,7 +47,7 @@ def iid_unbalanced(
     exponent: float | None = None,
     sigma: float | None = None,
 ) -> list[Ints]:
-    """All samples are shuffled and dealt in sizes by a law (FedNNNN's IID-UB: a power law, its
+    """All samples are shuffled and divided in sizes by a law (FedNNNN's IID-UB: a power law, its
     exponent not stated).
 
     `power_law`: n_k is in proportion to k^-exponent (1.2), where client 0 has k = 1. `lognormal`:
@@ -57,7 +57,7 @@ def iid_unbalanced(
     n = len(labels)
     n_clients = client_count(n_clients, n)
     law = size_law(sizes, exponent, sigma, ("power_law", "lognormal"))
-    min_size = least(min_size, n, n_clients)
+    min_size = minimum_size(min_size, n, n_clients)
     cuts = exact_sizes(law(n_clients, rng), n, min_size).cumsum()[:-1]
     return [np.sort(part) for part in np.split(rng.permutation(n), cuts)]
 
@@ -89,7 +89,7 @@ def quantity(
     n = len(labels)
     n_clients = client_count(n_clients, n)
     beta = concentration("beta", beta)
-    min_size = least(min_size, n, n_clients)
+    min_size = minimum_size(min_size, n, n_clients)
     failure = (
         f"quantity: {{attempts}} attempts gave no partition of {n} samples over {n_clients} "
         "clients with "
@@ -98,7 +98,7 @@ def quantity(
     )
     draw = partial(dirichlet_counts, np.array([n]), n_clients, beta, False, rng)
     counts = drawn_until(draw, n_clients, min_size, failure)  # [1, n_clients]
-    return deal(np.zeros(n, np.int64), np.array([0]), counts, rng)
+    return assign(np.zeros(n, np.int64), np.array([0]), counts, rng)
 
 
 def _given_sizes(sizes: object, n_clients: int, n: int) -> Ints:

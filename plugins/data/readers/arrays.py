@@ -14,7 +14,7 @@ from torch import Tensor
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known, refusal
 from fedml_noniid.plugins.data.dataset import Raw
-from fedml_noniid.plugins.data.readers import own
+from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.types import Ints
 
 Array = NDArray[Any]
@@ -53,7 +53,7 @@ def arrays(
 
     `layout` of four axes: CHW is [n, channels, h, w], HWC is [n, h, w, channels]. `auto` takes the
     axis of 1, 3 or 4 for the channels, and refuses shapes that may be both. Without test.npz, the
-    share `test_share` (0.2) of the training samples is the test set, see `own.cut`. Raises
+    share `test_share` (0.2) of the training samples is the test set, see `user_data.cut`. Raises
     UserError for anything else.
     """
     files = root / "train.npz", root / "test.npz"
@@ -128,7 +128,7 @@ def _text_of_objects(array: Array) -> Array:
 
 
 def _raw(train: _Part, test: _Part | None, layout: str, test_share: object) -> Raw:
-    fraction = own.fraction_for_test(test_share, None if test is None else test.where("x"))
+    fraction = user_data.fraction_for_test(test_share, None if test is None else test.where("x"))
     parts = [train] if test is None else [train, test]
     read = [_samples(part, layout) for part in parts]
     xs, notes = [x for x, _ in read], [*dict.fromkeys(note for _, said in read for note in said)]
@@ -140,16 +140,16 @@ def _raw(train: _Part, test: _Part | None, layout: str, test_share: object) -> R
     owners = _owners(parts)
     if test is None:
         where = train.where("x")
-        index, chosen, said = own.cut(
+        index, chosen, said = user_data.cut(
             train_y, None if owners is None else owners[0].numpy(), fraction, where
         )
         notes += said
         xs, train_y, test_y = [xs[0][index], xs[0][chosen]], train_y[index], train_y[chosen]
         owners = None if owners is None else (owners[0][index], owners[0][chosen])
-    notes += own.untested(names, test_y)
+    notes += user_data.untested(names, test_y)
     if owners is not None:
-        notes += own.owners_apart(*(part.numpy() for part in owners))
-    notes += own.repeated(xs[0], xs[1])
+        notes += user_data.owners_apart(*(part.numpy() for part in owners))
+    notes += user_data.repeated(xs[0], xs[1])
     unit = 255.0 if xs[0].dtype is torch.uint8 else 1.0
     y = torch.from_numpy(train_y), torch.from_numpy(test_y)
     train_owner, test_owner = owners or (None, None)
@@ -329,7 +329,7 @@ def _classes(
     if kinds == {True}:
         order = None if names is None else names.tolist()
         test = ys[1].tolist() if len(ys) > 1 else []
-        return own.classes(ys[0].tolist(), test, where, lambda i: f"y[{i}]", order)
+        return user_data.classes(ys[0].tolist(), test, where, lambda i: f"y[{i}]", order)
     test_y = ys[1] if len(ys) > 1 else np.zeros(0, dtype=np.int64)
     return _names(parts, ys[0], test_y, names), ys[0], test_y, []
 

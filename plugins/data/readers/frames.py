@@ -18,7 +18,7 @@ from torch import Tensor
 from fedml_noniid.plugins import extras
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data.checks import known, refusal
-from fedml_noniid.plugins.data.readers import own
+from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.types import Floats, Ints
 
 if TYPE_CHECKING:  # pandas takes half a second to import, and only these readers need it
@@ -126,7 +126,7 @@ def _read(root: Path, key: str, file: object) -> Table:
         )
         raise UserError(
             f"{path}: there is no such file; {key} is relative to root, where there is "
-            f"{own.listed(there) or 'none'}"
+            f"{user_data.listed(there) or 'none'}"
         )
     return _table(str(path), (_parquet if file.endswith(".parquet") else _csv)(path))
 
@@ -222,7 +222,7 @@ def labels_of(table: Table, column: str) -> list[str]:
     series = _column(table, column)
     if series.dtype.kind == "f":
         for i in np.flatnonzero((series % 1 > 0).to_numpy()):
-            raise own.measured(
+            raise user_data.measured(
                 f"{table.name}: column {column!r}", str(series[i]), f"row {i + 1}", series.nunique()
             )
     return cells_of(table, column)
@@ -400,31 +400,31 @@ def parted(tables: Sequence[Table], label: str, owner: str | None, test_share: o
     """The rows that train and that test. `label` and `owner` are columns of every table."""
     first, last = tables[0], tables[-1]
     given = len(tables) > 1
-    fraction = own.fraction_for_test(test_share, last.name if given else None)
+    fraction = user_data.fraction_for_test(test_share, last.name if given else None)
     where = f"{first.name}: column {label!r}", f"{last.name}: column {label!r}"
     labels = [labels_of(table, label) for table in tables]
     for table, found in zip(tables, labels, strict=True):
         complete(table, label, is_missing(found))
     owners = None if owner is None else [names_of(table, owner) for table in tables]
-    names, train_y, test_y, notes = own.classes(
+    names, train_y, test_y, notes = user_data.classes(
         labels[0], labels[1] if given else [], where, lambda i: f"row {i + 1}"
     )
     both: tuple[Tensor, Tensor] | None = None
     if owners is not None:
-        both = own.numbered(owners[0], owners[1] if given else [])
+        both = user_data.numbered(owners[0], owners[1] if given else [])
     if given:
         train, test = np.arange(len(train_y)), np.arange(len(test_y))
     else:
-        train, test, said = own.cut(
+        train, test, said = user_data.cut(
             train_y, None if both is None else both[0].numpy(), fraction, first.name
         )
         notes += said
         train_y, test_y = train_y[train], train_y[test]
         if both is not None:
             both = both[0][train], both[0][test]
-    notes += own.untested(names, test_y)
+    notes += user_data.untested(names, test_y)
     if both is not None:
-        notes += own.owners_apart(*(part.numpy() for part in both))
+        notes += user_data.owners_apart(*(part.numpy() for part in both))
     y = torch.from_numpy(train_y), torch.from_numpy(test_y)
     train_owner, test_owner = both or (None, None)
     return Parted(train, test, *y, names, train_owner, test_owner, notes)

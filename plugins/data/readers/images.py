@@ -17,8 +17,8 @@ from torch import Tensor
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import refusal, whole_number
 from fedml_noniid.plugins.data.dataset import Raw
-from fedml_noniid.plugins.data.readers import own
-from fedml_noniid.plugins.data.sources import entries, strays, train_and_test
+from fedml_noniid.plugins.data.readers import user_data
+from fedml_noniid.plugins.data.user_files import entries, strays, train_and_test
 
 # What file managers and archives leave behind, beside names that begin with a dot; in lower case.
 
@@ -42,19 +42,25 @@ def image_folder(
     names. Files without the ending of an image format (Thumbs.db, notes.txt) are ignored, as are
     names that begin with a dot; a note counts them. An image with a channel for transparency is
     taken if it is opaque everywhere. Without <root>/test, the share `test_share` (0.2) of the
-    images is the test set, see `own.cut`. Raises UserError for files that can't be read as images
-    of that kind, and if train and test have different classes.
+    images is the test set, see `user_data.cut`. Raises UserError for files that can't be read as
+    images of that kind, and if train and test have different classes.
     """
     folders = [part for part in train_and_test(root) if part.name == "train" or part.exists()]
-    fraction = own.fraction_for_test(test_share, str(folders[1]) if len(folders) > 1 else None)
+    fraction = user_data.fraction_for_test(
+        test_share, str(folders[1]) if len(folders) > 1 else None
+    )
     parts, names, notes = image_parts(folders, image_size(size))
     if len(parts) == 1:
         x, y = parts[0]
-        train, test, said = own.cut(y.numpy(), None, fraction, str(folders[0]))
+        train, test, said = user_data.cut(y.numpy(), None, fraction, str(folders[0]))
         notes = [*notes, *said]
         parts = [(x[train], y[train]), (x[test], y[test])]
     (train_x, train_y), (test_x, test_y) = parts
-    notes = [*notes, *own.untested(names, test_y.numpy()), *own.repeated(train_x, test_x)]
+    notes = [
+        *notes,
+        *user_data.untested(names, test_y.numpy()),
+        *user_data.repeated(train_x, test_x),
+    ]
     return Raw(train_x, train_y, test_x, test_y, names, notes=notes)
 
 
@@ -102,7 +108,7 @@ def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -
     y = torch.tensor(labels)
     notes = []
     if ignored:
-        kinds = own.listed(sorted({path.name for path in ignored}))
+        kinds = user_data.listed(sorted({path.name for path in ignored}))
         notes.append(f"files that are no images, ignored: {len(ignored)} ({kinds})")
     return Images([(x[part], y[part]) for part in parts], names, notes)
 

@@ -27,9 +27,8 @@ PAGE = "http://help.sentiment140.com/for-students"
 ARCHIVE, FILE = "trainingandtestdata.zip", "training.1600000.processed.noemoticon.csv"
 COLUMNS = ("polarity", "id", "date", "query", "user", "text")
 POLARITY = {"0": 0, "4": 1}
-LEAF_TEXT = (
-    4  # in a sample of LEAF's: id, date, query, user, text, ... (its data/sent140/README.md)
-)
+# in a sample of LEAF's: id, date, query, user, text, ... (its data/sent140/README.md)
+LEAF_TEXT = 4
 
 
 class _Tweets(NamedTuple):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known, refusal
 from fedml_noniid.plugins.data.dataset import Raw
-from fedml_noniid.plugins.data.readers import own
+from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
     ColumnError,
     Parted,
@@ -74,8 +74,8 @@ def table(
     default they are refused. `normalise: channel` standardises each column by the training rows.
 
     The test set is <root>/<test_file>, or else the share `test_share` (0.2) of the rows, see
-    `own.cut`. Raises UserError for missing and damaged files, and for columns and values that don't
-    fit; it names the row, counted from 1 below the names.
+    `user_data.cut`. Raises UserError for missing and damaged files, and for columns and values that
+    don't fit; it names the row, counted from 1 below the names.
     """
     return _raw(
         from_files(root, file, test_file),
@@ -139,12 +139,13 @@ def _raw(
     same = [name for name, is_same in zip(columns, constant, strict=True) if is_same]
     if len(same) == len(columns):
         raise UserError(
-            f"{tables[0].name}: every feature is constant in the training rows: {own.listed(same)}"
+            f"{tables[0].name}: every feature is constant in the training rows: "
+            f"{user_data.listed(same)}"
         )
     if same:
-        notes.append(f"features that are constant in the training rows: {own.listed(same)}")
+        notes.append(f"features that are constant in the training rows: {user_data.listed(same)}")
     notes = [
-        f"{len(columns)} features, in this order: {own.listed(columns, NAMED)}",
+        f"{len(columns)} features, in this order: {user_data.listed(columns, NAMED)}",
         *rows.notes,
         *notes,
     ]
@@ -157,7 +158,7 @@ def _raw(
         1.0,
         rows.train_owner,
         rows.test_owner,
-        notes=notes + own.repeated(train_x, test_x),
+        notes=notes + user_data.repeated(train_x, test_x),
     )
 
 
@@ -329,7 +330,7 @@ def _one_hot(
     said = [
         (
             f"column {column!r}: {lost} test samples have categories that training lacks: "
-            f"{own.listed(unseen)}"
+            f"{user_data.listed(unseen)}"
         )
     ]
     return [f"{column}={name}" for name in names], (blocks[0], blocks[1]), said if unseen else []

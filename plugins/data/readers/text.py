@@ -9,7 +9,7 @@ import numpy as np
 
 from fedml_noniid.plugins.data.checks import whole_number
 from fedml_noniid.plugins.data.dataset import Raw
-from fedml_noniid.plugins.data.readers import own
+from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
     Table,
     check_columns,
@@ -89,7 +89,7 @@ def _raw(
     rows = parted(tables, label, owner, test_share)
     train, test = texts[0][rows.train].tolist(), texts[-1][rows.test].tolist()
     read = read_texts(train, test, train, root, size, length, "texts")
-    notes = [*rows.notes, *read.notes, *own.repeated(read.train_x, read.test_x)]
+    notes = [*rows.notes, *read.notes, *user_data.repeated(read.train_x, read.test_x)]
     return Raw(
         read.train_x,
         rows.train_y,

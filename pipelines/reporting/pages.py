@@ -1,0 +1,72 @@
+"""Pages from Jinja templates: the words are in `templates/`, in Markdown.
+
+A page for a browser is made from the same Markdown, with its pictures inside.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markdown_it import MarkdownIt
+from markupsafe import Markup, escape
+
+from fedml_noniid.pipelines.reporting import comparison, text
+from fedml_noniid.plugins.rates import words
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(name: str, context: Mapping[str, Any]) -> str:
+    """A template of TEMPLATES, filled in."""
+    return _environment().get_template(name).render(context) + "\n"
+
+
+def sentences(file: str, macro: str, *values: Any) -> list[str]:
+    """The sentences of a macro of a template: it writes one per line."""
+    written: str = getattr(_environment().get_template(file).module, macro)(*values)
+    return [line.strip() for line in written.splitlines() if line.strip()]
+
+
+def html_page(title: str, page: str, pictures: Mapping[str, bytes]) -> str:
+    """A page of Markdown for a browser. `pictures`: PNG by the name that the page links to.
+
+    HTML in the Markdown is shown as text, as names of the user may look like it.
+    """
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(page)
+    body = body.replace("<table>", '<div class="wide" tabindex="0"><table>')
+    body = body.replace("</table>", "</table></div>").replace("&lt;br&gt;", "<br>")
+    for name, picture in pictures.items():
+        body = body.replace(f'src="{name}"', f'src="{inline(picture)}"')
+    return render("page.html.j2", {"title": title, "body": body})
+
+
+def inline(picture: bytes) -> str:
+    """The address of a picture that lies in the page itself."""
+    return "data:image/png;base64," + base64.b64encode(picture).decode()
+
+
+def as_code(value: object) -> Markup:
+    """Text for a page of HTML. What stands between backticks is code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(value))))
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=jinja2.select_autoescape(["html.j2"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"inline": inline, "code": as_code}
+    environment.filters |= {name: getattr(text, name) for name in text.FILTERS}
+    environment.globals |= {"rate": words}
+    environment.globals |= {name: getattr(comparison, name) for name in comparison.FOR_TEMPLATES}
+    return environment

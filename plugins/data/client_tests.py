@@ -1,0 +1,73 @@
+"""The test set, split over the clients like the training set: each client is tested on its own kind
+of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.partitions import BY_OWNER
+from fedml_noniid.plugins.data.partitions.assigning import by_client
+from fedml_noniid.plugins.data.statistics import class_counts
+from fedml_noniid.plugins.data.streams import stream
+from fedml_noniid.plugins.data.types import Ints
+
+
+def client_tests(data: Dataset, clients: Sequence[Ints], kind: str, seed: int) -> list[Ints]:
+    """Each client's positions in the test set, for a partition of this `kind`: those of its users,
+    or alike.
+
+    They are of the client's users if the data name the users and the partition goes by them.
+    """
+    if kind in BY_OWNER and data.train_owner is not None and data.test_owner is not None:
+        return of_owners(clients, data.train_owner.numpy(), data.test_owner.numpy())
+    counts = class_counts(data.train_y.numpy(), clients, len(data.classes))
+    return in_proportion(counts, data.test_y.numpy(), stream(seed, "test clients"))
+
+
+def in_proportion(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> list[Ints]:
+    """The test samples of each class, assigned in proportion to the training samples of that class;
+    positions, ascending.
+
+    `counts` [N, C] are the clients' training samples by class, `test_labels` is [m]. Counts are
+    rounded by largest remainders, ties at random. No sample is given to two clients. A class is
+    assigned completely if some client holds it, and not at all otherwise. A client can get no
+    sample. rFedAvg's Fig. 11; BUAA's repository splits its test set as it splits the training set,
+    which for sorted blocks is the same up to rounding.
+    """
+    n_clients, n_classes = counts.shape
+    client = np.full(len(test_labels), -1)
+    for c in range(n_classes):
+        members, held = rng.permutation(np.flatnonzero(test_labels == c)), counts[:, c]
+        if held.any():
+            client[members] = np.repeat(
+                np.arange(n_clients), _proportional(held, len(members), rng)
+            )
+    return by_client(client, n_clients)
+
+
+def of_owners(clients: Sequence[Ints], train_owners: Ints, test_owners: Ints) -> list[Ints]:
+    """The test samples of each client's own users; positions, ascending.
+
+    `clients` are positions in the training set; no user is in two clients. The owners are [n] and
+    [m].
+    """
+    users = int(max(train_owners.max(), test_owners.max(initial=0))) + 1
+    client = np.full(users, -1)
+    for k, positions in enumerate(clients):
+        client[train_owners[positions]] = k
+    return by_client(client[test_owners], len(clients))
+
+
+def _proportional(weights: Ints, total: int, rng: np.random.Generator) -> Ints:
+    """`total` in proportion to `weights`, rounded by largest remainders, ties at random.
+
+    [N] -> [N]
+    """
+    exact, whole = weights * total, weights.sum()
+    shares = exact // whole
+    by_remainder = np.lexsort((rng.random(len(weights)), -(exact % whole)))
+    shares[by_remainder[: total - shares.sum()]] += 1
+    return np.asarray(shares)

@@ -1,0 +1,133 @@
+"""Measures feature skew: how much the samples of a class differ between clients.
+
+The measures take at most MAX_SAMPLES samples, evenly spaced in each client's list, as the client
+sees them: in its noise, turned, with its wrong labels. Numbers have six digits, so that they don't
+depend on how a machine adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.noise import per_sample
+from fedml_noniid.plugins.data.reading import Read
+from fedml_noniid.plugins.data.skew import Skew
+from fedml_noniid.plugins.data.streams import key
+from fedml_noniid.plugins.data.types import Floats, Ints
+
+MAX_SAMPLES = 6000  # samples, of all clients together
+MIN_PER_CLIENT = 2  # samples of a client that are taken, if it has them
+
+
+def measured(
+    data: Dataset, clients: Sequence[Ints], skew: Skew, noise: Tensor | None, seed: int
+) -> dict[str, float]:
+    """`feature_shift`, `feature_spread` and `class_clarity` of the clients' training samples;
+    nothing for text.
+
+    `noise`: the standard deviations of the clients' noise in normalised units, [N, ...].
+    """
+    if not data.std:
+        return {}
+    x, y, client = _sampled(data, clients, skew, noise, seed)
+    found = {
+        "feature_shift": shift(x, y, client),
+        "feature_spread": spread(x, y, client),
+        "class_clarity": clarity(x, y),
+    }
+    return {name: float(f"{value:.6g}") for name, value in found.items()}
+
+
+def shift(x: Floats, y: Ints, client: Ints) -> float:
+    """The share of the variance inside classes that lies between clients: 0 if a class looks alike
+    everywhere, to 1.
+
+    (SSB - df_B MSW) / (SSB + SSW), summed over classes and features: epsilon squared of a one-way
+    analysis of variance (Kelley 1935), which takes off what clients differ by chance. Below 0 it is
+    0. `x` [n, d], `y` and `client` [n].
+    """
+    between, within, df_between, df_within = 0.0, 0.0, 0, 0
+    for c in np.unique(y):
+        own, holder = x[y == c], client[y == c]
+        mean = own.mean(0)
+        holders = np.unique(holder)
+        for k in holders:
+            part = own[holder == k]
+            middle = part.mean(0)
+            between += len(part) * float(((middle - mean) ** 2).sum())
+            within += float(((part - middle) ** 2).sum())
+        df_between += len(holders) - 1
+        df_within += len(own) - len(holders)
+    if df_within == 0 or between + within == 0:
+        return 0.0
+    return max(0.0, (between - df_between * within / df_within) / (between + within))
+
+
+def spread(x: Floats, y: Ints, client: Ints) -> float:
+    """How unequally the clients' samples of a class scatter: the standard deviation of r_k over
+    clients.
+
+    r_k is the deviation of client k's samples from its own class means, divided by that of all
+    clients' samples of these classes. Clients count by their degrees of freedom; those without any
+    are left out. As `shift`.
+    """
+    squares, freedom = (
+        np.zeros((client.max() + 1, y.max() + 1)),
+        np.zeros((client.max() + 1, y.max() + 1)),
+    )
+    for k, c in {*zip(client.tolist(), y.tolist(), strict=True)}:
+        part = x[(client == k) & (y == c)]
+        squares[k, c], freedom[k, c] = ((part - part.mean(0)) ** 2).sum(), len(part) - 1
+    of_class = squares.sum(0) / np.maximum(freedom.sum(0), 1)  # [C]
+    expected, weight = freedom @ of_class, freedom.sum(1)  # [N] each
+    seen = (expected > 0) & (weight > 0)
+    if not seen.any():
+        return 0.0
+    r, weight = np.sqrt(squares.sum(1)[seen] / expected[seen]), weight[seen] / weight[seen].sum()
+    return float(np.sqrt((weight * (r - (weight * r).sum()) ** 2).sum()))
+
+
+def clarity(x: Floats, y: Ints) -> float:
+    """The share of samples that are nearest to the mean of their own class: 1 if the means tell the
+    classes apart."""
+    classes = np.unique(y)
+    means = np.stack([x[y == c].mean(0) for c in classes])  # [C, d]
+    distance = (means**2).sum(1) - 2 * x @ means.T  # [n, C], less the squared length of x
+    return float((classes[distance.argmin(1)] == y).mean())
+
+
+def _sampled(
+    data: Dataset, clients: Sequence[Ints], skew: Skew, noise: Tensor | None, seed: int
+) -> tuple[Floats, Ints, Ints]:
+    """(samples [n, d] in normalised units, labels [n], clients [n]) of the samples that are
+    taken."""
+    most = max(MIN_PER_CLIENT, MAX_SAMPLES // len(clients))
+    taken = [np.linspace(0, len(own) - 1, min(most, len(own))).astype(np.int64) for own in clients]
+    positions = np.concatenate([own[places] for own, places in zip(clients, taken, strict=True)])
+    ends = np.cumsum([len(places) for places in taken])
+    parts = np.split(
+        np.arange(len(positions)), ends[:-1]
+    )  # each client's samples among those that are taken
+    labels = (
+        None
+        if skew.labels is None
+        else [own[at] for own, at in zip(skew.labels, taken, strict=True)]
+    )
+    index = torch.from_numpy(positions)
+    raw = data.train_x[index].to(torch.float32)
+    shape = (-1, *[1] * (raw.ndim - 2))
+    mean, std = (
+        torch.tensor(values, dtype=torch.float32).view(shape) for values in (data.mean, data.std)
+    )
+    x, y = Skew(labels, skew.turns).applied(parts, (raw - mean) / std, data.train_y[index])
+    if noise is not None:
+        samples = Samples(x, y, per_sample(noise, parts, x))
+        x = Read(torch.tensor(key(seed, "unlikeness")))(samples, torch.arange(len(x)), 0)
+    owner = np.repeat(np.arange(len(clients)), [len(places) for places in taken])
+    return x.flatten(1).double().numpy(), y.numpy(), owner

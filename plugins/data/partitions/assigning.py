@@ -1,0 +1,125 @@
+"""What the partitions share: they draw counts per class and client, and deal the samples by these
+counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import real_number, whole_number
+from fedml_noniid.plugins.data.types import Ints
+
+# Attempts before a partition gives up. Digits with 20 clients, Dirichlet(0.1) and min_size 10 need
+# 5 on average. With many clients and classes there are fewer attempts, so that a refusal takes
+# seconds, not minutes.
+MAX_ATTEMPTS = 20_000
+MAX_DRAWS = 50_000_000
+
+ZeroToOne = Annotated[float, "from 0 to 1"]
+
+
+def client_count(n_clients: object, n: int) -> int:
+    """The number of clients, at most one per sample."""
+    return whole_number("clients", n_clients, 1, n, f" ({n} training samples)")
+
+
+def minimum_size(min_size: object, n: int, n_clients: int, low: int = 1) -> int:
+    """The smallest size allowed for a client; `low` to the equal share."""
+    return whole_number(
+        "min_size", min_size, low, n // n_clients, f" ({n} samples over {n_clients} clients)"
+    )
+
+
+def concentration(key: str, value: object) -> float:
+    """The parameter of a symmetric Dirichlet distribution."""
+    return real_number(key, value, lambda a: 0 < a <= 1e6, "a number above 0, at most 1e6")
+
+
+def drawn_until(draw: Callable[[int], Ints], draws: int, min_size: int, failure: str) -> Ints:
+    """The first counts [C, n_clients] among independent attempts that give every client `min_size`
+    samples.
+
+    `draw(attempts)` is [attempts, C, n_clients]; `draws` is how many random numbers one attempt
+    takes. Raises UserError(`failure`) after a bounded number of attempts, which replaces {attempts}
+    in it.
+    """
+    attempts = max(1, min(MAX_ATTEMPTS, MAX_DRAWS // draws))
+    batch = max(1, min(1024, 2**20 // draws))
+    for _ in range(0, attempts, batch):
+        counts = draw(batch)
+        enough = np.flatnonzero(counts.sum(1).min(1) >= min_size)
+        if len(enough):
+            return np.asarray(counts[enough[0]])
+    raise UserError(failure.format(attempts=attempts))
+
+
+def dirichlet_counts(
+    sizes: Ints, n_clients: int, alpha: float, capped: bool, rng: np.random.Generator, attempts: int
+) -> Ints:
+    """Samples per class and client in independent attempts, [A, C, n_clients]; an impossible
+    attempt is all 0."""
+    counts = np.zeros((attempts, len(sizes), n_clients), np.int64)
+    held = np.zeros((attempts, n_clients), np.int64)
+    possible = np.ones(attempts, bool)
+    for c, size in enumerate(sizes):
+        share = rng.dirichlet(np.full(n_clients, alpha), attempts)
+        if capped:
+            share *= held < sizes.sum() / n_clients
+        edges = share.cumsum(1)
+        total = edges[:, -1:]
+        # With a tiny alpha, a client that is full can have drawn the whole class.
+        possible &= total[:, 0] > 0
+        cuts = np.floor(edges / np.where(total > 0, total, 1) * size).astype(np.int64)
+        counts[:, c] = np.diff(cuts, axis=1, prepend=0)
+        held += counts[:, c]
+    counts[~possible] = 0
+    return counts
+
+
+def assign_classes(
+    quota: Ints, n_clients: int, per_client: int, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Which client holds which class: `per_client` classes for each, `quota[c]` clients for class
+    c. [C, n_clients]
+
+    A client takes the classes with most shards left, ties at random. So all shards are taken: no
+    class ever has more shards left than clients are still to come.
+    """
+    left = quota.copy()
+    held = np.zeros((len(quota), n_clients), bool)
+    for client in rng.permutation(n_clients):
+        chosen = np.lexsort((rng.random(len(quota)), -left))[:per_client]
+        held[chosen, client] = True
+        left[chosen] -= 1
+    return held
+
+
+def assign(labels: Ints, classes: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
+    """Random samples of each class, `counts[c, k]` to client k; positions, ascending.
+
+    Samples beyond them stay out.
+    """
+    members = (rng.permutation(np.flatnonzero(labels == label)) for label in classes)
+    by_class = [cut(own, row) for own, row in zip(members, counts, strict=True)]
+    return joined(*by_class)
+
+
+def cut(positions: Ints, sizes: Ints) -> list[Ints]:
+    """Contiguous parts of these sizes; what is left at the end stays out."""
+    return np.split(positions, sizes.cumsum())[:-1]
+
+
+def joined(*dealt: Sequence[Ints]) -> list[Ints]:
+    """What each client got of several deals; positions, ascending."""
+    return [np.sort(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
+
+
+def by_client(client: Ints, n_clients: int) -> list[Ints]:
+    """The positions of each client, ascending; `client` [n] is the holder of each sample, -1 for
+    none."""
+    order = np.argsort(client, kind="stable")
+    return np.split(order, np.searchsorted(client[order], np.arange(n_clients + 1)))[1:-1]

@@ -1,0 +1,87 @@
+"""The test of models that are whole on the clients only.
+
+At the end of a round, the run asks every client for its own.
+
+A simulation and a deployment exchange the same: the shared part down, hits and summed cross-entropy
+up. These exchanges are no part of a method, so the bytes of rounds.csv leave them out, as they do
+all tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import torch
+from torch import Tensor
+
+from fedml_noniid.plugins.core.component import Ask, Reply
+from fedml_noniid.plugins.core.options import Range
+from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.engines.clients import Clients, Engine, numbers
+from fedml_noniid.plugins.engines.evaluation import totals
+from fedml_noniid.plugins.engines.personal import PERSONAL, client_model, noise_of
+
+TEST = "test"  # the job of the Ask, which no component owns
+SENT, EVALUATED = "sent", "evaluated"  # the model that is sent; a few methods evaluate another one
+RANGES = {TEST: Range(0)}  # of an answer
+
+
+def asking(
+    to: Sequence[int], params: Params, buffers: Params, evaluated: Params | None
+) -> Generator[Ask, Reply, Reply]:
+    """Asks the clients `to`. `evaluated`: None if it is the model that is sent."""
+    return (
+        yield Ask(
+            TEST, tuple(to), params, buffers, {} if evaluated is None else {EVALUATED: evaluated}
+        )
+    )
+
+
+def is_test(ask: Ask) -> bool:
+    """Whether the run asks, not a component whose job has the same name."""
+    return (ask.job, ask.owner) == (TEST, "")
+
+
+def answered(engine: Engine, ask: Ask, round_: int) -> Reply:
+    """The replies to an Ask of a run: to a test from here, to all else from the engine."""
+    return _tested(engine.clients, ask, round_) if is_test(ask) else engine.answer(ask, round_)
+
+
+def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
+    """Each client's model on its own test samples with its labels of the round; zeros for one
+    without samples."""
+    models = {SENT: ask.params, **ask.shared}
+    found: dict[str, list[Tensor]] = {name: [] for name in models}
+    held = []
+    for client in ask.to:
+        samples, at = clients.tests.get(client), clients.row[client]
+        held.append(0 if samples is None else len(samples.y))
+        if samples is not None and clients.drift is not None:
+            samples = samples._replace(y=clients.drift.drift.labels(samples.y, at, round_))
+        for name, params in models.items():
+            if samples is None:
+                found[name] += torch.zeros(2, dtype=torch.float64, device=clients.device)
+                continue
+            model = client_model(
+                *clients.task.model(params, ask.buffers), clients.memory[PERSONAL], at
+            )
+            found[name] += totals(
+                clients.task.network, *model, samples, noise_of(samples, client, clients.seed)
+            )
+    parts: Params = {
+        name: torch.stack(pairs).view(-1, 2) for name, pairs in found.items()
+    }  # [M, 2]: hits, loss
+    sizes = [len(clients.indices[client]) for client in ask.to]
+    n, tested = numbers([*sizes, *held], clients.device).view(2, -1)  # one copy to the device
+    none = torch.zeros(len(ask.to), device=clients.device)
+    return Reply(ask.to, {}, {}, {TEST: {**parts, "n": tested}}, n, none, none)
+
+
+def scores(reply: Reply) -> dict[str, Tensor]:
+    """Columns of rounds.csv: over all clients' samples together, 0-d float64 on the device; NaN
+    without samples."""
+    parts: Params = reply.upload[TEST]
+    n = parts["n"].sum()
+    means = {name: parts[name].sum(0) / n for name in (SENT, EVALUATED) if name in parts}  # [2]
+    accuracy, loss = means.get(EVALUATED, means[SENT])
+    return {"test_accuracy": accuracy, "test_loss": loss, "sent_accuracy": means[SENT][0]}

@@ -1,0 +1,184 @@
+"""Settings of methods that the ranges of their options cannot refuse, and pairs that do not
+compose."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.component import Setting
+from fedml_noniid.plugins.core.options import RecipeError
+from tests.methods import by_hand as hand
+
+SETTING = Setting(3, 3, "sgd", hand.LR, n_public=4)
+SERVER, CORRECTION = "server step", "can't be combined"
+FAMILY = ("rfedavg", "rfedavg_plus", "rfedavg_authors", "rfedavg_plus_authors")
+CLASHES: dict[str, tuple[str, ...]] = {
+    "both own the proximal term": ("fedprox+fednova", "fedprox+feddyn", "fedprox+feddc"),
+    SERVER: (
+        *(f"fedadam+{other}" for other in ("fednnnn", "feddyn", "feddc", "sgdm_server", "fedyogi")),
+        "fednnnn+sgdm_server",
+        "feddyn+sgdm_server",
+    ),
+    CORRECTION: (
+        *(f"feddc+{other}" for other in ("scaffold", "feddyn", "fednnnn", "fednova")),
+        *(f"feddyn+{other}" for other in ("scaffold", "fednnnn", "fednova")),
+        *(f"fednova+{other}" for other in ("qfedavg", "sgdm")),
+    ),
+    "both own the local optimiser": ("sgdm+sgdm_local", "feddyn_authors+sgdm_local"),
+    "logits of the local loss": ("fedlc+fedrs",),
+    "classifier": ("ccvr+fedbabu",),
+    "distillation on the server": ("feddf+fedftg",),
+    "both own the refinement on public data": ("fnr+fnr_authors",),
+    "feature distribution regulariser": tuple(map("+".join, combinations(FAMILY, 2))),
+    "no clients": tuple(
+        f"{other}+centralised" for other in ("fedprox", "fnr", "datasharing", "scaffold")
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"), [(recipe, words) for words, of in CLASHES.items() for recipe in of]
+)
+def test_methods_that_do_not_compose(recipe: str, words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        recipes.build(recipe, {}, SETTING)
+
+
+def test_a_step_size_of_scaffolds_server_is_a_server_step() -> None:
+    """With its default SCAFFOLD leaves the step to others."""
+    for other in ("fednnnn", "sgdm_server"):
+        recipes.build(f"scaffold+{other}", {}, SETTING)
+        with pytest.raises(RecipeError, match=SERVER):
+            recipes.build(f"scaffold+{other}", {"scaffold": {"server_lr": 0.5}}, SETTING)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("feddyn_authors+sgdm_local", {"feddyn_authors": {"clip": 0.0}}),  # no clip, no optimiser
+        ("sgdm+sgdm_server", {}),
+        ("fednnnn+sgdm_local", {}),
+        ("centralised", {}),
+    ],
+)
+def test_methods_that_compose(recipe: str, settings: dict[str, Any]) -> None:
+    recipes.build(recipe, settings, SETTING)
+
+
+LOCAL: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    *(("feddc", {}, {"optimizer": name}, rf"feddc.*{name}.*sgd") for name in ("adam", "rmsprop")),
+    *(
+        ("scaffold", {}, {"optimizer": name}, rf"scaffold.*{name}.*sgd.*scaffold_i")
+        for name in ("adam", "rmsprop")
+    ),
+    ("fednova", {"mu": 0.1}, {"optimizer": "adam"}, "fednova: mu = 0.1 .*'adam'.* sgd"),
+    ("fednova", {"mu": 1 / hand.LR}, {}, "fednova: mu = 2.0 .* below 1 / train.lr = 2.0"),
+    *(
+        (form, {"gamma": 0.7}, options, f"{form}: .*train.{words}")
+        for form in ("sgdm", "sgdm_local")
+        for options, words in (
+            ({"optimizer": "adam"}, "optimizer = 'adam'"),
+            ({"optimizer": "rmsprop"}, "optimizer = 'rmsprop'"),
+            ({"momentum": 0.5}, "momentum = 0.5 and .*gamma = 0.7"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "settings", "local", "words"), LOCAL)
+def test_local_training_that_a_method_cannot_use(
+    method: str, settings: dict[str, Any], local: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RecipeError, match=words):
+        hand.run(method, {method: settings}, **local)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "local"),
+    [
+        *((form, {"gamma": 0.7}, {"momentum": 0.7}) for form in ("sgdm", "sgdm_local")),
+        *(("sgdm_server", {}, of) for of in ({"momentum": 0.5}, {"optimizer": "adam"})),
+        ("qfedavg", {}, {"optimizer": "rmsprop", "lr": 0.01}),  # rFedAvg's on Sent140
+    ],
+)
+def test_local_training_that_a_method_can_use(
+    method: str, settings: dict[str, Any], local: dict[str, Any]
+) -> None:
+    hand.run(method, {method: settings}, rounds=1, **local)
+
+
+DP = {"dp": "paper", "clip": 1.0}
+OPTIONS: list[tuple[str, dict[str, Any], str]] = [
+    ("ccn", {"z_act": "pre", "z_time": "last_epoch_running"}, "z_act = 'pre' needs a pass"),
+    *(
+        (method, options, words)
+        for method in FAMILY
+        for options, words in (
+            ({"dp": "paper", "sigma": 1.0}, "clip = 0.0 must be above 0 .*_delta_norm_median"),
+            ({"sigma": 1.0}, "dp = 'none'"),
+            ({"clip": 1.0}, "dp = 'none'"),
+        )
+    ),
+    *((method, {"dp": "repo"}, "dp = 'repo' is unknown") for method in FAMILY[:2]),
+    *(
+        ("fednlr", {"mu": mu}, "mu = .* must be layer=number")
+        for mu in ("fc1", "fc1=", "=2", "fc1=two", "fc1 = 2", "fc1=2,conv1=3")
+    ),
+    *(
+        ("fednlr", {"mu": mu}, "mu = .* must be layer=number")
+        for mu in ("fc1=0.5", "fc1=nan", "fc1=inf")
+    ),
+    ("fednlr", {"mu": "fc1=2 fc1=3"}, "mu = 'fc1=2 fc1=3' names a layer twice"),
+]
+
+
+@pytest.mark.parametrize(("method", "options", "words"), OPTIONS)
+def test_options_that_contradict_each_other(
+    method: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RecipeError, match=f"{method}: .*{words}"):
+        recipes.build(method, {method: options}, SETTING)
+
+
+PUBLIC = "needs a public split, but data.public is 0"
+SETTINGS: list[tuple[str, dict[str, Any], Setting, str]] = [
+    *((recipe, {}, Setting(3, 3), f"{recipe}: {PUBLIC}") for recipe in ("datasharing", "feddf")),
+    ("centralised", {"with_public": True}, Setting(3, 3), f"centralised: {PUBLIC}"),
+    ("fnr_authors", {}, Setting(3, 3, n_public=4, deployed=True), "it trains on the test set"),
+    *((method, {}, Setting(1, 1), f"^{method}: .*at least 2, got 1") for method in FAMILY),
+    *((method, {}, Setting(3, 1), "at least 2, got 1") for method in FAMILY[2:]),
+    *(
+        (method, options, Setting(3, 3, deployed=True), f"{method}: the noise .* the run's seed")
+        for method, options in (
+            *((of, DP) for of in FAMILY),
+            *((of, {"dp": "repo"}) for of in FAMILY[2:]),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "options", "setting", "words"), SETTINGS)
+def test_federations_that_a_method_cannot_have(
+    method: str, options: dict[str, Any], setting: Setting, words: str
+) -> None:
+    with pytest.raises(RecipeError, match=words):
+        recipes.build(method, {method: options}, setting)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "setting"),
+    [
+        *((method, {}, Setting(3, 3, deployed=True)) for method in FAMILY),
+        *((method, DP, Setting(3, 3)) for method in FAMILY),
+        *((method, {}, Setting(3, 1)) for method in FAMILY[:2]),
+        *((method, {"delta_scope": "known"}, Setting(3, 1)) for method in FAMILY[2:]),
+    ],
+)
+def test_federations_that_a_method_can_have(
+    method: str, options: dict[str, Any], setting: Setting
+) -> None:
+    recipes.build(method, {method: options}, setting)
