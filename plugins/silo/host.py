@@ -34,7 +34,7 @@ from fedml_noniid.plugins.data.noise import for_client
 from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
-from fedml_noniid.plugins.models import forward
+from fedml_noniid.plugins.models import model as models
 from fedml_noniid.plugins.privacy.local import Noise
 from fedml_noniid.plugins.silo import settings, wire
 from fedml_noniid.plugins.silo.server_run import ServerRun
@@ -58,7 +58,7 @@ DEFENSES -= {constants.DEFENSE_DP, constants.DEFENSE_DIFF_CLIPPING}
 class Model(torch.nn.Module):
     """FedML's model object. FedML only moves it to a device; the network itself is functions."""
 
-    def __init__(self, network: forward.Model) -> None:
+    def __init__(self, network: models.Model) -> None:
         super().__init__()
         self.network = network
 

@@ -37,7 +37,7 @@ from fedml_noniid.plugins.data.files import (
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.callbacks import OnRow
 from fedml_noniid.plugins.engines.record import rounds_csv
-from fedml_noniid.plugins.models import forward
+from fedml_noniid.plugins.models import model as models
 from fedml_noniid.plugins.silo import exit_codes, results, settings, shards, wire
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Process:
         return tuple(next(iter(self.shard.parts.values())).x.shape[1:])
 
     @property
-    def network(self) -> forward.Model:
+    def network(self) -> models.Model:
         """The network of the configuration, for the samples of the shard."""
         return self.deployment.network(self.input_shape, self.shard.n_classes, self.shard.embedding)
 

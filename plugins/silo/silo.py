@@ -89,7 +89,7 @@ class Silo:
             NOT_COUNTED: self.engine.clients.memory
         }  # by exchange: the memory after its answer
         self._round = 0
-        self._trained = NOT_COUNTED  # the exchange of the training that `clients.held` is from
+        self._trained = NOT_COUNTED  # the exchange of the training that `clients.trained` is from
         self._kept, self._run, self.initial = kept, run, (start.params, start.buffers)
         # Between rounds, a silo of many recipes remembers nothing: a restart loses nothing, and no
         # file is written.
@@ -142,9 +142,9 @@ class Silo:
         if down.round > self._round:  # the server never goes back behind the beginning of a round
             self._states = {counted: self._states[counted]}
             self._round = down.round
-            clients.held.clear()
+            clients.trained.clear()
         elif counted < self._trained:  # nothing may go on from a training that does not count
-            clients.held.clear()
+            clients.trained.clear()
         # A copy: the engine changes the memory in place.
         clients.memory = tree_map(torch.clone, self._states[counted])
 
@@ -170,8 +170,8 @@ class Silo:
         if self._kept is None or not self._remembers:
             return
         trees: Tree = {f"state/{exchange}": tree for exchange, tree in self._states.items()}
-        if self._further and self.client in clients.held:
-            params, buffers = clients.held[self.client]
+        if self._further and self.client in clients.trained:
+            params, buffers = clients.trained[self.client]
             trees |= {"params": params, "buffers": buffers, "start": clients.w_t}
         head: dict[str, Any] = {
             "run": self._run,
@@ -210,5 +210,5 @@ class Silo:
         self._states = {n: part(f"state/{n}/", clients.memory) for n in head["states"]}
         if head["held"]:
             params, buffers = self.initial
-            clients.held[self.client] = part("params/", params), part("buffers/", buffers)
+            clients.trained[self.client] = part("params/", params), part("buffers/", buffers)
             clients.w_t = part("start/", params)

@@ -250,7 +250,7 @@ def test_nothing_is_left_of_a_training_that_does_not_count() -> None:
     assert down.counted == {0: 0, 2: 0}
     for silo in silos:
         silo.answer(down)
-    assert [bool(silo.engine.clients.held) for silo in silos] == [True, False, True]
+    assert [bool(silo.engine.clients.trained) for silo in silos] == [True, False, True]
 
 
 def test_a_refinement_goes_on_from_the_training_of_its_round() -> None:
@@ -272,10 +272,10 @@ def test_a_refinement_goes_on_from_the_training_of_its_round() -> None:
                 del replies[ask.to[0]]
         for k, reply in replies.items():
             clients = silos[k].engine.clients
-            assert set(clients.held) == {k}
+            assert set(clients.trained) == {k}
             for key, w in start.items():
                 assert torch.equal(clients.w_t[key], w)
-                assert torch.equal(clients.held[k][0][key] - w, trained[k]["deltas"][key])
+                assert torch.equal(clients.trained[k][0][key] - w, trained[k]["deltas"][key])
                 assert (ask.job == "train") is torch.equal(
                     reply["deltas"][key], trained[k]["deltas"][key]
                 )
