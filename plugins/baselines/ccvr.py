@@ -139,8 +139,8 @@ class CCVR(Component):
         noise = normal(key, n_classes, self.samples, d, dtype=torch.float64)
         z = mean.double()[:, None, :] + noise @ root  # [C, samples, d]
         y = torch.arange(n_classes, device=n.device)[:, None].expand(n_classes, self.samples)
-        held = [label for label, count in enumerate(n.tolist()) if count > 0]
-        return z[held].flatten(0, 1).to(mean.dtype), y[held].flatten()
+        labels = [label for label, count in enumerate(n.tolist()) if count > 0]
+        return z[labels].flatten(0, 1).to(mean.dtype), y[labels].flatten()
 
     def calibrated(self, server: Server, z: Tensor, y: Tensor) -> Params:
         """SGD on the cross-entropy of the virtual features.

@@ -74,27 +74,35 @@ class FedDC(Component):
 
     def prepare(self, client: Client) -> Tree:
         """The constant parts of a round: w_t - h_k and Delta - Delta_k."""
-        own = client.memory
+        memory = client.memory
         return {
-            "w_h": sub(client.params, own["h"]),
-            "drift": sub(client.shared["Delta"], own["Delta"]),
+            "w_h": sub(client.params, memory["h"]),
+            "drift": sub(client.shared["Delta"], memory["Delta"]),
         }
 
     def gradient_term(self, w: Params, client: Client) -> Params:
         """alpha (w - (w_t - h_k)) + Delta - Delta_k."""
-        kept = client.prepared
+        prepared = client.prepared
         return tree_map(
-            lambda w, w_h, drift: self.alpha * (w - w_h) + drift, w, kept["w_h"], kept["drift"]
+            lambda w, w_h, drift: self.alpha * (w - w_h) + drift,
+            w,
+            prepared["w_h"],
+            prepared["drift"],
         )
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """h_k <- h_k + w_k - w_t; Delta_k <- Delta_k - Delta + (w_t - w_k) / (K eta)."""
-        own, k_eta = client.memory, trace.steps.clamp(min=1) * client.task.lr
+        memory, k_eta = client.memory, trace.steps.clamp(min=1) * client.task.lr
         moved = sub(trace.params, client.params)
         new = tree_map(
-            lambda own, all_, d: own - all_ - d / k_eta, own["Delta"], client.shared["Delta"], moved
+            lambda d_k, d, moved: d_k - d - moved / k_eta,
+            memory["Delta"],
+            client.shared["Delta"],
+            moved,
         )
-        return Answer({"dDelta": sub(new, own["Delta"])}, {"h": add(own["h"], moved), "Delta": new})
+        return Answer(
+            {"dDelta": sub(new, memory["Delta"])}, {"h": add(memory["h"], moved), "Delta": new}
+        )
 
     def step(self, server: Server) -> Change:
         """Delta <- Delta + (1/N) sum over S of Delta_k's change; w = mean over S of w_k + (1/N) sum

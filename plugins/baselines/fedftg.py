@@ -154,7 +154,7 @@ class FedFTG(Component):
             g, state = made.params, made.state
             x = self.inputs(server, g, z, y)
             target = self.ensemble(self.predicted(task, teachers, x), weights)
-            taught = descend(
+            student = descend(
                 task,
                 partial(self.model_loss, task),
                 Descent(params, buffers),
@@ -162,7 +162,7 @@ class FedFTG(Component):
                 Step(sgd),
                 fold(key, "dropout"),
             )
-            params, buffers = taught.params, taught.buffers
+            params, buffers = student.params, student.buffers
         return Change({"generator": g}, params, buffers)
 
     def inputs(self, server: Server, g: Params, z: Tensor, y: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2105.10056. The authors' code: https://github.com/zhuangdi
 Algorithm 1. The server trains a generator G(y, eps) of features that the clients' classifiers
 assign to y. From round 2 on, the clients train with these features too. The terms follow the
 authors' code for MNIST. They are listed with what differs:
-- client: CE + w_t [alpha' CE(head(G(y', eps)), y') + beta' KL(head(G(y, eps)) || own prediction)].
+- client: CE + w_t [alpha' CE(head(G(y', eps)), y') + beta' KL(head(G(y, eps)) || prediction)].
   The KL has the labels y of the mini-batch and no gradient through the head. w_t = 0.98^(t - 1);
   alpha' and beta' are `generative_*`. Three things of theirs are left out: the factor
   gen_batch_size / batch_size, which is 1 by default, the floor of 1e-4 under the weights (round
@@ -25,7 +25,7 @@ authors' code for MNIST. They are listed with what differs:
   is linear, as in their code. It may be negative, unlike features behind a ReLU.
 
 Meeting others: the teachers are the models that enter the average. The student is the model after a
-learner such as FedDF. "Own prediction" is that of the model, before another method changes the
+learner such as FedDF. The prediction is that of the model, before another method changes the
 logits. Its FedML pair is `make_pair("fedgen")`.
 """
 
@@ -112,7 +112,7 @@ class FedGen(Component):
 
     def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor:
         """w_t [alpha' CE(head(G(y', eps')), y') + beta' mean_B KL(softmax(head(G(y, eps))) ||
-        softmax(own logits))]."""
+        softmax(logits))]."""
         key, n_classes = batch.key, client.task.network.n_classes
         assert key is not None
 
@@ -127,10 +127,9 @@ class FedGen(Component):
             1
         )  # [B]
         latent = batch.mean(apart)
-        value: Tensor = client.shared["weight"] * (
+        return client.shared["weight"] * (
             self.generative_alpha * teacher + self.generative_beta * latent
         )
-        return value
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """n_k^y, [C]."""

@@ -49,12 +49,14 @@ class FedLC(Component):
         n = client.local_set.class_counts(client.task.network.n_classes)
         return {
             "margin": self.tau * n.clamp(min=1) ** -0.25,
-            "kept": n > 0 if self.absent == "masked" else n >= 0,
+            "counted": n > 0 if self.absent == "masked" else n >= 0,
         }
 
     def logits(self, logits: Tensor, w: Params, client: Client) -> Tensor:
         """z_c = o_c - tau n_c^(-1/4)."""
-        return _only(client.prepared["kept"], logits - client.prepared["margin"].to(logits.dtype))
+        return masked(
+            client.prepared["counted"], logits - client.prepared["margin"].to(logits.dtype)
+        )
 
     def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:
         """With "excl", log sum_{c != y} e^{z_c} - log sum_c e^{z_c}: the loss minus the
@@ -62,15 +64,15 @@ class FedLC(Component):
         if self.form == "all":
             return None
         z = self.logits(out.logits, w, client)  # [B, C]
-        others = _only(torch.arange(z.shape[1], device=z.device) != batch.y.unsqueeze(1), z)
+        others = masked(torch.arange(z.shape[1], device=z.device) != batch.y.unsqueeze(1), z)
         difference = torch.logsumexp(others, dim=1) - torch.logsumexp(z, dim=1)  # [B]
-        several = client.prepared["kept"].sum() > 1
+        several = client.prepared["counted"].sum() > 1
         return batch.mean(torch.where(several, difference, torch.zeros_like(difference)))
 
 
-def _only(kept: Tensor, z: Tensor) -> Tensor:
-    """`z` where `kept`; elsewhere a number so low that e^z is 0.
+def masked(counted: Tensor, z: Tensor) -> Tensor:
+    """`z` where `counted`; elsewhere a number so low that e^z is 0.
 
     The number is finite: padding may have any label, and its loss is multiplied by 0.
     """
-    return torch.where(kept, z, torch.finfo(z.dtype).min / 2)
+    return torch.where(counted, z, torch.finfo(z.dtype).min / 2)

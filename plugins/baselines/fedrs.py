@@ -49,7 +49,6 @@ class FedRS(Component):
         b = next(
             name for name in client.task.network.layers[-1].parameters if name.endswith(".bias")
         )
-        changed: Tensor = logits - client.prepared["less"].to(logits.dtype) * (
+        return logits - client.prepared["less"].to(logits.dtype) * (
             logits - client.task.whole(w)[b]
         )
-        return changed

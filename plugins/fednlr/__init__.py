@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedml_noniid.plugins.extras import on_demand
+
 if TYPE_CHECKING:
     from fedml_noniid.plugins.fednlr.pair import FedNLRAggregator, FedNLRTrainer
 
 __all__ = ["FedNLRAggregator", "FedNLRTrainer"]
-
-
-def __getattr__(name: str) -> object:
-    # FedML takes 11 s and 1 GB: training and simulation do without it.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fedml_noniid.plugins.fednlr import pair
-
-    found: object = getattr(pair, name)
-    return found
+__getattr__ = on_demand("fedml_noniid.plugins.fednlr.pair", __all__)

@@ -191,7 +191,7 @@ class FedNLR(Component):
         and their range."""
         if not client.observing:
             return Answer()
-        seen: Tree = {"T": {}, "mu": {}, "factor": {}, "smallest": {}, "largest": {}}
+        quantities: Tree = {"T": {}, "mu": {}, "factor": {}, "smallest": {}, "largest": {}}
         for layer, (h, mu) in self.activations(client).items():
             spread = h.max() - h.min()
             factor = self.factors(h, mu) if client.round >= self.since else torch.ones_like(h)
@@ -200,7 +200,7 @@ class FedNLR(Component):
                 torch.full_like(spread, mu),
             )
             for quantity, value in zip(
-                seen, (*values, factor, factor.min(), factor.max()), strict=True
+                quantities, (*values, factor, factor.min(), factor.max()), strict=True
             ):
-                seen[quantity][layer.name] = value
-        return Answer(metrics=seen | recorded(trace, client))
+                quantities[quantity][layer.name] = value
+        return Answer(metrics=quantities | recorded(trace, client))

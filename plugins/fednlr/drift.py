@@ -63,9 +63,9 @@ def bound(activations: Tensor, labels: Tensor, n_classes: int) -> Tensor:
         0, rows, activations, "amin"
     )  # [C, M]
     largest = activations.new_full(shape, -torch.inf).scatter_reduce(0, rows, activations, "amax")
-    own = torch.eye(n_classes, dtype=torch.bool, device=labels.device).unsqueeze(-1)
+    diagonal = torch.eye(n_classes, dtype=torch.bool, device=labels.device).unsqueeze(-1)
     others = (
-        largest.expand(n_classes, *shape).masked_fill(own, -torch.inf).amax(1)
+        largest.expand(n_classes, *shape).masked_fill(diagonal, -torch.inf).amax(1)
     )  # [C, C, M] -> [C, M]
     return (smallest > others) & smallest.isfinite() & others.isfinite()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedml_noniid.plugins.extras import on_demand
+
 if TYPE_CHECKING:
     from fedml_noniid.plugins.rfedavg.pair import (
         RFedAvgAggregator,
@@ -14,13 +16,4 @@ if TYPE_CHECKING:
     )
 
 __all__ = ["RFedAvgAggregator", "RFedAvgPlusAggregator", "RFedAvgPlusTrainer", "RFedAvgTrainer"]
-
-
-def __getattr__(name: str) -> object:
-    # FedML takes 11 s and 1 GB: training and simulation do without it.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fedml_noniid.plugins.rfedavg import pair
-
-    found: object = getattr(pair, name)
-    return found
+__getattr__ = on_demand("fedml_noniid.plugins.rfedavg.pair", __all__)

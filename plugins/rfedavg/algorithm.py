@@ -124,16 +124,16 @@ class MeanFeatures(Component):
         delta: Tensor = client.local_set.mean(phi)["delta"]
         return Answer({"delta": self.protected(delta, client.local_set, fold(client.key, "noise"))})
 
-    def protected(self, delta: Tensor, own: Pass, key: Tensor) -> Tensor:
+    def protected(self, delta: Tensor, local_set: Pass, key: Tensor) -> Tensor:
         """delta / max(1, ||delta|| / C_0) + 1/L N(0, sigma^2 C_0^2 I) (section VI-B.8)."""
         if self.dp != "paper":
             return delta
         within = delta / (torch.linalg.vector_norm(delta) / self.clip).clamp(min=1)
-        return noisy(within, self.sigma * self.clip / self.batch(own, delta), key)
+        return noisy(within, self.sigma * self.clip / self.batch(local_set, delta), key)
 
-    def batch(self, own: Pass, like: Tensor) -> Tensor:
+    def batch(self, local_set: Pass, like: Tensor) -> Tensor:
         """L, or n_k if that is less; 0-d."""
-        return (own.n * like.new_ones(())).clamp(max=self.L)
+        return (local_set.n * like.new_ones(())).clamp(max=self.L)
 
     def map(self, server: Server, to: tuple[int, ...]) -> Asks:
         """Clients map their data with the server's model.
@@ -158,10 +158,10 @@ class MeanFeatures(Component):
         client is sent (table III, bytes). A row of NaN is an unknown delta.
         """
         cohort, delta = server.replies.clients, state["delta"]
-        own, sent = delta[list(cohort)], self.message(replace(server, state=state, cohort=cohort))
-        r = torch.stack([self.r(phi, row(sent, k)) for k, phi in enumerate(own)])
+        rows, sent = delta[list(cohort)], self.message(replace(server, state=state, cohort=cohort))
+        r = torch.stack([self.r(phi, row(sent, k)) for k, phi in enumerate(rows)])
         return {
-            "mmd": torch.cdist(own, own, compute_mode="donot_use_mm_for_euclid_dist"),  # [M, M]
+            "mmd": torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist"),  # [M, M]
             "r": r.nanmean(),
             "delta_norm_median": torch.linalg.vector_norm(delta, dim=1).nanquantile(0.5),
             "delta_bytes": torch.tensor(n_bytes(sent) // len(cohort)),
@@ -186,8 +186,7 @@ class RFedAvg(MeanFeatures):
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         """1/(N-1) sum over j != k of ||phi - delta^j||^2 (eq. 5)."""
-        r: Tensor = (phi - others["others"]).square().sum(1).mean()
-        return r
+        return (phi - others["others"]).square().sum(1).mean()
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """Line 10: delta^k with the local model after training."""
@@ -220,8 +219,7 @@ class RFedAvgPlus(MeanFeatures):
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         """||phi - delta^{-k}||^2 (section IV-C)."""
-        r: Tensor = (phi - others["mean"]).square().sum()
-        return r
+        return (phi - others["mean"]).square().sum()
 
     def step(self, server: Server) -> Change:
         """Only records: the delta that this round used."""

@@ -94,12 +94,11 @@ class Readings(MeanFeatures):
         )
 
     def warm_start(self, client: Client) -> Tree | None:
-        found: Tree | None = client.memory.get("optimizer")
-        return found
+        return client.memory.get("optimizer")
 
     def report(self, trace: Trace, client: Client) -> Answer:
-        kept = {"optimizer": trace.optimizer} if self.opt_state == "persist" else {}
-        return super().report(trace, client)._replace(memory=kept)
+        memory = {"optimizer": trace.optimizer} if self.opt_state == "persist" else {}
+        return super().report(trace, client)._replace(memory=memory)
 
     def answer(self, client: Client) -> Answer:
         if self.delta == "batch":
@@ -120,8 +119,7 @@ class Readings(MeanFeatures):
 
     def known(self, server: Server) -> Tensor:
         """1 for the clients whose delta is known, [N]."""
-        found: Tensor = server.state.get("known", torch.ones_like(server.state["delta"][:, 0]))
-        return found
+        return server.state.get("known", torch.ones_like(server.state["delta"][:, 0]))
 
     def counted(self, server: Server) -> tuple[int, ...]:
         """The clients whose delta a client of the cohort may be compared with."""
@@ -177,10 +175,10 @@ class RFedAvgAuthors(Readings, RFedAvg):
             else mean * (len(distances) if known is None else known.sum())
         )
 
-    def protected(self, delta: Tensor, own: Pass, key: Tensor) -> Tensor:
+    def protected(self, delta: Tensor, local_set: Pass, key: Tensor) -> Tensor:
         if self.dp != "repo":
-            return super().protected(delta, own, key)
-        return noisy(delta, self.sigma / self.batch(own, delta).sqrt(), key)
+            return super().protected(delta, local_set, key)
+        return noisy(delta, self.sigma / self.batch(local_set, delta).sqrt(), key)
 
     def report(self, trace: Trace, client: Client) -> Answer:
         if self.delta_time == "start":
@@ -216,21 +214,23 @@ class RFedAvgPlusAuthors(Readings, RFedAvgPlus):
         )
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
-        r: Tensor = super().r(phi, others) * others.get("known", 1)
-        return r
+        return super().r(phi, others) * others.get("known", 1)
 
 
-def drawn(own: Pass, size: int, key: Tensor) -> Pass:
+def drawn(local_set: Pass, size: int, key: Tensor) -> Pass:
     """One batch of `size` samples of a pass, uniformly without replacement; all if there are
     fewer."""
-    index = own.index.flatten()
+    index = local_set.index.flatten()
     order = uniform(key, len(index))
-    if own.mask is None:
+    if local_set.mask is None:
         index = index[order.argsort(stable=True)[:size]]
-        return Pass(own.samples, index, sizes=(len(index),), read=own.read)
+        return Pass(local_set.samples, index, sizes=(len(index),), read=local_set.read)
     # Padding comes last, so that a client draws the same samples with it and without.
-    mask = own.mask.flatten()
+    mask = local_set.mask.flatten()
     chosen = torch.where(mask, order, torch.ones_like(order)).argsort(stable=True)[:size]
     return Pass(
-        own.samples, index[chosen].unsqueeze(0), mask=mask[chosen].unsqueeze(0), read=own.read
+        local_set.samples,
+        index[chosen].unsqueeze(0),
+        mask=mask[chosen].unsqueeze(0),
+        read=local_set.read,
     )

@@ -17,14 +17,11 @@ from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.randomness import fold, identity
 from fedml_noniid.plugins.core.task import Task, autograd
 from fedml_noniid.plugins.core.trees import Params, Tree
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.vectorized import functional
 from fedml_noniid.plugins.fnr.algorithm import FNR
 from fedml_noniid.plugins.fnr.authors import FNRAuthors
 from fedml_noniid.plugins.models.networks import mlp
-from fedml_noniid.plugins.recipes import build, check_settings
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.plugins.recipes import build
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -61,8 +58,7 @@ def order(ran: hand.Ran, client: int, round_: int, n: int = 4) -> list[hand.Arra
 
 def refined_model(ran: hand.Ran, exchange: int) -> Params:
     """What the first client that was asked to refine sent, w_t + delta."""
-    (train, _), (_, reply) = ran.exchanges[exchange - 1 : exchange + 1]
-    return {key: train.params[key] + leaf[0] for key, leaf in reply.deltas.items()}
+    return hand.row(ran.trained(exchange), 0)
 
 
 D_PUBLIC = Pass(hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y), torch.arange(4), sizes=(4,))
@@ -130,15 +126,6 @@ def test_only_the_cohort_can_be_refined(engine: str) -> None:
         assert (job, again) == ("train", "fnr.refine")
         assert len(to) == 1
         assert set(to) < set(cohort)
-
-
-def test_lambda_changes_nothing_because_j_has_no_gradient(engine: str) -> None:
-    """The published regulariser is a constant: the weights agree to the bit."""
-    weights = [
-        hand.run("fnr", {"fnr": REFINE | {"lam": lam}}, engine=engine).outcome.params
-        for lam in (0.0, 1.0, 1000.0)
-    ]
-    assert all(torch.equal(weights[0][key], other[key]) for other in weights[1:] for key in other)
 
 
 def of_j(fnr_reg: str, each: dict[str, Any]) -> float:
@@ -283,8 +270,7 @@ def test_a_sample_without_features_has_no_gradient(fnr_reg: str, batched: bool) 
         "projection2.weight": np.array([[0.5, -0.6], [0.3, 0.8]]),
         "projection2.bias": np.zeros(2),
     }
-    net = mlp((2,), 2, hidden=2, projection=2)
-    network = hand.Given(net.name, net.blocks, net.head, start=start)
+    network = hand.given(start, net=mlp((2,), 2, hidden=2, projection=2))
     params, buffers = network.init(torch.Generator())
     each = {
         "squared_live": {"mean": torch.tensor([2.0, 0.1], dtype=torch.float64)},
@@ -327,21 +313,8 @@ def weights(engine: str, **settings: object) -> Params:
 
 def test_with_the_papers_readings_the_variant_is_the_paper(engine: str) -> None:
     """But for rounding: the two draw the order of D_public with keys of their own."""
-    hand.same(
-        weights(engine),
-        {k: v.numpy() for k, v in hand.run("fnr", {"fnr": REFINE}).outcome.params.items()},
-    )
-
-
-def test_the_variants_defaults_are_the_authors_codes() -> None:
-    found = FNRAuthors()
-    assert (found.public_data, found.delta, found.fnr_mode, found.refine_optimizer) == (
-        "test",
-        "all_others",
-        "train",
-        "adam",
-    )
-    assert (found.fnr_reg, found.p, found.lam) == ("published", 0.5, 1.0)
+    paper = hand.run("fnr", {"fnr": REFINE}).outcome.params
+    hand.same(weights(engine), hand.arrays(paper))
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0, 1000.0])
@@ -364,21 +337,6 @@ def test_nobody_is_left_to_compare_with(fnr_reg: str, engine: str) -> None:
     assert all(torch.equal(found[key], leaf) for key, leaf in off.items())
     others = weights(engine, fnr_reg=fnr_reg, p=1.0, delta="all_others", lam=0.1)
     assert torch.equal(others["fc1.weight"], off["fc1.weight"]) is (fnr_reg == "published")
-
-
-def test_a_single_client_has_no_others() -> None:
-    """M = 1 with p = 1: the sum over all m != j is empty as well."""
-    for fnr_reg in ("published", "squared_live", "signed_live"):
-        ran, off = (
-            hand.run(
-                "fnr_authors",
-                authors(p=1.0, epochs=1, fnr_reg=reg, delta="all_others"),
-                cohort=1,
-                rounds=1,
-            ).outcome.params
-            for reg in (fnr_reg, "off")
-        )
-        assert all(torch.equal(ran[key], leaf) for key, leaf in off.items())
 
 
 @pytest.mark.parametrize(
@@ -416,19 +374,9 @@ def test_phase_2_with_adam(weight_decay: float, engine: str) -> None:
     for _ in range(2):
         local = [hand.descend(w, [client] * 2, direction, lr=lr) for client in hand.CLIENTS]
         (j,) = worst(local, 1)
-        y, m, v = local[j], hand.zeros(), hand.zeros()
-        for t in (1, 2, 3):
-            g = direction(y, hand.PUBLIC_X, hand.PUBLIC_Y)
-            m = hand.each(lambda m, g: 0.9 * m + 0.1 * g, m, g)
-            v = hand.each(lambda v, g: 0.999 * v + 0.001 * g**2, v, g)
-            y = hand.each(
-                lambda y, m, v, t=t: (
-                    y - lr * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
-                ),
-                y,
-                m,
-                v,
-            )
+        y, optimizer = local[j], hand.Adam(local[j])
+        for _ in range(3):
+            y = optimizer.step(y, direction(y, hand.PUBLIC_X, hand.PUBLIC_Y), lr)
         local[j] = y
         w = hand.average(np.array(hand.SIZES) / 6, local)
     hand.same(ran.outcome.params, w, rtol=1e-9)
@@ -522,12 +470,6 @@ def test_algorithm_2_sums_over_the_others(delta: str, wanted: list[list[float]])
         assert ask.each["delta"].tolist() == wanted
 
 
-def test_delta_is_zero_when_everybody_is_refined() -> None:
-    """The sum over the empty set S without S_re."""
-    ask = select(FNR(p=1.0), [0.9, 0.1, 0.5, 0.4], (0, 1, 2, 3))
-    assert ask.each["delta"].tolist() == [[0.0, 0.0]] * 4
-
-
 @pytest.mark.parametrize("passed", [(1,), (3,), (1, 3)])
 def test_a_refinement_that_a_defence_drops_counts_as_phase_1(passed: tuple[int, ...]) -> None:
     """1 and 3 of four are asked.
@@ -551,12 +493,9 @@ def test_a_refinement_that_a_defence_drops_counts_as_phase_1(passed: tuple[int, 
 
 def three_classes() -> hand.Given:
     """D_public has no sample of the third."""
-    start = hand.W0 | {
-        "fc2.weight": np.array([*hand.W0["fc2.weight"], [-9.0, -9.0]]),
-        "fc2.bias": np.zeros(3),
-    }
-    net = mlp((2,), 3, hidden=2)
-    return hand.Given(net.name, net.blocks, net.head, start=start)
+    head = np.array([*hand.W0["fc2.weight"], [-9.0, -9.0]])
+    start = hand.W0 | {"fc2.weight": head, "fc2.bias": np.zeros(3)}
+    return hand.given(start, net=mlp((2,), 3, hidden=2))
 
 
 def in_batches(first: int) -> Pass:
@@ -578,97 +517,51 @@ def test_a_class_without_public_samples_has_norm_zero() -> None:
 def test_nobody_to_refine_is_fedavg(settings: dict[str, object], engine: str) -> None:
     """floor(3 * 0.3) = 0."""
     ran = hand.run("fnr", {"fnr": settings}, engine=engine)
-    plain = hand.run("fedavg", engine=engine)
     assert {job for job, _ in ran.jobs()} == {"train"}
-    assert all(
-        torch.equal(ran.outcome.params[key], plain.outcome.params[key])
-        for key in plain.outcome.params
-    )
+    assert hand.identical(ran, hand.run("fedavg", engine=engine))
 
 
 def test_scaffold_computes_c_i_from_the_local_training_only(engine: str) -> None:
     """ "X+FNR": the average is of the refined models, c_i+ = c_i - c + (x - y_i) / (K eta) has the
     unrefined y_i."""
-    ran = hand.run("scaffold+fnr", {"fnr": REFINE}, engine=engine, rounds=2)
-    x, c, c_i = hand.W0, hand.zeros(), [hand.zeros() for _ in range(3)]
-    for _ in range(2):
-        local, new = [], []
-        for i, client in enumerate(hand.CLIENTS):
-
-            def direction(
-                y: hand.Tree,
-                at: hand.Array,
-                labels: hand.Array,
-                c: hand.Tree = c,
-                c_i: hand.Tree = c_i[i],
-            ) -> hand.Tree:
-                return hand.each(
-                    lambda g, c_i, c: g - c_i + c, hand.gradient(y, at, labels), c_i, c
-                )
-
-            y = hand.descend(x, [client] * 2, direction)
-            new.append(
-                hand.each(lambda c_i, c, x, y: c_i - c + (x - y) / (2 * hand.LR), c_i[i], c, x, y)
-            )
-            local.append(y)
-        for j in worst(local, 1):
-            local[j] = refine(local[j], [PUBLIC] * 3)  # without c_i and c
-        x = hand.average([1 / 3] * 3, local)
-        c = hand.each(
-            lambda c, *d: c + sum(d) / 3,
-            c,
-            *(hand.each(np.subtract, a, b) for a, b in zip(new, c_i, strict=True)),
-        )
-        c_i = new
-    hand.same(ran.outcome.params, x)
-    hand.same(ran.state("scaffold")["c"], c)
-    for i in range(3):
-        hand.same({key: leaf[i] for key, leaf in ran.memory("scaffold")["c_i"].items()}, c_i[i])
-
-
-def test_fedprox_does_not_pull_during_the_refinement(engine: str) -> None:
-    """ "X+FNR" replaces local training by X's; phase 2 is unchanged."""
-    ran = hand.run("fedprox+fnr", {"fnr": REFINE, "fedprox": {"mu": 0.7}}, engine=engine, rounds=1)
-
-    def direction(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
-        return hand.each(lambda g, w, w_t: g + 0.7 * (w - w_t), hand.gradient(w, x, y), w, hand.W0)
-
-    local = [hand.descend(hand.W0, [client] * 2, direction) for client in hand.CLIENTS]
+    ran = hand.run("scaffold+fnr", {"fnr": REFINE}, engine=engine, rounds=1)
+    plain = hand.run("scaffold", engine=engine, rounds=1)
+    for found, wanted in (
+        (ran.state("scaffold")["c"], plain.state("scaffold")["c"]),
+        (ran.memory("scaffold")["c_i"], plain.memory("scaffold")["c_i"]),
+    ):
+        hand.same(found, hand.arrays(wanted))
+    local = plain.local(0)
     for j in worst(local, 1):
-        local[j] = refine(local[j], [PUBLIC] * 3)
-    hand.same(ran.outcome.params, hand.average(np.array(hand.SIZES) / 6, local))
+        local[j] = refine(local[j], [PUBLIC] * 3)  # without c_i and c
+    hand.same(ran.outcome.params, hand.average([1 / 3] * 3, local))
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"p": 1.5}, r"p = 1.5 must lie in \[0, 1\]"),
-        ({"p": -0.1}, r"p = -0.1 must lie in \[0, 1\]"),
-        ({"lam": float("inf")}, "lam = inf must be a finite number"),
-        ({"epochs": -1}, "epochs = -1 must be at least 0"),
-        ({"batch_size": 0}, "batch_size = 0 must be at least 1"),
-    ],
-)
-@pytest.mark.parametrize("method", ["fnr", "fnr_authors"])
-def test_bad_hyper_parameters_are_refused(method: str, fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
-        check_settings(method, {method: fields})
+@pytest.mark.parametrize("other", ["fedprox", "fedbabu"])
+def test_the_refinement_has_no_other_term_and_leaves_a_fixed_head_alone(
+    engine: str, other: str
+) -> None:
+    """ "X+FNR" replaces local training by X's: phase 2 is without FedProx's pull. Of FedBABU it
+    trains the body only."""
+    mu, head = (0.7, 1.0) if other == "fedprox" else (0.0, 0.0)
+    settings = {"fnr": REFINE} | ({"fedprox": {"mu": mu}} if mu else {})
+    ran = hand.run(f"{other}+fnr", settings, engine=engine)
 
+    def masked(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
+        grads = hand.gradient(w, x, y)
+        return grads | {key: head * grads[key] for key in ("fc2.weight", "fc2.bias")}
 
-def test_the_paper_and_the_authors_code_can_not_be_combined() -> None:
-    with pytest.raises(RecipeError, match="both own the refinement on public data"):
-        build("fnr+fnr_authors", {}, Setting(3, 3, n_public=4))
+    w = hand.W0
+    for _ in range(2):
 
+        def pulled(y: hand.Tree, x: hand.Array, labels: hand.Array, w: hand.Tree = w) -> hand.Tree:
+            return hand.each(lambda g, y, w: g + mu * (y - w), masked(y, x, labels), y, w)
 
-def test_the_test_set_stays_out_of_deployments() -> None:
-    with pytest.raises(RecipeError, match="can't be deployed: it trains on the test set"):
-        build("fnr_authors", {}, Setting(3, 3, n_public=4, deployed=True))
-    build("fnr_authors", authors(), Setting(3, 3, n_public=4, deployed=True))
-
-
-def test_without_a_public_split_it_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"fnr: needs a public split, but data.public is 0"):
-        build("fnr", {}, Setting(3, 3))
+        local = [hand.descend(w, [client] * 2, pulled) for client in hand.CLIENTS]
+        (j,) = worst(local, 1)
+        local[j] = hand.descend(local[j], [PUBLIC] * 3, masked, x=hand.PUBLIC_X, y=hand.PUBLIC_Y)
+        w = hand.average(np.array(hand.SIZES) / 6, local)
+    hand.same(ran.outcome.params, w)
 
 
 @pytest.mark.parametrize("recipe", ["fnr_authors", "datasharing+fnr_authors", "feddf+fnr_authors"])
@@ -691,35 +584,14 @@ def test_with_the_test_set_the_public_split_is_not_read(recipe: str) -> None:
     assert federation.equal(a, b)
 
 
-def observed(
-    settings: dict[str, Any],
-    engine: str,
-    *,
-    network: hand.Given | None = None,
-    clients: tuple[hand.Array, ...] = hand.CLIENTS,
-    test: Samples | None = None,
-    rounds: int = 1,
-    observing: bool = False,
-    variant: bool = False,
-) -> hand.Ran:
-    """As `hand.run`, with a test set of its own, other clients, and a client's observations."""
-    public = hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y)
-    simulation = simulate(
-        "fnr_authors" if variant else "fnr",
-        authors(**settings) if variant else {"fnr": settings},
-        Federation.of(hand.samples(hand.X, hand.Y), list(clients), test or public, public=public),
-        Plan(
-            network or hand.given(),
-            LocalTraining("sgd", hand.LR, 2, 8),
-            rounds,
-            len(clients),
-            0,
-            engine=engine,
-            observing=observing,
-        ),
-    )
-    exchanges = hand.tapped(simulation)
-    return hand.Ran(simulation, simulation.run(), exchanges)
+def observed(settings: dict[str, Any], engine: str, **options: Any) -> hand.Ran:
+    """One round of FNR-FL with these settings."""
+    return hand.run("fnr", {"fnr": settings}, engine=engine, **{"rounds": 1} | options)
+
+
+def by_authors(settings: dict[str, Any], engine: str, **options: Any) -> hand.Ran:
+    """One round of the variant: the paper's readings but for these."""
+    return hand.run("fnr_authors", authors(**settings), engine=engine, **{"rounds": 1} | options)
 
 
 TEST_X, TEST_Y = (
@@ -731,12 +603,8 @@ TEST_X, TEST_Y = (
 @pytest.mark.parametrize("public_data", ["train_holdout", "test"])
 def test_d_public_may_be_the_test_set(public_data: str, engine: str) -> None:
     """A_i, F_i and phase 2 on the one or the other, and the leak is said."""
-    ran = observed(
-        REFINE | {"public_data": public_data},
-        engine,
-        test=hand.samples(TEST_X, TEST_Y),
-        variant=True,
-    )
+    of = hand.federation(test=hand.samples(TEST_X, TEST_Y))
+    ran = by_authors(REFINE | {"public_data": public_data}, engine, of=of)
     x, y = (TEST_X, TEST_Y) if public_data == "test" else (hand.PUBLIC_X, hand.PUBLIC_Y)
     local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
     scores = [hand.accuracy(w_i, x, y) for w_i in local]
@@ -755,11 +623,10 @@ def test_d_public_may_be_the_test_set(public_data: str, engine: str) -> None:
 def test_what_the_server_records(engine: str, variant: bool) -> None:
     """F, A, who was refined, and Delta of those; the accuracies' mean and smallest as columns."""
     name = "fnr_authors" if variant else "fnr"
-    ran = observed(
-        REFINE | {"p": 0.7} | ({"fnr_reg": "off"} if variant else {}),
-        engine,
-        rounds=2,
-        variant=variant,
+    ran = (
+        by_authors(REFINE | {"p": 0.7, "fnr_reg": "off"}, engine, rounds=2)
+        if variant
+        else observed(REFINE | {"p": 0.7}, engine, rounds=2)
     )
     found = ran.outcome.tensors
     w = hand.W0
@@ -791,55 +658,31 @@ def test_the_same_is_recorded_when_nobody_is_refined() -> None:
     assert not nobody.outcome.tensors["fnr/delta"].any()
 
 
-def test_figure_5_is_observed_and_never_sent(engine: str) -> None:
-    """The accuracy of each class of D_public, before and after the refinement; it changes neither
-    weights nor bytes."""
-    ran = observed(REFINE | {"p": 0.7}, engine, observing=True)
-    local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
+def test_refined_models_are_observed_and_never_sent(engine: str) -> None:
+    """Figure 5: the accuracy by class of D_public, and of the test set, before and after the
+    refinement; it changes neither weights nor bytes."""
+    settings, of = REFINE | {"p": 0.7}, hand.federation(test=hand.samples(TEST_X, TEST_Y))
+    ran = observed(settings, engine, of=of, rounds=2, observing=True)
 
-    def by_class(w: hand.Tree) -> list[float]:
-        return [
-            hand.accuracy(w, hand.PUBLIC_X[[c, c + 1]], hand.PUBLIC_Y[[c, c + 1]]) for c in (0, 2)
-        ]
+    def by_class(w: hand.Tree, x: hand.Array, y: hand.Array) -> list[float]:
+        return [hand.accuracy(w, x[y == c], y[y == c]) for c in (0, 1)]
 
-    s_re = worst(local, 2)
-    before, after = (ran.outcome.tensors[f"fnr/refine.{when}"] for when in ("before", "after"))
-    assert before[0].tolist() == [by_class(local[j]) for j in s_re]
-    assert after[0].tolist() == [by_class(refine(local[j], [PUBLIC] * 3)) for j in s_re]
-    tested = [ran.outcome.tensors[f"fnr/refine.test_{when}"] for when in ("before", "after")]
-    assert torch.equal(torch.stack(tested), torch.stack([before, after])), (
-        "the test set is D_public here"
-    )
-    blind = observed(REFINE | {"p": 0.7}, engine)
-    assert all(
-        torch.equal(ran.outcome.params[key], leaf) for key, leaf in blind.outcome.params.items()
-    )
-    assert all(
-        ran.outcome.rows[0][key] == blind.outcome.rows[0][key] for key in ("bytes_up", "bytes_down")
-    )
-
-
-def test_refined_models_are_observed_on_the_test_set_too(engine: str) -> None:
-    """Each refined client's model by class of the test set, which is not what it was refined on."""
-    ran = observed(
-        REFINE | {"p": 0.7}, engine, test=hand.samples(TEST_X, TEST_Y), rounds=2, observing=True
-    )
     w = hand.W0
     for t in range(2):
         local = [hand.descend(w, [client] * 2) for client in hand.CLIENTS]
         refined = {j: refine(local[j], [PUBLIC] * 3) for j in worst(local, 2)}
-        for when, models in (
-            ("before", [local[j] for j in refined]),
-            ("after", list(refined.values())),
-        ):
-            of_class = [np.flatnonzero(label == TEST_Y) for label in (0, 1)]
-            wanted = [
-                [hand.accuracy(m, TEST_X[own], TEST_Y[own]) for own in of_class] for m in models
-            ]
-            assert ran.outcome.tensors[f"fnr/refine.test_{when}"][t].tolist() == wanted
+        for when, models in (("before", [local[j] for j in refined]), ("after", refined.values())):
+            public = [by_class(m, hand.PUBLIC_X, hand.PUBLIC_Y) for m in models]
+            assert ran.outcome.tensors[f"fnr/refine.{when}"][t].tolist() == public
+            test = [by_class(m, TEST_X, TEST_Y) for m in models]
+            assert ran.outcome.tensors[f"fnr/refine.test_{when}"][t].tolist() == test
         w = hand.average(np.array(hand.SIZES) / 6, [refined.get(j, local[j]) for j in range(3)])
     before, after = (ran.outcome.tensors[f"fnr/refine.test_{when}"] for when in ("before", "after"))
     assert not torch.equal(before, after), "or the test could not tell them apart"
+    blind = observed(settings, engine, of=of, rounds=2)
+    assert hand.identical(ran, blind)
+    for key in ("bytes_up", "bytes_down"):
+        assert ran.outcome.rows[0][key] == blind.outcome.rows[0][key]
 
 
 def test_a_class_that_d_public_lacks_has_no_accuracy() -> None:
@@ -872,16 +715,11 @@ BN_W0 = hand.W0 | {"bn1.weight": np.array([1.2, 0.7]), "bn1.bias": np.array([0.3
 BN_STATS = {"bn1.mean": np.array([0.3, -0.1]), "bn1.var": np.array([1.8, 0.3])}
 
 
-class Normalised(hand.Given):
-    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        return tuple(
-            {key: torch.tensor(leaf) for key, leaf in tree.items()} for tree in (BN_W0, BN_STATS)
-        )
-
-
-def normalised() -> Normalised:
-    net = mlp((2,), 2, hidden=2, batch_norm=True)
-    return Normalised(net.name, net.blocks, net.head)
+BN: dict[str, Any] = {
+    "network": hand.given(BN_W0, BN_STATS),
+    "of": hand.federation(BN_CLIENTS),
+    "cohort": 2,
+}
 
 
 def bn_hidden(w: hand.Tree, x: hand.Array, mean: hand.Array, var: hand.Array) -> hand.Array:
@@ -931,7 +769,7 @@ def test_the_feature_pass_in_train_mode(engine: str) -> None:
     """Batches of 3 and 1 in order: F with their statistics; the running ones go on from there, to A
     and phase 2."""
     settings: dict[str, object] = {"p": 0.5, "epochs": 2, "batch_size": 3, "fnr_mode": "train"}
-    ran = observed(settings, engine, network=normalised(), clients=BN_CLIENTS, variant=True)
+    ran = by_authors(settings, engine, **BN)
     px, py = hand.PUBLIC_X, hand.PUBLIC_Y
     trained = ran.exchanges[0][1]
 
@@ -971,80 +809,13 @@ def test_the_feature_pass_in_train_mode(engine: str) -> None:
 def test_train_mode_moves_the_statistics_also_where_nobody_is_refined(engine: str) -> None:
     """And their upload is counted: 4 numbers from each of two clients."""
     plain, ran = (
-        observed(
-            {"p": 0.0, "fnr_mode": mode},
-            engine,
-            network=normalised(),
-            clients=BN_CLIENTS,
-            variant=True,
-        )
-        for mode in ("eval", "train")
+        by_authors({"p": 0.0, "fnr_mode": mode}, engine, **BN) for mode in ("eval", "train")
     )
     (_, reply) = ran.exchanges[0]
-    stats = []
-    for i in range(2):
-        w_i = {key: leaf[i].numpy() for key, leaf in ran.trained(0).items()}
-        stats.append(
-            moved({key: leaf[i].numpy() for key, leaf in reply.buffers.items()}, w_i, hand.PUBLIC_X)
-        )
+    stats = [
+        moved(hand.arrays(hand.row(reply.buffers, i)), w_i, hand.PUBLIC_X)
+        for i, w_i in enumerate(ran.local(0))
+    ]
     hand.same(ran.outcome.buffers, hand.average([1 / 3, 2 / 3], stats))
-    assert all(
-        torch.equal(ran.outcome.params[key], leaf) for key, leaf in plain.outcome.params.items()
-    )
+    assert hand.identical(ran, plain)
     assert ran.outcome.rows[0]["bytes_up"] - plain.outcome.rows[0]["bytes_up"] == 2 * 4 * 8
-
-
-def test_without_batch_norm_the_modes_agree(engine: str) -> None:
-    evaluated, trained = (
-        observed(REFINE | {"fnr_mode": mode, "batch_size": 3}, engine, variant=True)
-        for mode in ("eval", "train")
-    )
-    for key, leaf in evaluated.outcome.params.items():
-        assert torch.equal(trained.outcome.params[key], leaf)
-    a, b = (ran.outcome.tensors["fnr_authors/F"] for ran in (evaluated, trained))
-    torch.testing.assert_close(a, b, rtol=1e-12, atol=0.0)
-
-
-def test_the_refinement_leaves_a_fixed_head_alone(engine: str) -> None:
-    """ "FedBABU+FNR": phase 2 trains the body only."""
-    ran = hand.run("fedbabu+fnr", {"fnr": REFINE}, engine=engine)
-
-    def body(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
-        return {
-            key: g if key.startswith("fc1") else 0 * g for key, g in hand.gradient(w, x, y).items()
-        }
-
-    w = hand.W0
-    for _ in range(2):
-        local = [hand.descend(w, [client] * 2, body) for client in hand.CLIENTS]
-        (j,) = worst(local, 1)
-        local[j] = hand.descend(local[j], [PUBLIC] * 3, body, x=hand.PUBLIC_X, y=hand.PUBLIC_Y)
-        w = hand.average(np.array(hand.SIZES) / 6, local)
-    hand.same(ran.outcome.params, w)
-    assert torch.equal(ran.outcome.params["fc2.weight"], torch.tensor(hand.W0["fc2.weight"]))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"fnr_reg": "squared_live", "lam": 0.1},
-        {"fnr_reg": "signed_live", "lam": 0.01, "delta": "all_others"},
-        {"fnr_mode": "train", "refine_optimizer": "adam"},
-    ],
-)
-def test_the_options_agree_on_ragged_clients_with_batch_norm(settings: dict[str, object]) -> None:
-    """Both engines, float64."""
-    # Adam divides by its gradient's own size, and batch norm leaves some gradients at the size of
-    # their rounding.
-    close = 1e-7 if settings.get("refine_optimizer") == "adam" else 1e-9
-    of = federation.federation(torch.float64)
-    settings = {"p": 0.7, "epochs": 2, "batch_size": 8} | settings
-    a, b = (
-        federation.run("fnr_authors", authors(**settings), of=of, batch_norm=True, engine=engine)
-        for engine in ("sequential", "vectorized")
-    )
-    for found, wanted in ((a.params, b.params), (a.buffers, b.buffers)):
-        for key, leaf in wanted.items():
-            torch.testing.assert_close(
-                found[key], leaf, rtol=close, atol=close * leaf.abs().max().item()
-            )

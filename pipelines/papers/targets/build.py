@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
-from typing import Any
 
 import fedml_noniid
 from fedml_noniid.pipelines.papers.targets.measured import Measured
@@ -38,8 +37,7 @@ def builder(target: Target) -> Builder:
     """
     if target.kind in KINDS:
         name = f"fedml_noniid.pipelines.papers.targets.{target.kind}"
-        found: Any = importlib.import_module(name).build
-        return found  # type: ignore[no-any-return]  # found by its name
+        return importlib.import_module(name).build
     if not (CHECKOUT / "papers" / target.paper / "figures.py").is_file():
         return lambda target, measured: Built((), {}, (), (NO_CHECKOUT,))
     if str(CHECKOUT) not in sys.path:
