@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.dataset import Dataset, normalised
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 
 class Predictor(nn.Module):
@@ -33,8 +33,11 @@ class Predictor(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [n, C] of raw samples [n, ...] on the device of the parameters."""
-        held: Mapping[str, Tensor] = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        params, buffers = ({name: held[name] for name in names} for names in self._names)
+        tensors: Mapping[str, Tensor] = {
+            **dict(self.named_parameters()),
+            **dict(self.named_buffers()),
+        }
+        params, buffers = ({name: tensors[name] for name in names} for names in self._names)
         x = normalised(x.to(torch.float32, copy=True), *self._scaling)
         return self._network(params, buffers, x, False).logits
 

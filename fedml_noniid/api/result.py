@@ -248,9 +248,9 @@ class Result:
 
     def __repr__(self) -> str:
         point = "".join(f", {key} {value}" for key, value in self.point.items())
-        said = [f"{_seeds(self.files)}: accuracy {self._accuracy}"] if self.files else []
-        said += [f"no result of {_seeds(self.failed)}"] if self.failed else []
-        return f"{self.recipe}{point}, {', '.join(said)}"
+        notes = [f"{_seeds(self.files)}: accuracy {self._accuracy}"] if self.files else []
+        notes += [f"no result of {_seeds(self.failed)}"] if self.failed else []
+        return f"{self.recipe}{point}, {', '.join(notes)}"
 
     @property
     def _accuracy(self) -> str:
@@ -554,9 +554,9 @@ class Results(Sequence[Result]):
         """One table of all results."""
         frames = []
         for result in self._found:
-            own = {**result.point, "recipe": result.recipe}
+            first = {**result.point, "recipe": result.recipe}
             frame: pd.DataFrame = getattr(result, name)
-            columns = {key: [value] * len(frame) for key, value in own.items()}
+            columns = {key: [value] * len(frame) for key, value in first.items()}
             frames.append(pd.concat([pd.DataFrame(columns, index=frame.index), frame], axis=1))
         filled = [frame for frame in frames if len(frame)]
         return (
@@ -588,13 +588,9 @@ def _seeds(seeds: Collection[int]) -> str:
 
 def _note(one: MethodSummary) -> str:
     """What sets a recipe apart from the others."""
-    said = (
-        [f"LEAK: {one.leak}"]
-        if one.leak
-        else [f"sees {one.public} public data"]
-        if one.public
-        else []
-    )
-    said += [f"ONE CLASS on {_seeds(one.one_class)}"] if one.one_class else []
-    said += [] if one.is_above_majority else ["no better than the majority class"]
-    return "; ".join(said + ([] if one.federated else ["not federated"]))
+    notes = [f"LEAK: {one.leak}"] if one.leak else []
+    if one.public and not one.leak:
+        notes.append(f"sees {one.public} public data")
+    notes += [f"ONE CLASS on {_seeds(one.one_class)}"] if one.one_class else []
+    notes += [] if one.is_above_majority else ["no better than the majority class"]
+    return "; ".join(notes + ([] if one.federated else ["not federated"]))

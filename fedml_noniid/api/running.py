@@ -25,7 +25,7 @@ from fedml_noniid.api.split import OF_RUN, Split, check_data
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import measure
-from fedml_noniid.pipelines.experiment.partitioning import partition_of
+from fedml_noniid.pipelines.experiment.partitioning import assign
 from fedml_noniid.pipelines.experiment.progress import Display, RoundReport, report
 from fedml_noniid.pipelines.experiment.training import SECONDS, trained
 from fedml_noniid.pipelines.experiment.workers import side_by_side
@@ -35,12 +35,8 @@ from fedml_noniid.plugins.engines.callbacks import Callback, OnRow
 from fedml_noniid.plugins.engines.simulation import resolve_device
 
 NOT_GIVEN = ("partition", "clients", "validation", "public")  # None means so
-OF_ALL = (
-    "seeds",
-    "processes",
-    "progress",
-    "folder",
-)  # arguments that are the same for a whole sweep
+OF_ALL = ("seeds", "processes", "progress", "folder")  # arguments that are the same for a sweep
+ENTRY = "{'recipe': name, method: {hyper-parameter: value}}"
 RECIPES = "a list of recipes, such as ['fedavg', 'fnr'], or a dictionary of name -> entry"
 
 
@@ -68,7 +64,7 @@ def run(
     """Trains and evaluates a recipe, once for each seed.
 
     `data`: a data set, with `partition` and `clients`; or what `partition` returned, without them.
-    Each seed deals the data anew. `options`: any other setting of params.yaml by its name: of the
+    Each seed has its partition. `options`: any other setting of params.yaml by its name: of the
     partition (`alpha=0.1`), of its section `train` (`momentum=0.9`), and a method's
     hyper-parameters (`fnr={"p": 0.3}`). `validation` and `public`: what is held out, by default
     nothing. `lr`: a number, or a schedule such as `{"start": 0.1, "decay": "cosine"}`. `callbacks`:
@@ -145,8 +141,8 @@ def sweep(
     named, taken = [], set()
     for number, point in enumerate(points):
         given = {**options, **point, "processes": processes}
-        said = "-".join(f"{key}-{value}" for key, value in point.items())
-        name = re.sub(r"[^A-Za-z0-9_+-]+", "_", said)[:60].strip("_")
+        words = "-".join(f"{key}-{value}" for key, value in point.items())
+        name = re.sub(r"[^A-Za-z0-9_+-]+", "_", words)[:60].strip("_")
         name = f"{name}-{number}" if name in taken else name
         taken.add(name)
         named.append((point, _settings("sweep", data, entries, seeds, given, name)))
@@ -179,24 +175,20 @@ def _entries(recipes: object) -> settings.Entries:
     """The recipes as entries of params.yaml. UserError unless each has a name of its own."""
     if isinstance(recipes, str) or not isinstance(recipes, Sequence | Mapping) or not recipes:
         raise UserError(f"sweep: recipes = {shown(recipes)} is refused; allowed: {RECIPES}")
+    entries: dict[str, Any] = {}
     for name in recipes:
+        entry = recipes[name] if isinstance(recipes, Mapping) else None
         if not isinstance(name, str):
-            raise UserError(
-                f"sweep: recipes: {shown(name)} is refused; allowed: a name, such as 'scaffold+fnr'"
-            )
-    if isinstance(recipes, Mapping):
-        entries = {name: {} if entry is None else entry for name, entry in recipes.items()}
-        for name, entry in entries.items():
-            if not isinstance(entry, Mapping):
-                allowed = "{'recipe': name, method: {hyper-parameter: value}}"
-                raise UserError(
-                    f"sweep: recipes: {name} = {shown(entry)} is refused; allowed: {allowed}"
-                )
-        return entries
-    twice = [name for name in dict.fromkeys(recipes) if recipes.count(name) > 1]
-    if twice:
-        raise UserError(f"sweep: recipes: {', '.join(twice)} is named twice; allowed: once")
-    return {name: {} for name in recipes}
+            refused = f"{shown(name)} is refused; allowed: a name, such as 'scaffold+fnr'"
+        elif not isinstance(entry, Mapping | None):
+            refused = f"{name} = {shown(entry)} is refused; allowed: {ENTRY}"
+        elif name in entries:
+            refused = f"{name} is named twice; allowed: once"
+        else:
+            entries[name] = entry or {}
+            continue
+        raise UserError(f"sweep: recipes: {refused}")
+    return entries
 
 
 def _axes(over: object, options: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -267,13 +259,6 @@ class _Job(NamedTuple):
     callbacks: Sequence[Callback]  # copied for the run
 
 
-class _Done(NamedTuple):
-    """What comes back from the process that did a job."""
-
-    files: Files
-    reason: str  # why there are none
-
-
 def _executed(
     where: str,
     data: Data | Split,
@@ -284,112 +269,84 @@ def _executed(
 ) -> list[Result]:
     """A result for each point and recipe."""
     place = None if folder is None else folder_of(where, folder)
-    first = points[0][1]
+    whole, first = data.data if isinstance(data, Split) else data, points[0][1]
     processes = first.machine.processes or 1
     with settings.spoken(where):
         on_gpu = any(resolve_device(checked.train.device).type == "cuda" for _, checked in points)
     if on_gpu and processes > 1:
         raise UserError(f"{where}: processes = {processes} is refused on a GPU; allowed: 1")
     units = [(checked, unit) for _, checked in points for unit in checked.units()]
-    alone = processes if len(units) == 1 and first.train.threads == 1 else 1
-    found: dict[int, Files] = {}
-    failed: dict[int, str] = {}
+    workers = processes if len(units) == 1 and first.train.threads == 1 else 1
+    known: dict[str, Indices] = {}
+    found: dict[int, Files | str] = {}  # the files of a job, or why there are none
     with (
         in_turn(),
         settings.spoken(where),
         Display(where, len(units), bars=progress, lines=False) as display,
     ):
-        dealt = _dealt(data, units)
-        whole = data.data if isinstance(data, Split) else data
         jobs = [
-            _Job(checked, unit, whole, dealt[number], alone, callbacks)
-            for number, (checked, unit) in enumerate(units)
+            _Job(checked, unit, whole, _indices(data, checked, unit, known), workers, callbacks)
+            for checked, unit in units
         ]
-
-        def work(number: int) -> _Done:
-            return _done(jobs[number])
-
-        for number, done in side_by_side(
-            work, range(len(units)), 1 if alone > 1 else processes, display
+        for number, files in side_by_side(
+            lambda number: _done(jobs[number]),
+            range(len(jobs)),
+            1 if workers > 1 else processes,
+            display,
         ):
-            key = units[number][1].key
-            if done.reason:
-                failed[number] = done.reason
-            else:
-                found[number] = done.files
-                if place is not None:
-                    done.files.write(place, key)
-            display.done(key, done.reason, known=False)
-    return _collected(whole, points, found, failed)
-
-
-def _collected(
-    data: Data,
-    points: Sequence[tuple[Mapping[str, Any], Config]],
-    found: Mapping[int, Files],
-    failed: Mapping[int, str],
-) -> list[Result]:
-    """The files and the failures, by the number of the item, as a result for each point and
-    recipe."""
-    results, number = [], 0
+            found[number], key = files, jobs[number].unit.key
+            if place is not None and isinstance(files, Files):
+                files.write(place, key)
+            display.done(key, files if isinstance(files, str) else "", known=False)
+    results = []
     for point, checked in points:
-        numbers = {unit: at for at, unit in enumerate(checked.units(), number)}
-        number += len(numbers)
         for recipe in checked.recipe_names:
-            own = {unit.seed: at for unit, at in numbers.items() if unit.recipe == recipe}
-            runs = {seed: found[at] for seed, at in own.items() if at in found}
-            reasons = {seed: failed[at] for seed, at in own.items() if at in failed}
-            results.append(Result(recipe, dict(point), checked, data, runs, reasons))
+            of_recipe = {
+                job.unit.seed: found[number]
+                for number, job in enumerate(jobs)
+                if job.settings is checked and job.unit.recipe == recipe
+            }
+            made = {seed: one for seed, one in of_recipe.items() if isinstance(one, Files)}
+            failed = {seed: one for seed, one in of_recipe.items() if isinstance(one, str)}
+            results.append(Result(recipe, dict(point), checked, whole, made, failed))
     return results
 
 
-def _dealt(data: Data | Split, units: Sequence[tuple[Config, Unit]]) -> list[Indices]:
-    """The partition of each item. Items that differ in nothing that deals share one."""
-    made: dict[str, Indices] = {}
-    found = []
-    for checked, unit in units:
-        scenario, held_out = checked.scenarios[unit.scenario], checked.data
-        own = scenario.model_dump(exclude={"availability", "participation"})
-        key = json.dumps([own, held_out.validation, held_out.public, unit.seed], sort_keys=True)
-        if key not in made:
-            if isinstance(data, Split) and data.seed == unit.seed:
-                made[key] = data.indices
-            else:
-                whole, given = (data.data, data.given) if isinstance(data, Split) else (data, None)
-                made[key] = partition_of(
-                    whole.dataset, held_out, scenario, unit.scenario, unit.seed, given
-                ).indices
-        found.append(made[key])
-    return found
+def _indices(data: Data | Split, checked: Config, unit: Unit, known: dict[str, Indices]) -> Indices:
+    """The partition of an item. Items whose settings make the same partition share one."""
+    scenario, held_out = checked.scenarios[unit.scenario], checked.data
+    partitioned = scenario.model_dump(exclude={"availability", "participation"})
+    key = json.dumps([partitioned, held_out.validation, held_out.public, unit.seed], sort_keys=True)
+    if isinstance(data, Split) and data.seed == unit.seed:
+        known.setdefault(key, data.indices)
+    if key not in known:
+        whole, given = (data.data, data.given) if isinstance(data, Split) else (data, None)
+        known[key] = assign(whole.dataset, held_out, scenario, unit.scenario, unit.seed, given)
+    return known[key]
 
 
-def _done(job: _Job) -> _Done:
-    """Trains and evaluates one item."""
+def _done(job: _Job) -> Files | str:
+    """Trains and evaluates one item. Returns its files, or why there are none."""
     item = Item.of(job.settings, job.unit, job.data.dataset, job.indices)
 
-    def hear(row: Mapping[str, float]) -> None:
-        report(
-            RoundReport(
-                job.unit.key, int(row["round"]), job.settings.train.rounds, row["test_accuracy"]
-            )
-        )
+    def on_round(row: Mapping[str, float]) -> None:
+        rounds = job.settings.train.rounds
+        report(RoundReport(job.unit.key, int(row["round"]), rounds, row["test_accuracy"]))
 
     try:
-        own = copy.deepcopy(list(job.callbacks))
+        callbacks = copy.deepcopy(list(job.callbacks))
     except Exception as error:  # of any kind: the code is the user's
         raise UserError(
             f"callbacks: can't be copied for a run ({type(error).__name__}: {error})"
         ) from None
-    simulation = item.simulation([*own, OnRow(hear)], job.workers)
+    simulation = item.simulation([*callbacks, OnRow(on_round)], job.workers)
     try:
         made = trained(item, simulation, "")
     except NonFiniteError as error:
-        return _Done(Files({}, {}, ()), settings.in_words(str(error)))
+        return settings.in_words(str(error))
     tensors = {name: leaf.to(item.device) for name, leaf in made.tensors.items()}
     measured = measure(item, tensors, made.rows)
-    return _Done(
-        Files(made.files(), measured.files(), tuple(row[SECONDS] for row in made.rows)), ""
-    )
+    return Files(made.files(), measured.files(), tuple(row[SECONDS] for row in made.rows))
 
 
 _turn = threading.RLock()  # held by the run that this process works on

@@ -33,8 +33,8 @@ OF_RUN = ("participation", "availability")  # of a scenario, these change no spl
 class Split:
     """The data of the clients.
 
-    `run` and `sweep` take it in the place of the data. They deal the data anew for each seed, by
-    the same settings.
+    `run` and `sweep` take it in the place of the data. They partition the data anew for each
+    seed, by the same settings.
 
     >>> import fedml_noniid as nd
     >>> split = nd.partition(nd.load("digits"), "iid", clients=4, validation=0.1)
@@ -133,7 +133,7 @@ def partition(
     drift: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Split:
-    """Deals the training set to clients.
+    """Partitions the training set among clients.
 
     `partition` and its own `options` are those of a scenario in params.yaml. `indices` in their
     place: a partition of your own, for each client its positions in the training set, the same for
@@ -181,19 +181,19 @@ def partition(
     skews = {"noise": noise, "label_noise": label_noise, "rotation": rotation, "drift": drift}
     given |= {key: skew for key, skew in skews.items() if skew is not None}
     known = settings.options()
-    own = [
+    taken = [
         key
         for key, section in known.items()
         if section in ("data", "scenario") and key not in OF_RUN
     ]
     for key in options:
-        if key in known and key not in own:
+        if key in known and key not in taken:
             raise UserError(
                 f"partition: {key} = {shown(options[key])} is refused; allowed: in `run` and "
                 "`sweep`"
             )
         if key not in known:
-            raise settings.unknown("partition", key, ["seed", *own])
+            raise settings.unknown("partition", key, ["seed", *taken])
     with settings.spoken("partition"):
         seed = whole_number("seed", seed, 0, 2**63 - 1)
     checked = settings.of(
@@ -224,25 +224,25 @@ def _checked(indices: Any, n: int) -> tuple[Ints, ...]:
     client = np.full(n, -1)
     found = []
     for k, part in enumerate(parts):
-        where, own = f"partition: indices[{k}]", to_array(f"partition: indices[{k}]", part)
-        if own.ndim != 1 or own.dtype.kind not in "iu" or not len(own):
+        where, positions = f"partition: indices[{k}]", to_array(f"partition: indices[{k}]", part)
+        if positions.ndim != 1 or positions.dtype.kind not in "iu" or not len(positions):
             raise UserError(
-                f"{where} is {own.dtype} {list(own.shape)}; allowed: positions, whole numbers "
-                "[n], n > 0"
+                f"{where} is {positions.dtype} {list(positions.shape)}; allowed: positions, "
+                "whole numbers [n], n > 0"
             )
-        if len(outside := own[(own < 0) | (own >= n)]):
+        if len(outside := positions[(positions < 0) | (positions >= n)]):
             raise UserError(
                 f"{where} has {outside[0]}; allowed: 0 to {n - 1}, positions in the training set"
             )
-        if len(held := own[client[own] >= 0]):
-            other = client[held[0]]
+        if len(shared := positions[client[positions] >= 0]):
+            other = client[shared[0]]
             raise UserError(
-                f"{where} has {held[0]}, as has indices[{other}]; allowed: a sample in one client"
+                f"{where} has {shared[0]}, as has indices[{other}]; allowed: a sample in one client"
             )
-        client[own] = k
-        if len(twice := np.flatnonzero(np.bincount(own) > 1)):
+        client[positions] = k
+        if len(twice := np.flatnonzero(np.bincount(positions) > 1)):
             raise UserError(f"{where} has {twice[0]} twice; allowed: once")
-        found.append(np.sort(own).astype(np.int64))
+        found.append(np.sort(positions).astype(np.int64))
     return tuple(found)
 
 

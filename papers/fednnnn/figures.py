@@ -30,8 +30,8 @@ from fedml_noniid.plugins.models.layers import (
     Linear,
     MaxPool,
     ReLU,
-    Stacked,
 )
+from fedml_noniid.plugins.models.model import Model
 from papers import curves
 from papers.curves import Line, Panels
 
@@ -162,7 +162,7 @@ def _layers(target: Target) -> list[_Layer]:
     """
     shape = tuple(int(n) for n in target.spec["shape"])
     net = models.build(str(target.spec["model"]), shape, int(target.spec["classes"]))
-    assert isinstance(net, Stacked), "all networks for images are"
+    assert isinstance(net, Model), "all networks for images are"
     params, buffers = net.init(torch.Generator().manual_seed(0))
     run, x = Forward(params, buffers, train=False), torch.zeros(1, *shape)
     found = [_Layer("Input", (NONE, _size(x), NONE, NONE))]

@@ -24,7 +24,7 @@ from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Plan
 from fedml_noniid.plugins.engines.simulation import Simulation, resolve_device
 from fedml_noniid.plugins.models import build as build_network
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.simulate import simulate
 
 
@@ -103,8 +103,8 @@ class Item:
         if self.noise is None:
             return found
         return [
-            own._replace(noise=for_client(std, own.x))
-            for own, std in zip(found, self.noise, strict=True)
+            test._replace(noise=for_client(std, test.x))
+            for test, std in zip(found, self.noise, strict=True)
         ]
 
     def labelled(self, y: Tensor, client: int) -> Tensor:

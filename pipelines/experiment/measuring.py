@@ -68,7 +68,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
     item = replace(item, last_round=int(rows[-1]["round"]))
     params, buffers = final_model(tensors)
     parts = personal_parts(tensors)
-    found = _each_tested(item, params, buffers, parts) if parts else _tested(item, params, buffers)
+    found = _tested(item, params, buffers, parts)
     noisy = _noisy(item, params, buffers, found if parts else [])
 
     n_classes, n_clients = len(item.data.classes), len(item.indices.clients)
@@ -87,33 +87,33 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
     ]
     by_class = np.average(measured_by_class, axis=0, weights=shares)
     owned = item.indices.test_clients
-    per_client, own = np.empty(n_clients), np.empty(n_clients)
+    per_client, on_own_tests = np.empty(n_clients), np.empty(n_clients)
     for view in found:
         # A client's accuracy: the mean over classes, weighted by its own mixture, without classes
         # that have no test.
         measured = ~np.isnan(view.per_class)
-        held = samples * measured
-        mixed = np.where(measured, view.per_class, 0) @ held.T / np.maximum(held.sum(1), 1)
-        per_client[view.clients] = np.where(held.sum(1) > 0, mixed, np.nan)[view.clients]
+        counted = samples * measured
+        mixed = np.where(measured, view.per_class, 0) @ counted.T / np.maximum(counted.sum(1), 1)
+        per_client[view.clients] = np.where(counted.sum(1) > 0, mixed, np.nan)[view.clients]
         # The accuracy on the client's own test samples. Some clients have none.
-        own[view.clients] = [
+        on_own_tests[view.clients] = [
             view.hits[owned[k]].mean() if len(owned[k]) else np.nan for k in view.clients
         ]
 
     if parts:
-        mine = [
+        tests = [
             seen._replace(y=item.labelled(seen.y, k)) for k, seen in enumerate(item.client_tests())
         ]
-        scored = evaluate_clients(item.network, params, buffers, parts, mine, item.unit.seed)
-        own = np.array([np.nan if one is None else one.accuracy for one in scored])
-        if (whole := pooled(item.network, scored, mine)) is not None:
+        scored = evaluate_clients(item.network, params, buffers, parts, tests, item.unit.seed)
+        on_own_tests = np.array([np.nan if one is None else one.accuracy for one in scored])
+        if (whole := pooled(item.network, scored, tests)) is not None:
             accuracy, loss = whole.accuracy, whole.loss
-            counts = _counts(whole, torch.cat([seen.y for seen in mine]), n_classes)
-            constant = sum(int((seen.y == int(frequent[k])).sum()) for k, seen in enumerate(mine))
+            counts = _counts(whole, torch.cat([seen.y for seen in tests]), n_classes)
+            constant = sum(int((seen.y == int(frequent[k])).sum()) for k, seen in enumerate(tests))
             by_class = np.array(_by_class(counts, constant))
 
     accuracies = np.array([row["test_accuracy"] for row in rows])
-    seen = accuracies[~np.isnan(accuracies)]
+    known = accuracies[~np.isnan(accuracies)]
     metrics = {
         "accuracy": accuracy,
         "loss": loss,
@@ -121,11 +121,11 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         "balanced_accuracy": by_class[1],
         "macro_f1": by_class[2],
         "classes_named": max(np.count_nonzero(view.counts[1]) for view in found),
-        "accuracy_best": seen.max(),
-        "accuracy_last5_mean": seen[-LAST:].mean(),
-        "accuracy_last5_std": seen[-LAST:].std(),
+        "accuracy_best": known.max(),
+        "accuracy_last5_mean": known[-LAST:].mean(),
+        "accuracy_last5_std": known[-LAST:].std(),
         **_spread("client", per_client),
-        **_spread("client_test", own),
+        **_spread("client_test", on_own_tests),
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "bytes_down": sum(row["bytes_down"] for row in rows),
     }
@@ -146,7 +146,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         "samples": samples.sum(1).tolist(),
         "accuracy": per_client.tolist(),
         "test_samples": [len(positions) for positions in owned],
-        "test_accuracy": own.tolist(),
+        "test_accuracy": on_own_tests.tolist(),
     }
     if noisy:
         per_client_columns["accuracy_noisy"] = [copy.accuracy for copy in noisy]
@@ -169,53 +169,47 @@ class _View(NamedTuple):
     counts: Ints  # as `_counts`
 
 
-def _tested(item: Item, params: Params, buffers: Params) -> list[_View]:
-    """A view for each way in which clients label the test set after the last round: one without
-    concept drift."""
+def _tested(item: Item, params: Params, buffers: Params, parts: Tree) -> list[_View]:
+    """A view for each way in which clients see the test set after the last round.
+
+    With one model: one for each way in which they label it. With personal `parts`: one for each
+    client, of its model on the test set as it sees it.
+    """
     drift, found = item.indices.skew.drift, []
     n_clients, n_classes = len(item.indices.clients), len(item.data.classes)
     concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.last_round)
-    for number in np.unique(concept):
-        clients = np.flatnonzero(concept == number)
-        test = item.test._replace(y=item.labelled(item.test.y, int(clients[0])))
-        seen = evaluate(item.network, params, buffers, test)
-        label = np.arange(n_classes) if drift is None else drift.concepts[number]  # of each class
+    ways = np.arange(n_clients) if parts else concept
+    for clients in (np.flatnonzero(ways == way) for way in np.unique(ways)):
+        first = int(clients[0])
+        if parts:
+            test = item.test_of(first)
+            seen = evaluate_client(
+                item.network, params, buffers, parts, test, first, item.unit.seed
+            )
+        else:
+            test = item.test._replace(y=item.labelled(item.test.y, first))
+            seen = evaluate(item.network, params, buffers, test)
+        # Of each class, its label.
+        label = np.arange(n_classes) if drift is None else drift.concepts[concept[first]]
         hits = (seen.predictions == test.y.cpu()).numpy()
         per_class, counts = seen.per_class_accuracy.numpy()[label], _counts(seen, test.y, n_classes)
         found.append(_View(clients, seen.accuracy, seen.loss, per_class, hits, counts))
     return found
 
 
-def _each_tested(item: Item, params: Params, buffers: Params, parts: Tree) -> list[_View]:
-    """A view for each client: its own model on the test set as it sees it."""
-    drift, found = item.indices.skew.drift, []
-    n_clients, n_classes = len(item.indices.clients), len(item.data.classes)
-    concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.last_round)
-    for client in range(n_clients):
-        test = item.test_of(client)
-        seen = evaluate_client(item.network, params, buffers, parts, test, client, item.unit.seed)
-        label = (
-            np.arange(n_classes) if drift is None else drift.concepts[concept[client]]
-        )  # of each class
-        hits = (seen.predictions == test.y.cpu()).numpy()
-        per_class, counts = seen.per_class_accuracy.numpy()[label], _counts(seen, test.y, n_classes)
-        found.append(_View(np.array([client]), seen.accuracy, seen.loss, per_class, hits, counts))
-    return found
-
-
-def _frequent(item: Item, own: bool) -> Ints:
+def _frequent(item: Item, by_client: bool) -> Ints:
     """The most frequent class of the training data by client [N], as clients label it after the
     last round.
 
-    `own`: whether it is that of the client's data alone, or of all clients' data. Label noise is
+    `by_client`: whether it is that of the client's data, or of all clients' data. Label noise is
     left out.
     """
     y, n_classes = item.data.train_y, len(item.data.classes)
     labels = [
-        item.labelled(y[torch.from_numpy(held)], k) for k, held in enumerate(item.indices.clients)
+        item.labelled(y[torch.from_numpy(part)], k) for k, part in enumerate(item.indices.clients)
     ]
     found = torch.stack([torch.bincount(seen, minlength=n_classes) for seen in labels])  # [N, C]
-    most: Ints = (found if own else found.sum(0).expand_as(found)).argmax(1).numpy()
+    most: Ints = (found if by_client else found.sum(0).expand_as(found)).argmax(1).numpy()
     return most
 
 
@@ -309,19 +303,19 @@ def _efficiency(
 
 
 def _noisy(
-    item: Item, params: Params, buffers: Params, own: list[_View]
+    item: Item, params: Params, buffers: Params, personal: list[_View]
 ) -> Sequence[Evaluation | _View]:
     """The model on one copy of the test set per client, as that client sees images.
 
     Empty if all see the same.
 
-    `own`: the same of the clients' own models, if they have any.
+    `personal`: the same of the clients' own models, if they have any.
     """
     turns, drift = item.indices.skew.turns, item.indices.skew.drift
     if item.noise is None and turns is None:
         return []
-    if own:
-        return own
+    if personal:
+        return personal
     found: dict[tuple[int, int], Evaluation] = {}
     # Without noise, clients with the same angle and the same labels have the same copy.
     images = (

@@ -1,5 +1,7 @@
-"""Deals a data set in memory to clients: cuts the held-out parts, partitions the rest, describes
-the result."""
+"""Partitions a data set in memory among clients.
+
+Cuts the held-out parts, assigns the rest, describes the result.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,7 @@ def partition_of(
     if skew.labels is not None:  # the share of labels that are wrong
         pairs = zip(skew.labels, clients, strict=True)
         columns["label_noise"] = [
-            float((own != labels[positions]).mean()) for own, positions in pairs
+            float((given != labels[positions]).mean()) for given, positions in pairs
         ]
     for key, values in columns.items():
         described |= {f"{key}_mean": sum(values) / len(values), f"{key}_max": max(values)}

@@ -1,7 +1,6 @@
 """One progress display for all items and processes of a stage, with the time left.
 
-On a terminal and in a notebook it is one bar for the stage and one for each running item. Elsewhere
-it prints a plain line now and then.
+On a terminal and in a notebook it is a bar. Elsewhere it prints a plain line now and then.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from multiprocessing.queues import SimpleQueue
 from typing import Any, NamedTuple
 
 SHORT_S, EVERY_S = 2, 30  # seconds between two plain lines: about ended items, about running items
-PAGE_S = 0.2  # seconds between two pictures of the bars in a notebook
+PAGE_S = 0.2  # seconds between two pictures of the bar in a notebook
 
 
 class RoundReport(NamedTuple):
@@ -26,17 +25,17 @@ class RoundReport(NamedTuple):
     accuracy: float
 
 
-_receive: Callable[[RoundReport], None] | None = None  # receives the rounds of this process
+_receive: Callable[[RoundReport], None] | None = None  # receives the reports of this process
 
 
-def report(report: RoundReport) -> None:
+def report(news: RoundReport) -> None:
     """Reports a round of an item. Every training process calls it after each round."""
     if _receive is not None:
-        _receive(report)
+        _receive(news)
 
 
 def report_to(receive: Callable[[RoundReport], None] | None) -> None:
-    """Sets the function that receives the rounds of this process."""
+    """Sets the function that receives the reports of this process."""
     global _receive
     _receive = receive
 
@@ -44,146 +43,110 @@ def report_to(receive: Callable[[RoundReport], None] | None) -> None:
 class Display:
     """Shows the progress of `total` items. A context manager; call `done` when an item ends.
 
-    `bars`: whether it may show bars. `lines`: whether it prints lines.
+    `bars`: whether it may show a bar. `lines`: whether it prints lines.
     """
 
     def __init__(self, title: str, total: int, bars: bool = True, lines: bool = True) -> None:
         self.title, self.total = title, total
-        self._may_have_bars, self._has_lines = bars, lines
+        self._may_have_bar, self._has_lines = bars, lines
         self._ended, self._known = 0, 0  # number of ended items; of those, taken from the store
-        self._work = 0.0  # in items
-        self._at_work: dict[
-            str, tuple[RoundReport, float]
-        ] = {}  # item -> its last round, fraction done before the first
+        self._work = 0.0  # of this process and its workers, in items that have ended
+        # item -> the fraction that is done, and the fraction before its first report
+        self._running: dict[str, tuple[float, float]] = {}
         self._began = self._last_line = time.monotonic()
         self._lock = threading.Lock()
-        self._bars: Any = None
-        self._bar: dict[str, Any] = {}
-        self._page: Any = None  # where a notebook shows the bars
-        self._shown = 0.0  # when it showed them
+        self._bar: Any = None
+        self._page: Any = None  # where a notebook shows the bar
+        self._drawn = 0.0  # when it showed the bar
 
     def __enter__(self) -> Display:
-        notebook = self._may_have_bars and _is_notebook()
-        if notebook or (self._may_have_bars and sys.stderr.isatty()):
+        notebook = self._may_have_bar and _is_notebook()
+        if notebook or (self._may_have_bar and sys.stderr.isatty()):
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+            from rich.progress import BarColumn, Progress, TextColumn
 
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}"),
+            title, note = (
+                TextColumn(text) for text in ("{task.description}", "{task.fields[note]}")
             )
-            self._bars = Progress(*columns, console=Console(stderr=True))
-            self._bar[""] = self._bars.add_task(self.title, total=self.total, note="")
+            self._bar = Progress(title, BarColumn(), note, console=Console(stderr=True))
+            self._bar.add_task(self.title, total=self.total, note="")
             if notebook:
                 from IPython.display import display
 
-                self._page = display(self._bars, display_id=True)  # type: ignore[no-untyped-call]  # of IPython
+                self._page = display(self._bar, display_id=True)  # type: ignore[no-untyped-call]  # of IPython
             else:
-                self._bars.start()
+                self._bar.start()
         report_to(self.show)
         return self
 
     def __exit__(self, *_: object) -> None:
         report_to(None)
         if self._page is not None:
-            self._show(now=True)
-        elif self._bars is not None:
-            self._bars.stop()
+            self._page.update(self._bar)
+        elif self._bar is not None:
+            self._bar.stop()
 
     def follow(self, queue: SimpleQueue[RoundReport | None]) -> threading.Thread:
         """Reads the reports of other processes until None comes."""
 
         def read() -> None:
-            while (report := queue.get()) is not None:
-                self.show(report)
+            while (news := queue.get()) is not None:
+                self.show(news)
 
         thread = threading.Thread(target=read, daemon=True)
         thread.start()
         return thread
 
-    def show(self, report: RoundReport) -> None:
+    def show(self, news: RoundReport) -> None:
         """A running item has ended a round."""
         with self._lock:
-            fraction = report.done / report.rounds
-            first = (
-                self._at_work[report.item][1]
-                if report.item in self._at_work
-                else (report.done - 1) / report.rounds
-            )
-            self._at_work[report.item] = report, first
-            if self._bars is not None:
-                if report.item not in self._bar:
-                    self._bar[report.item] = self._bars.add_task(
-                        f"  {report.item}", total=report.rounds, note=""
-                    )
-                self._bars.update(
-                    self._bar[report.item],
-                    completed=report.done,
-                    note=f"accuracy {report.accuracy:.4f}",
-                )
-                self._bars.update(self._bar[""], note=self._left().lstrip(", "))
-                self._show()
-            elif time.monotonic() - self._last_line > EVERY_S and fraction < 1:
-                where = (
-                    f"{report.item} in round {report.done} of {report.rounds}, accuracy "
-                    f"{report.accuracy:.4f}"
-                )
-                self._line(f"{self._ended} of {self.total} done; {where}{self._left()}")
+            _, first = self._running.get(news.item, (0, (news.done - 1) / news.rounds))
+            self._running[news.item] = news.done / news.rounds, first
+            where = f"{news.item} in round {news.done} of {news.rounds}"
+            text = f"{where}, accuracy {news.accuracy:.4f}{self._left()}"
+            if self._bar is not None:
+                self._draw(text)
+            elif time.monotonic() - self._last_line > EVERY_S and news.done < news.rounds:
+                self._line(f"{self._ended} of {self.total} done; {text}")
 
     def done(self, item: str, outcome: str, known: bool) -> None:
         """An item has ended. `known`: whether it was taken from the store."""
         with self._lock:
-            first = self._at_work.pop(item)[1] if item in self._at_work else 0.0
+            _, first = self._running.pop(item, (0, 0.0))
             self._ended, self._known = self._ended + 1, self._known + known
             self._work += 0 if known else 1 - first
-            if self._bars is not None:
-                self._bars.update(
-                    self._bar[""], completed=self._ended, note=self._left().lstrip(", ")
-                )
-                if item in self._bar:
-                    self._bars.remove_task(self._bar.pop(item))
-                self._show()
+            text = f"{self._ended} of {self.total}: {item} {outcome}{self._left()}"
+            if self._bar is not None:
+                self._draw(text)
             elif not known and time.monotonic() - self._last_line > SHORT_S:
-                self._line(f"{self._ended} of {self.total}: {item} {outcome}{self._left()}")
+                self._line(text)
             if self._ended == self.total:
-                self._end()
+                fresh, seconds = self.total - self._known, time.monotonic() - self._began
+                parts = [f"{self._known} known"] if self._known else []
+                parts += [f"{fresh} made in {_clock(seconds)}"] if fresh else []
+                self._line(", ".join(parts))
 
-    def _end(self) -> None:
-        fresh, seconds = self.total - self._known, time.monotonic() - self._began
-        known = f"{self._known} known" if self._known else ""
-        made = f"{fresh} made in {_clock(seconds)}" if fresh else ""
-        self._line(", ".join(filter(None, (known, made))))
-
-    def _show(self, now: bool = False) -> None:
-        """Shows the bars as they are, in a notebook; a terminal does so by itself."""
-        if self._page is not None and (now or time.monotonic() - self._shown > PAGE_S):
-            self._shown = time.monotonic()
-            self._page.update(self._bars)
+    def _draw(self, note: str) -> None:
+        """Moves the bar. A terminal shows it by itself."""
+        completed = self._ended + sum(done for done, _ in self._running.values())
+        self._bar.update(self._bar.task_ids[0], completed=completed, note=note)
+        if self._page is not None and time.monotonic() - self._drawn > PAGE_S:
+            self._drawn = time.monotonic()
+            self._page.update(self._bar)
 
     def _line(self, text: str) -> None:
-        if not self._has_lines:
-            return
-        self._last_line = time.monotonic()
-        sys.stdout.write(f"{self.title}: {text}\n")
-        sys.stdout.flush()
+        if self._has_lines:
+            self._last_line = time.monotonic()
+            sys.stdout.write(f"{self.title}: {text}\n")
+            sys.stdout.flush()
 
     def _left(self) -> str:
         """`, 3 min left`, estimated from the work done so far. Empty before any work is done."""
-        work = self._work + sum(
-            report.done / report.rounds - first for report, first in self._at_work.values()
-        )
-        ahead = (
-            self.total
-            - self._ended
-            - sum(report.done / report.rounds for report, _ in self._at_work.values())
-        )
-        return (
-            f", {_clock((time.monotonic() - self._began) / work * ahead)} left"
-            if work > 0 and ahead > 0
-            else ""
-        )
+        work = self._work + sum(done - first for done, first in self._running.values())
+        ahead = self.total - self._ended - sum(done for done, _ in self._running.values())
+        if work <= 0 or ahead <= 0:
+            return ""
+        return f", {_clock((time.monotonic() - self._began) / work * ahead)} left"
 
 
 def _is_notebook() -> bool:
@@ -193,10 +156,6 @@ def _is_notebook() -> bool:
 
 
 def _clock(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 100
-        else f"{seconds / 60:.0f} min"
-        if seconds < 6000
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

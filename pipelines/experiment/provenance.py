@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]  # holds the package: the checkout, or site-packages
 PACKAGE = "fedml_noniid"
 CODE = "code"  # name in the user's cache
-LONGEST = 255  # characters of a file's name
+MAX_FILE_NAME = 255  # characters of a file's name
 REGISTRY = "fedml_noniid.plugins.recipes"
 # These count without their imports: they name every method, data set and partition. What is used
 # counts elsewhere.
@@ -58,10 +58,12 @@ NO_CODE = tuple(
 SILO = "fedml_noniid.plugins.silo"
 
 
-def plan(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[str, dict[str, str]]:
+def plan(
+    settings: Config, user_files: Mapping[str, str] | None = None
+) -> dict[str, dict[str, str]]:
     """Stage -> output -> hash of the settings and the code that the output depends on.
 
-    `own_files`: SHA-256 of the user's own files by name, see `contents`; only the hash of `prepare`
+    `user_files`: SHA-256 of the user's files by name, see `contents`; only the hash of `prepare`
     has them. The hashes leave out prepared data and earlier results. DVC tracks those as
     dependencies of the stages.
     """
@@ -72,12 +74,14 @@ def plan(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[s
     local = settings.train.model_dump()
     reported = [data, split, used, entries, settings.seeds, local, settings.experiment]
     cut = code("fedml_noniid.pipelines.stages.partition")
-    dealt = {name: settings.scenarios[name].model_dump(exclude={"availability"}) for name in used}
+    scenarios = {
+        name: settings.scenarios[name].model_dump(exclude={"availability"}) for name in used
+    }
     found = {
         "machine": machine_kind(settings),
-        "prepare": preparing(settings, own_files),
+        "prepare": preparing(settings, user_files),
         "partition": {
-            f"{name}-{seed}": digest(dealt[name], split, seed, cut)
+            f"{name}-{seed}": digest(scenarios[name], split, seed, cut)
             for name in used
             for seed in settings.seeds
         },
@@ -86,14 +90,14 @@ def plan(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[s
         "report": {"all": digest(reported, code("fedml_noniid.pipelines.stages.report"))},
         "deploy": _deploying(settings, split),
     }
-    _sources().save()
+    _save()
     return found
 
 
-def preparing(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[str, str]:
+def preparing(settings: Config, user_files: Mapping[str, str] | None = None) -> dict[str, str]:
     """The entry `prepare` of `plan`."""
     code_of_stage = code("fedml_noniid.pipelines.stages.prepare")
-    return {settings.data.name: digest(_read(settings), own_files or {}, code_of_stage)}
+    return {settings.data.name: digest(_read(settings), user_files or {}, code_of_stage)}
 
 
 def _read(settings: Config) -> dict[str, object]:
@@ -238,47 +242,37 @@ def _of_file(path: Path) -> _Source:
             if not isinstance(node, ast.Import | ast.ImportFrom | ast.AnnAssign)
         ]
     hashed = hashlib.sha256("\n".join(filter(None, map(_dumped, body))).encode()).hexdigest()
-    return _Source(hashed, imports, [text for text in texts if len(text) <= LONGEST])
+    return _Source(hashed, imports, [text for text in texts if len(text) <= MAX_FILE_NAME])
 
 
-class _Sources:
-    """What counts of each Python file, from the user's cache unless the file has changed since."""
-
-    def __init__(self) -> None:
-        # The key stands for these rules, and for Python's syntax trees.
-        self._key = f"{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()} {sys.version}"
-        self._known: dict[str, list[Any]] = (
-            usercache.read(CODE, self._key) or {}
-        )  # path -> stamp, _Source
-        self._is_fresh = False
-
-    def __getitem__(self, path: Path) -> _Source:
-        stamp, found = usercache.stamp(path), self._known.get(str(path), [None])
-        if stamp == found[0]:
-            return _Source(*found[1])
-        source = _of_file(path)
-        if usercache.is_settled(stamp):
-            self._known[str(path)], self._is_fresh = [stamp, source], True
-        return source
-
-    def save(self) -> None:
-        """Writes what was found into the user's cache, which forgets the files that are gone."""
-        if self._is_fresh:
-            self._known = {
-                path: found for path, found in self._known.items() if Path(path).exists()
-            }
-            usercache.write(CODE, self._key, self._known)
-            self._is_fresh = False
+def _key() -> str:
+    """What stands in the user's cache for these rules, and for Python's syntax trees."""
+    return f"{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()} {sys.version}"
 
 
 @cache
-def _sources() -> _Sources:
-    return _Sources()
+def _known() -> dict[str, list[Any]]:
+    """Path -> stamp, what counts of the Python file: from the user's cache."""
+    return usercache.read(CODE, _key()) or {}
 
 
 @cache
 def _source(path: Path) -> _Source:
-    return _sources()[path]
+    """What counts of a Python file, which is parsed if it has changed since."""
+    stamp, found = usercache.stamp(path), _known().get(str(path), [None])
+    if stamp == found[0]:
+        return _Source(*found[1])
+    source = _of_file(path)
+    if usercache.is_settled(stamp):
+        _known()[str(path)] = [stamp, list(source)]
+    return source
+
+
+def _save() -> None:
+    """Writes what was found into the user's cache, which forgets the files that are gone."""
+    known = {path: found for path, found in _known().items() if Path(path).exists()}
+    if known != (usercache.read(CODE, _key()) or {}):
+        usercache.write(CODE, _key(), known)
 
 
 def _beside(path: Path) -> Iterator[Path]:

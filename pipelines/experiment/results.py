@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,7 @@ def rows(path: Path, rounds: int) -> tuple[dict[str, float], ...]:
     missing = [name for name in COLUMNS if not lines or name not in lines[0]]
     if missing:
         raise UserError(f"{path}: has no {'column ' + missing[0] if lines else 'lines'}; {RERUN}")
-    return tuple(
-        {name: _number(path, line, name, text) for name, text in cells.items()}
-        for line, cells in enumerate(lines, start=2)
-    )
+    return tuple(_floats(path, lines))
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -117,6 +114,7 @@ def _result(root: Path, repository: Path, folder: Path) -> ItemResult:
     metrics, per_client = evaluation / "metrics.json", evaluation / "per_client.csv"
     named = [folder / "rounds.csv", folder / "model.safetensors", partition]
     named += [metrics, evaluation / "per_class.csv", per_client]
+    clients = [*_floats(per_client, table(per_client))] if per_client.exists() else []
     try:
         tags = {name: str(value) for name, value in run["tags"].items()}
         made = cache.made(repository, tags.get("fingerprint", ""))
@@ -132,7 +130,9 @@ def _result(root: Path, repository: Path, folder: Path) -> ItemResult:
             made=made,
             rows=rows(folder / "rounds.csv", int(run["rounds"])),
             evaluation=record(metrics) if metrics.exists() else {},
-            client_accuracy=_accuracies(per_client) if per_client.exists() else (),
+            client_accuracy=tuple(
+                row["accuracy"] for row in clients if math.isfinite(row["accuracy"])
+            ),
             files=tuple(file for file in named if file.exists()),
             notes=tuple(run["notes"]),
         )
@@ -144,22 +144,10 @@ def _result(root: Path, repository: Path, folder: Path) -> ItemResult:
         raise UserError(f"{path}: has a value of the wrong type ({error}); {RERUN}") from None
 
 
-def _accuracies(path: Path) -> tuple[float, ...]:
-    """Accuracies of the clients that have one.
-
-    A client without test samples of its classes has an empty cell.
-    """
-    values = [
-        _number(path, line, "accuracy", row.get("accuracy", ""))
-        for line, row in enumerate(table(path), start=2)
-    ]
-    return tuple(value for value in values if math.isfinite(value))
-
-
-def _number(path: Path, line: int, name: str, text: object) -> float:
-    try:
-        return float(str(text)) if text != "" else math.nan
-    except ValueError:
-        raise UserError(
-            f"{path}: line {line}, column {name} is {text!r}, expected a number; {RERUN}"
-        ) from None
+def _floats(path: Path, lines: Sequence[Mapping[str, str]]) -> Iterator[dict[str, float]]:
+    """The lines of a CSV file as numbers. An empty cell is NaN."""
+    for number, cells in enumerate(lines, start=2):
+        try:
+            yield {name: float(text or "nan") for name, text in cells.items()}
+        except (TypeError, ValueError) as error:  # a TypeError for too many cells
+            raise UserError(f"{path}: line {number}: {error}, expected numbers; {RERUN}") from None

@@ -21,13 +21,14 @@ import io
 import itertools
 import json
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.util import load_yaml_guess_indent
 
 from fedml_noniid.pipelines.experiment.config import (
@@ -147,8 +148,8 @@ def laid_out(
     tune = wanted(settings)
     entries = {
         point.entry: _entry(settings.recipes[name], point)
-        for name, own in found.items()
-        for point in own
+        for name, tried in found.items()
+        for point in tried
     }
     changed = {
         "experiment": f"{settings.experiment}-tune",
@@ -318,35 +319,26 @@ def _digest(*parts: object) -> str:
 
 def _put(entries: CommentedMap, name: str, tuned: Tuned) -> None:
     """One entry with its new values, a line per section."""
-    entry = entries[name] if entries[name] is not None else CommentedMap()
+    entry = CommentedMap() if entries[name] is None else entries[name]
     for section, keys in tuned.chosen.items():
-        own = entry.get(section)
-        if own is None:
-            own = CommentedMap()
-            own.fa.set_flow_style()
-        own.update(keys)
-        entry[section] = own
-    entry["tuned"] = _shown(tuned.model_dump())
+        entry[section] = _flow({}) if entry.get(section) is None else entry[section]
+        entry[section].update(keys)
+    record = tuned.model_dump()
+    entry["tuned"] = CommentedMap({key: _flow(value) for key, value in record.items()})
     entry.fa.set_block_style()
     entries[name] = entry
 
 
-def _shown(tree: Mapping[str, Any]) -> CommentedMap:
-    """A section with a key per line, and the values of a key on that line."""
-    made = CommentedMap()
-    for key, value in tree.items():
-        made[key] = _flow(value)
-    return made
+def _flow(value: object) -> Any:
+    """A value that is written on one line."""
+    return YAML().load(in_one_line(value))
 
 
-def _flow(value: Any) -> Any:
-    """Lists and sections in braces."""
-    made: CommentedMap | CommentedSeq
-    if isinstance(value, Mapping):
-        made = CommentedMap({key: _flow(part) for key, part in value.items()})
-    elif isinstance(value, list):
-        made = CommentedSeq(map(_flow, value))
-    else:
-        return value
-    made.fa.set_flow_style()
-    return made
+def in_one_line(value: object) -> str:
+    """A value in YAML, on one line."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.default_flow_style, yaml.width = True, sys.maxsize
+    yaml.sort_base_mapping_type_on_output = False
+    text = io.StringIO()
+    yaml.dump({"v": value}, text)
+    return text.getvalue().strip()[len("{v: ") : -1]

@@ -20,7 +20,6 @@ class Workspace:
     data: Path  # prepared data sets
     tracking_uri: str | None = None  # MLflow's server; None: the store in the repository
     tags: Mapping[str, str] = field(default_factory=dict)  # of MLflow's runs
-    system_metrics: bool = False  # whether MLflow samples CPU and memory
 
     @staticmethod
     def of(root: Path, environment: Mapping[str, str]) -> Workspace:
@@ -36,7 +35,6 @@ class Workspace:
             root / "data",
             environment.get("MLFLOW_TRACKING_URI") or None,
             {tag: environment[name] for name, tag in DVC_TAGS.items() if environment.get(name)},
-            environment.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "").lower() == "true",
         )
 
     def given(self, name: str) -> Path:

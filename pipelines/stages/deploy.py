@@ -125,8 +125,8 @@ def _parts(place: Workspace, settings: config.Config) -> Parts:
     recipe = settings.composition(wanted.recipe)
     public: Ints = indices.public if loopback.needs_public(recipe) else indices.public[:0]
     std = None if scenario.noise is None else scenario.noise.deviations(len(clients), data)
-    own = tests if loopback.has_personal_norms(recipe) else None
-    return Parts.cut(data, clients, indices.validation, public, std, skew, own)
+    personal = tests if loopback.has_personal_norms(recipe) else None
+    return Parts.cut(data, clients, indices.validation, public, std, skew, personal)
 
 
 def divided(

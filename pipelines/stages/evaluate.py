@@ -36,13 +36,13 @@ def evaluated(place: Workspace, settings: Config, title: str) -> None:
     processes = how_many(settings.machine.processes, settings.train.threads, on_gpu)
     with progress.Display(f"{title}, evaluation", len(units)) as display:
         for unit, fresh in side_by_side(
-            partial(_settle, place, settings), units, processes, display
+            partial(_get_or_create, place, settings), units, processes, display
         ):
             display.done(unit.key, "evaluated", not fresh)
     cache.keep_only(place.root / "evaluation", [unit.key for unit in units])
 
 
-def _settle(place: Workspace, settings: Config, unit: Unit) -> bool:
+def _get_or_create(place: Workspace, settings: Config, unit: Unit) -> bool:
     """Evaluates an item or takes the result from the store. Returns whether it evaluated."""
     folder = place.run(unit.key)
     cache.check(folder)

@@ -41,27 +41,27 @@ def partitions(place: Workspace, settings: Config) -> None:
             folder, place.repository, digest(hashes[folder.name], checksum), make
         ):
             log.info(
-                "%s: %s", folder.name, _told(json.loads((folder / "statistics.json").read_text()))
+                "%s: %s", folder.name, _sizes(json.loads((folder / "statistics.json").read_text()))
             )
     cache.keep_only(place.root / "partitions", list(hashes))
 
 
-def _told(statistics: dict[str, float]) -> str:
+def _sizes(statistics: dict[str, float]) -> str:
     sizes = f"{statistics['size_min']:g} to {statistics['size_max']:g}"
     return f"{statistics['clients']:g} clients with {sizes} samples"
 
 
 def _files(place: Workspace, settings: Config, name: str, seed: int) -> dict[str, bytes]:
-    """Deals the data and writes down who holds what."""
+    """Partitions the data and describes the partition."""
     data = Dataset.read(place.dataset(settings.data.name))
     with blamed(config.FILE):
-        dealt = partition_of(data, settings.data, settings.scenarios[name], name, seed)
-    counts = dealt.counts
+        made = partition_of(data, settings.data, settings.scenarios[name], name, seed)
+    counts = made.counts
     return {
-        "indices.json": dealt.indices.text.encode(),
-        "statistics.json": (json.dumps(dealt.statistics, indent=2) + "\n").encode(),
+        "indices.json": made.indices.text.encode(),
+        "statistics.json": (json.dumps(made.statistics, indent=2) + "\n").encode(),
         "clients.csv": _table(
-            counts, statistics.entropy(counts), data.classes, dealt.columns
+            counts, statistics.entropy(counts), data.classes, made.columns
         ).encode(),
         "heatmap.png": heatmap(counts, data.classes, f"{name}, seed {seed}"),
     }
@@ -77,6 +77,6 @@ def _table(
     table.writerow(["client", "samples", "entropy", *skews, *classes])
     for client, row in enumerate(counts):
         values = (of[client] for of in skews.values())
-        own = [f"{value:.6f}" if isinstance(value, float) else value for value in values]
-        table.writerow([client, row.sum(), f"{entropy[client]:.6f}", *own, *row])
+        cells = [f"{value:.6f}" if isinstance(value, float) else value for value in values]
+        table.writerow([client, row.sum(), f"{entropy[client]:.6f}", *cells, *row])
     return text.getvalue()

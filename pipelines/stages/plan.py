@@ -1,4 +1,4 @@
-"""Stage plan: hashes of the settings, code and own files of each stage -> plan/<stage>.json.
+"""Stage plan: hashes of the settings, code and the user's files of each stage -> plan/<stage>.json.
 
 DVC compares these small files. So if a comment or a setting changes no result, only this stage runs
 again.
@@ -25,7 +25,7 @@ def run(place: Workspace) -> None:
     """Writes one file for each stage."""
     settings = config.load(place.root)
     data = settings.data
-    own_files = contents(user_files(data.name, place.given(data.root), data.options))
-    found = plan(settings, own_files)
+    files_of_user = contents(user_files(data.name, place.given(data.root), data.options))
+    found = plan(settings, files_of_user)
     files = {f"{stage}.json": content(hashes) for stage, hashes in found.items()}
     replace_folder(place.root / "plan", files)

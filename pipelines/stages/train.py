@@ -70,11 +70,11 @@ def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
         for found in fingerprints.values()
     )
     # If one item is left, its clients take all processes.
-    alone = processes if todo == 1 and settings.train.threads == 1 and not on_gpu else 1
+    workers = processes if todo == 1 and settings.train.threads == 1 and not on_gpu else 1
     diverged = {}
     with progress.Display(f"{title}, training", len(units)) as display:
-        work = partial(_settle, place, settings, fingerprints, alone)
-        for unit, outcome in side_by_side(work, units, 1 if alone > 1 else processes, display):
+        work = partial(_get_or_create, place, settings, fingerprints, workers)
+        for unit, outcome in side_by_side(work, units, 1 if workers > 1 else processes, display):
             if outcome.reason:
                 diverged[unit.key] = outcome.reason
             display.done(
@@ -90,7 +90,7 @@ def _fingerprint(place: Workspace, settings: Config, data: str | None, unit: Uni
     return digest(of_training(settings, unit), data, indices)
 
 
-def _settle(
+def _get_or_create(
     place: Workspace, settings: Config, fingerprints: Mapping[Unit, str], workers: int, unit: Unit
 ) -> Outcome:
     """Trains an item or takes it from the store."""
@@ -111,7 +111,7 @@ def _train(
     resume = place.repository / RESUME / fingerprint[:16]
     every = settings.machine.checkpoint_every
 
-    def hear(row: Mapping[str, float]) -> None:
+    def on_round(row: Mapping[str, float]) -> None:
         # Rows are logged in batches: one call costs as much as a thousand numbers.
         if row["round"] % every == 0:
             run.log_rounds(simulation.loop.rows)
@@ -121,15 +121,15 @@ def _train(
             )
         )
 
-    kept_rounds = Checkpointing(Checkpoints(resume / "checkpoint.safetensors", fingerprint), every)
-    simulation = item.simulation([OnRow(hear), kept_rounds], workers)
+    checkpointing = Checkpointing(
+        Checkpoints(resume / "checkpoint.safetensors", fingerprint), every
+    )
+    simulation = item.simulation([OnRow(on_round), checkpointing], workers)
     log.debug("%s: %s engine (%s)", unit.key, simulation.engine_name, simulation.engine_reason)
     here = machine(item.device)
     tags = {**tags_of(item, simulation, fingerprint), **here, **place.tags}
     store = Store(place.repository, place.tracking_uri)
-    run = Live(
-        store, settings.experiment, unit.key, settings.params(unit), tags, place.system_metrics
-    )
+    run = Live(store, settings.experiment, unit.key, settings.params(unit), tags)
     try:
         files = trained(item, simulation, fingerprint).files()
     except UserError as error:

@@ -1,7 +1,7 @@
 """Tuning, which is no stage of DVC: trains the trials of `tune` in tune/, and writes the best
 values into params.yaml.
 
-Every trial is an item like those of stage `train`. It is kept under its fingerprint, so it is
+Every trial is an item like those of stage `train`. It is stored under its fingerprint, so it is
 trained once, and a kill loses at most the rounds since its last checkpoint.
 """
 
@@ -41,10 +41,10 @@ def tune(place: Workspace, settings: Config) -> dict[str, Choice]:
     tuning.points(settings)
     if not place.dataset(settings.data.name).is_file():
         raise UserError(f"{place.dataset(settings.data.name)}: is missing; stage prepare makes it")
-    own, scenario = replace(place, root=place.root / FOLDER), tuning.scenario_of(settings)
-    found = tried(own, settings, [scenario], f"{settings.experiment}, tuning")[scenario]
+    trials_place, scenario = replace(place, root=place.root / FOLDER), tuning.scenario_of(settings)
+    found = tried(trials_place, settings, [scenario], f"{settings.experiment}, tuning")[scenario]
     seed = tuning.wanted(settings).seeds[0]
-    samples = len(read_indices(own.partition(scenario, seed) / "indices.json").validation)
+    samples = len(read_indices(trials_place.partition(scenario, seed) / "indices.json").validation)
     choices, errors = {}, []
     for recipe, trials in found.items():
         try:
@@ -103,8 +103,8 @@ def tried(
 
     return {
         scenario: {
-            recipe: [Trial(point, accuracies(scenario, point.entry)) for point in own]
-            for recipe, own in found.items()
+            recipe: [Trial(point, accuracies(scenario, point.entry)) for point in tried_points]
+            for recipe, tried_points in found.items()
         }
         for scenario in scenarios
     }

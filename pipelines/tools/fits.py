@@ -32,7 +32,7 @@ from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Plan
 from fedml_noniid.plugins.engines.simulation import resolve_device
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.simulate import simulate
 
 CLIENTS = 2  # of the trial; rFedAvg compares clients
@@ -61,10 +61,12 @@ def checked(place: Workspace) -> tuple[Config, str]:
 def fits(settings: Config, data: Dataset) -> None:
     """UserError with a line for each scenario, model and recipe that the data do not allow."""
     errors: dict[str, None] = {}  # a set, in order
-    dealt: dict[tuple[str, int], Indices] = {}
+    partitions: dict[tuple[str, int], Indices] = {}
     for name, seed in itertools.product(settings.scenario_names, settings.seeds):
         try:
-            dealt[name, seed] = assign(data, settings.data, settings.scenarios[name], name, seed)
+            partitions[name, seed] = assign(
+                data, settings.data, settings.scenarios[name], name, seed
+            )
         except UserError as error:
             errors[f"{FILE}: {error}"] = None
     shape, train = tuple(data.train_x.shape[1:]), settings.train
@@ -88,7 +90,7 @@ def fits(settings: Config, data: Dataset) -> None:
 
         try:
             deploy.deployment_of(settings, wanted)
-            deploy.divided(settings, wanted, data, dealt[wanted.scenario, wanted.seed])
+            deploy.divided(settings, wanted, data, partitions[wanted.scenario, wanted.seed])
         except UserError as error:
             errors[str(error)] = None
     if errors:
@@ -121,13 +123,13 @@ def _prepared(place: Workspace, settings: Config) -> Dataset:
     """The prepared data if they are those of the settings, otherwise what stage `prepare` would
     make. UserError."""
     data, lock = settings.data, place.root / "dvc.lock"
-    own = contents(user_files(data.name, place.given(data.root), data.options))
+    user = contents(user_files(data.name, place.given(data.root), data.options))
     if lock.is_file() and place.dataset(data.name).is_file():
         made_of = _dependencies(read_yaml(lock), "prepare").get("plan/prepare.json")
         if (
             made_of
             == hashlib.md5(
-                plan.content(preparing(settings, own)), usedforsecurity=False
+                plan.content(preparing(settings, user)), usedforsecurity=False
             ).hexdigest()
         ):
             return Dataset.read(place.dataset(data.name))

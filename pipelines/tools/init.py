@@ -6,7 +6,6 @@ checked, every recipe is composed.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import subprocess
@@ -18,10 +17,9 @@ from typing import Any
 
 import jinja2
 import numpy as np
-from ruamel.yaml import YAML
 
 import fedml_noniid
-from fedml_noniid.pipelines.experiment import cache, check, config
+from fedml_noniid.pipelines.experiment import cache, check, config, tuning
 from fedml_noniid.pipelines.tools import fits
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.component import Public
@@ -270,18 +268,8 @@ def _written(content: Mapping[str, Any]) -> str:
     templates = jinja2.Environment(
         trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    templates.filters["yaml"] = _plain
+    templates.filters["yaml"] = tuning.in_one_line
     return templates.from_string(TEMPLATE.read_text()).render(content=content)
-
-
-def _plain(value: object) -> str:
-    """A value in YAML, on one line."""
-    yaml: Any = YAML(typ="safe", pure=True)
-    yaml.default_flow_style, yaml.width = True, sys.maxsize
-    yaml.sort_base_mapping_type_on_output = False
-    text = io.StringIO()
-    yaml.dump({"v": value}, text)
-    return text.getvalue().strip()[len("{v: ") : -1]
 
 
 def _called(command: Sequence[str], folder: Path) -> str | None:

@@ -33,7 +33,7 @@ from fedml_noniid.plugins.data.files import write_whole
 
 log = logging.getLogger(__name__)
 FOLDER = Path("docs") / "results"
-LARGEST = 1_000_000  # bytes of a CSV file
+MAX_CSV_BYTES = 1_000_000  # bytes of a CSV file
 STRIDES = (1, 2, 5, 10, 20, 50, 100)
 # Tag of a run -> its name on the page.
 FACTS = {
@@ -71,8 +71,8 @@ def of_target(name: str, size: str, root: Path) -> dict[str, bytes]:
         f"{name} --size {size}",
     )
     page = paper.text(target, built, size, facts, f"{base}.png")
-    own = {f"{base}.{ending}": content for ending, content in built.files.items()}
-    return own | files | {f"{base}.md": page.encode() + b"\n" + files[f"{base}.md"]}
+    tables_of = {f"{base}.{ending}": content for ending, content in built.files.items()}
+    return tables_of | files | {f"{base}.md": page.encode() + b"\n" + files[f"{base}.md"]}
 
 
 def of_experiment(name: str, root: Path) -> dict[str, bytes]:
@@ -108,7 +108,7 @@ def _files(
     ends: Ends,
     columns: Sequence[str],
     command: str,
-    kept: str,
+    name: str,
 ) -> dict[str, bytes]:
     """The files that every result has beside its own table.
 
@@ -119,15 +119,19 @@ def _files(
         raise UserError(f"{base}: none of its runs has ended; run `{command}` first")
     rounds, stride = rounds_csv(used, columns)
     every = "every round" if stride == 1 else f"every {stride} rounds and the last"
-    said = [
-        f"Command: `{command}`; kept by `noniid keep {kept}`.",
-        *(f"{title}: {_values(runs, tag)}." for tag, title in FACTS.items() if _is_told(runs, tag)),
+    facts = [
+        f"Command: `{command}`; kept by `noniid keep {name}`.",
+        *(
+            f"{title}: {_values(runs, tag)}."
+            for tag, title in FACTS.items()
+            if _is_shown(runs, tag)
+        ),
         f"Seeds: {', '.join(map(str, sorted({run.seed for run in runs})))}.",
         f"Accuracy after {every}, by run: [{base}-rounds.csv]({base}-rounds.csv). Outcome of "
         "each run, SHA-256 of its "
         f"weights, seconds, commit: [{base}-runs.csv]({base}-runs.csv).",
     ]
-    section = "## Made with\n\n" + "".join(f"- {line[0].upper()}{line[1:]}\n" for line in said)
+    section = "## Made with\n\n" + "".join(f"- {line[0].upper()}{line[1:]}\n" for line in facts)
     return {
         f"{base}-rounds.csv": rounds,
         f"{base}-runs.csv": runs_csv(used, ends),
@@ -136,7 +140,7 @@ def _files(
 
 
 def rounds_csv(
-    used: Mapping[Place, Group], columns: Sequence[str], largest: int = LARGEST
+    used: Mapping[Place, Group], columns: Sequence[str], most_bytes: int = MAX_CSV_BYTES
 ) -> tuple[bytes, int]:
     """(CSV text, stride): the columns of rounds.csv to six digits, every `stride` rounds, as many
     lines as fit."""
@@ -149,11 +153,11 @@ def rounds_csv(
             if int(row["round"]) % stride == 0 or row is run.rows[-1]
         ]
         text = as_csv(("study", "scenario", "recipe", "seed", "round", *columns), lines, digits=6)
-        if len(text) < largest:
+        if len(text) < most_bytes:
             return text, stride
     raise UserError(
         f"one round in {stride} of all its runs takes {len(text)} bytes; allowed: less than "
-        f"{largest}"
+        f"{most_bytes}"
     )
 
 
@@ -188,7 +192,7 @@ def _outcome(run: ItemResult) -> list[object]:
     return [*numbers, seconds, leak_of(run), "; ".join(notes_of(run)), sha, commit]
 
 
-def _is_told(runs: Sequence[ItemResult], tag: str) -> bool:
+def _is_shown(runs: Sequence[ItemResult], tag: str) -> bool:
     return tag not in OPTIONAL or any(tag in run.tags for run in runs)
 
 
@@ -197,8 +201,8 @@ def _values(runs: Sequence[ItemResult], tag: str) -> str:
     found = [run.tags.get(tag, "not recorded") for run in runs]
     values = list(dict.fromkeys(found))
     counts = {value: found.count(value) for value in values}
-    told = (f"{value} ({n} run{'s' if n > 1 else ''})" for value, n in counts.items())
-    return values[0] if len(values) == 1 else ", ".join(told)
+    counted = (f"{value} ({n} run{'s' if n > 1 else ''})" for value, n in counts.items())
+    return values[0] if len(values) == 1 else ", ".join(counted)
 
 
 def _columns(tree: Any) -> Iterator[str]:

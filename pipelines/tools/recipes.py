@@ -69,11 +69,11 @@ def shown(method: str) -> str:
     """One method in full."""
     known(method)
     kind = recipes.METHODS[method]
-    said = comments(kind)
+    remarks = comments(kind)
     words = inspect.getdoc(sys.modules[kind.__module__]) or ""
     lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", words, "", "Hyper-parameters:"]
     for key, text in _values(method).items():
-        about = f"{key} = {text}" + (f"   {said[key]}" if key in said else "")
+        about = f"{key} = {text}" + (f"   {remarks[key]}" if key in remarks else "")
         lines += textwrap.wrap(about, WIDTH, initial_indent="  ", subsequent_indent="      ")
     return "\n".join(lines) + "\n"
 
@@ -101,8 +101,8 @@ def checked(recipe: str) -> str:
 
 def refused() -> str:
     """The pairs that don't compose, each with the reason."""
-    alone = [method for method, kind in recipes.METHODS.items() if kind().needs.pooled]
-    methods = sorted(set(recipes.METHODS) - set(alone))
+    pooled = [method for method, kind in recipes.METHODS.items() if kind().needs.pooled]
+    methods = sorted(set(recipes.METHODS) - set(pooled))
     pairs = ["+".join(pair) for pair in combinations(methods, 2)]
     lines = []
     for pair in pairs:
@@ -112,7 +112,7 @@ def refused() -> str:
             lines.append(_entry(pair, str(error).partition("can't be combined: ")[2]))
     head = (
         f"Of {len(pairs)} pairs with default hyper-parameters {len(pairs) - len(lines)} compose "
-        f"({', '.join(alone)} composes with nothing). Refused are:"
+        f"({', '.join(pooled)} composes with nothing). Refused are:"
     )
     return "\n".join([head, "", *lines]) + "\n"
 

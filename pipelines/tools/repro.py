@@ -27,7 +27,7 @@ LOCK = Path(".dvc") / "tmp" / "repro.lock"
 CHECKED = Path(".dvc") / "tmp" / "checked"
 STAGE_ENDED = Path(".dvc") / "tmp" / "ended"  # the exit code of the last stage
 # content of CHECKED if the settings name files of the user, which DVC does not see
-OWN_FILES = "own files\n"
+USER_FILES = "user files\n"
 SOURCES = ("plugins", "pipelines")
 CODE = Path(__file__).parents[2]  # holds SOURCES: the checkout, or the installed package
 KIND = "plan/machine.json"
@@ -57,7 +57,7 @@ def repro(place: Workspace, stage: str | None = None) -> int:
         )
     cache.refuse_foreign(root)
     portable.fix(root / "params.yaml")
-    with _alone(root), _warm(root, stage):
+    with _exclusively(root), _warm(root, stage):
         if not _is_checked(root):
             from fedml_noniid.pipelines.tools import fits
 
@@ -67,13 +67,13 @@ def repro(place: Workspace, stage: str | None = None) -> int:
             # those of this command.
             os.environ.clear()
             os.environ.update(given)
-            (root / CHECKED).write_text(OWN_FILES if settings.own_files else "")
+            (root / CHECKED).write_text(USER_FILES if settings.own_files else "")
         if not (root / "report").exists() and (root / "dvc.lock").exists():
             # Takes outputs from DVC's cache. It is faster than stages that take them from the
             # store.
             _start(root, "checkout", "--quiet", "--allow-missing").wait()
         code = 0
-        if (root / CHECKED).read_text() == OWN_FILES and not _always_plans(root):
+        if (root / CHECKED).read_text() == USER_FILES and not _always_plans(root):
             # DVC does not see these files, and it takes an old plan from its cache. The new plan
             # has their hashes.
             code = _dvc(root, "--force", "--single-item", "plan")
@@ -90,8 +90,8 @@ def _warm(root: Path, stage: str | None) -> Iterator[None]:
 
     None if `root` has code of its own, which `python` takes.
     """
-    own = root / "fedml_noniid"
-    if own.exists() and own.resolve() != CODE.resolve():
+    theirs = root / "fedml_noniid"
+    if theirs.exists() and theirs.resolve() != CODE.resolve():
         yield
         return
     has_silos = "deploy" in (read_yaml(root / "dvc.yaml").get("stages") or ())
@@ -190,7 +190,7 @@ def _hashes(lock: str) -> dict[str, str]:
 
 
 @contextmanager
-def _alone(root: Path) -> Iterator[None]:
+def _exclusively(root: Path) -> Iterator[None]:
     """Allows one `noniid run` at a time. The lock ends with the process, also after a crash."""
     path = root / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -148,8 +148,10 @@ def _statistics(path: Path) -> dict[str, float]:
     found = results.numbers(content)
     for key in COLUMNS:
         if key not in found:
-            said = "is missing" if key not in content else f"is {content[key]!r}, expected a number"
-            raise UserError(f"{path}: {key} {said}; {results.RERUN}")
+            problem = (
+                "is missing" if key not in content else f"is {content[key]!r}, expected a number"
+            )
+            raise UserError(f"{path}: {key} {problem}; {results.RERUN}")
     return found
 
 

@@ -48,7 +48,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "train": (f"{ROOM}.stages.train",),
     "evaluate": (f"{ROOM}.stages.evaluate",),
-    "report": (f"{ROOM}.stages.report",),
+    "report": (f"{ROOM}.stages.report", "pandas"),
     SYNC: (f"{ROOM}.tracking.verbs", f"{ROOM}.tracking.store:load", f"{ROOM}.tracking.models"),
 }
 SILOS = {

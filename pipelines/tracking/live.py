@@ -28,14 +28,13 @@ class Live:
         name: str,
         params: Mapping[str, object],
         tags: Mapping[str, str],
-        system_metrics: bool = False,
     ) -> None:
         """The arguments are those of `runs.start`.
 
         MLflow is first called, and imported, by `log_rounds` or `fail`.
         """
         self._store, self._name, self._experiment = store, name, experiment
-        self._began, self._soon_s = time.time(), 0 if system_metrics else SOON_S
+        self._began = time.time()
         self._begin = partial(
             runs.start,
             store,
@@ -43,7 +42,6 @@ class Live:
             name,
             params,
             tags,
-            system_metrics,
             began=round(1000 * self._began),
         )
         self._run: runs.Run | None = None
@@ -51,9 +49,8 @@ class Live:
         self.run_id = ""  # stays when the recording has ended
 
     def log_rounds(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """As `Run.log_rounds`, once the training has taken SOON_S seconds, or at once with
-        `system_metrics`."""
-        if self._run is not None or time.time() - self._began >= self._soon_s:
+        """As `Run.log_rounds`, once the training has taken SOON_S seconds."""
+        if self._run is not None or time.time() - self._began >= SOON_S:
             self._record(lambda run: run.log_rounds(rows))
 
     def finish(self, rows: Iterable[Mapping[str, float]], final: Mapping[str, float]) -> None:
@@ -83,5 +80,3 @@ class Live:
                     view.prepare(client, runs.of_name(self._store, client, self._experiment))
             call(self._run)
             self._is_over = False
-        if self._is_over and self._run is not None:
-            self._run.abandon()

@@ -17,7 +17,8 @@ from typing import Any
 from fedml_noniid.pipelines.tracking.store import Store
 
 ACTIVE, ALL = 1, 3  # mlflow.entities.ViewType: without and with what is in MLflow's trash
-METRICS, PARAMS, MOST = 1000, 100, 50000  # limits of one call; MOST: runs per search
+# Limits of one call.
+MAX_METRICS, MAX_PARAMS, MAX_RUNS = 1000, 100, 50000
 # Limits in characters. A server allows 5,000 or 8,000 for tags, depending on its version.
 NAME, PARAM, TAG, EXPERIMENT = 250, 6000, 5000, 500
 SHOWN = {
@@ -35,11 +36,10 @@ FOLDERS = {
 class Run:
     """One MLflow run."""
 
-    def __init__(self, client: Any, run: Any, monitor: Any = None) -> None:
-        """`run`: an mlflow.entities.Run; `monitor`: its running SystemMetricsMonitor, if it has
-        one."""
+    def __init__(self, client: Any, run: Any) -> None:
+        """`run`: an mlflow.entities.Run."""
         self.run_id: str = run.info.run_id
-        self._client, self._run, self._monitor = client, run, monitor
+        self._client, self._run = client, run
         self._summary: dict[str, float] = dict(run.data.metrics)
         points = [
             point
@@ -61,8 +61,8 @@ class Run:
         fresh = [
             Param(key, value) for key, value in wanted.items() if key not in self._run.data.params
         ]
-        for i in range(0, len(fresh), PARAMS):
-            self._client.log_batch(self.run_id, params=fresh[i : i + PARAMS])
+        for i in range(0, len(fresh), MAX_PARAMS):
+            self._client.log_batch(self.run_id, params=fresh[i : i + MAX_PARAMS])
         if "data.name" in params and "data_hash" in tags:
             name = str(params["data.name"])
             source = json.dumps({"uri": f"data/{name}.safetensors"})
@@ -95,8 +95,8 @@ class Run:
                     self._clock + round(1000 * row["seconds"]) if "seconds" in finite else _now()
                 )
             metrics += [Metric(key, value, self._clock, step) for key, value in fresh.items()]
-        for i in range(0, len(metrics), METRICS):
-            self._client.log_batch(self.run_id, metrics=metrics[i : i + METRICS])
+        for i in range(0, len(metrics), MAX_METRICS):
+            self._client.log_batch(self.run_id, metrics=metrics[i : i + MAX_METRICS])
         self._logged |= {(metric.key, metric.step) for metric in metrics}
 
     def finish(
@@ -120,7 +120,7 @@ class Run:
         )
         for path in files:
             self._client.log_artifact(self.run_id, str(path), FOLDERS.get(path.parent.parent.name))
-        self._end("FINISHED", ended)
+        self._client.set_terminated(self.run_id, "FINISHED", ended)
 
     def fail(self, reason: str) -> None:
         """Marks the run as failed, with the reason as its description.
@@ -128,17 +128,7 @@ class Run:
         `start` with the same fingerprint resumes it.
         """
         self._client.set_tag(self.run_id, NOTE, cut(reason, TAG))
-        self._end("FAILED")
-
-    def abandon(self) -> None:
-        """Stops sampling the machine; the store may be gone."""
-        if self._monitor is not None:
-            self._monitor.finish()
-            self._monitor = None
-
-    def _end(self, status: str, ended: int | None = None) -> None:
-        self.abandon()
-        self._client.set_terminated(self.run_id, status, ended)
+        self._client.set_terminated(self.run_id, "FAILED")
 
 
 def start(
@@ -147,19 +137,15 @@ def start(
     name: str,
     params: Mapping[str, object],
     tags: Mapping[str, str],
-    system_metrics: bool = False,
     began: int | None = None,
 ) -> Run:
     """The run `name` to log into: an unfinished run with the same tag `fingerprint` (killed or
     failed), or a new one.
 
-    `system_metrics`: whether MLflow samples processor, memory, disk and network. MLflow's variable
-    MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING switches it on. `began`: the beginning of a new run in
-    milliseconds, now by default.
+    `began`: the beginning of a new run in milliseconds, now by default.
     """
     client = store.client()
-    experiment_id, monitor = of_name(store, client, experiment), None
-    run = None
+    experiment_id, run = of_name(store, client, experiment), None
     if "fingerprint" in tags:
         same = f"tags.fingerprint = '{tags['fingerprint']}' AND attributes.status != 'FINISHED'"
         run = next(iter(client.search_runs([experiment_id], same)), None)
@@ -169,17 +155,9 @@ def start(
     elif run.info.status != "RUNNING":
         client.update_run(run.info.run_id, "RUNNING")
         client.set_tag(run.info.run_id, NOTE, "")
-    if system_metrics:
-        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-        monitor = SystemMetricsMonitor(
-            run.info.run_id, resume_logging=bool(run.data.metrics), tracking_uri=store.address
-        )
-    log = Run(client, run, monitor)
+    log = Run(client, run)
     with store.lock("describe"):  # two processes can't add the same data set at once
         log.describe(params, {"item": name} | dict(tags))
-    if monitor is not None:
-        monitor.start()
     return log
 
 
@@ -209,7 +187,7 @@ def of_name(store: Store, client: Any, experiment: str) -> str:
 
 def search(client: Any, experiment_id: str, view: int = ACTIVE) -> list[Any]:
     """The runs of an experiment."""
-    found: list[Any] = client.search_runs([experiment_id], run_view_type=view, max_results=MOST)
+    found: list[Any] = client.search_runs([experiment_id], run_view_type=view, max_results=MAX_RUNS)
     return found
 
 

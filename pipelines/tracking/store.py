@@ -35,7 +35,7 @@ SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
 PLACE = ".place"  # file with the folder in which the database was made
-PATIENCE = 5  # seconds within which a server must answer
+PATIENCE_S = 5  # seconds within which a server must answer
 # Values of a tag of an experiment's runs, without those in MLflow's trash.
 TAGGED = (
     "SELECT tags.value FROM tags JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id)"
@@ -165,7 +165,7 @@ class Store:
 
     def _reach(self) -> None:
         try:
-            with urllib.request.urlopen(f"{self.address.rstrip('/')}/health", timeout=PATIENCE):
+            with urllib.request.urlopen(f"{self.address.rstrip('/')}/health", timeout=PATIENCE_S):
                 return
         except urllib.error.HTTPError:
             return  # the server answers: it has no such page or wants a password
@@ -208,7 +208,7 @@ class Store:
             "MLflow: the repository was moved or copied, so its runs are made again from the "
             "results"
         )
-        log.info("MLflow: the old ones are kept in mlruns/*.moved-%d", n)
+        log.info("MLflow: the old ones are in mlruns/*.moved-%d", n)
 
     def _create(self) -> None:
         """Makes the database beside its final place and moves it there.

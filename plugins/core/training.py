@@ -138,7 +138,7 @@ def train(
     algorithm: Algorithm, client: Client, sent: Ask, memory: Tree, steps: Pass
 ) -> tuple[Trace, dict[str, Answer]]:
     """Local training from the received model: (trace, the answers by component), for one client."""
-    task, views = client.task, seen(algorithm, client, sent, memory)
+    task, views = client.task, component_views(algorithm, client, sent, memory)
     views = {c: replace(view, prepared=call(c, "prepare", view)) for c, view in views.items()}
 
     def loss(w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Output]:
@@ -152,18 +152,18 @@ def train(
     return ended(algorithm, views, descend(task, loss, start, steps, step, client.keys), len(steps))
 
 
-def seen(
+def component_views(
     algorithm: Algorithm, client: Client, sent: Ask, memory: Tree, prepared: Tree | None = None
 ) -> Views:
     """The client as each component sees it: its own slices and key, and the data that it
     declares."""
     return {
-        c: _seen(client, c, sent, memory, (prepared or {}).get(c.name, {}))
+        c: _view(client, c, sent, memory, (prepared or {}).get(c.name, {}))
         for c in algorithm.components
     }
 
 
-def _seen(client: Client, c: Component, sent: Ask, memory: Tree, prepared: Tree) -> Client:
+def _view(client: Client, c: Component, sent: Ask, memory: Tree, prepared: Tree) -> Client:
     local_set, public = c.needs.local_set, c.needs.public is not Public.NOTHING
     return Client(
         client.task,
@@ -242,7 +242,7 @@ def ended(
 def answer(algorithm: Algorithm, client: Client, ask: Ask, memory: Tree) -> Answer:
     """One client's answer to an Ask that a component made; `client.params` is the model to use."""
     c = next(c for c in algorithm.components if c.name == ask.owner)
-    view = _seen(client, c, ask, memory, {})
+    view = _view(client, c, ask, memory, {})
     return _completed(call(c, "answer", view), view)
 
 

@@ -16,19 +16,19 @@ from torch import Tensor
 from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Client, Reply
 from fedml_noniid.plugins.core.contract import call
-from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.data import Pass, Samples
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.randomness import fold, step_key
+from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from fedml_noniid.plugins.data.batches import Order, epochs, in_order
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import Streams, key
-from fedml_noniid.plugins.engines.cores import all_cores
 from fedml_noniid.plugins.engines.cuda_graphs import graphs_for
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.personal import PERSONAL
 from fedml_noniid.plugins.engines.plan import Start
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 PASS_BATCH = 500  # samples per batch of a pass without training
 
@@ -68,7 +68,7 @@ class Clients:
         first = {c.name: call(c, "init_client", unmet) for c in self.algorithm.components}
         first |= {PERSONAL: self.task.personal} if self.task.personal else {}
         self.memory: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
-        self.held: dict[int, tuple[Params, Params]] = {}
+        self.trained: dict[int, tuple[Params, Params]] = {}
         self.w_t: Params = {}  # of the round in which they were trained
         read = self.train.noise is not None or self.local.augment
         self._draws = (
@@ -155,24 +155,37 @@ class Clients:
         at = fold(key, "read")
         return Read(fold(at, "steps"), augment), Read(fold(at, "own")) if noisy else None
 
-    def own_pass(self, client: int) -> Order:
+    def local_set(self, client: int) -> Order:
         """One pass over all of a client's samples."""
         return in_order(self.indices[client], PASS_BATCH)
 
-    def public_pass(self) -> Order:
-        """One pass over the public split."""
-        assert self.public is not None
-        return in_order(np.arange(len(self.public.y)), PASS_BATCH)
+    def client(self, task: Task, ask: Ask, round_: int, key: Tensor, local_set: Pass) -> Client:
+        """A client with the model of `ask`, before the core gives each component its part."""
+        public = Client.public
+        if self.needs.public and self.public is not None:
+            order = in_order(np.arange(len(self.public.y)), PASS_BATCH)
+            public = Pass(self.public, to_device(order.index, self.device), sizes=order.sizes)
+        return Client(
+            task,
+            ask.params,
+            ask.buffers,
+            round_,
+            local_set,
+            public,
+            job=ask.job,
+            observing=self.observing,
+            keys=key,
+        )
 
-    def holds(self, ask: Ask) -> bool:
-        """Whether results of training are kept for further Asks of the same round."""
+    def asked_again(self, ask: Ask) -> bool:
+        """Whether results of training are stored for further Asks of the same round."""
         return ask.job == TRAIN and self.algorithm.exchanges.round > 1
 
-    def hold(self, client: int, params: Params, buffers: Params) -> None:
-        """Keeps a client's result of training."""
+    def store(self, client: int, params: Params, buffers: Params) -> None:
+        """Stores a client's result of training."""
         # Copies: rows of a stack may be overwritten, and matrix products round differently at their
         # addresses.
-        self.held[client] = tree_map(torch.clone, params), tree_map(torch.clone, buffers)
+        self.trained[client] = tree_map(torch.clone, params), tree_map(torch.clone, buffers)
 
 
 class Engine(Protocol):
@@ -212,8 +225,7 @@ def _squares(reply: Reply) -> float:
     total = reply.loss.sum()
     for leaf in (*leaves(reply.deltas), *leaves(reply.upload)):
         flat = leaf.reshape(-1)
-        with all_cores(flat):
-            total = total + flat.dot(flat)
+        total = total + flat.dot(flat)
     return total.item()
 
 

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -28,11 +28,13 @@ from fedml_noniid.plugins.core.data import Pass
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.training import Descent
 from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
-# (began, steps, what is drawn, memory for the parameters, number of the first step) -> where local
-# training ended
-Descend = Callable[[Tree, Pass, Iterator[Params], Params | None, int | Tensor], Descent]
+if TYPE_CHECKING:
+    from fedml_noniid.plugins.engines.local import StepInputs
+
+# (began, inputs, number of the first step) -> where local training ended
+Descend = Callable[[Tree, "StepInputs", int | Tensor], Descent]
 MIN_SAME_SHAPE_STEPS = 3  # steps of one shape; with fewer of them a graph would be replayed once
 
 
@@ -94,20 +96,13 @@ def graphs_for(network: Model) -> GraphRecorder:
     return CudaGraphs()
 
 
-def replayed(
-    tape: GraphRecorder,
-    descend: Descend,
-    began: Tree,
-    steps: Pass,
-    drawn: Iterator[Params],
-    out: Params | None,
-) -> Descent:
-    """As `descend(began, steps, drawn, out, 0)`; the sums of losses and features may be rounded
-    otherwise."""
+def replayed(graphs: GraphRecorder, descend: Descend, began: Tree, inputs: StepInputs) -> Descent:
+    """As `descend(began, inputs, 0)`; the sums of losses and features may be rounded otherwise."""
+    steps, drawn, out = inputs
     shapes = [math.prod(steps.index.shape[1:])] * len(steps) if steps.sizes is None else steps.sizes
     times = Counter(shapes)
     if max(times.values(), default=0) < MIN_SAME_SHAPE_STEPS:
-        return descend(began, steps, drawn, out, 0)
+        return descend(began, inputs, 0)
     params = began["params"]
     carried: Tree = {
         "params": tree_map(torch.clone, params)
@@ -119,30 +114,27 @@ def replayed(
     at = torch.zeros(1, dtype=torch.int64, device=steps.index.device)  # the number of the step
     first, weight = _first(steps), _weight(steps)
     given: Params = {}  # what the step draws
-    kept: Params = {}
+    totals: Params = {}
 
     def one(size: int) -> None:
-        found = descend(
-            carried | {"factor": began["factor"]},
-            _at(steps, at, size, first),
-            iter((given,)),
-            carried["params"],
-            at[0],
+        one_step = inputs._replace(
+            steps=_at(steps, at, size, first), drawn=iter((given,)), out=carried["params"]
         )
-        if not kept:
-            kept["loss"] = found.loss.new_zeros(len(steps), *found.loss.shape)
+        found = descend(carried | {"factor": began["factor"]}, one_step, at[0])
+        if not totals:
+            totals["loss"] = found.loss.new_zeros(len(steps), *found.loss.shape)
             if found.features is not None:
-                kept["features"] = torch.zeros_like(found.features)
-        kept["loss"].index_copy_(0, at, found.loss.unsqueeze(0))
+                totals["features"] = torch.zeros_like(found.features)
+        totals["loss"].index_copy_(0, at, found.loss.unsqueeze(0))
         if found.features is not None and weight is not None:
-            kept["features"].add_(weight.index_select(0, at)[0].unsqueeze(-1) * found.features)
+            totals["features"].add_(weight.index_select(0, at)[0].unsqueeze(-1) * found.features)
         left = {"buffers": found.buffers, "state": found.state, "params": found.params}
         tree_map(lambda old, new: old if new is old else old.copy_(new), carried, left)
         at.add_(1)
 
     ways: dict[int, Callable[[], None]] = {size: partial(one, size) for size in times}
     come = Counter[int]()
-    with tape.aside():
+    with graphs.aside():
         for size in shapes:
             new = next(drawn)
             if not given:
@@ -151,12 +143,12 @@ def replayed(
                 tree_map(lambda old, new: old.copy_(new), given, new)
             come[size] += 1
             if come[size] == 2 and times[size] >= MIN_SAME_SHAPE_STEPS:
-                ways[size] = tape.record(ways[size])
+                ways[size] = graphs.record(ways[size])
             ways[size]()
-    loss = kept["loss"].sum(0)
+    loss = totals["loss"].sum(0)
     count = torch.zeros_like(loss) + (len(steps) if steps.live is None else steps.live.sum(0))
     features = (
-        None if weight is None else kept["features"] / weight.sum(0).clamp(min=1).unsqueeze(-1)
+        None if weight is None else totals["features"] / weight.sum(0).clamp(min=1).unsqueeze(-1)
     )
     return Descent(carried["params"], carried["buffers"], carried["state"], count, loss, features)
 

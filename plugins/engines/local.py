@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -28,11 +28,11 @@ from fedml_noniid.plugins.core.training import (
     Step,
     Views,
     adjusted,
+    component_views,
     ended,
     factor,
     penalty,
     scaled,
-    seen,
     started,
     term,
 )
@@ -48,44 +48,78 @@ from fedml_noniid.plugins.core.trees import (
 from fedml_noniid.plugins.engines.compiled import Compiled
 from fedml_noniid.plugins.engines.cuda_graphs import GraphRecorder, replayed
 from fedml_noniid.plugins.engines.personal import PERSONAL, joined, over, parted, personalized
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
-Forward = Callable[[Params, Params, Batch, Params], Output]  # the last is what the step draws
 # (parameters, buffers, batch, what it draws) -> the gradient of the mean cross-entropy, in the
 # memory of the last gradient, and the second result of `autograd`. Its loss is that of each sample,
 # [..., B].
 Written = Callable[[Params, Params, Batch, Params], tuple[Params, Tree]]
 
 
-class ClientAxis(Protocol):
-    """How a function of one client is run: for one client, or for many side by side, leaves [M,
-    ...]."""
+@dataclass(frozen=True)
+class ClientAxis:
+    """Runs functions of one client for one client, or for `count` side by side, leaves [M, ...]."""
 
-    alone: ClassVar[bool]  # whether there is one client only; then `lift` changes nothing
+    client: Callable[[Tree], Client]  # the client of its trees, as the core scopes it
+    memory: Params  # of gradients, which those of the next clients take again
+    count: int | None = None  # M; None: one client, without an axis
+    # the steps in C++, if there are any; they are for plain SGD, without hooks
+    compiled: Callable[[], Compiled | None] = lambda: None
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one client only; then `lift` changes nothing."""
+        return self.count is None
 
     def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """A function of one client's trees as one of all clients' trees."""
-        ...
+        return fn if self.single else torch.func.vmap(fn)
 
     def every(self, tree: Tree) -> Tree:
         """A tree that all clients share, as the tree of each client."""
-        ...
+        if self.count is None:
+            return tree
+        return tree_map(lambda leaf: leaf.expand(self.count, *leaf.shape), tree)
 
-    def forward(self, task: Task) -> Forward:
-        """The forward pass in training."""
-        ...
+    def forward(
+        self, task: Task, params: Params, buffers: Params, batch: Batch, drawn: Params
+    ) -> Output:
+        """The forward pass in training; `drawn`: what the network draws in this step."""
+        model = cast("Model", task.network)
+
+        def run(params: Params, buffers: Params, batch: Tree, drawn: Params, axes: int) -> Output:
+            x, mask = batch["x"], batch.get("mask")
+            return model(task.whole(params), buffers, x, True, mask, None, drawn, axes=axes)
+
+        if self.single or model.dense:
+            return run(params, buffers, batch._asdict(), drawn, 0 if self.single else 1)
+        out: Output = torch.func.vmap(partial(run, axes=0))(params, buffers, _fields(batch), drawn)
+        return out
 
     def written(self, task: Task) -> Written | None:
-        """Its gradient, if it is written out."""
-        ...
+        """The gradient of the loss, if it is written out."""
+        model = cast("Model", task.network)
+        if task.fixed or not model.written_out or not (self.single or model.dense):
+            return None
+        axes = 0 if self.single else 1
 
-    def compiled(self) -> Compiled | None:
-        """The steps in C++, if there are any. They are for plain SGD, without hooks."""
-        ...
+        def written(
+            params: Params, buffers: Params, batch: Batch, drawn: Params
+        ) -> tuple[Params, Tree]:
+            grads, losses, found = model.gradient(
+                params, buffers, *batch[:3], drawn, self.memory, axes
+            )
+            return grads, {"loss": losses, "buffers": found.buffers, "features": found.features}
 
-    def client(self, own: Tree) -> Client:
-        """In a lifted function: the client, as the core scopes it."""
-        ...
+        return written
+
+
+class StepInputs(NamedTuple):
+    """What the steps of local training read, and where their result goes."""
+
+    steps: Pass
+    drawn: Iterator[Params]  # what the network draws, step by step
+    out: Params | None  # memory that the trained parameters may take
 
 
 class Hooks(NamedTuple):
@@ -96,115 +130,67 @@ class Hooks(NamedTuple):
     term: Callable[[Params], Params] | None = None
 
 
-def forward_of(task: Task, axes: int) -> Forward:
-    """The forward pass in training of one client, or of several side by side (`axes`: 1)."""
-    model = cast("Model", task.network)
-    return lambda params, buffers, batch, drawn: model(
-        task.whole(params), buffers, batch.x, True, batch.mask, None, drawn, axes=axes
-    )
-
-
-def written_of(task: Task, axes: int, memory: Params) -> Written | None:
-    """The gradient of the loss of one client, or of several side by side (`axes`: 1), where it is
-    written out.
-
-    `memory` of gradients, kept from call to call.
-    """
-    model = cast("Model", task.network)
-    if task.fixed or not model.written_out:
-        return None
-
-    def written(
-        params: Params, buffers: Params, batch: Batch, drawn: Params
-    ) -> tuple[Params, Tree]:
-        grads, losses, found = model.gradient(params, buffers, *batch[:3], drawn, memory, axes)
-        return grads, {"loss": losses, "buffers": found.buffers, "features": found.features}
-
-    return written
-
-
 def train(
     algorithm: Algorithm,
     task: Task,
+    axis: ClientAxis,
     sent: Ask,
-    own: Tree,
-    steps: Pass,
-    drawn: Iterator[Params],
-    side: ClientAxis,
-    out: Params | None,
-    tape: GraphRecorder | None = None,
+    clients: Tree,
+    inputs: StepInputs,
+    graphs: GraphRecorder | None = None,
 ) -> tuple[Descent, Tree]:
     """Local training from the received model: where it ended, and the answers' fields by component.
 
-    `own`: "key", "each" and "memory" of the client, or of all. `drawn`: what the network draws,
-    step by step. `out`: memory that the trained parameters may take. `tape`: records steps; None:
+    `clients`: "key", "each" and "memory" of the client, or of all. `graphs`: records steps; None:
     each step runs as it comes.
     """
 
-    def views(own: Tree) -> Views:
-        given = sent._replace(each=own["each"])
-        return seen(
-            algorithm,
-            personalized(side.client(own), own["memory"]),
-            given,
-            own["memory"],
-            own.get("prepared"),
-        )
+    def views(trees: Tree) -> Views:
+        each, memory = trees["each"], trees["memory"]
+        client = personalized(axis.client(trees), memory)
+        given = sent._replace(each=each)
+        return component_views(algorithm, client, given, memory, trees.get("prepared"))
 
-    def first(own: Tree) -> Tree:
+    def first(trees: Tree) -> Tree:
         """What is computed before the first step, and where the model, its buffers and the
         optimiser start."""
-        prepared = {c.name: call(c, "prepare", view) for c, view in views(own).items()}
-        given = views(own | {"prepared": prepared})
-        state, (params, buffers) = (
-            started(algorithm, given),
-            joined(sent.params, sent.buffers, own["memory"]),
-        )
-        fresh = task.optimizer.init(params)
-        return {
-            "prepared": prepared,
-            "factor": factor(given),
-            "params": params,
-            "buffers": buffers,
-            "state": fresh if state is None else over(fresh, state),
-        }
+        prepared = {c.name: call(c, "prepare", view) for c, view in views(trees).items()}
+        given = views(trees | {"prepared": prepared})
+        params, buffers = joined(sent.params, sent.buffers, trees["memory"])
+        found = {"params": params, "buffers": buffers, "prepared": prepared}
+        state = over(task.optimizer.init(params), started(algorithm, given) or {})
+        return found | {"factor": factor(given), "state": state}
 
     # Lifting takes time even where there is nothing to lift.
     components = algorithm.components
-    began = side.lift(first)(own) if components else side.every(first(own))
-    own = own | {"prepared": began["prepared"]}
-    hooks, keeps = _hooks(algorithm, own, views, side), PERSONAL in own["memory"]
-    if keeps:
+    began = axis.lift(first)(clients) if components else axis.every(first(clients))
+    clients = clients | {"prepared": began["prepared"]}
+    hooks, personal = _hooks(algorithm, clients, views, axis), PERSONAL in clients["memory"]
+    if personal:
         hooks = _sharing(hooks, sent.params)
-        out = out and {name: torch.empty_like(leaf) for name, leaf in began["params"].items()} | out
+        fresh = {name: torch.empty_like(leaf) for name, leaf in began["params"].items()}
+        inputs = inputs._replace(out=inputs.out and fresh | inputs.out)
 
-    walk = LocalSteps(side, task, own["key"], hooks)
-    found = (
-        walk(began, steps, drawn, out)
-        if tape is None
-        else replayed(tape, walk, began, steps, drawn, out)
-    )
+    walk = LocalSteps(axis, task, clients["key"], hooks)
+    found = walk(began, inputs) if graphs is None else replayed(graphs, walk, began, inputs)
 
-    def last(own: Tree, left: Tree) -> Tree:
-        """What is sent, kept and recorded."""
-        _, answers = ended(algorithm, views(own), Descent(**{"features": None, **left}), len(steps))
+    def last(trees: Tree, left: Tree) -> Tree:
+        """What is sent, remembered and recorded."""
+        descent = Descent(**{"features": None, **left})
+        _, answers = ended(algorithm, views(trees), descent, len(inputs.steps))
         return {
             field: {name: getattr(of, field) for name, of in answers.items()}
             for field in ("upload", "memory", "metrics")
         }
 
-    if keeps:
-        memory, (params, buffers, state) = parted(
-            own["memory"], found.params, found.buffers, found.state
-        )
-        own, found = (
-            own | {"memory": memory},
-            found._replace(params=params, buffers=buffers, state=state),
-        )
+    if personal:
+        memory, shared = parted(clients["memory"], found.params, found.buffers, found.state)
+        found = found._replace(params=shared[0], buffers=shared[1], state=shared[2])
+        clients = clients | {"memory": memory}
     left = {key: leaf for key, leaf in found._asdict().items() if leaf is not None}
-    answers = (side.lift(last) if components else last)(own, left)
-    if keeps:
-        answers["memory"][PERSONAL] = own["memory"][PERSONAL]
+    answers = (axis.lift(last) if components else last)(clients, left)
+    if personal:
+        answers["memory"][PERSONAL] = clients["memory"][PERSONAL]
     return found, answers
 
 
@@ -222,7 +208,7 @@ def _sharing(hooks: Hooks, params: Params) -> Hooks:
 
 
 def _hooks(
-    algorithm: Algorithm, own: Tree, views: Callable[[Tree], Views], side: ClientAxis
+    algorithm: Algorithm, clients: Tree, views: Callable[[Tree], Views], axis: ClientAxis
 ) -> Hooks:
     """The components' hooks of a step.
 
@@ -235,23 +221,25 @@ def _hooks(
     def some(hook: str) -> bool:
         return any(overrides(c, hook) for c in algorithm.components)
 
-    at_once = views(own) if side.alone or some("gradient_term") else {}
+    at_once = views(clients) if axis.single or some("gradient_term") else {}
 
-    def penalties(step: int | Tensor, own: Tree, w: Params, out: Output, batch: Tree) -> Tree:
-        found = penalty(at_once if side.alone else views(own), w, out, Batch(**batch, step=step))
+    def penalties(step: int | Tensor, clients: Tree, w: Params, out: Output, batch: Tree) -> Tree:
+        found = penalty(
+            at_once if axis.single else views(clients), w, out, Batch(**batch, step=step)
+        )
         return {} if found is None else {"sum": found}
 
     def penalised(w: Params, out: Output, batch: Batch) -> Tensor | None:
-        found: Tree = side.lift(partial(penalties, batch.step))(own, w, out, _fields(batch))
+        found: Tree = axis.lift(partial(penalties, batch.step))(clients, w, out, _fields(batch))
         return found.get("sum")
 
-    def logits(own: Tree, logits: Tensor, w: Params) -> Tensor:
-        return adjusted(algorithm, at_once if side.alone else views(own), logits, w)
+    def logits(clients: Tree, logits: Tensor, w: Params) -> Tensor:
+        return adjusted(algorithm, at_once if axis.single else views(clients), logits, w)
 
-    lifted_logits = side.lift(logits)
+    lifted_logits = axis.lift(logits)
     return Hooks(
         penalised if some("penalty") else None,
-        (lambda logits, w: lifted_logits(own, logits, w)) if some("logits") else None,
+        (lambda logits, w: lifted_logits(clients, logits, w)) if some("logits") else None,
         (lambda w: term(at_once, w)) if some("gradient_term") else None,
     )
 
@@ -270,46 +258,36 @@ def _fields(of: Batch) -> Tree:
 class LocalSteps:
     """The steps of local training: what is the same for all of them."""
 
-    side: ClientAxis
+    axis: ClientAxis
     task: Task
     key: Tensor  # of the client, or of each [M]
     hooks: Hooks
 
-    def __call__(
-        self,
-        began: Tree,
-        steps: Pass,
-        drawn: Iterator[Params],
-        out: Params | None,
-        first: int | Tensor = 0,
-    ) -> Descent:
-        """As `plugins.core.training.descend` for the batches of `steps`.
+    def __call__(self, began: Tree, inputs: StepInputs, first: int | Tensor = 0) -> Descent:
+        """As `plugins.core.training.descend` for the batches of `inputs`.
 
         `began`: "params", "buffers", the optimiser's "state" and the update's "factor" before the
-        first step. `drawn`, `out`: as in `train`. `first`: the number of the first step.
+        first step, which has the number `first`.
         """
+        steps = inputs.steps
         # The written-out gradient is that of the loss without hooks.
         bare = self.hooks.penalty is None and self.hooks.logits is None
-        written = self.side.written(self.task) if bare else None
+        written = self.axis.written(self.task) if bare else None
         rate = plain_rate(self.task.optimizer)
         if written is None or rate is None:
-            return self._stepped(began, steps, drawn, out, first, written)
-        plain = (
-            self.hooks.term is None
-            and not began["factor"]
-            and steps.read is None
-            and steps.last is None
-        )
-        compiled = self.side.compiled() if plain and len(steps) else None
+            return self._stepped(began, inputs, first, written)
+        unchanged = self.hooks.term is None and not began["factor"]
+        plain = unchanged and steps.read is None and steps.last is None
+        compiled = self.axis.compiled() if plain and len(steps) else None
         if compiled is not None:
-            params, losses = compiled(began["params"], steps, rate, out)
+            params, losses = compiled(began["params"], steps, rate, inputs.out)
             total = _step_losses(losses.unbind(), steps, True).sum(0)
             count = torch.zeros_like(total) + _length(steps)
             return Descent(params, began["buffers"], began["state"], count, total, None)
         # No gradient is ever taken of these steps. In this mode torch keeps no record for one:
         # calls get shorter.
         with torch.inference_mode():
-            found = self._stepped(began, steps, drawn, out, first, written)
+            found = self._stepped(began, inputs, first, written)
         # What is made in this mode can't be used where a gradient is taken; a copy can.
         left = {field: tree for field, tree in found._asdict().items() if tree is not None}
         return found._replace(
@@ -317,21 +295,16 @@ class LocalSteps:
         )
 
     def _stepped(
-        self,
-        began: Tree,
-        steps: Pass,
-        drawn: Iterator[Params],
-        out: Params | None,
-        first: int | Tensor,
-        written: Written | None,
+        self, began: Tree, inputs: StepInputs, first: int | Tensor, written: Written | None
     ) -> Descent:
         """As a call, one step after the other. `written`: the gradient, if it is written out."""
         params, buffers, state = (began[name] for name in ("params", "buffers", "state"))
+        steps, drawn, out = inputs
         step_of = step_form(self, began["factor"], owned=written is not None)
         some = next(iter(params.values()))
         zero = torch.zeros(self.key.shape, dtype=some.dtype, device=some.device)
         losses: list[Tensor] = []
-        seen, last = zero, steps.last
+        weight, last = zero, steps.last
         features: Tensor | None = None
         for step, batch in enumerate(_batches(steps, first)):
             # In place, because the passes over memory take most of a step's time. The received
@@ -349,17 +322,12 @@ class LocalSteps:
                 mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
                 fraction = last[step].unsqueeze(-1) * mask.to(some.dtype)  # [..., B]
                 part = torch.einsum("...b,...bd->...d", fraction, left["features"])
-                features, seen = (
-                    part if features is None else features + part,
-                    seen + fraction.sum(-1),
-                )
+                features = part if features is None else features + part
+                weight = weight + fraction.sum(-1)
             moved, after = step_of(gradient, params, state, step, into)
-            if batch.live is None:
-                params, state, buffers = moved, after, left["buffers"]
-            else:
-                params, state = select(batch.live, moved, params), select(batch.live, after, state)
-                buffers = select(batch.live, left["buffers"], buffers)
-        mean = None if features is None else features / seen.clamp(min=1).unsqueeze(-1)
+            params, state = select(batch.live, moved, params), select(batch.live, after, state)
+            buffers = select(batch.live, left["buffers"], buffers)
+        mean = None if features is None else features / weight.clamp(min=1).unsqueeze(-1)
         count = zero + _length(steps)
         total = _step_losses(losses, steps, written is not None).sum(0) if losses else zero
         return Descent(params, buffers, state, count, total, mean)
@@ -369,7 +337,7 @@ class LocalSteps:
     ) -> tuple[Tensor, Tree]:
         """The loss of a step, and what else its pass leaves, with the `features` if they are asked
         for."""
-        found = self.side.forward(self.task)(w, buffers, batch, drawn)
+        found = self.axis.forward(self.task, w, buffers, batch, drawn)
         logits = found.logits if self.hooks.logits is None else self.hooks.logits(found.logits, w)
         value = cross_entropy(logits, batch.y, batch.mask)
         extra = None if self.hooks.penalty is None else self.hooks.penalty(w, found, batch)
@@ -406,7 +374,7 @@ def step_form(walk: LocalSteps, factor: Params, owned: bool) -> Step:
     """The form of the step equation that local training runs. `owned`: as in `InMemory`."""
     optimizer = walk.task.optimizer
     update = (
-        walk.side.lift(optimizer.step) if optimizer.clip else optimizer.step
+        walk.axis.lift(optimizer.step) if optimizer.clip else optimizer.step
     )  # a norm is that of one client
     return InMemory(optimizer, walk.hooks.term, factor, None, owned, plain_rate(optimizer), update)
 

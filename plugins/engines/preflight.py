@@ -21,7 +21,7 @@ from fedml_noniid.plugins.core.data import Pass
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.engines.clients import Clients
 from fedml_noniid.plugins.engines.vectorized import Vectorized
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 OURS = "fedml_noniid."  # modules whose methods the tests of this repository hold to the contract
 HOOKS = (
@@ -62,7 +62,7 @@ class Preflight:
             algorithm, components=tuple(map(_watched, algorithm.components))
         )
         clients.graphs = None
-        clients.held = dict.fromkeys(ask.to[:1], (self._sent.params, self._sent.buffers))
+        clients.trained = dict.fromkeys(ask.to[:1], (self._sent.params, self._sent.buffers))
         Vectorized(clients).try_out(ask, round_)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,36 +18,9 @@ from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.data.batches import Order
 from fedml_noniid.plugins.engines.clients import Clients, to_device
-from fedml_noniid.plugins.engines.local import Forward, Written, forward_of, train, written_of
+from fedml_noniid.plugins.engines.local import ClientAxis, StepInputs, train
 from fedml_noniid.plugins.engines.personal import personalized
 from fedml_noniid.plugins.engines.storage import apart, replace_row, rows_for
-
-
-@dataclass
-class OneClient:
-    """One client."""
-
-    seen: Callable[[], Client]
-    memory: Params  # of gradients, one client's after the other's
-    alone: ClassVar[bool] = True
-
-    def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        return fn
-
-    def every(self, tree: Tree) -> Tree:
-        return tree
-
-    def forward(self, task: Task) -> Forward:
-        return forward_of(task, 0)
-
-    def written(self, task: Task) -> Written | None:
-        return written_of(task, 0, self.memory)
-
-    def compiled(self) -> None:
-        return None
-
-    def client(self, own: Tree) -> Client:
-        return self.seen()
 
 
 def plain(task: Task) -> Task:
@@ -89,13 +62,13 @@ class Sequential:
         self.task = plain(self.clients.task)
         host, training = self.clients.keys(ask, round_), ask.job == TRAIN
         keys = host.to(self.clients.device)
-        if self.clients.holds(ask):
+        if self.clients.asked_again(ask):
             self.clients.w_t = tree_map(torch.clone, ask.params)
         stacked: Tree = {}
         for n, position in enumerate(positions):
             if training:
-                own = row(self.updates, position)
-                one = self._trained(ask, position, round_, keys[position], host[position], own)
+                out = row(self.updates, position)
+                one = self._trained(ask, position, round_, keys[position], host[position], out)
             else:
                 one = self._answered(ask, position, round_, keys[position])
             # Row by row: a list of all answers beside their stack would take twice the memory.
@@ -117,19 +90,17 @@ class Sequential:
         read, _ = clients.reads(key)
         steps = self._pass(order, clients.train, read, clients.needs.last_epoch)
         # Made once, and only where a component reads it.
-        side = OneClient(
-            cache(partial(self._client, ask.params, ask.buffers, round_, key, client)),
-            self.gradient,
-        )
-        own: Tree = {"key": key, "each": row(ask.each, position), "memory": self._memory(client)}
-        drawn = clients.drawn(ask, host_key, [order])
+        seen = cache(partial(self._client, ask, round_, key, client))
+        axis = ClientAxis(lambda _: seen(), self.gradient)
+        trees: Tree = {"key": key, "each": row(ask.each, position), "memory": self._memory(client)}
+        inputs = StepInputs(steps, clients.drawn(ask, host_key, [order]), out)
         found, answers = train(
-            clients.algorithm, self.task, ask, own, steps, drawn, side, out, clients.graphs
+            clients.algorithm, self.task, axis, ask, trees, inputs, clients.graphs
         )
         replace_row(clients.memory, clients.row[client], answers.pop("memory"))
         answers = apart(answers, found.params)
-        if clients.holds(ask):
-            clients.hold(client, found.params, found.buffers)
+        if clients.asked_again(ask):
+            clients.store(client, found.params, found.buffers)
         for name, leaf in found.params.items():  # a client without a step ends where it began
             torch.sub(leaf, ask.params[name], out=out[name])
         return {
@@ -141,8 +112,9 @@ class Sequential:
     def _answered(self, ask: Ask, position: int, round_: int, key: Tensor) -> Tree:
         """A client's answer to an Ask of a component."""
         clients, client = self.clients, ask.to[position]
-        params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[client]
-        seen = replace(self._client(params, buffers, round_, key, client), job=ask.job)
+        params, buffers = (ask.params, ask.buffers) if ask.params else clients.trained[client]
+        model = ask._replace(params=params, buffers=buffers)
+        seen = self._client(model, round_, key, client)
         sent, memory = ask._replace(each=row(ask.each, position)), self._memory(client)
         found = answer(clients.algorithm, personalized(seen, memory), sent, memory)
         replace_row(clients.memory, clients.row[client], memory | {ask.owner: found.memory})
@@ -164,17 +136,12 @@ class Sequential:
         # replies are stacked.
         return tree_map(lambda leaf: leaf[self.clients.row[client]].clone(), self.clients.memory)
 
-    def _client(
-        self, params: Params, buffers: Params, round_: int, key: Tensor, client: int
-    ) -> Client:
-        clients, own, public = self.clients, Client.local_set, Client.public
+    def _client(self, ask: Ask, round_: int, key: Tensor, client: int) -> Client:
+        clients, local_set = self.clients, Client.local_set
         if clients.needs.local_set:
-            own = self._pass(clients.own_pass(client), clients.train, clients.reads(key)[1])
-        if clients.needs.public and clients.public is not None:
-            public = self._pass(clients.public_pass(), clients.public)
-        return Client(
-            self.task, params, buffers, round_, own, public, observing=clients.observing, keys=key
-        )
+            order, (_, read) = clients.local_set(client), clients.reads(key)
+            local_set = self._pass(order, clients.train, read)
+        return clients.client(self.task, ask, round_, key, local_set)
 
     def _pass(
         self, order: Order, samples: Samples, read: Reader | None = None, last: bool = False

@@ -7,10 +7,10 @@ through `torch.func.vmap`. Training takes its gradient outside of vmap, by autog
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,17 +18,18 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Client, Reply
-from fedml_noniid.plugins.core.data import Batch, Pass, Reader, Samples
-from fedml_noniid.plugins.core.task import Loss, Output, Task
+from fedml_noniid.plugins.core.data import Pass, Reader, Samples
+from fedml_noniid.plugins.core.task import Loss, Task
 from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
 from fedml_noniid.plugins.engines.clients import Clients, numbers, to_device
 from fedml_noniid.plugins.engines.compiled import Compiled, compiled_for
-from fedml_noniid.plugins.engines.local import Forward, Written, forward_of, train, written_of
+from fedml_noniid.plugins.engines.local import ClientAxis, StepInputs, train
+from fedml_noniid.plugins.engines.packing import stack
 from fedml_noniid.plugins.engines.personal import personalized
 from fedml_noniid.plugins.engines.storage import apart, rows_for
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
 # on a CPU, where a client that waits for the longest one costs as much as one that moves
@@ -52,53 +53,6 @@ def functional(loss: Loss, params: Params) -> tuple[Params, Tree]:
     """(gradient, aux) by torch.func, which vmap can batch."""
     grads, aux = torch.func.grad(loss, has_aux=True)(params)
     return grads, aux
-
-
-@dataclass(frozen=True)
-class ManyClients:
-    """Clients side by side; `seen` makes one of them from its trees."""
-
-    count: int  # M
-    dense: bool  # whether the network takes several clients' trees itself
-    seen: Callable[[Tree], Client]
-    memory: Params  # of gradients, one chunk's after the other's
-    compiled: Callable[[], Compiled | None]
-    alone: ClassVar[bool] = False
-
-    def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.func.vmap(fn)
-
-    def every(self, tree: Tree) -> Tree:
-        return tree_map(lambda leaf: leaf.expand(self.count, *leaf.shape), tree)
-
-    def forward(self, task: Task) -> Forward:
-        if self.dense:
-            return forward_of(task, 1)
-
-        model = cast("Model", task.network)
-
-        def one(params: Params, buffers: Params, given: Tree) -> Output:
-            drawn = given["drawn"]
-            return model(
-                task.whole(params), buffers, given["x"], True, given.get("mask"), None, drawn
-            )
-
-        lifted = torch.func.vmap(one)
-
-        def forward(params: Params, buffers: Params, batch: Batch, drawn: Params) -> Output:
-            given = {"x": batch.x, "mask": batch.mask, "drawn": drawn}
-            out: Output = lifted(
-                params, buffers, {name: leaf for name, leaf in given.items() if leaf is not None}
-            )
-            return out
-
-        return forward
-
-    def written(self, task: Task) -> Written | None:
-        return written_of(task, 1, self.memory) if self.dense else None
-
-    def client(self, own: Tree) -> Client:
-        return self.seen(own)
 
 
 class Vectorized:
@@ -158,10 +112,10 @@ class Vectorized:
             stacked = row(stacked, numbers(order, clients.device).argsort())
         n = numbers(map(len, map(clients.indices.__getitem__, ask.to)), clients.device)
         params = stacked.pop("params")
-        if clients.holds(ask):
+        if clients.asked_again(ask):
             clients.w_t = tree_map(torch.clone, ask.params)
             for position, client in enumerate(ask.to):
-                clients.hold(client, row(params, position), row(stacked["buffers"], position))
+                clients.store(client, row(params, position), row(stacked["buffers"], position))
         if training:
             deltas = tree_map(lambda w_k, w: w_k.sub_(w), params, ask.params)
         else:
@@ -198,24 +152,23 @@ class Vectorized:
             numbers(chunk, clients.device),
             numbers(map(clients.row.__getitem__, ids), clients.device),
         )
-        own: Tree = {
+        trees: Tree = {
             "each": row(ask.each, here),
             "memory": row(clients.memory, rows),
             "key": there[here],
         }
         if clients.needs.local_set:
-            own["own"] = self._batched([clients.own_pass(client) for client in ids], live=False)
+            passes = [clients.local_set(client) for client in ids]
+            trees["local_set"] = self._batched(passes, live=False)
         if ask.job != TRAIN:
-            return rows, self._answered(ask, round_, own, ids)
-        return rows, self._trained(
-            ask, round_, own, orders, clients.drawn(ask, host[chunk], orders), out
-        )
+            return rows, self._answered(ask, round_, trees, ids)
+        return rows, self._trained(ask, round_, trees, orders, host[chunk], out)
 
     def chunk_size(self, ask: Ask) -> int:
         """How many clients fit into the memory bound: copies of the model, and a batch's outputs of
         all layers."""
         clients = self.clients
-        params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[ask.to[0]]
+        params, buffers = (ask.params, ask.buffers) if ask.params else clients.trained[ask.to[0]]
         outputs = cast("Model", clients.task.network).outputs(
             *clients.task.model(params, buffers), clients.train.x[:1]
         )
@@ -239,37 +192,26 @@ class Vectorized:
             self._updates = rows_for(ask.params, len(ask.to))
         return self._updates
 
-    def _client(self, ask: Ask, round_: int, own: Tree) -> Client:
+    def _client(self, ask: Ask, round_: int, trees: Tree) -> Client:
         """One client, from its trees."""
-        clients, public = self.clients, Client.public
-        if clients.needs.public and clients.public is not None:
-            order = clients.public_pass()
-            public = Pass(clients.public, to_device(order.index, clients.device), sizes=order.sizes)
-        model = own.get("model", {"params": ask.params, "buffers": ask.buffers})
-        _, read_own = clients.reads(own["key"])
-        return Client(
-            self.lifted,
-            model["params"],
-            model["buffers"],
-            round_,
-            Pass(clients.train, **own["own"], read=read_own) if "own" in own else Client.local_set,
-            public,
-            job=ask.job,
-            observing=clients.observing,
-            keys=own["key"],
-        )
+        clients, local_set = self.clients, Client.local_set
+        if "local_set" in trees:
+            _, read = clients.reads(trees["key"])
+            local_set = Pass(clients.train, **trees["local_set"], read=read)
+        asked = ask._replace(**trees.get("model", {}))
+        return clients.client(self.lifted, asked, round_, trees["key"], local_set)
 
     def _trained(
         self,
         ask: Ask,
         round_: int,
-        own: Tree,
+        trees: Tree,
         orders: list[Order],
-        drawn: Iterator[Params],
+        host_keys: Tensor,
         out: Params | None,
     ) -> Tree:
-        """The answers to training."""
-        clients, task = self.clients, self.clients.task
+        """The answers to training. `host_keys`: the clients' keys, on the host."""
+        clients = self.clients
         # [S, M, ...]: a step of all clients is one entry.
         batched: dict[str, Any] = {
             name: leaf.transpose(0, 1).contiguous()
@@ -277,11 +219,13 @@ class Vectorized:
         }
         if clients.needs.last_epoch:
             batched["last"] = self._last(orders, clients.train.x.dtype).t()
-        steps = Pass(clients.train, **batched, read=self._reader(own["key"]))
-        dense, seen = cast("Model", task.network).dense, partial(self._client, ask, round_)
-        side = ManyClients(len(orders), dense, seen, self._gradient, lambda: self._compiled)
+        steps = Pass(clients.train, **batched, read=self._reader(trees["key"]))
+        axis = ClientAxis(
+            partial(self._client, ask, round_), self._gradient, len(orders), lambda: self._compiled
+        )
+        inputs = StepInputs(steps, clients.drawn(ask, host_keys, orders), out)
         found, answers = train(
-            clients.algorithm, task, ask, own, steps, drawn, side, out, clients.graphs
+            clients.algorithm, clients.task, axis, ask, trees, inputs, clients.graphs
         )
         # The models become differences in place. A component that sends one of their tensors sends
         # a copy.
@@ -294,28 +238,26 @@ class Vectorized:
             "loss": mean,
         }
 
-    def _answered(self, ask: Ask, round_: int, own: Tree, ids: list[int]) -> Tree:
+    def _answered(self, ask: Ask, round_: int, trees: Tree, ids: list[int]) -> Tree:
         """The answers to an Ask of a component."""
         clients = self.clients
         if not ask.params:
-            held = [clients.held[client] for client in ids]
-            models = tree_map(
-                lambda *leaves: torch.stack(leaves), *({"params": p, "buffers": b} for p, b in held)
-            )
-            own = own | {"model": models}
+            models = [clients.trained[client] for client in ids]
+            stacked = stack([{"params": params, "buffers": buffers} for params, buffers in models])
+            trees = trees | {"model": stacked}
 
-        def one(own: Tree) -> Tree:
-            sent = ask._replace(each=own["each"])
-            seen = personalized(self._client(ask, round_, own), own["memory"])
-            found = answer(clients.algorithm, seen, sent, own["memory"])
+        def one(trees: Tree) -> Tree:
+            sent = ask._replace(each=trees["each"])
+            seen = personalized(self._client(ask, round_, trees), trees["memory"])
+            found = answer(clients.algorithm, seen, sent, trees["memory"])
             named = {
                 field: {ask.owner: getattr(found, field)}
                 for field in ("upload", "memory", "metrics")
             }
             return named | {"params": found.params, "buffers": found.buffers}
 
-        none = own["key"].new_zeros(len(ids), dtype=clients.train.x.dtype)
-        answered: Tree = torch.func.vmap(one)(own)
+        none = trees["key"].new_zeros(len(ids), dtype=clients.train.x.dtype)
+        answered: Tree = torch.func.vmap(one)(trees)
         return answered | {"steps": none, "loss": none}
 
     def _reader(self, keys: Tensor) -> Reader | None:

@@ -30,7 +30,6 @@ from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, n_bytes, row, tree_map
 from fedml_noniid.plugins.engines.clients import Clients
-from fedml_noniid.plugins.engines.cores import lend
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, rows_for, shared
 
@@ -130,7 +129,6 @@ class Workers:
         stacked: Tree = tree_map(together, *found)
         if ask.job == TRAIN:
             stacked["deltas"] = row(self._updates, slice(len(ask.to)))
-        lend(self.processes)  # the workers wait for the next Ask
         return Reply(ask.to, **stacked)
 
     def _start(self, ask: Ask) -> None:
@@ -209,7 +207,6 @@ def portion(sizes: Sequence[int], processes: int) -> int:
 
 
 def _end(workers: Sequence[_Worker]) -> None:
-    lend(1)
     for worker in workers:
         worker.connection.close()
         # it may be in the middle of a long piece whose answer nobody needs any more
@@ -244,7 +241,6 @@ def _work(
         other.close()  # an open copy here would hide from the other process that the end was closed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what an interrupt ends
     torch.set_num_threads(1)
-    lend(1)
     try:
         while True:
             job, to, owner, places, round_, piece, first = connection.recv()

@@ -109,22 +109,6 @@ def test_compare_pairs_the_seeds(grid: nd.Results) -> None:
     assert back["difference"].tolist() == pytest.approx((-table["difference"]).tolist())
 
 
-def test_a_printed_comparison_shows_its_interval(
-    grid: nd.Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pd.option_context(
-        "display.max_columns", 0, "display.width", 80
-    ):  # as pandas has them in a terminal
-        printed = str(grid[:2].compare("fedavg"))
-    row = grid[:2].compare("fedavg").iloc[0]
-    titles, values = (line.split() for line in printed.splitlines())
-    assert titles == [*row.index]
-    assert values[titles.index("low")] == f"{row['low']:.4f}"
-    assert values[titles.index("high")] == f"{row['high']:.4f}"
-    assert type(grid.compare()[["recipe"]]) is pd.DataFrame  # any other use is that of a data frame
-
-
 def test_save_has_the_files_of_folder(tmp_path: Path, grid: nd.Results) -> None:
     again = nd.run("fedavg", SPLIT, seeds=[0, 1], folder=tmp_path / "during", **QUIET)
     again.save(tmp_path / "after")
@@ -188,13 +172,6 @@ def test_a_seed_that_diverges_is_left_out_and_named(tmp_path: Path) -> None:
     assert not there.texts
     assert [text.get_text() for text in empty.texts] == [NO_RESULT, NO_RESULT]
     pyplot.close("all")
-
-
-def test_a_sweep_warns_of_what_diverges() -> None:
-    with pytest.warns(
-        UserWarning, match="^lr-1e.30-fedavg-0 has no result: round 1, client 0: .* not finite"
-    ):
-        nd.sweep(["fedavg"], SPLIT, over={"lr": [0.1, 1e30]}, **QUIET)
 
 
 def test_a_leak_is_in_every_name() -> None:

@@ -155,14 +155,6 @@ def test_help_comes_at_once() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_python_m_is_the_same_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "fedml_noniid", "rnu"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: no such command 'rnu'. Did you mean 'run'?")
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -280,24 +272,3 @@ def test_names_complete(
         main([])
     assert ended.value.code == 0
     assert set(capsys.readouterr().out.split()) == found, cursor
-
-
-def test_the_makefile_s_verbs_exist_and_its_help_has_every_target() -> None:
-    text = (ROOT / "Makefile").read_text() + (ROOT / "papers" / "dvc.yaml").read_text()
-    called = re.findall(r"-m fedml_noniid(?![.\w])((?: [a-z]+)+)", text)
-    assert len(called) >= 7
-    for words in called:
-        path: Path_ = ()
-        for word in words.split():
-            if isinstance(VERBS[path], TyperGroup):
-                path = (*path, word)
-        assert path in VERBS, words
-    done = subprocess.run(
-        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    targets = set(
-        re.findall(r"^([a-z][a-z -]*):(?!=)", text.partition("\nstages:")[0], re.MULTILINE)
-    )
-    listed = {line[:14].strip() for line in done.stdout.splitlines()}
-    assert targets <= listed and "paper-<name>" in listed

@@ -37,7 +37,9 @@ class Plain(Sequential):
         )
         memory = self._memory(client)
         # The plain loop trains whatever it is given, so here the client's own part too.
-        seen = self._client(*joined(ask.params, ask.buffers, memory), round_, key, client)
+        params, buffers = joined(ask.params, ask.buffers, memory)
+        model = ask._replace(params=params, buffers=buffers)
+        seen = self._client(model, round_, key, client)
         trace, answers = train(
             clients.algorithm, seen, ask._replace(each=row(ask.each, position)), memory, steps
         )
@@ -50,8 +52,8 @@ class Plain(Sequential):
             trace = trace._replace(params=params, buffers=buffers)
             found["memory"][PERSONAL] = kept[PERSONAL]
         replace_row(clients.memory, clients.row[client], found.pop("memory"))
-        if clients.holds(ask):
-            clients.hold(client, trace.params, trace.buffers)
+        if clients.asked_again(ask):
+            clients.store(client, trace.params, trace.buffers)
         tree_map(lambda leaf, delta: leaf.copy_(delta), out, sub(trace.params, ask.params))
         return {
             "buffers": trace.buffers,

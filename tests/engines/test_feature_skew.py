@@ -30,9 +30,10 @@ from fedml_noniid.plugins.core.data import Batch, Pass, Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.data.batches import in_order
 from fedml_noniid.plugins.data.noise import deviations, per_sample
 from fedml_noniid.plugins.engines import local
-from fedml_noniid.plugins.engines.clients import Clients
+from fedml_noniid.plugins.engines.clients import PASS_BATCH, Clients
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, Start
@@ -232,9 +233,9 @@ def looked(
     )
     orders: dict[str, Any] = {
         "steps": (store.steps(client, round_), of.train),
-        "own": (store.own_pass(client), of.train),
+        "own": (store.local_set(client), of.train),
     }
-    orders["public"] = (store.public_pass(), of.public)
+    orders["public"] = (in_order(np.arange(len(of.public.y)), PASS_BATCH), of.public)
     lies = {
         name: list(torch.split(at.x[torch.from_numpy(positions.index)], list(positions.sizes)))
         for name, (positions, at) in orders.items()
@@ -321,7 +322,7 @@ def test_augmentation_is_for_training_only() -> None:
 
 @pytest.mark.parametrize("augment", [False, True])
 def test_both_engines_read_the_same_bits(augment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ManyClients one another, padded, and alone."""
+    """Beside one another, padded, and alone."""
     monkeypatch.setattr(
         "fedml_noniid.plugins.engines.vectorized.MAX_STEP_RATIO", math.inf
     )  # all of them together

@@ -110,7 +110,7 @@ def test_rfedavg_plus_sends_the_model_to_those_who_did_not_map_it() -> None:
 
 GENERATOR = 6 * (3 + C) + 6 + D * 6 + D  # numbers of FedGen's: 3 of noise and C, 6 hidden, D
 
-# ManyClients the model up and down: (parameters up, numbers up, parameters down, numbers down), per
+# Beside the model up and down: (parameters up, numbers up, parameters down, numbers down), per
 # client and round.
 BESIDE = {
     "datasharing": (0, 0, 0, 0),

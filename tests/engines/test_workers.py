@@ -19,7 +19,6 @@ import torch
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Tree
-from fedml_noniid.plugins.engines import cores
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.simulation import Simulation
@@ -49,40 +48,6 @@ RECIPES = ["fedavg", "scaffold+fnr", "rfedavg_plus", "moon+fednlr", "feddyn", "c
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_same_bits_as_in_one_process(recipe: str) -> None:
     assert federation.equal(simulation(recipe).run(), simulation(recipe, workers=1).run())
-
-
-def test_the_same_bits_where_the_process_in_front_takes_their_cores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Passes over large models, while the workers wait; nobody else has more threads, during the
-    run or after it."""
-    made, used, threads = (
-        build("cnn", (1, 6, 6), 3, {"channels": 32, "hidden": 2048}),
-        set[int](),
-        torch.set_num_threads,
-    )
-
-    def seen(n: int) -> None:
-        used.add(n)
-        threads(n)
-
-    monkeypatch.setattr(torch, "set_num_threads", seen)
-    monkeypatch.setattr(cores, "MIN_THREADED_NUMBERS", 1 << 19)
-    outcomes = {}
-    for workers in (2, 1):
-        used.clear()
-        outcomes[workers] = federation.simulation(
-            "fedavg",
-            of=federation.images(torch.float32),
-            model=made,
-            workers=workers,
-            cohort=5,
-            rounds=2,
-        ).run()
-        assert (2 in used) is (workers > 1)
-        gc.collect()
-    assert federation.equal(outcomes[2], outcomes[1])
-    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ and is told."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,10 +14,6 @@ from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.provenance import plan
-from fedml_noniid.pipelines.experiment.results import ItemResult
-from fedml_noniid.pipelines.papers.targets.ran import what_ran
-from fedml_noniid.pipelines.reporting.report import _about
-from fedml_noniid.pipelines.tools.scenarios import described
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.data.indices import Indices
@@ -151,35 +146,3 @@ def test_it_reaches_the_training(tmp_path: Path) -> None:
     often = missing(loaded(tmp_path, ", availability: {rate: 0.5}"), "other")
     absent = sometimes(0.5, 0)  # the item's seed
     assert often == [set(absent(t, 0, (0, 1, 2, 3))) for t in (1, 2, 3)] and any(often)
-
-
-@pytest.mark.parametrize(
-    ("availability", "words"),
-    [
-        (", availability: {rate: 0.2}", "20 % of the clients missing per round"),
-        (FILE, "clients missing as in absent.csv"),
-    ],
-)
-def test_reports_tell_it(tmp_path: Path, availability: str, words: str) -> None:
-    (tmp_path / "absent.csv").write_text(f"{HEAD}1,0,3\n")
-    settings = loaded(tmp_path, availability)
-    other, plain = settings.scenarios["other"], settings.scenarios["skewed"]
-    assert _about(tmp_path, other, "other-0").endswith(f" Availability: {words}.")
-    assert described(other) == f"dirichlet (alpha 0.5), {words}"
-    assert "vailab" not in _about(tmp_path, plain, "skewed-0") and "missing" not in described(plain)
-
-
-@pytest.mark.parametrize(
-    ("availability", "words"),
-    [(FILE, "file absent.csv"), (", availability: {rate: 0.2}", "rate 0.2")],
-)
-def test_the_line_of_a_study_tells_it(tmp_path: Path, availability: str, words: str) -> None:
-    (tmp_path / "absent.csv").write_text(f"{HEAD}1,0,3\n")
-    unit = Unit("other", "fedavg", 0)
-    stored = json.loads(json.dumps(loaded(tmp_path, availability).params(unit)))
-    run = ItemResult(
-        unit.key, "other", "fedavg", "fedavg", 0, stored, {}, {}, {}, (), {}, (), (), ()
-    )
-    assert f"other (dirichlet, 4 clients, alpha 0.5, availability {words})" in what_ran(
-        [run], [], []
-    )

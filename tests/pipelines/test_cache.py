@@ -90,16 +90,6 @@ def test_without_a_whole_copy_it_is_made_again(folder: Path, tmp_path: Path) -> 
     assert making.calls == 1 and cache.is_whole(folder, FINGERPRINT)
 
 
-def test_other_settings_and_the_way_back(folder: Path, tmp_path: Path) -> None:
-    whole = content(folder)
-    assert cache.get_or_create(folder, tmp_path, OTHER, Making({"rounds.csv": b"other"}))
-    assert (folder / "rounds.csv").read_bytes() == b"other" and not (
-        folder / "model.safetensors"
-    ).exists()
-    assert not cache.get_or_create(folder, tmp_path, FINGERPRINT, never)
-    assert content(folder) == whole
-
-
 def test_a_folder_that_dvc_brought_fills_the_store(folder: Path, tmp_path: Path) -> None:
     """After `dvc pull` there is no store yet."""
     shutil.rmtree(tmp_path / cache.STORE)

@@ -105,12 +105,6 @@ def test_a_killed_training_goes_on_to_the_same_bytes(
     assert {path.name: path.read_bytes() for path in (study / RUN).iterdir()} == whole
 
 
-def test_the_report_says_that_runs_stopped_early(study: Path) -> None:
-    run_stages(study, ("plan", "prepare", "partition", "train", "evaluate", "report"))
-    text = (study / "report" / "report.md").read_text()
-    assert "scaffold: 1 of 1 runs stopped early, after round 4." in text
-
-
 def test_an_edit_of_the_users_file_trains_again(study: Path) -> None:
     """A comment counts too: what the file imports is not known.
 

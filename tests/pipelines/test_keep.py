@@ -149,25 +149,6 @@ def test_a_table_is_kept_with_its_rounds_runs_and_makers(repository: Path) -> No
     ]
 
 
-def test_a_figure_is_kept_with_its_picture_and_the_columns_that_it_draws(repository: Path) -> None:
-    assert keep_in(repository, "ccn-fig9", "--size", "smoke") == 0
-    place = repository / "docs" / "results"
-    assert "](ccn-fig9-smoke.png)" in (place / "ccn-fig9-smoke.md").read_text()
-    assert (place / "ccn-fig9-smoke.png").read_bytes().startswith(b"\x89PNG")
-    rounds = lines(place / "ccn-fig9-smoke-rounds.csv")
-    assert list(rounds[0])[5:] == ["test_accuracy", "bytes_up"] and {
-        row["recipe"] for row in rounds
-    } == {"a"}
-    assert rounds[0]["bytes_up"] == "10.0"
-
-
-def test_what_runs_did_not_record_is_said(tmp_path: Path) -> None:
-    run(paper(tmp_path, TARGETS, "{}"), "near", "a", 0, [0.5])
-    assert keep_in(tmp_path, "ccn-tab9", "--size", "smoke") == 0
-    page = (tmp_path / "docs" / "results" / "ccn-tab9-smoke.md").read_text()
-    assert "- CPU: not recorded." in page and "- GPU" not in page
-
-
 def test_nothing_is_kept_where_nothing_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

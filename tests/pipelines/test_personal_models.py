@@ -155,18 +155,6 @@ def test_a_common_model_after_a_drift_is_measured_on_the_labels_of_each_client(
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
-def test_the_report_says_whose_accuracy_it_is(made: tuple[str, Path]) -> None:
-    _, folder = made
-    report = (folder / "report/report.md").read_text()
-    assert report.count("fedbn: accuracies are those of the clients' own models") == 1
-    assert "fedavg: accuracies" not in report
-    tags = {
-        recipe: json.loads((folder / f"runs/skewed-{recipe}-0/run.json").read_text())["tags"]
-        for recipe in ("fedavg", "fedbn")
-    }
-    assert "own_models" in tags["fedbn"] and not {"own_models", "no_effect"} & tags["fedavg"].keys()
-
-
 def test_tuning_on_the_validation_split_is_refused_before_it_trains(tmp_path: Path) -> None:
     tune = "tune: {trials: 2, seeds: [100], grid: {train: {lr: [0.1, 0.2]}}}\n"
     (tmp_path / "params.yaml").write_text(TEXT.replace(", SKEW", "") + tune)

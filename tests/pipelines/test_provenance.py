@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -110,21 +110,24 @@ def test_a_cpu_of_another_maker_is_another_kind_of_machine(monkeypatch: pytest.M
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A module that was written long ago, and an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "module.py"
     path.write_text("x = 1\n")
     os.utime(path, (0, 0))
     monkeypatch.setattr(usercache, "SETTLED_NS", 0)
-    return path
+    yield path
+    for cached in (provenance._source, provenance._known):
+        cached.cache_clear()
 
 
 def found(path: Path) -> provenance._Source:
     """As a new process finds it, and stores it."""
-    sources = provenance._Sources()
-    source = sources[path]
-    sources.save()
+    for cached in (provenance._source, provenance._known):
+        cached.cache_clear()
+    source = provenance._source(path)
+    provenance._save()
     return source
 
 
@@ -199,8 +202,7 @@ def test_plan_and_report_import_no_torch(tmp_path: Path, monkeypatch: pytest.Mon
     for stage in ("plan", "report"):
         code = (
             "import sys; from fedml_noniid.pipelines.stages.__main__ import main\n"
-            f"code = main([{stage!r}]); slow = ['torch', 'scipy.stats', 'mlflow', 'pandas', "
-            "'sklearn']\n"
+            f"code = main([{stage!r}]); slow = ['torch', 'scipy.stats', 'mlflow', 'sklearn']\n"
             "sys.exit(str([name for name in slow if name in sys.modules]) if code == 0 else code)"
         )
         named = environment() | {"PYTHONPATH": str(ROOT)}

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from fedml_noniid.pipelines.experiment import config
-from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.pipelines.tools import scenarios
 from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines.small import PARAMS
@@ -121,24 +120,6 @@ def test_what_differs_by_rounding_only_agrees(folder: Path) -> None:
     assert (line["Gini of sizes"], line["label distance"]) == ("0.300", "0.500 ± 0.000")
 
 
-def test_one_seed_has_no_deviation(folder: Path) -> None:
-    write(folder, "even-1")
-    said = shown(folder)
-    (line,) = cells(said)
-    assert "noise" not in said.replace(
-        "noise level", ""
-    )  # a column that would be empty is left out
-    assert line["statistic"] == "even" and "±" not in "".join(line.values())
-    assert "skewed-0, skewed-1, skewed-2, even-0, even-2." in said
-
-
-def test_nothing_to_read_is_refused(folder: Path) -> None:
-    with pytest.raises(UserError) as refused:
-        shown(folder)
-    said = str(refused.value)
-    assert "partitions: holds no partition of params.yaml; run `noniid partition` first" in said
-
-
 @pytest.mark.parametrize(
     ("content", "part"),
     [
@@ -156,16 +137,3 @@ def test_a_damaged_file_is_refused(folder: Path, content: str, part: str) -> Non
         shown(folder)
     said = str(refused.value)
     assert "skewed-0/statistics.json" in said and part in said
-
-
-def test_the_partitions_that_the_stages_make(tmp_path: Path) -> None:
-    """The small experiment: 1437 digits less 144 for validation and 50 public, over 4 clients."""
-    (tmp_path / "params.yaml").write_text(TWO)
-    for stage in ("prepare", "partition"):
-        assert stages.main([stage, "--root", str(tmp_path)]) == 0
-    skewed, even = cells(shown(tmp_path))
-    assert skewed["samples"] == even["samples"] == "1,243" and skewed["clients"] == "4"
-    assert (even["smallest"], even["mean size"], even["largest"]) == ("310", "310.8", "311")
-    # Clients 0 to 3 have 0, 0.1, 0.2 and 0.3.
-    assert (even["mean noise"], even["most noise"]) == ("0.150", "0.300")
-    assert float(skewed["label distance"]) > 0.2 > 0.1 > float(even["label distance"])

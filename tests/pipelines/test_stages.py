@@ -3,15 +3,11 @@ input is refused."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import dataclasses
 import json
 import os
 import platform
 import shutil
-import socket
-import sqlite3
 import statistics
 from collections.abc import Callable
 from importlib.metadata import version
@@ -28,10 +24,8 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.stages import train
 from fedml_noniid.pipelines.tracking import live
-from fedml_noniid.pipelines.tracking import store as stores
 from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.plugins.core.randomness import fold, normal
-from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from tests.pipelines.small import PARAMS, run_stages
@@ -97,39 +91,6 @@ def test_partition_holds_every_training_sample_once(made: Path) -> None:
     assert len(indices["validation"]) == 144
 
 
-def test_all_training_images_on_clients_and_the_test_set_as_d_public(tmp_path: Path) -> None:
-    """The set-up of FNR-FL's repository: data.public is 0, so nobody but the clients has a training
-    image."""
-    text = ONE.replace("validation: 0.1, public: 50", "validation: 0.0, public: 0")
-    text = text.replace("scaffold+fnr]", "fnr-leak]")
-    leaking = "fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
-    text = text.replace("scaffold+fnr: {fnr: {p: 0.5}}", leaking)
-    (tmp_path / "params.yaml").write_text(text)
-    run_stages(tmp_path, ("prepare", "partition", "train", "evaluate"))
-    clients = json.loads((tmp_path / PARTITION / "indices.json").read_text())["clients"]
-    assert sorted(i for part in clients for i in part) == list(range(1437))
-    run = json.loads((tmp_path / "runs/skewed-fnr-leak-0/run.json").read_text())
-    assert "trains on the test set" in run["tags"]["leak"]
-    recorded = load_file(tmp_path / "runs/skewed-fnr-leak-0/recorded.safetensors")
-    # A_i are shares of D_public: 360 test images.
-    hits = recorded["fnr_authors/A"].double() * 360
-    assert recorded["fnr_authors/A"].shape == (3, 4) and torch.allclose(
-        hits, hits.round(), atol=1e-3
-    )
-
-
-def test_partition_describes_itself(made: Path) -> None:
-    rows = table(made / PARTITION / "clients.csv")
-    assert [row["client"] for row in rows] == ["0", "1", "2", "3"]
-    for row in rows:
-        assert int(row["samples"]) == sum(int(row[label]) for label in "0123456789")
-    described = json.loads((made / PARTITION / "statistics.json").read_text())
-    assert described["samples"] == sum(int(row["samples"]) for row in rows)
-    assert described["samples_left_out"] == 0
-    assert 0 < described["label_distance_mean"] < 1 and 0 < described["size_gini"] < 1
-    assert (made / PARTITION / "heatmap.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_train_writes_rounds_weights_and_what_made_them(made: Path) -> None:
     rows = table(made / RUN / "rounds.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3"]
@@ -189,10 +150,6 @@ def test_train_observes_the_clients_where_it_is_told_to(workplace: Path) -> None
     assert (workplace / RUN / "model.safetensors").read_bytes() == before, "looking changes nothing"
 
 
-def test_train_leaves_nothing_to_resume(made: Path) -> None:
-    assert list((made / ".resume").iterdir()) == []
-
-
 def test_evaluate_measures_the_model_that_was_trained(made: Path) -> None:
     metrics = json.loads((made / EVALUATION / "metrics.json").read_text())
     rows = table(made / RUN / "rounds.csv")
@@ -244,22 +201,6 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_partition_tells_the_noise(noisy: Path, made: Path) -> None:
-    """Four clients at 0, 1/3, 2/3 and all of 0.6; the same samples as without noise."""
-    described = json.loads((noisy / PARTITION / "statistics.json").read_text())
-    assert described["noise_mean"] == pytest.approx(0.3) and described[
-        "noise_max"
-    ] == pytest.approx(0.6)
-    rows = table(noisy / PARTITION / "clients.csv")
-    assert [float(row["noise"]) for row in rows] == pytest.approx([0, 0.2, 0.4, 0.6])
-    assert (noisy / PARTITION / "indices.json").read_text() == (
-        made / PARTITION / "indices.json"
-    ).read_text()
-    without = json.loads((made / PARTITION / "statistics.json").read_text())
-    assert not {key for key in without if key.startswith("noise")}
-    assert "noise" not in table(made / PARTITION / "clients.csv")[0]
-
-
 def test_noise_and_augmentation_reach_the_training(noisy: Path, made: Path) -> None:
     """1 is 16 in raw values, and 16 / std after normalisation."""
     item = Item.load(Workspace.of(noisy, {}), config.load(noisy), UNIT)
@@ -280,21 +221,6 @@ def test_noise_and_augmentation_reach_the_training(noisy: Path, made: Path) -> N
     )
 
 
-def test_evaluate_measures_clean_and_in_each_clients_noise(noisy: Path, made: Path) -> None:
-    """The first client's is none; the headline stays the clean test."""
-    metrics = json.loads((noisy / EVALUATION / "metrics.json").read_text())
-    assert metrics["accuracy"] == pytest.approx(
-        float(table(noisy / RUN / "rounds.csv")[-1]["test_accuracy"])
-    )
-    clients = [float(row["accuracy_noisy"]) for row in table(noisy / EVALUATION / "per_client.csv")]
-    assert len(clients) == 4
-    assert clients[0] == metrics["accuracy"]
-    assert metrics["accuracy_noisy"] == pytest.approx(sum(clients) / 4)
-    assert metrics["loss_noisy"] > metrics["loss"]
-    assert "accuracy_noisy" not in json.loads((made / EVALUATION / "metrics.json").read_text())
-    assert "accuracy_noisy" not in table(made / EVALUATION / "per_client.csv")[0]
-
-
 def test_the_noisy_test_by_an_independent_evaluation(noisy: Path) -> None:
     """Client 3's copy, with the noise added to the images between 0 and 1 before they are
     normalised."""
@@ -312,50 +238,6 @@ def test_the_noisy_test_by_an_independent_evaluation(noisy: Path) -> None:
     assert float(row["accuracy_noisy"]) == pytest.approx(hits, abs=1.5 / 360), (
         "but for a tie that rounding decides"
     )
-
-
-def test_the_report_has_a_column_for_the_noisy_test(noisy: Path) -> None:
-    metrics = json.loads((noisy / EVALUATION / "metrics.json").read_text())
-    text = (noisy / "report" / "report.md").read_text()
-    assert "noisy test, %" in text and f"| {100 * metrics['accuracy_noisy']:.2f} |" in text
-    assert "Gaussian noise of its own (level noise, sigma 0.6)" in text
-    (row,) = table(noisy / "report" / "summary.csv")
-    assert float(row["noisy_test_mean"]) == metrics["accuracy_noisy"]
-    assert float(row["final_mean"]) == metrics["accuracy"], "the headline"
-
-
-def test_a_grid_finer_than_the_pixels_is_refused(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = ONE.replace("clients: 4, alpha: 0.5", "clients: 80, min_size: 1, alpha: 5.0")
-    (workplace / "params.yaml").write_text(
-        text.replace("alpha: 5.0", "alpha: 5.0, noise: {sigma: 1, form: space}")
-    )
-    shutil.rmtree(workplace / PARTITION)
-    line = refused(capsys, workplace, "partition")
-    parts = [
-        "params.yaml",
-        "scenarios.skewed",
-        "'space'",
-        "9 x 9 pixels for 80 clients",
-        "[1, 8, 8]",
-    ]
-    assert all(part in line for part in parts), line
-    assert not (workplace / PARTITION).exists()
-
-
-def test_augmentation_of_tiny_images_is_refused(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = ONE.replace("public: 50", "public: 50, size: [4, 8]")
-    (workplace / "params.yaml").write_text(
-        text.replace("device: cpu", "device: cpu, augment: true")
-    )
-    run_stages(workplace, ("prepare", "partition"))
-    shutil.rmtree(workplace / RUN)
-    line = refused(capsys, workplace, "train")
-    assert all(part in line for part in ["augment = true is refused", "[1, 4, 8]", "5 x 5"]), line
-    assert not (workplace / RUN).exists()
 
 
 def test_a_client_is_measured_on_test_samples_of_its_own_too(made: Path) -> None:
@@ -395,51 +277,6 @@ def test_a_client_without_test_samples_has_an_empty_cell(workplace: Path, left: 
     assert metrics.get("client_test_worst") == (min(accuracies) if left else None)
 
 
-@pytest.fixture
-def with_users(workplace: Path) -> Path:
-    """The digits' data as if 9 users had written them, the test set 10: user n % 9 and m % 10."""
-    path = workplace / "data" / "digits.safetensors"
-    data = Dataset.read(path)
-    dataclasses.replace(
-        data,
-        train_owner=torch.arange(len(data.train_y)) % 9,
-        test_owner=torch.arange(len(data.test_y)) % 10,
-    ).save(path)
-    return workplace
-
-
-@pytest.mark.parametrize("kind", ["natural", "natural_grouped, users: 7"])
-def test_a_natural_partition_splits_training_and_test_set_by_user(
-    with_users: Path, kind: str
-) -> None:
-    settings = ONE.replace("partition: dirichlet", f"partition: {kind}").replace("alpha: 0.5, ", "")
-    (with_users / "params.yaml").write_text(settings)
-    run_stages(with_users, ("partition",))
-    indices = json.loads((with_users / PARTITION / "indices.json").read_text())
-    users = [{i % 9 for i in part} for part in indices["clients"]]
-    assert sorted(map(len, users)) == ([1, 1, 1, 1] if kind == "natural" else [1, 2, 2, 2])
-    assert len(set.union(*users)) == sum(map(len, users))
-    for part, own in zip(indices["test_clients"], users, strict=True):
-        assert part == [i for i in range(360) if i % 10 in own]
-    described = json.loads((with_users / PARTITION / "statistics.json").read_text())
-    held_out = {*indices["validation"], *indices["public"]}
-    nobody = [i for i in range(1437) if i % 9 not in set.union(*users) and i not in held_out]
-    assert described["samples_left_out"] == len(nobody)
-
-
-def test_a_natural_partition_of_data_without_users_is_refused(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (workplace / "params.yaml").write_text(
-        ONE.replace("dirichlet, clients: 4, alpha: 0.5", "natural, clients: 4")
-    )
-    line = refused(capsys, workplace, "partition")
-    assert (
-        "scenarios.skewed: partition natural: data set 'digits' doesn't say whose samples are whose"
-        in line
-    )
-
-
 class StopError(Exception):
     """Stands for a kill."""
 
@@ -472,62 +309,6 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_in_the_same_mlflow_run(
     assert list((workplace / train.RESUME).iterdir()) == []
 
 
-def drop(database: Path) -> None:
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        connection.execute("DROP TABLE metrics")
-
-
-@pytest.mark.parametrize(
-    ("harm", "words"),
-    [
-        (lambda database: database.write_bytes(b"not a database, " * 999), "not a database"),
-        (drop, "no such table: metrics"),
-        (
-            lambda database: shutil.rmtree(database.parent),
-            "readonly database",
-        ),  # SQLite's words for it
-    ],
-    ids=["damaged", "a table is missing", "removed"],
-)
-def test_a_store_that_breaks_in_the_middle_does_not_end_the_training(
-    workplace: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    harm: Callable[[Path], object],
-    words: str,
-) -> None:
-    expected = {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()}
-    forget(workplace, "runs")
-    store = Store(workplace, None)
-
-    def tell(said: progress.RoundReport) -> None:
-        if said.done == 1:
-            harm(store.database)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(progress, "report", tell)
-        run_stages(workplace, ("train",))
-    assert {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()} == expected
-    warned, advice = (
-        record.getMessage() for record in caplog.records if record.name == stores.__name__
-    )
-    assert warned.startswith(f"WARNING: {store.address}: MLflow's store fails") and words in warned
-    assert "`noniid sync`" in advice
-
-
-def test_a_server_that_cannot_be_reached_does_not_end_the_training(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    expected = (workplace / RUN / "model.safetensors").read_bytes()
-    forget(workplace, "runs")
-    monkeypatch.setattr(stores, "PATIENCE", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        train.run(Workspace.of(workplace, {"MLFLOW_TRACKING_URI": address}))
-    assert (workplace / RUN / "model.safetensors").read_bytes() == expected
-    assert [line for line in caplog.messages if line.startswith(f"WARNING: {address}: no answer")]
-
-
 def refused(capsys: pytest.CaptureFixture[str], folder: Path, name: str) -> str:
     """The one line that a stage ends with; its exit code has to be 2."""
     capsys.readouterr()
@@ -535,20 +316,6 @@ def refused(capsys: pytest.CaptureFixture[str], folder: Path, name: str) -> str:
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     return line
-
-
-@pytest.mark.parametrize("content", [None, b"", b"half", "cut"])
-def test_missing_and_damaged_data_are_refused(
-    workplace: Path, capsys: pytest.CaptureFixture[str], content: bytes | str | None
-) -> None:
-    path = workplace / "data" / "digits.safetensors"
-    whole = path.read_bytes()
-    path.unlink()
-    if content is not None:
-        path.write_bytes(whole[:-100] if content == "cut" else str(content).encode())
-    forget(workplace, PARTITION)
-    assert "digits.safetensors" in refused(capsys, workplace, "partition")
-    assert not (workplace / PARTITION).exists()
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"clients": 3}', CUT])
@@ -562,32 +329,6 @@ def test_a_missing_or_damaged_partition_is_refused(
     shutil.rmtree(workplace / RUN)
     assert "indices.json" in refused(capsys, workplace, "train")
     assert not (workplace / RUN).exists()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "parts"),
-    [
-        (
-            "clients: 4",
-            "clients: 2000",
-            ["params.yaml", "scenarios.skewed", "clients=2000", "1 to"],
-        ),
-        (
-            "alpha: 0.5",
-            "alpha: 0.5, min_size: 900",
-            ["params.yaml", "scenarios.skewed", "min_size=900"],
-        ),
-        ("public: 50", "public: 5000", ["params.yaml", "data", "public=5000"]),
-    ],
-)
-def test_what_the_data_can_not_give_is_refused(
-    workplace: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, parts: list[str]
-) -> None:
-    (workplace / "params.yaml").write_text(ONE.replace(old, new))
-    shutil.rmtree(workplace / PARTITION)
-    line = refused(capsys, workplace, "partition")
-    assert all(part in line for part in parts), line
-    assert not (workplace / PARTITION).exists()
 
 
 def test_what_diverges_is_named_and_all_others_are_trained(
@@ -611,14 +352,6 @@ def test_what_diverges_is_named_and_all_others_are_trained(
     assert not list((workplace / train.RESUME).iterdir())
     run_stages(workplace, ("evaluate",))
     assert [path.name for path in (workplace / "evaluation").iterdir()] == ["skewed-fedavg-0"]
-
-
-def test_an_unwritable_folder_is_refused(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.rmtree(workplace / "partitions")
-    (workplace / "partitions").write_text("a file where a folder is needed")
-    assert "partitions: not written by noniid" in refused(capsys, workplace, "partition")
 
 
 def cut(path: Path) -> None:
@@ -677,42 +410,6 @@ def test_a_flipped_bit_in_a_partition_is_refused(
         capsys, workplace, "train"
     )
     assert not (workplace / "runs").exists()
-
-
-def test_a_lost_evaluation_comes_back_from_the_store(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = {path.name: path.read_bytes() for path in (workplace / EVALUATION).iterdir()}
-    shutil.rmtree(workplace / "evaluation")
-    assert stage.main(["evaluate", "--root", str(workplace)]) == 0
-    assert "evaluation: 1 known" in capsys.readouterr().out
-    assert {path.name: path.read_bytes() for path in (workplace / EVALUATION).iterdir()} == whole
-
-
-def test_the_help_tells_of_every_stage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        stage.main(["--help"])
-    assert ended.value.code == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert all(any(line.startswith(f"{name} ") for line in lines) for name in stage.STAGES)
-
-
-def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        stage.main(["trian"])
-    assert ended.value.code == 2
-    assert "'trian'" in capsys.readouterr().err
-
-
-def test_an_interrupt_is_a_line_and_an_exit_code_of_its_own(
-    made: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(_: Workspace) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(train, "run", interrupted)
-    assert stage.main(["train", "--root", str(made)]) == 130
-    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
 
 
 def test_plain_progress_is_a_line_per_item_with_the_time_left(

@@ -16,7 +16,7 @@ from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.tuning import Point, Trial
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import tune as of_papers
-from fedml_noniid.pipelines.papers.studies import PAPER_FILES, PAPERS, of_paper
+from fedml_noniid.pipelines.papers.studies import PAPER_FILES, of_paper
 from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.pipelines.stages.tune import Choice, tune
 from fedml_noniid.plugins.core.errors import UserError
@@ -102,14 +102,6 @@ def test_every_recipe_has_the_same_number_of_trials_and_no_value_is_left_out(
     }
 
 
-def test_the_draw_goes_by_the_seed(tmp_path: Path) -> None:
-    drawn = {
-        tuple(values(tuning.points(settings(tmp_path, seeds=[seed]))["pull"]))
-        for seed in range(100, 120)
-    }
-    assert len(drawn) > 3
-
-
 def test_a_point_has_the_other_values_of_its_entry(tmp_path: Path) -> None:
     of = settings(tmp_path)
     found = tuning.points(of)
@@ -182,14 +174,6 @@ def test_what_tuning_needs(tmp_path: Path, old: str, new: str, told: str) -> Non
     (tmp_path / config.FILE).write_text(PARAMS.replace(old, new))
     with pytest.raises(UserError, match=re.escape(f"params.yaml: {told}")):
         tuning.points(config.load(tmp_path))
-
-
-def test_the_example_of_the_error_is_good(tmp_path: Path) -> None:
-    text = (
-        PARAMS[: PARAMS.index("tune:")] + tuning.EXAMPLE + "\n" + PARAMS[PARAMS.index("deploy:") :]
-    )
-    (tmp_path / config.FILE).write_text(text)
-    assert {len(points) for points in tuning.points(config.load(tmp_path)).values()} == {3}
 
 
 def trials(of: Config, accuracies: Mapping[int, Sequence[float]]) -> list[Trial]:
@@ -289,28 +273,6 @@ def test_the_chosen_values_are_written_beside_the_others_and_comments_stay(tmp_p
     assert (tmp_path / config.FILE).read_text() == text, "once more changes nothing"
 
 
-def test_the_root_s_own_params_keep_their_layout(tmp_path: Path) -> None:
-    text = (ROOT / config.FILE).read_text()
-    (tmp_path / config.FILE).write_text(text)
-    of = config.load(tmp_path)
-    points = tuning.points(of)
-    assert {len(own) for own in points.values()} == {6} and list(points) == of.recipe_names
-    found = {
-        name: tuning.record(of, [Trial(point, (0.5,)) for point in own], 143)
-        for name, own in points.items()
-    }
-    tuning.write(tmp_path, found)
-    written = (tmp_path / config.FILE).read_text().splitlines()
-    entries = text[text.index("\nrecipes:") : text.index("\nseeds:")].splitlines()[3:]
-    assert len(entries) >= len(of.recipe_names)
-    assert [line for line in text.splitlines() if line not in written] == [
-        line for line in entries if line
-    ]
-    assert (
-        max(map(len, written)) <= 130 and config.load(tmp_path).recipes["fnr"].tuned == found["fnr"]
-    )
-
-
 def test_how_values_were_chosen_changes_the_report_only(tmp_path: Path) -> None:
     of = settings(tmp_path)
     record = tuning.record(of, trials(of, {}), 144)
@@ -381,15 +343,6 @@ def test_nothing_is_trained_twice(tuned: tuple[Path, dict[str, Choice]]) -> None
     assert before.items() <= items(root).items() and len(items(root)) <= 4 + 4
 
 
-def test_data_that_are_not_prepared_are_refused(tmp_path: Path) -> None:
-    (tmp_path / config.FILE).write_text(PARAMS)
-    with pytest.raises(UserError, match=r"digits\.safetensors: is missing; stage prepare makes it"):
-        tune(Workspace.of(tmp_path, {}), config.load(tmp_path))
-    assert (tmp_path / config.FILE).read_text() == PARAMS and [
-        path.name for path in tmp_path.iterdir()
-    ] == [config.FILE]
-
-
 STUDY = """\
 study_names: [digits, bare]
 studies:
@@ -438,29 +391,3 @@ def test_a_paper_s_study_is_tuned_by_the_same_code(tmp_path: Path) -> None:
     assert of_paper("ccn", "smoke", tmp_path)["digits"].content["data"]["validation"] == 0, (
         "left as it was"
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "on", "told"),
-    [
-        ("bare", "validation", "study with a grid 'bare' is unknown; allowed: digits"),
-        ("digitz", "validation", "study of ccn 'digitz' is unknown (did you mean 'digits'?)"),
-        ("digits", "tset", "split 'tset' is unknown (did you mean 'test'?)"),
-    ],
-)
-def test_a_study_that_can_not_be_tuned(tmp_path: Path, name: str, on: str, told: str) -> None:
-    (tmp_path / PAPER_FILES / "ccn").mkdir(parents=True)
-    (tmp_path / PAPER_FILES / "ccn" / "params.yaml").write_text(STUDY)
-    with pytest.raises(UserError, match=re.escape(told)):
-        of_papers.tune(Workspace.of(tmp_path, {}), "ccn", name, "smoke", on)
-    assert not (tmp_path / "papers").exists()
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_the_grids_of_the_papers_are_good_and_have_equal_budgets(paper: str) -> None:
-    content = config.read_yaml(ROOT / PAPER_FILES / paper / "params.yaml")
-    for name in content.get("grids", {}):
-        for size in ("smoke", "paper"):
-            one = of_papers.grid_of(paper, name, size, ROOT)
-            points = tuning.points(config.checked(one.content, name))
-            assert len({len(own) for own in points.values()}) == 1, name

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from fedml_noniid.pipelines.experiment import check, config
-from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.stages import deploy
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset
@@ -166,32 +165,6 @@ def test_the_deployments_data_are_the_simulations(
     run_stages(tmp_path, ("deploy",))
     (result,) = seen
     assert len(result["simulated_sha256"]) == 64
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            ("engine: auto", "engine: vectorized"),
-            "engine 'vectorized': vmap can't take model 'lstm'",
-        ),
-        (
-            ("model: lstm, model_options: {hidden: 6}", "model: cnn"),
-            "model 'cnn' can't take text, which the data set",
-        ),
-    ],
-)
-def test_what_can_not_be_trained_is_one_line(
-    tmp_path: Path, change: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path / "raw", tweets())
-    configure(tmp_path, "source: csv", DIRICHLET, "auto", change)
-    run_stages(tmp_path, ("prepare", "partition"))
-    capsys.readouterr()
-    assert stage.main(["train", "--root", str(tmp_path)]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert message in line
-    assert not (tmp_path / RUN).exists()
 
 
 def test_a_method_that_makes_samples_is_refused_before_anything_runs(tmp_path: Path) -> None:

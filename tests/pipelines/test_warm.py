@@ -89,7 +89,7 @@ def ended(pid: int) -> bool:
 
 
 def written(path: Path) -> str:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not path.exists() or not path.read_text().endswith("\n"):
         assert time.monotonic() < until, path
         time.sleep(0.01)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,17 +49,6 @@ def test_every_item_once(processes: int, display: progress.Display) -> None:
 def test_an_error_comes_as_it_is(processes: int, display: progress.Display) -> None:
     with pytest.raises(NonFiniteError, match="round 2, client 1: not finite"):
         list(workers.side_by_side(fail, list(range(6)), processes, display))
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_work_may_hold_anything(processes: int, display: progress.Display) -> None:
-    """Processes inherit it. A lock can't be copied to them."""
-    lock = threading.Lock()
-
-    def work(item: int) -> bool:
-        return lock.locked()
-
-    assert dict(workers.side_by_side(work, [0, 1], processes, display)) == {0: False, 1: False}
 
 
 def test_an_interrupt_ends_only_the_processes_of_the_work(display: progress.Display) -> None:

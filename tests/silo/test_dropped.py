@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.server_run import ServerRun
@@ -64,12 +63,8 @@ def nobody(round_: int, ask: Ask) -> tuple[int, ...]:
 def setup(
     recipe: str, methods: dict, cohort: int = 0, rounds: int = 3
 ) -> tuple[ServerRun, list[Silo]]:
-    terms, data = world.terms(recipe, methods, False, cohort, rounds), world.parts()
-    own = [Samples(data.train.x[client], data.train.y[client]) for client in data.clients]
-    silos = [
-        Silo(terms, k, samples, data.public, test=data.tests[k]) for k, samples in enumerate(own)
-    ]
-    return ServerRun(terms, world.server_of(data)), silos
+    terms = world.terms(recipe, methods, False, cohort, rounds)
+    return ServerRun(terms, world.shards_of()[0]), world.silos_of(terms)
 
 
 def over_the_wire(message: Any) -> Any:
@@ -250,7 +245,7 @@ def test_nothing_is_left_of_a_training_that_does_not_count() -> None:
     assert down.counted == {0: 0, 2: 0}
     for silo in silos:
         silo.answer(down)
-    assert [bool(silo.engine.clients.held) for silo in silos] == [True, False, True]
+    assert [bool(silo.engine.clients.trained) for silo in silos] == [True, False, True]
 
 
 def test_a_refinement_goes_on_from_the_training_of_its_round() -> None:
@@ -272,10 +267,10 @@ def test_a_refinement_goes_on_from_the_training_of_its_round() -> None:
                 del replies[ask.to[0]]
         for k, reply in replies.items():
             clients = silos[k].engine.clients
-            assert set(clients.held) == {k}
+            assert set(clients.trained) == {k}
             for key, w in start.items():
                 assert torch.equal(clients.w_t[key], w)
-                assert torch.equal(clients.held[k][0][key] - w, trained[k]["deltas"][key])
+                assert torch.equal(clients.trained[k][0][key] - w, trained[k]["deltas"][key])
                 assert (ask.job == "train") is torch.equal(
                     reply["deltas"][key], trained[k]["deltas"][key]
                 )
