@@ -92,9 +92,10 @@ class Start(NamedTuple):
         params, buffers = initial_model(network, plan.seed, like)
         classifier = network.layers[-1].parameters if algorithm.needs.fixed_classifier else ()
         fixed = {name: params[name] for name in sorted({*classifier, *network.frozen})}
-        trained, own = {name: leaf for name, leaf in params.items() if name not in fixed}, Tree()
+        trained = {name: leaf for name, leaf in params.items() if name not in fixed}
+        personal: Tree = {}
         if algorithm.needs.personal_norms:
-            trained, buffers, own = split_personal(trained, buffers)
+            trained, buffers, personal = split_personal(trained, buffers)
         if not trained:
             raise RecipeError(
                 f"{algorithm.name}: of model = {network.name!r} nothing would be left to "
@@ -102,7 +103,7 @@ class Start(NamedTuple):
                 "layer before its classifier; use a model with a hidden layer, such as mlp"
             )
         configured = replace(cast("Any", network), precision=plan.local.precision)
-        task = Task(configured, plan.local.build(plan.lr(1)), fixed, own)
+        task = Task(configured, plan.local.build(plan.lr(1)), fixed, personal)
         return Start(algorithm, plan, algorithm.prepared(task), trained, buffers)
 
     def task_at(self, t: int) -> Task:
