@@ -257,7 +257,7 @@ def _fedml(rank: int, deployment: Deployment, folder: Path) -> None:
         args = fedml.init(args, check_env=False, should_init_logs=False)
 
     shard = shards.read(folder / SHARD.replace("{rank}", str(rank)), rank, deployment.silos)
-    own, public = shard.parts["train" if rank else "test"], shard.parts.get("public")
+    own = shard.parts["train" if rank else "test"]
     model = Model(deployment.network(tuple(own.x.shape[1:]), shard.n_classes, shard.embedding))
     trainer_class, aggregator_class = make_pair(deployment.train_args.recipe)
     # The constructor of the runner runs everything; `.run()` would only leave a file in the home
@@ -265,15 +265,9 @@ def _fedml(rank: int, deployment: Deployment, folder: Path) -> None:
     cpu, n, k = torch.device("cpu"), len(own.y), rank - 1
     if rank:
         dataset = (n, 0, None, None, {k: n}, {k: batches(own)}, None, shard.n_classes)
-        fedml.FedMLRunner(
-            args,
-            cpu,
-            dataset,
-            model,
-            trainer_class(model, args, public, shard.noise, test=shard.parts.get("test")),
-        )
+        fedml.FedMLRunner(args, cpu, dataset, model, trainer_class(model, args, shard))
         return
-    aggregator = aggregator_class(model, args, own, shard.parts.get("validation"), public)
+    aggregator = aggregator_class(model, args, shard)
     fedml.FedMLRunner(
         args, cpu, (0, 0, None, None, {}, {}, None, shard.n_classes), model, None, aggregator
     )

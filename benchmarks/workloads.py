@@ -20,7 +20,7 @@ from fedml_noniid.plugins.data.streams import Streams
 from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.plan import initial_model
 from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 SEED, CLASSES = 0, 10
 

@@ -115,7 +115,7 @@ class LocalSettings(Section):
     @classmethod
     @unless_checked
     def _precision(cls, value: str) -> str:
-        from fedml_noniid.plugins.models.forward import PRECISIONS
+        from fedml_noniid.plugins.models.model import PRECISIONS
 
         return known("precision", value, PRECISIONS)
 

@@ -17,7 +17,7 @@ from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.run import Checkpointing, Outcome
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.rates import Rate
 from fedml_noniid.plugins.simulate import simulate
 
@@ -72,7 +72,7 @@ def images(dtype: torch.dtype = torch.float64) -> Federation:
     return Federation(image(of.train), of.clients, image(of.test), image(of.public))
 
 
-def network(batch_norm: bool = False) -> Stacked:
+def network(batch_norm: bool = False) -> Model:
     return build("mlp", (6,), N_CLASSES, {"hidden": 5, "batch_norm": batch_norm})
 
 
@@ -83,7 +83,7 @@ def simulation(
     of: Federation | None = None,
     dtype: torch.dtype = torch.float32,
     batch_norm: bool = False,
-    model: Stacked | None = None,
+    model: Model | None = None,
     augment: bool = False,
     engine: str = "sequential",
     rounds: int = ROUNDS,

@@ -11,10 +11,9 @@ import sys
 import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
-import torch
 
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import (
@@ -23,14 +22,9 @@ from fedml_noniid.plugins.core.component import (
     Component,
     Exclusive,
     Needs,
-    Reply,
-    Server,
     Trace,
 )
-from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.models.networks import mlp
 from tests import federation
 
 ROOT = Path(__file__).parents[1]
@@ -91,64 +85,23 @@ def test_after_the_three_edits_the_suites_pass(tmp_path: Path) -> None:
     assert passed is not None and int(passed[1]) >= 20, "the walks meet the method"
 
 
-def test_its_step_is_the_papers(fedexp: type[Component]) -> None:
-    """Two clients that moved by (3, 0) and (0, 4): mean (1.5, 2), squared length 6.25; mean square
-    (9 + 16) / 2 = 12.5.
-
-    eta_g = 12.5 / (2 (6.25 + 0.25)) = 0.9615, so 1; with (3, 0) and (-1, 0): mean 1, mean square 5,
-    eta_g = 5 / (2 (1 + 0.25)) = 2.
-    """
-
-    def step(moves: list[list[float]]) -> Any:
-        deltas = {"w": torch.tensor(moves, dtype=torch.float64)}
-        ones, w = torch.ones(2), {"w": torch.zeros(2, dtype=torch.float64)}
-        server = Server(
-            Task(mlp((2,), 2), SGD(0.1)),
-            w,
-            {},
-            1,
-            2,
-            start=w,
-            replies=Reply((0, 1), deltas, {}, {}, ones, ones, ones),
-            weights=torch.full((2,), 0.5, dtype=torch.float64),
-            update={"w": deltas["w"].mean(0)},
-        )
-        params = fedexp(eps=0.25).step(server).params
-        assert params is not None
-        return params["w"].tolist()
-
-    assert step([[3, 0], [0, 4]]) == pytest.approx([1.5, 2.0])
-    assert step([[3, 0], [-1, 0]]) == pytest.approx([2.0, 0.0])
-
-
-@pytest.mark.parametrize("other", ["fednnnn", "feddyn", "feddc", "sgdm_server"])
-def test_it_is_refused_beside_another_owner_of_the_servers_step(
-    other: str, fedexp: type[Component]
-) -> None:
-    with pytest.raises(
-        RecipeError,
-        match=rf"^(?=.*'fedexp')(?=.*'{other}').*both own the server step, and each says",
-    ):
-        federation.run(f"fedexp+{other}")
-
-
-def test_without_its_claim_it_is_told_which_to_add(
+def test_an_undeclared_step_is_refused_in_the_words_of_the_page(
     fedexp: type[Component], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the words of the page."""
-    told = (
+    words = (
         "'fedexp' changes the server step without owning it; add Exclusive.SERVER_STEP to "
         "`exclusive`"
     )
-    assert told in GUIDE.read_text()
+    assert words in GUIDE.read_text()
     unclaimed = type("FedExP", (fedexp,), {"exclusive": frozenset[Exclusive]()})
     monkeypatch.setitem(recipes.METHODS, "fedexp", unclaimed)
-    with pytest.raises(RecipeError, match=re.escape(told)):
+    with pytest.raises(RecipeError, match=re.escape(words)):
         federation.run("fedexp", rounds=1)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_reading_local_data_it_is_told_what_to_declare(
+def test_undeclared_local_data_are_refused_in_the_words_of_the_page(
     engine: str, fedexp: type[Component], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @dataclass(frozen=True)
@@ -156,10 +109,10 @@ def test_reading_local_data_it_is_told_what_to_declare(
         def report(self, trace: Trace, client: Client) -> Answer:
             return Answer({"counts": client.local_set.class_counts(client.task.network.n_classes)})
 
-    told = "client.local_set is there for methods that declare Needs(local_set=True)"
-    assert told in GUIDE.read_text()
+    words = "client.local_set is there for methods that declare Needs(local_set=True)"
+    assert words in GUIDE.read_text()
     monkeypatch.setitem(recipes.METHODS, "fedexp", Reads)
-    with pytest.raises(RecipeError, match=re.escape(told)):
+    with pytest.raises(RecipeError, match=re.escape(words)):
         federation.run("fedexp", rounds=1, engine=engine)
 
     class Declares(Reads):

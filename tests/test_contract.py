@@ -208,11 +208,6 @@ def test_scaffold_begins_as_uniform_fedavg() -> None:
     assert federation.equal_models(a, b)
 
 
-def test_ccn_of_a_single_client_is_fedavg() -> None:
-    a, b = (federation.run(recipe, cohort=1) for recipe in ("ccn", "fedavg"))
-    assert federation.equal_models(a, b)
-
-
 def test_ccn_at_a_high_temperature_is_fedavg_to_rounding() -> None:
     """Lambda -> (R - 1) / R for everybody."""
     a = federation.run("ccn", {"ccn": {"T": 1e12}}, dtype=torch.float64)

@@ -59,7 +59,7 @@ def digest(value: object) -> str:
     ).hexdigest()[:16]
 
 
-def dealt() -> dict[str, str]:
+def partitions() -> dict[str, str]:
     """Every partition with every law that draws."""
     return {
         f"{name} {options}": digest(
@@ -96,7 +96,7 @@ def integers() -> dict[str, object]:
     parts = partition("iid", LABELS, np.arange(600), 4, 0)
     rate = label_noise.rates("level", 0.6, 4)
     key, tweets = torch.tensor(streams.key(1, "golden")), streams.stream(0, "sent140/split")
-    return dealt() | {
+    return partitions() | {
         "cohort": [draw_cohort(seed, round_, 100, 10) for seed, round_ in ((0, 1), (0, 2), (9, 1))],
         "batches": digest(batches()),
         "keys": keys(),

@@ -131,11 +131,3 @@ def test_one_version_and_one_licence() -> None:
     assert citation["license"] == project["license"] == "Apache-2.0"
     editions = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert editions[:2] == ["Unreleased", fedml_noniid.__version__]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text())
-    inside = [link.partition("#")[0] for link in links if "://" not in link]
-    assert links
-    assert [link for link in inside if not (ROOT / link).is_file()] == []

@@ -19,8 +19,8 @@ from fedml_noniid.api.settings import plain
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
-from fedml_noniid.plugins.data.readers.arrays import of_arrays
-from fedml_noniid.plugins.data.readers.frames import in_memory, parted
+from fedml_noniid.plugins.data.readers.arrays import new_samples, of_arrays
+from fedml_noniid.plugins.data.readers.frames import in_memory, rows_of
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import LENGTH, VOCABULARY, of_texts
 
@@ -242,11 +242,7 @@ def from_arrays(
         raise UserError(
             re.sub(r"\btrain_([xy])\b", r"\1", str(error))
         ) from None  # the names of the arguments
-    few = (
-        to_array("x", x)[:2],
-        np.arange(2),
-    )  # their kind and shape; a test set decides about neither
-    return _of(name, raw, normalise, partial(_as_arrays, *few, layout))
+    return _of(name, raw, normalise, partial(_as_arrays, raw.train_x[:1], layout))
 
 
 def _of(name: str, raw: Raw, normalise: Normalise, reader: Callable[[Any], Tensor | None]) -> Data:
@@ -269,7 +265,7 @@ def _of_rows(
     Columns of label and owner are left out of them.
     """
     tables = in_memory(frame, test)
-    used = parted(tables, test_share=test_share, **given).train
+    used = rows_of(tables, test_share=test_share, **given).train
     rows = tables[0].frame.iloc[used].copy()
     return partial(
         _as_rows,
@@ -310,13 +306,10 @@ def _as_rows(
     return found
 
 
-def _as_arrays(some_x: NDArray[Any], some_y: NDArray[Any], layout: Any, x: Any) -> Tensor:
+def _as_arrays(train_x: Tensor, layout: str, x: Any) -> Tensor:
     """New arrays as samples."""
-    found = to_array("x", x)
     try:
-        return of_arrays(
-            some_x, some_y, found, np.zeros(len(found), np.int64), layout=layout
-        ).test_x
+        return new_samples(to_array("x", x), train_x, layout)
     except UserError as error:
         raise UserError(re.sub(r"\btest_x\b", "x", str(error))) from None
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.dataset import Dataset, normalised
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 
 class Predictor(nn.Module):

@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.settings import NONE
-from fedml_noniid.pipelines.papers.targets.spec import Built, Target
-from fedml_noniid.pipelines.papers.targets.words import extremes
+from fedml_noniid.pipelines.papers.runs import Measured
+from fedml_noniid.pipelines.papers.targets import Built, Target
 from fedml_noniid.pipelines.reporting.figures import Values
 from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins import models
@@ -30,10 +28,12 @@ from fedml_noniid.plugins.models.layers import (
     Linear,
     MaxPool,
     ReLU,
-    Stacked,
 )
+from fedml_noniid.plugins.models.model import Model
 from papers import curves
 from papers.curves import Line, Panels
+from papers.pictures import extremes
+from papers.settings import NONE
 
 BASELINE = "FedAvg"
 
@@ -162,7 +162,7 @@ def _layers(target: Target) -> list[_Layer]:
     """
     shape = tuple(int(n) for n in target.spec["shape"])
     net = models.build(str(target.spec["model"]), shape, int(target.spec["classes"]))
-    assert isinstance(net, Stacked), "all networks for images are"
+    assert isinstance(net, Model), "all networks for images are"
     params, buffers = net.init(torch.Generator().manual_seed(0))
     run, x = Forward(params, buffers, train=False), torch.zeros(1, *shape)
     found = [_Layer("Input", (NONE, _size(x), NONE, NONE))]

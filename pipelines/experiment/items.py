@@ -24,7 +24,7 @@ from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Plan
 from fedml_noniid.plugins.engines.simulation import Simulation, resolve_device
 from fedml_noniid.plugins.models import build as build_network
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.simulate import simulate
 
 

@@ -32,7 +32,7 @@ from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Plan
 from fedml_noniid.plugins.engines.simulation import resolve_device
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.simulate import simulate
 
 CLIENTS = 2  # of the trial; rFedAvg compares clients

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 BATCH = 1000  # samples that go through the network at once
 

@@ -28,7 +28,7 @@ from fedml_noniid.plugins.engines.cuda_graphs import graphs_for
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.personal import PERSONAL
 from fedml_noniid.plugins.engines.plan import Start
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 PASS_BATCH = 500  # samples per batch of a pass without training
 

@@ -28,7 +28,7 @@ from fedml_noniid.plugins.core.data import Pass
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.training import Descent
 from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 if TYPE_CHECKING:
     from fedml_noniid.plugins.engines.local import StepInputs

@@ -48,7 +48,7 @@ from fedml_noniid.plugins.core.trees import (
 from fedml_noniid.plugins.engines.compiled import Compiled
 from fedml_noniid.plugins.engines.cuda_graphs import GraphRecorder, replayed
 from fedml_noniid.plugins.engines.personal import PERSONAL, joined, over, parted, personalized
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 # (parameters, buffers, batch, what it draws) -> the gradient of the mean cross-entropy, in the
 # memory of the last gradient, and the second result of `autograd`. Its loss is that of each sample,

@@ -21,7 +21,7 @@ from fedml_noniid.plugins.data.reading import PAD
 from fedml_noniid.plugins.data.streams import torch_stream
 from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.personal import split_personal
-from fedml_noniid.plugins.models.forward import PRECISIONS, Model
+from fedml_noniid.plugins.models.model import PRECISIONS, Model
 from fedml_noniid.plugins.rates import Rate
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "rmsprop": RMSProp}
@@ -40,7 +40,7 @@ class LocalTraining:
     steps: int = 0  # above 0: this many steps in place of `epochs`
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random
-    precision: str = "float32"  # one of fedml_noniid.plugins.models.forward.PRECISIONS
+    precision: str = "float32"  # one of fedml_noniid.plugins.models.model.PRECISIONS
     # whether steps are recorded and replayed, see `plugins.engines.cuda_graphs`
     cuda_graphs: bool = False
 

@@ -21,7 +21,7 @@ from fedml_noniid.plugins.core.data import Pass
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.engines.clients import Clients
 from fedml_noniid.plugins.engines.vectorized import Vectorized
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 OURS = "fedml_noniid."  # modules whose methods the tests of this repository hold to the contract
 HOOKS = (

@@ -24,7 +24,7 @@ from fedml_noniid.plugins.engines.run import Outcome, Run
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
 from fedml_noniid.plugins.engines.workers import Workers
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 ENGINES = ("auto", "sequential", "vectorized")
 DEVICES = ("auto", "cpu", "cuda")

@@ -29,7 +29,7 @@ from fedml_noniid.plugins.engines.local import ClientAxis, StepInputs, train
 from fedml_noniid.plugins.engines.packing import stack
 from fedml_noniid.plugins.engines.personal import personalized
 from fedml_noniid.plugins.engines.storage import apart, rows_for
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
 # on a CPU, where a client that waits for the longest one costs as much as one that moves

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, nearest
 from fedml_noniid.plugins.data.checks import known
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import (
     cnn,
     fednnnn_cifar,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import torch
@@ -15,18 +14,14 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.data import masked_mean
 from fedml_noniid.plugins.core.randomness import fold, uniform
-from fedml_noniid.plugins.core.task import Layer
 from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.models.forward import Forward, Model, WithGradient
+from fedml_noniid.plugins.models.forward import Forward
 from fedml_noniid.plugins.models.initial import Initial, as_torch
 
 # From the gradient of a block's output to those of its input (None if it is not needed) and of its
 # parameters.
 Pull = Callable[[Tensor, bool], tuple[Tensor | None, Params]]
 
-# Numbers that are drawn at a time, over clients and steps. On a CPU they should fit its cache, a
-# GPU wants few kernels.
-AHEAD = {"cpu": 1 << 16, "cuda": 1 << 25}
 DROPOUT = 0x64726F706F7574  # separates the keys of dropout from other keys of the same step
 VARIANCE = ".var"  # ends the name of a batch norm's running variance
 
@@ -57,7 +52,7 @@ class Weighted(Block):
         """The names of its parameters."""
         return f"{self.name}.weight", f"{self.name}.bias"
 
-    def own(self, run: Forward) -> list[Tensor]:
+    def of(self, run: Forward) -> list[Tensor]:
         """Its parameters."""
         return [run.params[name] for name in self.names]
 
@@ -76,7 +71,7 @@ class Linear(Weighted):
         ), {}
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
-        weight, bias = self.own(run)
+        weight, bias = self.of(run)
         if weight.ndim == 2:
             return F.linear(x, weight, bias)
         out: Tensor = _Beside.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch has no types for it
@@ -156,7 +151,7 @@ class Conv(Weighted):
         return (f"{self.name}.weight", f"{self.name}.bias")[: 1 + self.bias]
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
-        own = self.own(run)
+        own = self.of(run)
         return F.conv2d(
             run.images(x), own[0], own[1] if self.bias else None, self.stride, self.padding
         )
@@ -216,7 +211,7 @@ class BatchNorm(Weighted):
         return f"{self.name}.mean", f"{self.name}{VARIANCE}"
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
-        weight, bias = self.own(run)
+        weight, bias = self.of(run)
         mean, var = held = [run.buffers[name] for name in self.running]
         if run.plain and run.mask is None and x.numel() > self.n:
             if run.train:
@@ -285,7 +280,7 @@ class ReLU(Block):
 
 @dataclass(frozen=True)
 class Output(Block):
-    """The input as it is, recorded as the output of weight layer `of`, which no ReLU follows."""
+    """Returns its input and records it as the activations of layer `of` (a layer without ReLU)."""
 
     of: str
 
@@ -436,7 +431,7 @@ class Residual(Block):
     shortcut: tuple[Block, ...] = ()
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        return _initialised((*self.body, *self.shortcut), generator)
+        return initialised((*self.body, *self.shortcut), generator)
 
     @cached_property
     def _order(self) -> tuple[Order, Order]:
@@ -447,12 +442,7 @@ class Residual(Block):
         return run.activate(self.of, body(run, x) + shortcut(run, x))
 
 
-# Blocks with a written-out gradient: `traced` returns their output and its `Pull`.
-CHAIN = (Linear, Conv, ReLU, MaxPool, Dropout, Output, Flatten)
-DENSE = (Linear, BatchNorm, ReLU, Output, Flatten)  # blocks that know `Forward.axes`
-
-
-def _initialised(blocks: Iterable[Block], generator: torch.Generator) -> tuple[Params, Params]:
+def initialised(blocks: Iterable[Block], generator: torch.Generator) -> tuple[Params, Params]:
     params: Params = {}
     buffers: Params = {}
     for block in blocks:
@@ -462,133 +452,9 @@ def _initialised(blocks: Iterable[Block], generator: torch.Generator) -> tuple[P
     return params, buffers
 
 
-def _parts(blocks: Iterable[Block]) -> Iterator[Block]:
+def parts_of(blocks: Iterable[Block]) -> Iterator[Block]:
     """The blocks in forward order, each residual block replaced by its parts."""
     for block in blocks:
         yield from (
-            _parts((*block.body, *block.shortcut)) if isinstance(block, Residual) else (block,)
+            parts_of((*block.body, *block.shortcut)) if isinstance(block, Residual) else (block,)
         )
-
-
-@dataclass(frozen=True)
-class Stacked(Model):
-    """A network that is a row of blocks and a linear classifier."""
-
-    blocks: tuple[Block, ...]
-    head: Linear
-    _seen: dict[tuple[int, ...], dict[Dropout, tuple[int, ...]]] = field(
-        default_factory=dict, init=False, repr=False
-    )
-
-    @property
-    def n_classes(self) -> int:
-        return self.head.n_out
-
-    @property
-    def feature_size(self) -> int:
-        return self.head.n_in
-
-    @property
-    def dense(self) -> bool:
-        return all(isinstance(block, DENSE) for block in self.blocks)
-
-    @cached_property
-    def _dropping(self) -> tuple[Dropout, ...]:
-        return tuple(block for block in _parts(self.blocks) if isinstance(block, Dropout))
-
-    @property
-    def draws(self) -> bool:
-        return bool(self._dropping)
-
-    def draws_ahead(
-        self, params: Params, buffers: Params, x: Tensor, keys: Tensor, batch: int
-    ) -> Iterator[Params]:
-        dims = self._dims(params, buffers, x)
-        own = {block: block.keys(keys).to(x.device) for block in self._dropping}  # [..., S]
-        numbers = batch * keys[..., 0].numel() * sum(map(prod, dims.values()))
-        together = max(1, AHEAD[x.device.type] // max(1, numbers))
-        for first in range(0, keys.shape[-1], together):
-            steps = range(first, min(first + together, keys.shape[-1]))
-            found = {
-                block.name: block.factors(at[..., first : steps.stop], batch, dims[block], x.dtype)
-                for block, at in own.items()
-            }  # [..., steps, B, *dims]
-            axis = keys.ndim - 1
-            for step in range(len(steps)):
-                yield {name: leaf.select(axis, step) for name, leaf in found.items()}
-
-    def _dims(self, params: Params, buffers: Params, x: Tensor) -> dict[Dropout, tuple[int, ...]]:
-        """The shape of one sample's factors in each dropout.
-
-        A pass of one sample finds them, once per shape.
-        """
-        if tuple(x.shape) not in self._seen:
-            run = Forward(params, dict(buffers), train=False)
-            self.encode(run, x)
-            self._seen[tuple(x.shape)] = {
-                block: run.dropping[block.name] for block in self._dropping
-            }
-        return self._seen[tuple(x.shape)]
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        found: list[Layer] = []
-        for block in _parts((*self.blocks, self.head)):
-            if isinstance(block, Linear | Conv):
-                found.append(Layer(block.name, block.names, block.n_out))
-            elif isinstance(
-                block, BatchNorm
-            ):  # its affine pair belongs to the neurons that it normalises
-                found[-1] = found[-1]._replace(parameters=found[-1].parameters + block.names)
-        return tuple(found)
-
-    @cached_property
-    def with_gradient(self) -> WithGradient | None:
-        return (
-            self._with_gradient if all(isinstance(block, CHAIN) for block in self.blocks) else None
-        )
-
-    @cached_property
-    def _order(self) -> Order:
-        return Order(self.blocks)
-
-    @cached_property
-    def _first(self) -> int:
-        """The place of the first block with parameters: no gradient is needed before it."""
-        trained = (
-            n for n, block in enumerate(self._order.fast) if isinstance(block, Linear | Conv)
-        )
-        return next(trained, len(self._order.fast))
-
-    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        return _initialised((*self.blocks, self.head), generator)
-
-    def _with_gradient(
-        self, run: Forward, x: Tensor
-    ) -> tuple[Tensor, Tensor, Callable[[Tensor], Params]]:
-        pulls: list[Pull] = []
-        for block in self._order.fast:
-            assert isinstance(block, CHAIN)
-            x, pull = block.traced(run, x)
-            pulls.append(pull)
-        logits, last = self.head.traced(run, x)
-        first = self._first
-
-        def back(grad: Tensor) -> Params:
-            passed, found = last(grad, first < len(pulls))
-            for n in range(len(pulls) - 1, first - 1, -1):
-                assert passed is not None
-                passed, own = pulls[n](passed, n > first)
-                found = own | found
-            return found
-
-        return x, logits, back
-
-    def encode(self, run: Forward, x: Tensor) -> Tensor:
-        return self._order(run, x)
-
-    def logits(self, run: Forward, h: Tensor) -> Tensor:
-        logits = self.head(run, h)
-        run.outputs += logits.numel()
-        run.note(self.head.name, logits)
-        return logits

@@ -13,7 +13,8 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.text import PAD
 from fedml_noniid.plugins.models.forward import Forward
-from fedml_noniid.plugins.models.layers import Block, Linear, Stacked
+from fedml_noniid.plugins.models.layers import Block, Linear
+from fedml_noniid.plugins.models.model import Model
 
 EMBEDDING = "embedding.weight"
 
@@ -68,7 +69,7 @@ class Recurrent(Block):
 
 def lstm(
     shape: tuple[int, ...], n_classes: int, *, embedding: Tensor, hidden: int = 256, layers: int = 2
-) -> Stacked:
+) -> Model:
     """rFedAvg's LSTM (section VI-A and its repository): frozen word vectors, 2 layers of 256, phi,
     classes.
 
@@ -79,6 +80,4 @@ def lstm(
         raise UserError(f"model 'lstm' needs texts (tokens), got samples of {shape}")
     blocks, head = (Recurrent(embedding, hidden, layers),), Linear("fc", hidden, n_classes)
     # torch has no vmap rule for its LSTM.
-    return Stacked(
-        "lstm", blocks, head, vmappable=False, tokens=True, frozen=frozenset({EMBEDDING})
-    )
+    return Model("lstm", blocks, head, vmappable=False, tokens=True, frozen=frozenset({EMBEDDING}))

@@ -1,5 +1,5 @@
-"""What the server's main thread shares with the calls of the silos: who is there, what is asked,
-who has answered."""
+"""The state that the server's main thread shares with the calls of the silos: who is there, what is
+asked, who has answered."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 from fedml_noniid.plugins.core.trees import Tree
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import QuorumError, one_line
-from fedml_noniid.plugins.silo.frames import RefusedError
 from fedml_noniid.plugins.silo.settings import CommArgs
-from fedml_noniid.plugins.silo.wire import Down, Up
+from fedml_noniid.plugins.silo.wire import Down, RefusedError, Task
 
 LONG_POLL_S = 20.0  # a call for work is answered after this, with or without work
 END_NOTICE_S = 10.0  # how long a server that ends waits for silos to hear it
-RECHECK_S = 5.0  # a call that is held looks so often whether it is still admitted
+RECHECK_S = 5.0  # a call that waits looks so often whether its caller is still admitted
+TICK_S = 0.1  # the main thread looks so often whether a time limit has passed
 MAX_ROUND_LINES = 3  # log lines of a round beside the one at its end
 MAX_REFUSAL_LINES = 10_000  # log lines about refusals at most, of one server process
 LOG = logging.getLogger(__name__)
 Active = Callable[[], bool]  # whether the caller still listens
+# The reply in an upload of a client with n_k samples. Raises RefusedError.
+Check = Callable[[wire.Up, int, int | None], Tree | None]
 
 
 class Coordinator:
@@ -39,72 +41,66 @@ class Coordinator:
         self._changed = threading.Condition()
         self._sessions: dict[int, str] = {}
         self._samples: dict[int, int] = {}  # client -> n_k, as it says when it comes
-        self._streams: dict[int, int] = {}  # client -> its open streams
-        self._last_contact: dict[int, float] = {}  # client -> last contact, monotonic
+        self._streams: Counter[int] = Counter()  # client -> its open streams
+        self._last_contact: dict[int, float] = {}  # client -> monotonic seconds
         self._down: Down | None = None
         self._schema: Tree = {}
-        self._check: Callable[[Up, int], object] = lambda up, client: None
+        self._check: Check | None = None
         self._began = self._since = time.monotonic()
-        self._answers: dict[int, Up] = {}
+        self._answers: dict[int, Tree] = {}
         self._failed: dict[int, str] = {}
-        self._ending: tuple[str, str] | None = None  # (kind, why)
-        self._notified: set[int] = set()
-        self._logged: set[tuple[str, str]] = set()  # (name in the certificate, refusal) in the log
+        self._ending: Task | None = None
+        self._notified: set[int] = set()  # clients that know the end
+        self._logged: set[tuple[str, str]] = set()  # (name in the certificate, refusal)
         self._lines = 0
 
     # the silos' side: called by the threads of gRPC
     # ----------------------------------------------------------------------------------------------
 
-    def hello(self, client: int, session: str, terms: str, samples: int) -> dict[str, str]:
-        """A silo comes, or comes again. Raises RefusedError."""
-        where = wire.silo(client)
-        if terms != self.terms:
+    def hello(self, client: int, hello: wire.Hello) -> wire.Welcome:
+        """Lets a silo in, also one that comes again. Raises RefusedError."""
+        where, most = wire.silo(client), self.comm.max_samples
+        if hello.terms != self.terms:
+            raise RefusedError("configuration", f"{where}: {wire.OTHER_CONFIGURATION}")
+        if not 1 <= hello.samples <= most:
             raise RefusedError(
-                "configuration",
-                f"{where}: its configuration is not the server's; train_args, model_args, "
-                "random_seed and threads must "
-                "be the same in both files",
-            )
-        if not 1 <= samples <= self.comm.max_samples:
-            allowed = f"1 to comm_args.max_samples = {self.comm.max_samples}"
-            raise RefusedError(
-                "samples", f"{where}: says it has {samples} samples; allowed: {allowed}"
+                "samples",
+                f"{where}: says it has {hello.samples} samples; allowed: 1 to "
+                f"comm_args.max_samples = {most}",
             )
         with self._changed:
-            self._sessions[client], self._samples[client] = session, samples
+            self._sessions[client], self._samples[client] = hello.session, hello.samples
             self._failed.pop(client, None)  # it may be repaired
             self._changed.notify_all()
-        return {"run": self.run, "epoch": self.epoch}
+        return wire.Welcome(run=self.run, epoch=self.epoch)
 
-    def check(self, client: int, head: dict[str, Any]) -> None:
+    def check(self, client: int, call: wire.Call) -> None:
         """Raises RefusedError unless the call is of this run, of this server process, and of the
         silo's last one."""
         # The epoch first: a silo that says hello again then learns that the run is another one.
-        for key, own in (("epoch", self.epoch), ("run", self.run)):
-            if head[key] != own:
+        for key in ("epoch", "run"):
+            if getattr(call, key) != getattr(self, key):
                 raise RefusedError(key, f"{wire.silo(client)}: message is of another {key}")
-        if head["session"] != self._sessions.get(client):
+        if call.session != self._sessions.get(client):
             raise RefusedError(
                 "replaced", f"{wire.silo(client)}: another process of this silo has taken over"
             )
 
     def attend(self, client: int, session: str, active: Active) -> None:
-        """Holds the stream that shows that a silo is there."""
+        """Waits in the stream that shows that a silo is there, as long as it is."""
+
+        def over() -> bool:
+            replaced = self._sessions.get(client) != session
+            return replaced or client in self._notified or not active()
+
         with self._changed:
-            self._streams[client] = self._streams.get(client, 0) + 1
+            self._streams[client] += 1
             if self._streams[client] == 1:
                 self._note(f"{wire.silo(client)} is there")
             self._changed.notify_all()
             try:
-                # `active` also changes without news: a certificate is revoked.
-                while not self._changed.wait_for(
-                    lambda: (
-                        not active()
-                        or self._sessions.get(client) != session
-                        or client in self._notified
-                    ),
-                    RECHECK_S,
-                ):
+                # `active` also changes without notice: a certificate is revoked.
+                while not self._changed.wait_for(over, RECHECK_S):
                     pass
             finally:
                 self._streams[client] -= 1
@@ -118,16 +114,12 @@ class Coordinator:
         with self._changed:
             self._changed.notify_all()
 
-    def task(self, client: int, session: str, active: Active) -> tuple[str, Down | str]:
-        """("ask", message), ("over" | "stop", why), or ("wait", "") after `LONG_POLL_S`."""
+    def task(self, client: int, session: str, active: Active) -> Task | Down:
+        """The message to a silo, the end of the run, or "wait" after `LONG_POLL_S`."""
 
         def due() -> bool:
-            return (
-                self._ending is not None
-                or not active()
-                or self._sessions.get(client) != session
-                or self._open(client)
-            )
+            replaced = self._sessions.get(client) != session
+            return bool(self._ending or self._asks(client)) or replaced or not active()
 
         with self._changed:
             self._changed.wait_for(due, LONG_POLL_S)
@@ -135,36 +127,31 @@ class Coordinator:
                 self._notified.add(client)
                 self._changed.notify_all()
                 return self._ending
-            if self._open(client):
-                assert self._down is not None, "an open exchange has a message"
-                return "ask", wire.row_of(self._down, client)
-            return "wait", ""
+            if self._down is not None and self._asks(client):
+                return wire.row_of(self._down, client)
+            return Task(kind="wait")
 
-    def expected(self, client: int, exchange: int) -> tuple[Tree, str]:
-        """(structure of the answer, words for errors).
-
-        Raises RefusedError if no answer is expected.
-        """
+    def expected(self, client: int, exchange: int) -> Tree:
+        """The structure of the answer. Raises RefusedError if none is expected."""
         with self._changed:
             self._refuse_unexpected(client, exchange)
-            assert self._down is not None, "an open exchange has a message"
-            return self._schema, f"round {self._down.round}, {wire.silo(client)}"
+            return self._schema
 
-    def accept(self, client: int, up: Up) -> None:
-        """Takes a checked answer. Raises RefusedError."""
+    def accept(self, client: int, up: wire.Up) -> None:
+        """Checks an answer and takes it. Raises RefusedError."""
+        assert self._check is not None, "an answer is expected"
         try:
-            self._check(up, client)
-            wire.same_samples(int(up["leaves"]["n"]), self._samples.get(client), wire.silo(client))
+            reply = self._check(up, client, self._samples.get(client))
         except RefusedError as refusal:
             self.fail(client, up["exchange"], str(refusal))
             raise
         with self._changed:
             self._refuse_unexpected(client, up["exchange"])
-            self._answers[client] = up
+            self._answers[client] = reply or {}
             self._changed.notify_all()
 
     def fail(self, client: int, exchange: int, why: str) -> None:
-        """A silo can't answer this exchange, or its answer is of no use."""
+        """Notes that a silo can't answer this exchange, or that its answer is of no use."""
         with self._changed:
             self._refuse_unexpected(client, exchange)
             who = wire.silo(client)
@@ -186,7 +173,7 @@ class Coordinator:
                 )
 
     def status(self) -> dict[str, Any]:
-        """Where the run stands, for an operator."""
+        """The state of the run, for an operator."""
         with self._changed:
             ask = None if self._down is None else self._down.ask
             asked = () if ask is None else ask.to
@@ -210,7 +197,7 @@ class Coordinator:
     # ----------------------------------------------------------------------------------------------
 
     def gather(self, resumed: bool = False) -> None:
-        """Returns when all silos are there, or after `deadline_s` a quorum.
+        """Waits until all silos are there, or after `deadline_s` a quorum.
 
         Raises QuorumError after `patience_s`.
 
@@ -218,26 +205,20 @@ class Coordinator:
         """
         quorum, comm, began = self.comm.quorum or self.silos, self.comm, time.monotonic()
         with self._changed:
-            while len(self._present()) < self.silos:
-                now = time.monotonic() - began
-                if len(self._present()) >= quorum and (resumed or now >= comm.deadline_s):
+            while (count := len(self._present())) < self.silos:
+                waited = time.monotonic() - began
+                if count >= quorum and (resumed or waited >= comm.deadline_s):
                     break
-                if now >= comm.patience_s:
+                if waited >= comm.patience_s:
                     raise QuorumError(
-                        f"only {len(self._present())} of {self.silos} silos came within "
-                        f"{comm.patience_s:g} s; "
+                        f"only {count} of {self.silos} silos came within {comm.patience_s:g} s; "
                         f"the quorum is {quorum}; start the server again to go on"
                     )
-                limit = min(
-                    comm.patience_s, comm.deadline_s if now < comm.deadline_s else comm.patience_s
-                )
-                self._changed.wait(min(1.0, max(limit - now, 0.01)))
+                self._changed.wait(TICK_S)
             self._began = time.monotonic()  # who was never there is gone some time after this
 
-    def ask(self, down: Down, schema: Tree, check: Callable[[Up, int], object]) -> dict[int, Up]:
-        """Sends a message and returns the answers, ascending.
-
-        `check` raises RefusedError for an answer of no use.
+    def ask(self, down: Down, schema: Tree, check: Check) -> dict[int, Tree]:
+        """Sends a message and returns the checked replies, ascending.
 
         The exchange ends when all have answered. With a quorum it also ends at the deadline, or
         when the others can't answer or are gone. Raises QuorumError if there is no quorum after
@@ -251,50 +232,45 @@ class Coordinator:
             self._answers, self._failed, self._since = {}, {}, time.monotonic()
             self._changed.notify_all()
             while True:
-                now = time.monotonic()
                 left = [k for k in asked if k not in self._answers and k not in self._failed]
-                enough, waited = len(self._answers) >= quorum, now - self._since
-                ends = [self._gone_at(k) for k in left]
-                if enough and (not left or waited >= comm.deadline_s or max(ends) <= now):
+                enough, waited = len(self._answers) >= quorum, time.monotonic() - self._since
+                if enough and (waited >= comm.deadline_s or all(map(self._gone, left))):
                     break
-                if len(self._answers) + len(left) < quorum or (
-                    not enough and waited >= comm.patience_s
-                ):
-                    raise QuorumError(self._too_few(down, asked, quorum, waited))
-                limit = self._since + (comm.deadline_s if enough else comm.patience_s)
-                self._changed.wait(
-                    min(max(min(limit, max(ends) if enough else limit) - now, 0.01), 5.0)
-                )
+                hopeless = len(self._answers) + len(left) < quorum
+                if hopeless or (not enough and waited >= comm.patience_s):
+                    silent = ", ".join(map(wire.silo, left))
+                    why = [*self._failed.values()] + [f"no answer from {silent}"] * bool(left)
+                    raise QuorumError(
+                        f"round {down.round}, job {wire.name(down.ask)!r}: {len(self._answers)} of "
+                        f"{len(asked)} silos answered in {waited:.0f} s and the quorum is {quorum} "
+                        f"({'; '.join(why)}); start the server again to go on"
+                    )
+                self._changed.wait(TICK_S)
             self._down = None
             return dict(sorted(self._answers.items()))
 
     def round_over(self, line: str) -> None:
-        """The one line at the end of a round."""
+        """Writes the one line at the end of a round."""
         with self._changed:
-            parts = [line]
-            if self.refused:
-                parts.append(
-                    "refused "
-                    + ", ".join(f"{n} {name}" for name, n in sorted(self.refused.items()))
-                )
-            if self._lines > MAX_ROUND_LINES:
-                parts.append(f"{self._lines - MAX_ROUND_LINES} more events")
-            LOG.info("; ".join(parts))
+            counts = [f"{n} {name}" for name, n in sorted(self.refused.items())]
+            line += f"; refused {', '.join(counts)}" if counts else ""
+            more = self._lines - MAX_ROUND_LINES
+            LOG.info("%s", f"{line}; {more} more events" if more > 0 else line)
             self._lines = 0
             self.refused.clear()
 
-    def finish(self, kind: str, why: str) -> None:
-        """Tells the silos that the run is over ("over"), or given up ("stop"), and waits a little
-        for them to hear."""
+    def finish(self, kind: Literal["over", "stop"], why: str = "") -> None:
+        """Lets the silos know that the run is over ("over"), or given up ("stop"), and waits a
+        little for them to hear."""
         with self._changed:
-            self._ending = kind, why
+            self._ending = Task(kind=kind, why=why)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._notified.issuperset(self._present()), END_NOTICE_S)
 
     # with the lock
     # ----------------------------------------------------------------------------------------------
 
-    def _open(self, client: int) -> bool:
+    def _asks(self, client: int) -> bool:
         down = self._down
         asked = down is not None and down.ask is not None and client in down.ask.to
         return asked and client not in self._answers and client not in self._failed
@@ -305,35 +281,20 @@ class Coordinator:
             raise RefusedError("stale", f"{where}: answer is to exchange {exchange}, which is over")
         if client in self._answers or client in self._failed:
             raise RefusedError("duplicate", f"{where}: exchange {exchange} was answered already")
-        if not self._open(client):
+        if not self._asks(client):
             raise RefusedError("extra", f"{where}: was not asked in exchange {exchange}")
 
     def _present(self) -> list[int]:
         return sorted(k for k, streams in self._streams.items() if streams)
 
-    def _gone_at(self, client: int) -> float:
-        """When a silo is not waited for any more: some time after its last contact; never while it
-        is there."""
-        if self._streams.get(client):
-            return float("inf")
-        return self._last_contact.get(client, self._began) + self.comm.gone_s
-
-    def _too_few(self, down: Down, asked: Sequence[int], quorum: int, waited: float) -> str:
-        assert down.ask is not None, "there is something to do"
-        silent = [wire.silo(k) for k in asked if k not in self._answers and k not in self._failed]
-        reasons = [
-            *self._failed.values(),
-            *([f"no answer from {', '.join(silent)}"] if silent else []),
-        ]
-        return (
-            f"round {down.round}, job {wire.name(down.ask)!r}: {len(self._answers)} of "
-            f"{len(asked)} silos answered in "
-            f"{waited:.0f} s and the quorum is {quorum} ({'; '.join(reasons)}); start the "
-            "server again to go on"
-        )
+    def _gone(self, client: int) -> bool:
+        """Whether a silo is not waited for any more: some time after its last contact; never while
+        it is there."""
+        since = self._last_contact.get(client, self._began)
+        return not self._streams[client] and time.monotonic() >= since + self.comm.gone_s
 
     def _note(self, text: str) -> None:
-        """A log line, unless the round has had enough of them."""
+        """Writes a log line, unless the round has had enough of them."""
         self._lines += 1
         if self._lines <= MAX_ROUND_LINES:
             LOG.info(text)

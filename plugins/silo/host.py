@@ -28,16 +28,15 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add
 from fedml_noniid.plugins.data.checks import known
-from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.files import leaving_nothing
-from fedml_noniid.plugins.data.noise import for_client
 from fedml_noniid.plugins.engines.callbacks import Callback
-from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
-from fedml_noniid.plugins.models import forward
+from fedml_noniid.plugins.models import model as models
 from fedml_noniid.plugins.privacy.local import Noise
 from fedml_noniid.plugins.silo import settings, wire
+from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.server_run import ServerRun
+from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, Up
 
@@ -58,7 +57,7 @@ DEFENSES -= {constants.DEFENSE_DP, constants.DEFENSE_DIFF_CLIPPING}
 class Model(torch.nn.Module):
     """FedML's model object. FedML only moves it to a device; the network itself is functions."""
 
-    def __init__(self, network: forward.Model) -> None:
+    def __init__(self, network: models.Model) -> None:
         super().__init__()
         self.network = network
 
@@ -86,28 +85,17 @@ class HostTrainer(ClientTrainer):
 
     recipe: ClassVar[str]
 
-    def __init__(
-        self,
-        model: Model,
-        args: Any,
-        public: Samples | None = None,
-        noise: Tensor | None = None,
-        drift: Drift | None = None,
-        test: Samples | None = None,
-    ) -> None:
-        """`public` is the public split, if the recipe needs one.
-
-        `noise`: the standard deviations [...] of Gaussian noise on the silo's samples, which
-        simulates feature skew. `drift`: how the labels of these samples change with the round,
-        which simulates concept drift. `test`: the silo's own test samples, for a recipe that keeps
-        a part of the model on the silo. Raises UserError.
-        """
-        self.terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
+    def __init__(self, model: Model, args: Any, shard: Shard) -> None:
+        """`shard`: the silo's data; FedML's data set has its training samples again. Raises
+        UserError."""
+        self.terms = _terms(type(self), args, model, shard.n_public)
         super().__init__(model, args)
-        self.public, self.noise, self.drift, self.tested = public, noise, drift, test
+        self.shard = shard
         self.silo: Silo | None = None
+        self.set_id(shard.rank - 1)
         self._noise: Noise | None = None
-        self._data: object = None
+        self._batches = batches(shard.parts["train"])
+        self._data: object = None  # what `silo` has read
         self._down: Down | None = None
         self._reply: Tree | None = None
 
@@ -126,38 +114,36 @@ class HostTrainer(ClientTrainer):
         assert self._down is not None, "FedML sets a model first"
         data = self.local_train_dataset or train_data
         if self.silo is None:
-            self.begin(data=data)
+            self.begin()
         assert self.silo is not None, "made by now"
         if data is not self._data:
-            self.silo.read(self._read(data))
+            self.silo.read(_samples(data))
             self._data = data
         self._reply = self.silo.answer(self._down)
 
-    def begin(
-        self, kept: Path | None = None, run: str = "", data: Any = None, secret: Path | None = None
-    ) -> None:
-        """Makes the silo; `kept` is the file for its memory in the run `run`, see `Silo`.
+    def begin(self, file: RunFile | None = None, secret: Path | None = None) -> None:
+        """Makes the silo; its memory is in `file`.
 
         `secret`: the file for the secret of its privacy noise, see `plugins.privacy.local`. Raises
         UserError.
         """
         local = FedMLDifferentialPrivacy.get_instance()
         if local.is_local_dp_enabled():
-            sigma = local.dp_solution.ldp.get_rdp_scale()
+            sigma, run = local.dp_solution.ldp.get_rdp_scale(), "" if file is None else file.run
             self._noise = Noise.of(secret, run, self.id, self.args.sensitivity, sigma)
-        self._data = data or self.local_train_dataset
-        public = None if self.public is None else _samples([self.public[:2]])
-        test = None if self.tested is None else self._read(batches(self.tested))
-        self.silo = Silo(
-            self.terms, self.id, self._read(self._data), public, kept, run, self.drift, test
-        )
+        self._data = self.local_train_dataset or self._batches
+        shard = self.shard.with_train(_samples(self._data))
+        self.silo = Silo(self.terms, self.id, shard, file)
 
-    def _read(self, data: Any) -> Samples:
-        """The silo's samples, in its noise."""
-        found = _samples(data)
-        return (
-            found if self.noise is None else found._replace(noise=for_client(self.noise, found.x))
-        )
+    def answered(self, down: Down) -> Up:
+        """The upload to a message, by the calls of FedML's own client. Raises UserError."""
+        data, device, self.args.round_idx = self._batches, torch.device("cpu"), down.round
+        self.update_dataset(data, None, len(self.shard.parts["train"].y))  # attacks may poison it
+        self.set_model_params(down)
+        self.on_before_local_training(data, device, self.args)
+        self.train(data, device, self.args)
+        self.on_after_local_training(data, device, self.args)
+        return self.get_model_params()
 
     def on_after_local_training(self, train_data: Any, device: torch.device, args: Any) -> None:
         """Local privacy for all that leaves the silo but n, steps and loss, in place of FedML's
@@ -192,30 +178,22 @@ class HostAggregator(ServerAggregator):
         self,
         model: Model,
         args: Any,
-        test: Samples,
-        validation: Samples | None = None,
-        public: Samples | None = None,
+        shard: Shard,
         callbacks: Sequence[Callback] = (),
-        kept: Path | None = None,
-        run: str = "",
-        drift: Drift | None = None,
+        file: RunFile | None = None,
     ) -> None:
-        """`public` is the silos' public split; `callbacks`: beside those of the settings.
+        """`shard`: the server's data. `callbacks`: beside those of the settings.
 
-        `kept`: the file for the checkpoint of the run `run`, see `ServerRun`. `drift`: how the
-        labels of all silos change with the round. Raises UserError.
+        `file`: of the checkpoint, see `ServerRun`. Raises UserError.
         """
         # First, since it sets `comm_round`: FedML's defences read that.
-        terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
+        terms = _terms(type(self), args, model, shard.n_public)
         if getattr(args, "enable_defense", False):
             known("defense_args.defense_type", args.defense_type, sorted(DEFENSES))
         super().__init__(model, args)
         _refuse_protection(terms)
-        federation = Federation.of_server(
-            terms.silos, test, validation=validation, public=public, drift=drift
-        )
         every = [*settings.from_args(args).train_args.built_callbacks(), *callbacks]
-        self.server_run = ServerRun(terms, federation, every, self._settle, kept, run)
+        self.server_run = ServerRun(terms, shard, every, self._hook_model, file)
 
     def get_model_params(self) -> Down | OrderedDict[str, Tensor]:
         return self.server_run.down if self._shown is None else self._shown
@@ -231,34 +209,34 @@ class HostAggregator(ServerAggregator):
 
         FedML's hook (clipping, attacks, defences) sees the parameters and may drop silos.
         """
-        replies = self.server_run.open(
-            {up["client"]: up for _, up in raw_client_model_or_grad_list}
-        )
-        clients = list(replies)
+        ups = {up["client"]: up for _, up in raw_client_model_or_grad_list}
+        found = self.hook(self.server_run.open(ups))
+        return list(found.items()), list(found)
+
+    def hook(self, replies: dict[int, Tree]) -> dict[int, Tree]:
+        """The replies by client after FedML's hook, which sees models."""
         if not any(reply["deltas"] for reply in replies.values()):
-            return list(replies.items()), clients
-        start = (
-            self.server_run.loop.state.params
-        )  # w_t: FedML's hooks take models, replies are differences to it
+            return replies
+        # w_t: FedML's hooks take models, replies are differences to it.
+        start = self.server_run.loop.state.params
         models = [
             (float(reply["n"]), OrderedDict(add(start, reply["deltas"])))
             for reply in replies.values()
         ]
         self._shown = OrderedDict(start)
-        hooked, kept = super().on_before_aggregation(models)
+        hooked, positions = super().on_before_aggregation(models)
         self._shown = None
-        if len(hooked) != len(kept):
+        if len(hooked) != len(positions):
             raise UserError(
-                f"FedML's defence kept {len(hooked)} models of {len(kept)} silos, so whose they "
-                "are is unknown"
+                f"FedML's defence left {len(hooked)} models of {len(positions)} silos, so whose "
+                "they are is unknown"
             )
-        found = []
-        for i, (_, model) in zip(kept, hooked, strict=True):
+        clients, found = list(replies), {}
+        for i, (_, model) in zip(positions, hooked, strict=True):
             reply = replies[clients[i]]
-            found.append(
-                (clients[i], reply | {"deltas": _differences(model, start, reply["deltas"])})
-            )
-        return found, [clients[i] for i in kept]
+            deltas = _differences(model, start, reply["deltas"])
+            found[clients[i]] = reply | {"deltas": deltas}
+        return found
 
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[int, Tree]]) -> Down:
         """The next message: of this round, of the next round, or that the run is over."""
@@ -273,7 +251,7 @@ class HostAggregator(ServerAggregator):
             return aggregated_model_or_grad
         return super().on_after_aggregation(aggregated_model_or_grad)
 
-    def _settle(self, params: Params) -> Params:
+    def _hook_model(self, params: Params) -> Params:
         model = OrderedDict(params)
         hooked = self.on_after_aggregation(model)
         # FedML may replace tensors of the model; if all are the same objects, the hook left the
@@ -285,11 +263,8 @@ class HostAggregator(ServerAggregator):
     ) -> tuple[float, float, None, None]:
         """(accuracy, loss, -, -) of the last round; it was evaluated when it ended."""
         rows = self.server_run.rows
-        return (
-            (rows[-1]["test_accuracy"], rows[-1]["test_loss"], None, None)
-            if rows
-            else (0.0, 0.0, None, None)
-        )
+        row = rows[-1] if rows else {"test_accuracy": 0.0, "test_loss": 0.0}
+        return row["test_accuracy"], row["test_loss"], None, None
 
 
 def _differences(model: Params, start: Params, deltas: Params) -> Params:

@@ -17,7 +17,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,11 +37,12 @@ from fedml_noniid.plugins.data.files import (
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.callbacks import OnRow
 from fedml_noniid.plugins.engines.record import rounds_csv
-from fedml_noniid.plugins.models import forward
+from fedml_noniid.plugins.models import model as models
 from fedml_noniid.plugins.silo import exit_codes, results, settings, shards, wire
 
 if TYPE_CHECKING:
-    from fedml_noniid.plugins.silo.host import HostAggregator
+    from fedml_noniid.plugins.silo.host import HostAggregator, HostTrainer
+    from fedml_noniid.plugins.silo.server_run import ServerRun
 
 LOG = logging.getLogger(__name__)
 WRITTEN = (results.ROUNDS, results.ABSENT, results.MODEL, results.CHECKPOINT)  # by the server
@@ -88,7 +89,7 @@ class Process:
         return tuple(next(iter(self.shard.parts.values())).x.shape[1:])
 
     @property
-    def network(self) -> forward.Model:
+    def network(self) -> models.Model:
         """The network of the configuration, for the samples of the shard."""
         return self.deployment.network(self.input_shape, self.shard.n_classes, self.shard.embedding)
 
@@ -138,112 +139,84 @@ class Process:
 
     def _server(self, console: TextIO) -> None:
         from fedml_noniid.plugins.silo.coordinator import Coordinator
-        from fedml_noniid.plugins.silo.roles import ServerRole
         from fedml_noniid.plugins.silo.silo_server import SiloServer
 
-        parts, comm = self.shard.parts, self.deployment.comm_args
+        comm, silos = self.deployment.comm_args, self.deployment.silos
         rounds = self.deployment.train_args.rounds
-        aggregator: HostAggregator | None = None
-        coordinator: Coordinator | None = None
 
         def on_round(row: Mapping[str, float]) -> None:
-            assert aggregator is not None and coordinator is not None, "they call this"
-            measured = f"test accuracy {row['test_accuracy']:.4f}, loss {row['test_loss']:.4f}"
-            found = (
-                measured if math.isfinite(row["test_accuracy"]) else "test accuracy not measured"
-            )
-            line = f"round {row['round']:.0f} of {rounds}: {found}, {row['seconds']:.1f} s"
-            missing = aggregator.server_run.missing
-            late = sorted(
-                {k for (t, _), clients in missing.items() if t == row["round"] for k in clients}
-            )
-            self._tables(aggregator)
-            line += f", without {', '.join(map(wire.silo, late))}" if late else ""
+            missing = server_run.missing.items()
+            late = {k for (t, _), clients in missing if t == row["round"] for k in clients}
+            self._write_tables(server_run)
+            line = round_line(row, rounds, sorted(late))
             coordinator.round_over(line)
             console.write(f"{line}\n")
             console.flush()
 
-        args, model, pair = self._fedml()
-        data = [parts.get(key) for key in ("test", "validation", "public")]
-        kept, run = self.folder / results.CHECKPOINT, secrets.token_hex(8)
-        aggregator = pair[1](model, args, *data, [OnRow(on_round)], kept, run, self.shard.drift)
+        args, model, (_, aggregator_class) = self._fedml()
+        file = results.RunFile(self.folder / results.CHECKPOINT, secrets.token_hex(8))
+        aggregator = aggregator_class(model, args, self.shard, [OnRow(on_round)], file)
         server_run = aggregator.server_run
         if server_run.loop.start.task.personal:
             LOG.warning(
                 "recipe %s: each silo keeps its batch norms to itself and tests its own model; "
-                "accuracies are over "
-                "the test samples in the silos' files (noniid deploy shards --test)",
+                "accuracies are over the test samples in the silos' files (noniid deploy shards "
+                "--test)",
                 server_run.terms.algorithm.name,
             )
         if server_run.rows:  # a kill may have come between the checkpoint and the tables
-            self._tables(aggregator, again=True)
-        coordinator = Coordinator(
-            comm, self.deployment.silos, server_run.terms.fingerprint, server_run.run, rounds
-        )
-        silo_server = SiloServer(comm, self.deployment.kit(0), coordinator)
+            self._write_tables(server_run, again=True)
+        coordinator = Coordinator(comm, silos, server_run.terms.fingerprint, server_run.run, rounds)
         start = server_run.loop.done + 1
         LOG.info(
             "run %s: round %d of %d is next, at %s", server_run.run, start, rounds, comm.server
         )
+        silo_server = SiloServer(comm, self.deployment.kit(0), coordinator)
         try:
             with silo_server:
-                self._run(args, model, ServerRole(aggregator, coordinator))
-            outcome = server_run.outcome or server_run.loop.outcome
-            digest = results.write_model(self.folder / results.MODEL, outcome)
+                server_run.serve(coordinator, aggregator.hook)
+            path = self.folder / results.MODEL
+            digest = results.write_model(path, server_run.outcome or server_run.loop.outcome)
+        except exit_codes.QuorumError:
+            raise
         except UserError as error:  # the settings were right when the run began
-            raise (
-                error
-                if isinstance(error, exit_codes.QuorumError)
-                else exit_codes.BrokenError(str(error))
-            ) from None
-        console.write(f"weights {digest} in {self.folder / results.MODEL}\n")
+            raise exit_codes.BrokenError(str(error)) from None
+        console.write(f"weights {digest} in {path}\n")
         console.flush()
 
-    def _tables(self, aggregator: HostAggregator, again: bool = False) -> None:
+    def _write_tables(self, server_run: ServerRun, again: bool = False) -> None:
         """Writes rounds.csv and absent.csv.
 
         Without `again`, rounds.csv only grows by its last row.
         """
-        rows, place = aggregator.server_run.rows, self.folder / results.ROUNDS
-        if again or len(rows) == 1 or not place.is_file():
-            write_whole(place, rounds_csv(rows))
+        rows, path = server_run.rows, self.folder / results.ROUNDS
+        if again or len(rows) == 1 or not path.is_file():
+            write_whole(path, rounds_csv(rows))
         else:
-            append(place, place.stat().st_size, rounds_csv(rows[-1:]).partition("\n")[2].encode())
-        absences.write(self.folder / results.ABSENT, aggregator.server_run.missing)
+            append(path, path.stat().st_size, rounds_csv(rows[-1:]).partition("\n")[2].encode())
+        absences.write(self.folder / results.ABSENT, server_run.missing)
 
     def _silo(self) -> None:
-        from fedml_noniid.plugins.silo.roles import SiloRole
         from fedml_noniid.plugins.silo.silo_client import SiloClient
 
-        args, model, pair = self._fedml()
-        from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
-
-        from fedml_noniid.plugins.silo.host import batches
-
-        parts, k = self.shard.parts, self.rank - 1
-        train, device = parts["train"], torch.device("cpu")
-        trainer = pair[0](
-            model, args, parts.get("public"), self.shard.noise, self.shard.drift, parts.get("test")
-        )
+        args, model, (trainer_class, _) = self._fedml()
+        trainer = trainer_class(model, args, self.shard)
+        terms, train = trainer.terms, self.shard.parts["train"].y
         # As answers count: with the public samples that every client trains on.
-        public = parts["public"].y if "public" in parts else ()
-        n = len(train.y) + round(trainer.terms.algorithm.needs.shared * len(public))
-        adapter = TrainerDistAdapter(
-            args, device, self.rank, model, n, {k: n}, {k: batches(train)}, None, trainer
-        )
-        kit = self.deployment.kit(self.rank)
-        with SiloClient(self.deployment.comm_args, kit, k, trainer.terms.fingerprint, n) as client:
-            LOG.info("run %s: %s has joined", client.run, wire.silo(k))
-            adapter.update_dataset(k)
-            beside = (
-                kit or self.folder / f"silo-{self.rank}"
-            )  # without certificates there is no kit
-            secret = beside.with_name(f"{beside.name}.noise.key")
-            trainer.begin(self.folder / f"silo-{self.rank}.safetensors", client.run, secret=secret)
-            self._run(args, model, SiloRole(adapter, client))
+        n = len(train) + round(terms.algorithm.needs.shared * self.shard.n_public)
+        comm, kit = self.deployment.comm_args, self.deployment.kit(self.rank)
+        with SiloClient(comm, kit, self.rank - 1, terms.fingerprint, n) as client:
+            LOG.info("run %s: %s has joined", client.run, wire.silo(self.rank - 1))
+            memory = self.folder / f"silo-{self.rank}.safetensors"
+            # Without certificates there is no kit.
+            place = kit or memory.with_suffix("")
+            trainer.begin(
+                results.RunFile(memory, client.run), place.with_name(f"{place.name}.noise.key")
+            )
+            client.serve(trainer.answered)
         LOG.info("the run is over")
 
-    def _fedml(self) -> tuple[Any, Any, tuple[Any, Any]]:
+    def _fedml(self) -> tuple[Any, Any, tuple[type[HostTrainer], type[HostAggregator]]]:
         """(args, model, pair): the first steps of a FedML user's main.py, without `fedml.init`.
 
         That would ask FedML's host for its configuration, and seed the generators that privacy
@@ -269,11 +242,16 @@ class Process:
         args.worker_num = self.deployment.silos
         return args, Model(self.network), make_pair(self.deployment.train_args.recipe)
 
-    def _run(self, args: Any, model: Any, role: Any) -> None:
-        import fedml
 
-        # The runner's own `run` would also leave a file in the home folder.
-        fedml.FedMLRunner(args, torch.device("cpu"), None, model, algorithm_flow=role).runner.run()
+def round_line(row: Mapping[str, float], rounds: int, late: Sequence[int]) -> str:
+    """The line about a round that is over; `late`: the silos that did not answer."""
+    line = f"round {row['round']:.0f} of {rounds}: test accuracy "
+    if math.isfinite(row["test_accuracy"]):
+        line += f"{row['test_accuracy']:.4f}, loss {row['test_loss']:.4f}"
+    else:
+        line += "not measured"
+    without = f", without {', '.join(map(wire.silo, late))}" if late else ""
+    return f"{line}, {row['seconds']:.1f} s{without}"
 
 
 class LogFile(logging.FileHandler):

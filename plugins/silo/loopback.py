@@ -81,7 +81,7 @@ class Processes:
         # One clean process imports FedML once (11 s, 1 GB) and forks the others.
         self._context: Any = multiprocessing.get_context(START_METHOD)
         self._context.set_forkserver_preload(
-            ["fedml_noniid.plugins.silo.pair", "fedml_noniid.plugins.silo.roles"]
+            ["fedml_noniid.plugins.silo.pair", "fedml_noniid.plugins.silo.silo_client"]
         )
         # gRPC itself writes a line on each connection that ends. Errors that matter are raised and
         # logged.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from safetensors.torch import save
 
@@ -10,12 +11,15 @@ from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.plugins.engines.run import Outcome
 
-ROUNDS, MODEL, ABSENT, CHECKPOINT = (
-    "rounds.csv",
-    "model.safetensors",
-    "absent.csv",
-    "checkpoint.safetensors",
-)
+ROUNDS, ABSENT = "rounds.csv", "absent.csv"
+MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
+
+
+class RunFile(NamedTuple):
+    """A file that a process goes on from when it is started again."""
+
+    path: Path
+    run: str  # the name of the run
 
 
 def write_model(path: Path, outcome: Outcome) -> str:

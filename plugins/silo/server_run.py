@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add, row
-from fedml_noniid.plugins.engines.callbacks import Callback, Row
+from fedml_noniid.plugins.engines.callbacks import Callback, OnRow, Row
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.hashing import weights_sha256
@@ -22,81 +22,77 @@ from fedml_noniid.plugins.engines.packing import stack
 from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.run import Checkpointing, Outcome, Run
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.frames import RefusedError
+from fedml_noniid.plugins.silo.coordinator import Coordinator
+from fedml_noniid.plugins.silo.exit_codes import QuorumError
+from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.settings import Terms
+from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.silo import Silo
-from fedml_noniid.plugins.silo.wire import Down, Up
+from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 
-
-class _Noting(Callback):
-    """Has the notes of a server_run at hand when a checkpoint is written."""
-
-    def __init__(self, server_run: ServerRun) -> None:
-        self.server_run = server_run
-
-    def on_round(self, run: Run, row: Row) -> None:
-        run.notes = self.server_run.notes
-
-    def state(self) -> dict[str, Any]:
-        return {}
+Hooks = Callable[[dict[int, Tree]], dict[int, Tree]]  # replies by client
 
 
 class ServerRun:
-    """The server of a run: `down` is the message to send; `open` and `feed` take the uploads and
-    make the next one."""
+    """The server of a run: `down` is the message to send; `opened` checks an upload, and `feed`
+    takes the replies and makes the next message."""
 
     def __init__(
         self,
         terms: Terms,
-        federation: Federation,
+        shard: Shard,
         callbacks: Sequence[Callback] = (),
         postprocess: Callable[[Params], Params] = lambda params: params,
-        kept: Path | None = None,
-        run: str = "",
+        file: RunFile | None = None,
     ) -> None:
-        """`federation`: what the server has of it.
-
-        `callbacks`: they hear a round before its checkpoint is written.
+        """`shard`: the server's data. `callbacks`: they hear a round before its checkpoint is
+        written.
 
         `postprocess` changes the model at the end of a round, before it is evaluated and sent
         (privacy, defences).
 
-        A checkpoint is written to `kept` before the first Ask and after every round. If that file
-        exists, the run goes on from there, under the name `run` that it had. UserError if the file
-        is damaged or of other settings.
+        A checkpoint is written to `file` before the first Ask and after every round. If that file
+        exists, the run goes on from there, under the name that it had. UserError if the file is
+        damaged or of other settings.
         """
         self.terms = terms
         self.outcome: Outcome | None = None
-        self.missing: dict[
-            tuple[int, int], frozenset[int]
-        ] = {}  # (round, exchange in it) -> silos that did not answer
+        # (round, exchange in it) -> silos that did not answer
+        self.missing: dict[tuple[int, int], frozenset[int]] = {}
         self._begun, self._round, self._exchange = False, 0, 0
         self._counted: dict[int, int] = {}
         self._samples: dict[int, int] = {}  # n_k of the silos whose answers were counted
-        test = federation.test
+        test = shard.parts["test"]
         # A silo with one test sample: its replies give the structure that every upload must have.
         sample = Samples(test.x[:1], test.y[:1])
-        self._probe = Silo(terms, 0, sample, sample if federation.public is not None else None)
+        parts = {"train": sample, "public": sample}
+        if "public" not in shard.parts:
+            del parts["public"]
+        self._probe = Silo(terms, 0, replace(shard, parts=parts, drift=None))
         self._sample = sample.x
         self._schemas: dict[str, Tree] = {}
         self._ranges = wire.ranges(terms.algorithm.components)
         # Every round tests on them, so a run on other samples is another run.
         tests = weights_sha256({"x": test.x, "y": test.y})
         fingerprint = hashlib.sha256(f"{terms.fingerprint} {tests}".encode()).hexdigest()
-        self.kept: Checkpoints | None = None
-        if kept is not None:
-            self.kept = Checkpoints(kept, fingerprint, run, private=True)
-        self.resumed = self.kept is not None and self.kept.exists()
-        written = [] if self.kept is None else [Checkpointing(self.kept)]
+        self.run, self.resumed, written = "", False, []
+        self._checkpoints: Checkpoints | None = None
+        if file is not None:
+            self._checkpoints = Checkpoints(file.path, fingerprint, file.run, private=True)
+            self.resumed = self._checkpoints.exists()
+            written = [Checkpointing(self._checkpoints)]
         start = Start.of(terms.algorithm, terms.plan, test.x)
-        self.loop = Run(start, federation, [*callbacks, _Noting(self), *written], postprocess)
-        self.run = run if self.kept is None else self.kept.run
+        rest = {key: shard.parts.get(key) for key in ("validation", "public")}
+        federation = Federation.of_server(terms.silos, test, drift=shard.drift, **rest)
+        self.loop = Run(start, federation, [*callbacks, OnRow(self._note), *written], postprocess)
+        if self._checkpoints is not None:
+            self.run = self._checkpoints.run
         if self.resumed:
             self._restore(self.loop.notes)
         else:
             self._save()
         self._asks = self._rounds()
-        # the algorithm's own object: the meter tells models apart by identity
+        # The algorithm's object itself: the meter tells models apart by identity.
         self._ask: Ask | None = None
         self.down = self._next(None)
 
@@ -110,42 +106,66 @@ class ServerRun:
         """The structure of an answer to the present message; empty if there is nothing to do."""
         return {} if self.down.ask is None else self._schemas[wire.name(self.down.ask)]
 
+    def serve(self, coordinator: Coordinator, hooks: Hooks = lambda replies: replies) -> None:
+        """Runs to the end with the silos of a coordinator. Raises UserError.
+
+        `hooks` may change or drop the replies of an exchange.
+        """
+        try:
+            if self.down.ask is not None:
+                coordinator.gather(self.resumed)
+            while (ask := self.down.ask) is not None:
+                replies = coordinator.ask(self.down, self.schema, self.opened)
+                self.without([client for client in ask.to if client not in replies])
+                self.feed(hooks(replies))
+        except UserError as error:
+            # The reason may quote a silo, which is not for the others.
+            few = isinstance(error, QuorumError)
+            coordinator.finish("stop", "too few silos answered" if few else "the server has failed")
+            raise
+        coordinator.finish("over")
+
     def open(self, uploads: Mapping[int, Up]) -> dict[int, Tree]:
         """The checked replies of the clients that were asked, ascending.
 
         Raises RefusedError that names a silo.
         """
-        return {
-            k: reply for k in sorted(uploads) if (reply := self.opened(uploads[k], k)) is not None
-        }
+        found = {k: self.opened(uploads[k], k) for k in sorted(uploads)}
+        return {k: reply for k, reply in found.items() if reply is not None}
 
-    def opened(self, upload: Up, client: int) -> Tree | None:
-        """The checked reply of one client; None if it was not asked. Raises RefusedError."""
+    def opened(self, upload: Up, client: int, samples: int | None = None) -> Tree | None:
+        """The checked reply of one client; None if it was not asked. Raises RefusedError.
+
+        `samples`: the number that it gave when it came.
+        """
         reply = wire.opened(upload, client, self.down, self.schema, self._ranges)
         if reply is not None:
-            where = f"round {self._round}, {wire.silo(client)}"
-            wire.same_samples(int(reply["n"]), self._samples.get(client), where)
-            self._try(reply, where)
+            where, n = f"round {self._round}, {wire.silo(client)}", int(reply["n"])
+            for known in (samples, self._samples.get(client)):
+                if known is not None and n != known:
+                    raise RefusedError(
+                        "samples",
+                        f"{where}: upload counts n = {n} samples; it was {known} before, and may "
+                        "not change",
+                    )
+            self._refuse_overflow(reply, where)
         return reply
 
-    def _try(self, reply: Tree, where: str) -> None:
+    def _refuse_overflow(self, reply: Tree, where: str) -> None:
         """Raises RefusedError if the model of a reply overflows: a deep network multiplies its
         weights."""
         if reply["deltas"]:
             params = add(self.loop.state.params, reply["deltas"])
             with torch.no_grad():
                 out = self.loop.start.task.eval(params, reply["buffers"], self._sample)
+            largest = torch.cat([out.features, out.logits], dim=1).abs().max()
             # Written so that NaN is refused too.
-            if (
-                not torch.cat([out.features, out.logits], dim=1).abs().max()
-                <= wire.MAX_MAGNITUDE**3
-            ):
-                raise RefusedError(
-                    "range", f"{where}: upload's model overflows on a test sample; {wire.REMEDY}"
-                )
+            if not largest <= wire.MAX_MAGNITUDE**3:
+                why = f"upload's model overflows on a test sample; {wire.REMEDY}"
+                raise RefusedError("range", f"{where}: {why}")
 
     def without(self, late: Collection[int]) -> None:
-        """These clients don't answer the present message: they are left out for the rest of the
+        """Leaves these clients, which don't answer the present message, out for the rest of the
         round."""
         self.loop.missing.update(late)
         if late:
@@ -175,13 +195,12 @@ class ServerRun:
         except StopIteration:
             ask = None
         if ask is not None and wire.name(ask) not in self._schemas:
-            self._schemas[wire.name(ask)] = row(
-                Silo.parts(self._probe.reply(ask, 0, self._round)), 0
-            )
+            answer = Silo.parts(self._probe.reply(ask, 0, self._round))
+            self._schemas[wire.name(ask)] = row(answer, 0)
         self._ask = ask
-        return wire.down(
-            self._exchange, self._round, ask, self.terms.fingerprint, dict(self._counted)
-        )
+        sent = None if ask is None else wire.mapped(wire.compact, ask)
+        fingerprint, counted = self.terms.fingerprint, dict(self._counted)
+        return Down(self._exchange, self._round, sent, fingerprint, counted)
 
     def _rounds(self) -> Generator[Ask, Reply, None]:
         loop = self.loop
@@ -194,10 +213,9 @@ class ServerRun:
             yield from loop.round()  # its `seconds` include the wait for the silos
         self.outcome = loop.outcome
 
-    @property
-    def notes(self) -> dict[str, Any]:
-        """The part of a checkpoint that the loop does not have, as JSON."""
-        return {
+    def _note(self, *_: object) -> None:
+        """Hands the loop the part of a checkpoint that it does not have, as JSON."""
+        self.loop.notes = {
             "begun": self._begun,
             "exchange": self._exchange,
             "counted": list(self._counted.items()),
@@ -206,9 +224,9 @@ class ServerRun:
         }
 
     def _save(self) -> None:
-        if self.kept is not None:
-            self.loop.notes = self.notes
-            self.kept.write(self.loop.checkpoint())
+        if self._checkpoints is not None:
+            self._note()
+            self._checkpoints.write(self.loop.checkpoint())
 
     def _restore(self, notes: dict[str, Any]) -> None:
         self._begun, self._exchange = notes["begun"], notes["exchange"]

@@ -21,7 +21,7 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.yaml_files import parsed
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.plan import Plan, initial_model
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.own_code import look_in
 from fedml_noniid.plugins.settings import (
     Count,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedml_noniid.plugins.data.indices import DRIFT, read_indices
 from fedml_noniid.plugins.data.skew import CLEAN, Skew
 from fedml_noniid.plugins.data.types import Ints
 
+COUNTS = ("rank", "silos", "n_classes")  # in the head of a file
 OPTIONAL = ("noise", "embedding")  # tensors of a shard
 
 
@@ -112,6 +113,16 @@ class Shard:
         """Samples of the public split."""
         return len(self.parts["public"].y) if "public" in self.parts else 0
 
+    def with_train(self, train: Samples) -> Shard:
+        """The shard with other training samples."""
+        return replace(self, parts={**self.parts, "train": train})
+
+    def in_noise(self, part: str) -> Samples:
+        """The samples of a part as the client reads them."""
+        found = self.parts[part]
+        noise = None if self.noise is None else noises.for_client(self.noise, found.x)
+        return found._replace(noise=noise)
+
     @property
     def checksum(self) -> str:
         """SHA-256 over all of it, hexadecimal."""
@@ -120,9 +131,7 @@ class Shard:
     @property
     def head(self) -> dict[str, Any]:
         """What its file holds beside the tensors."""
-        return {key: getattr(self, key) for key in ("rank", "silos", "n_classes")} | {
-            "parts": sorted(self.parts)
-        }
+        return {key: getattr(self, key) for key in COUNTS} | {"parts": sorted(self.parts)}
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -133,38 +142,32 @@ class Shard:
             for axis in "xy"
         }
         found |= {key: leaf for key in OPTIONAL if (leaf := getattr(self, key)) is not None}
-        drift = (
-            {}
-            if self.drift is None
-            else {key: torch.from_numpy(getattr(self.drift, key)) for key in DRIFT}
-        )
-        return found | {f"drift/{key}": leaf for key, leaf in drift.items()}
+        if self.drift is not None:
+            found |= {f"drift/{key}": torch.from_numpy(getattr(self.drift, key)) for key in DRIFT}
+        return found
+
+
+def split(parts: Parts) -> Iterator[Shard]:
+    """The data of every process, by rank; a part that is None is left out."""
+    silos, noise = len(parts.clients), parts.train.noise
+    found = {"test": parts.test, "validation": parts.validation, "public": parts.public}
+    std, drift = None, parts.drift
+    for rank in range(silos + 1):
+        if rank:
+            index = torch.from_numpy(np.asarray(parts.clients[rank - 1], dtype=np.int64))
+            train = Samples(parts.train.x[index], parts.train.y[index])
+            test = None if parts.tests is None else parts.tests[rank - 1]
+            found = {"train": train, "test": test, "public": parts.public}
+            std = None if noise is None else noise.std[rank - 1]
+            drift = None if parts.drift is None else parts.drift.only(rank - 1)
+        present = {key: samples for key, samples in found.items() if samples is not None}
+        yield Shard(rank, silos, parts.n_classes, present, std, parts.embedding, drift)
 
 
 def write(template: str, parts: Parts) -> None:
-    """Writes the files of all ranks; `template` contains {rank}.
-
-    A part that is None is left out.
-    """
-    for rank in range(len(parts.clients) + 1):
-        std, drift = None, parts.drift
-        if rank == 0:
-            held = {"test": parts.test, "validation": parts.validation, "public": parts.public}
-        else:
-            index = torch.from_numpy(np.asarray(parts.clients[rank - 1], dtype=np.int64))
-            test = None if parts.tests is None else parts.tests[rank - 1]
-            held = {
-                "train": Samples(parts.train.x[index], parts.train.y[index]),
-                "test": test,
-                "public": parts.public,
-            }
-            std = None if parts.train.noise is None else parts.train.noise.std[rank - 1]
-            drift = drift and drift.only(rank - 1)
-        present = {key: samples for key, samples in held.items() if samples is not None}
-        shard = Shard(
-            rank, len(parts.clients), parts.n_classes, present, std, parts.embedding, drift
-        )
-        save(Path(template.replace("{rank}", str(rank))), shard)
+    """Writes the files of all ranks; `template` contains {rank}."""
+    for shard in split(parts):
+        save(Path(template.replace("{rank}", str(shard.rank))), shard)
 
 
 def save(path: Path, shard: Shard) -> None:
@@ -193,23 +196,14 @@ def read(path: Path, rank: int, silos: int) -> Shard:
 def _shard(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Shard:
     # Copies: the file's tensors lie at addresses of any alignment, and matrix products round
     # differently there.
-    own = {key: leaf.clone() for key, leaf in tensors.items()}
-    parts = {key: Samples(own[f"{key}/x"], own[f"{key}/y"]) for key in head["parts"]}
-    noise, embedding = (own.get(key) for key in OPTIONAL)
-    drift = (
-        Drift(*(own[f"drift/{key}"].numpy() for key in DRIFT))
-        if f"drift/{DRIFT[0]}" in own
-        else None
-    )
-    return Shard(
-        int(head["rank"]),
-        int(head["silos"]),
-        int(head["n_classes"]),
-        parts,
-        noise,
-        embedding,
-        drift,
-    )
+    found = {key: leaf.clone() for key, leaf in tensors.items()}
+    parts = {key: Samples(found[f"{key}/x"], found[f"{key}/y"]) for key in head["parts"]}
+    noise, embedding = (found.get(key) for key in OPTIONAL)
+    rank, silos, n_classes = (int(head[key]) for key in COUNTS)
+    drift = None
+    if f"drift/{DRIFT[0]}" in found:
+        drift = Drift(*(found[f"drift/{key}"].numpy() for key in DRIFT))
+    return Shard(rank, silos, n_classes, parts, noise, embedding, drift)
 
 
 def cut(
@@ -229,14 +223,12 @@ def cut(
     any. Label noise, rotation and drift stand in `indices`. `tests`: whether every silo gets its
     own test samples.
     """
-    held, whole = read_indices(indices), Dataset.read(data)
-    std = None
+    found, whole = read_indices(indices), Dataset.read(data)
+    std, silos = None, len(found.clients)
     if sigma is not None:
-        std = noises.deviations(
-            form, sigma, len(held.clients), tuple(whole.train_x.shape[1:]), whole.scale
-        )
-    given = held.public if public else held.public[:0]
-    own = held.test_clients if tests else None
-    parts = Parts.cut(whole, held.clients, held.validation, given, std, held.skew, own)
+        std = noises.deviations(form, sigma, silos, tuple(whole.train_x.shape[1:]), whole.scale)
+    shared = found.public if public else found.public[:0]
+    of_clients = found.test_clients if tests else None
+    parts = Parts.cut(whole, found.clients, found.validation, shared, std, found.skew, of_clients)
     write(str(out / "{rank}.safetensors"), parts)
-    return len(held.clients)
+    return silos

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Tree, leaves, row, tree_map
 from fedml_noniid.plugins.data import tensor_file
-from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.engines.client_tests import answered
 from fedml_noniid.plugins.engines.clients import Clients, refuse_non_finite
 from fedml_noniid.plugins.engines.federation import Federation
@@ -25,11 +22,13 @@ from fedml_noniid.plugins.engines.preflight import Preflight
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import SetBackError
+from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.settings import Terms
+from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.wire import NOT_COUNTED, Down
 
 
-class _OwnShard(Clients):
+class _OneClient(Clients):
     """The one client of a silo."""
 
     def holds(self, ask: Ask) -> bool:
@@ -49,60 +48,50 @@ class Silo:
     """
 
     def __init__(
-        self,
-        terms: Terms,
-        client: int,
-        train: Samples,
-        public: Samples | None,
-        kept: Path | None = None,
-        run: str = "",
-        drift: Drift | None = None,
-        test: Samples | None = None,
+        self, terms: Terms, client: int, shard: Shard, file: RunFile | None = None
     ) -> None:
-        """`client` counts from 0; `train` is this silo's shard.
+        """`client` counts from 0; `shard` has its samples.
 
-        `drift`: how the labels of this client change. `test`: its own test samples, for a recipe
-        that keeps a part of the model here.
-
-        The silo's memory is kept in the file `kept` for the run `run`, and goes on from there.
-        UserError if that file is damaged, or of another run.
+        The silo's memory is written to `file`, and goes on from there. UserError if the file is
+        damaged, or of another run.
         """
-        self.terms, self.client = terms, client
-        start = Start.of(terms.algorithm, terms.plan, train.x)
-        # Batches are drawn as positions within a shard. So this shard is read in the same order as
-        # in a simulation.
-        positions = np.arange(len(train.y))
-        held = None if drift is None else drift.per_sample([positions], len(train.y))
-        none = Samples(train.x[:0], train.y[:0])
-        self._shard = Federation(
-            terms.silos,
-            train,
-            {client: positions},
-            test or none,
-            public=public,
-            drift=drift,
-            held=held,
-        )
-        self.engine = Sequential(_OwnShard(start, self._shard.used_by(terms.algorithm)))
+        self.terms, self.client, self._shard, self._file = terms, client, shard, file
+        federation = self._federation()
+        start = Start.of(terms.algorithm, terms.plan, federation.train.x)
+        self.engine = Sequential(_OneClient(start, federation))
+        self.initial = start.params, start.buffers
         self._preflight = Preflight(self.engine.clients)
-        self._states: dict[int, Tree] = {
-            NOT_COUNTED: self.engine.clients.memory
-        }  # by exchange: the memory after its answer
+        # By exchange: the memory after its answer.
+        self._states: dict[int, Tree] = {NOT_COUNTED: self.engine.clients.memory}
         self._round = 0
         self._trained = NOT_COUNTED  # the exchange of the training that `clients.trained` is from
-        self._kept, self._run, self.initial = kept, run, (start.params, start.buffers)
         # Between rounds, a silo of many recipes remembers nothing: a restart loses nothing, and no
         # file is written.
         self._further = terms.algorithm.exchanges.round > 1
         self._remembers = self._further or any(True for _ in leaves(self.engine.clients.memory))
-        if kept is not None and kept.exists():
-            self._restore(kept)
+        if file is not None and file.path.exists():
+            self._restore(file)
+
+    def _federation(self) -> Federation:
+        """What a silo has of the federation, in its noise."""
+        shard, train = self._shard, self._shard.in_noise("train")
+        # Batches are drawn as positions within a shard. So this shard is read in the same order as
+        # in a simulation.
+        positions, drift = np.arange(len(train.y)), shard.drift
+        return Federation(
+            self.terms.silos,
+            train,
+            {self.client: positions},
+            shard.in_noise("test") if "test" in shard.parts else Samples(train.x[:0], train.y[:0]),
+            public=shard.parts.get("public"),
+            drift=drift,
+            held=None if drift is None else drift.per_sample([positions], len(train.y)),
+        ).used_by(self.terms.algorithm)
 
     def read(self, train: Samples) -> None:
-        """Replaces the shard by one with as many samples, perhaps poisoned by an attack."""
-        self.engine.clients.read(
-            replace(self._shard, train=train).used_by(self.terms.algorithm).train
-        )
+        """Replaces the samples by as many others, perhaps poisoned by an attack."""
+        self._shard = self._shard.with_train(train)
+        self.engine.clients.read(self._federation().train)
 
     def answer(self, down: Down) -> Tree | None:
         """This silo's reply, keys as in `wire.PARTS`; None if it was not asked.
@@ -110,12 +99,9 @@ class Silo:
         Raises NonFiniteError, UserError.
         """
         if down.terms != self.terms.fingerprint:
-            raise UserError(
-                f"{wire.silo(self.client)}: its configuration is not the server's; train_args, "
-                "model_args, random_seed and threads must be the same in both files"
-            )
+            raise UserError(f"{wire.silo(self.client)}: {wire.OTHER_CONFIGURATION}")
         ask, clients = down.ask, self.engine.clients
-        self._settle(down)
+        self._set_memory(down)
         if ask is None or self.client not in ask.to:
             return None
         reply = self.reply(ask, ask.to.index(self.client), down.round)
@@ -124,10 +110,10 @@ class Silo:
             self._states[down.exchange] = clients.memory
         if ask.job == "train":
             self._trained = down.exchange
-        self._keep()
+        self._save()
         return row(self.parts(reply), 0)
 
-    def _settle(self, down: Down) -> None:
+    def _set_memory(self, down: Down) -> None:
         """Goes on from the memory after the last answer that the server has counted."""
         counted = down.counted.get(self.client, NOT_COUNTED) if self._remembers else NOT_COUNTED
         if counted not in self._states:
@@ -152,11 +138,11 @@ class Silo:
         """The reply [1, ...] to the row `position` of an Ask."""
         device = self.engine.clients.device
         here = wire.mapped(lambda leaf: leaf.to(device), ask)
-        own = here._replace(
+        mine = here._replace(
             to=(self.client,), each=row(here.each, torch.tensor([position], device=device))
         )
-        self._preflight(own, round_)
-        return answered(self.engine, own, round_)
+        self._preflight(mine, round_)
+        return answered(self.engine, mine, round_)
 
     @staticmethod
     def parts(reply: Reply) -> Tree:
@@ -164,17 +150,17 @@ class Silo:
         cpu: Tree = tree_map(Tensor.cpu, {key: getattr(reply, key) for key in wire.PARTS})
         return cpu
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         """Writes the file."""
         clients = self.engine.clients
-        if self._kept is None or not self._remembers:
+        if self._file is None or not self._remembers:
             return
         trees: Tree = {f"state/{exchange}": tree for exchange, tree in self._states.items()}
         if self._further and self.client in clients.trained:
             params, buffers = clients.trained[self.client]
             trees |= {"params": params, "buffers": buffers, "start": clients.w_t}
         head: dict[str, Any] = {
-            "run": self._run,
+            "run": self._file.run,
             "silo": self.client,
             "round": self._round,
             "trained": self._trained,
@@ -182,11 +168,11 @@ class Silo:
             "held": "params" in trees,
         }
         made = tensor_file.Tensors(head, {key: leaf.cpu() for key, leaf in flatten(trees).items()})
-        tensor_file.write(self._kept, "silo", head, made.tensors, made.checksum, private=True)
+        tensor_file.write(self._file.path, "silo", head, made.tensors, made.checksum, private=True)
 
-    def _restore(self, path: Path) -> None:
+    def _restore(self, file: RunFile) -> None:
         found = tensor_file.read(
-            path,
+            file.path,
             "silo",
             tensor_file.Tensors,
             what="the memory of a silo",
@@ -194,21 +180,18 @@ class Silo:
             remedy="delete it to start the run again",
         )
         head, clients = found.head, self.engine.clients
-        if (head["run"], head["silo"]) != (self._run, self.client):
+        if (head["run"], head["silo"]) != (file.run, self.client):
             raise UserError(
-                f"{path}: is the memory of {wire.silo(head['silo'])} in run {head['run']}; this is "
-                f"{wire.silo(self.client)} in run {self._run}; delete it to join this run"
+                f"{file.path}: is the memory of {wire.silo(head['silo'])} in run {head['run']}; "
+                f"this is {wire.silo(self.client)} in run {file.run}; delete it to join this run"
             )
         # Copies are aligned. The file's tensors need not be, and then matrix products round
         # differently.
-        own = {key: leaf.clone().to(clients.device) for key, leaf in found.tensors.items()}
-
-        def part(prefix: str, like: Tree) -> Tree:
-            return unflatten({key.removeprefix(prefix): leaf for key, leaf in own.items()}, like)
-
+        flat = {key: leaf.clone().to(clients.device) for key, leaf in found.tensors.items()}
+        params, buffers = self.initial
         self._round, self._trained = head["round"], head["trained"]
-        self._states = {n: part(f"state/{n}/", clients.memory) for n in head["states"]}
+        self._states = {n: unflatten(flat, clients.memory, f"state/{n}/") for n in head["states"]}
         if head["held"]:
-            params, buffers = self.initial
-            clients.trained[self.client] = part("params/", params), part("buffers/", buffers)
-            clients.w_t = part("start/", params)
+            trained = unflatten(flat, {"params": params, "buffers": buffers, "start": params})
+            clients.trained[self.client] = trained["params"], trained["buffers"]
+            clients.w_t = trained["start"]

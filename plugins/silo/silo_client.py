@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,21 +21,21 @@ import grpc
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError, shown
-from fedml_noniid.plugins.silo import certificates, frames, wire
+from fedml_noniid.plugins.silo import certificates, wire
 from fedml_noniid.plugins.silo.coordinator import LONG_POLL_S
-from fedml_noniid.plugins.silo.exit_codes import LostError, NotAdmittedError, QuorumError
-from fedml_noniid.plugins.silo.frames import RefusedError
+from fedml_noniid.plugins.silo.exit_codes import (
+    LostError,
+    NotAdmittedError,
+    QuorumError,
+    SetBackError,
+    one_line,
+)
 from fedml_noniid.plugins.silo.settings import CommArgs
-from fedml_noniid.plugins.silo.silo_server import ASK, HELLO, KEEPALIVE, SERVICE, WELCOME
-from fedml_noniid.plugins.silo.wire import Down, Up
+from fedml_noniid.plugins.silo.silo_server import KEEPALIVE, SERVICE
+from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 
 LOG = logging.getLogger(__name__)
-FOR_GOOD = (
-    "configuration",
-    "samples",
-    "replaced",
-    "identity",
-)  # refusals that another try doesn't change
+FOR_GOOD = ("configuration", "samples", "replaced", "identity")  # another try doesn't change them
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two tries, before jitter
 PAUSE = 0.1  # of the time that the server has been away
 OPTIONS = [
@@ -52,21 +53,20 @@ def channel(comm: CommArgs, kit: Path | None, rank: int) -> grpc.Channel:
     """A channel to the server; `kit` None for plaintext. Raises UserError."""
     if kit is None:
         return grpc.insecure_channel(comm.server, OPTIONS)
-    own = certificates.Kit.read(kit, rank)
-    credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
+    mine = certificates.Kit.read(kit, rank)
+    credentials = grpc.ssl_channel_credentials(mine.ca, mine.key, mine.certificate)
     # Only the server's certificate has this name, whatever its address is.
     name = ("grpc.ssl_target_name_override", certificates.SERVER)
     return grpc.secure_channel(comm.server, credentials, [*OPTIONS, name])
 
 
 def status(comm: CommArgs, kit: Path | None) -> dict[str, Any]:
-    """The state of a server, asked with its own kit. Raises UserError."""
+    """The state of a server, for the holder of its kit. Raises UserError."""
     with channel(comm, kit, 0) as line:
         call = line.unary_unary(f"/{SERVICE}/Status")
         try:
-            return dict(
-                json.loads(call(b"{}", timeout=5.0, metadata=(("name", certificates.SERVER),)))
-            )
+            found = call(b"{}", timeout=5.0, metadata=(("name", certificates.SERVER),))
+            return dict(json.loads(found))
         except grpc.RpcError as error:
             raise LostError(
                 f"no answer from {comm.server} ({_reason(error)}); is the server running?"
@@ -83,17 +83,16 @@ class SiloClient:
     Each is repeated until the server answers, with pauses that grow and are jittered.
     """
 
-    def __init__(
-        self, comm: CommArgs, kit: Path | None, client: int, terms: str, samples: int
-    ) -> None:
-        """`client` counts from 0; `terms` is the fingerprint of the silo's configuration; `samples`
-        is n_k."""
-        self._comm, self._client, self._terms, self._samples = comm, client, terms, samples
-        self._session, self._jitter = secrets.token_hex(8), random.Random()
+    def __init__(self, comm: CommArgs, kit: Path | None, client: int, terms: str, n: int) -> None:
+        """`client` counts from 0; `terms` is the fingerprint of the silo's configuration; `n` is
+        n_k."""
+        self._comm, self._client, self._terms = comm, client, terms
+        session, self._jitter = secrets.token_hex(8), random.Random()
+        self._hello = wire.Hello(client=client, session=session, terms=terms, samples=n)
         self._metadata = (("name", certificates.name(client + 1)),)  # read in plaintext only
         self._channel = channel(comm, kit, client + 1)
         self._over = threading.Event()
-        self._head: dict[str, Any] = {}
+        self._head: dict[str, Any] = {}  # of every later call
         self.run = ""
 
     def __enter__(self) -> SiloClient:
@@ -107,22 +106,29 @@ class SiloClient:
 
     def hello(self) -> None:
         """Introduces this process. Raises NotAdmittedError, LostError."""
-        values = (self._client, self._session, self._terms, self._samples)
-        head, call = (
-            frames.head(dict(zip(HELLO, values, strict=True))),
-            self._channel.unary_unary(f"/{SERVICE}/Hello"),
-        )
-        welcome = self._patiently(
-            lambda: frames.parsed(call(head, timeout=30.0, metadata=self._metadata) or b"", WELCOME)
-        )
-        if self.run and welcome["run"] != self.run:
+        call, frame = self._channel.unary_unary(f"/{SERVICE}/Hello"), self._hello.frame()
+        options: dict[str, Any] = {"timeout": 30.0, "metadata": self._metadata}
+        welcome = self._patiently(lambda: wire.parsed(call(frame, **options) or b"", wire.Welcome))
+        if self.run and welcome.run != self.run:
             raise UserError(
-                f"the server has lost run {self.run} and is at run {shown(welcome['run'])}; "
-                "delete this silo's file "
-                "of the old run and start it again"
+                f"the server has lost run {self.run} and is at run {shown(welcome.run)}; "
+                "delete this silo's file of the old run and start it again"
             )
-        self.run = welcome["run"]
-        self._head = {**welcome, "session": self._session, "client": self._client}
+        self.run = welcome.run
+        self._head = welcome.model_dump() | self._hello.model_dump(include={"session", "client"})
+
+    def serve(self, answered: Callable[[Down], Up]) -> None:
+        """Answers until the run is over. Raises UserError."""
+        while (down := self.task()) is not None:
+            try:
+                up = answered(down)
+            except UserError as error:
+                LOG.warning("exchange %d: %s", down.exchange, error)
+                self.fail(down.exchange, str(error))
+                if isinstance(error, SetBackError):
+                    raise
+            else:
+                self.answer(up)
 
     def task(self) -> Down | None:
         """The next message; None when the run is over.
@@ -131,77 +137,64 @@ class SiloClient:
         """
         call = self._channel.unary_stream(f"/{SERVICE}/Task")
         began = time.monotonic()
-        while True:
+        found: Down | str = "wait"
+        while found == "wait":
             try:
                 found = self._patiently(
-                    lambda: self._read(call(frames.head(self._head), **self._long))
+                    lambda: self._read(call(wire.Call(**self._head).frame(), **self._long))
                 )
             except RefusedError as refusal:
                 if refusal.name != "epoch":
                     raise
                 self.hello()  # the server was started again
                 self._pause(time.monotonic() - began)
-                continue
-            if found != "wait":
-                return found if isinstance(found, Down) else None
+        return None if isinstance(found, str) else found
 
     def answer(self, up: Up) -> None:
         """Sends an answer, unless the server has gone on without it."""
-        body = frames.Body(up["leaves"])
-
-        def sent() -> Iterator[bytes]:
-            yield frames.head(self._head | {"exchange": up["exchange"], "failed": ""})
-            yield from body.frames()
-
-        self._upload(sent)
+        head = wire.Answer(**self._head, exchange=up["exchange"])
+        self._send(head, lambda: wire.body(up["leaves"]))
 
     def fail(self, exchange: int, why: str) -> None:
-        """Tells the server that this silo can't answer."""
-        self._upload(
-            lambda: iter([frames.head(self._head | {"exchange": exchange, "failed": why[:500]})])
-        )
+        """Lets the server know that this silo can't answer."""
+        head = wire.Answer(**self._head, exchange=exchange, failed=one_line(why, 500))
+        self._send(head, lambda: iter(()))
 
     @property
     def _long(self) -> dict[str, Any]:
         """Arguments of a call that may move a model over a slow line."""
         return {"timeout": max(self._comm.deadline_s, 2 * LONG_POLL_S), "metadata": self._metadata}
 
-    def _upload(self, sent: Callable[[], Iterator[bytes]]) -> None:
+    def _send(self, head: wire.Answer, body: Callable[[], Iterator[bytes]]) -> None:
         call = self._channel.stream_unary(f"/{SERVICE}/Answer")
         try:
-            self._patiently(lambda: call(sent(), **self._long))
+            self._patiently(lambda: call(chain([head.frame()], body()), **self._long))
         except RefusedError as refusal:
             # Late, or sent twice because the first reply was lost, or the server was started again
             # and will ask again.
-            level = (
-                logging.DEBUG
-                if refusal.name in ("stale", "duplicate", "epoch")
-                else logging.WARNING
-            )
+            usual = refusal.name in ("stale", "duplicate", "epoch")
+            level = logging.DEBUG if usual else logging.WARNING
             LOG.log(level, "the server refused this answer: %s", refusal)
             if refusal.name == "epoch":
                 self.hello()
 
     def _read(self, stream: Iterator[bytes]) -> Down | str:
-        """One message of the server. Raises UserError if it is malformed, or ends the run."""
+        """One message of the server, "wait" or "over". Raises UserError if it is malformed, or
+        ends the run."""
         received, began = iter(stream), time.monotonic()
-        head = frames.parsed(frames.following(received), ASK)
-        if head["kind"] == "stop":
-            raise QuorumError(f"the server ended the run: {head['why']}; its log says more")
-        early = (
-            time.monotonic() - began < LONG_POLL_S / 2
-        )  # our server holds a call before it says "wait"
-        if head["kind"] == "over" or (head["kind"] == "wait" and not early):
-            return str(head["kind"])
-        if head["kind"] != "ask":
-            raise RefusedError("malformed", f"{shown(head['kind'])} is no reply at this moment")
-        leaves = frames.table(frames.following(received))
-        frames.check_size(leaves, self._comm.max_message_mb << 20)
-        trees = wire.nested(frames.read(received, leaves))
-        ask = Ask(head["job"], (self._client,), **trees, owner=head["owner"])
-        return Down(
-            head["exchange"], head["round"], ask, head["terms"], {self._client: head["counted"]}
-        )
+        task = wire.parsed(wire.following(received), wire.Task)
+        if task.kind == "stop":
+            raise QuorumError(f"the server ended the run: {task.why}; its log says more")
+        if task.kind == "wait" and time.monotonic() - began < LONG_POLL_S / 2:
+            raise RefusedError("malformed", "our server waits before it says that there is no work")
+        if task.kind != "ask":
+            return task.kind
+        table, most = wire.table(wire.following(received)), self._comm.max_message_mb << 20
+        if (size := wire.size_of(table)) > most:
+            raise RefusedError("oversize", f"message of {size} bytes; allowed: {most}")
+        trees = wire.nested(wire.read(received, table))
+        ask = Ask(task.job, (self._client,), **trees, owner=task.owner)
+        return Down(task.exchange, task.round, ask, self._terms, {self._client: task.counted})
 
     def _attend(self) -> None:
         """Keeps the stream open that shows the server that this silo is there."""
@@ -209,7 +202,7 @@ class SiloClient:
         while not self._over.is_set():
             # The main thread deals with everything that this thread meets.
             with contextlib.suppress(grpc.RpcError, ValueError):
-                for _ in call(frames.head(self._head), metadata=self._metadata):
+                for _ in call(wire.Call(**self._head).frame(), metadata=self._metadata):
                     pass
             self._over.wait(self._jitter.uniform(0.5, 1.0))
 
@@ -241,10 +234,8 @@ class SiloClient:
 
     def _pause(self, waited: float) -> None:
         """Sleeps for longer, the longer this silo has waited (seconds)."""
-        time.sleep(
-            min(max(PAUSE * waited, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-            * self._jitter.uniform(0.5, 1.5)
-        )
+        pause = min(max(PAUSE * waited, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        time.sleep(pause * self._jitter.uniform(0.5, 1.5))
 
 
 def _refusal(error: grpc.RpcError) -> RefusedError | None:
@@ -263,12 +254,12 @@ def _refusal(error: grpc.RpcError) -> RefusedError | None:
     if code is not grpc.StatusCode.FAILED_PRECONDITION:
         return None
     try:
-        told = frames.parsed(details.encode(), {"name": str, "why": str})
+        found = wire.parsed(details.encode(), wire.Refusal)
     except RefusedError:
-        return None  # these are not our server's words
-    if told["name"] in FOR_GOOD:
-        raise NotAdmittedError(f"the server refuses this silo: {told['why']}") from None
-    return RefusedError(told["name"], told["why"])
+        return None  # our server did not write this
+    if found.name in FOR_GOOD:
+        raise NotAdmittedError(f"the server refuses this silo: {found.why}") from None
+    return RefusedError(found.name, found.why)
 
 
 def _reason(error: grpc.RpcError) -> str:

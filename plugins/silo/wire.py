@@ -1,4 +1,8 @@
-"""The messages between server and silos, and the check of the uploads.
+"""The messages between server and silos: as objects, as bytes, and the check of the uploads.
+
+On the network a message is a head (JSON), and perhaps tensors: a table (JSON), then their bytes.
+Sizes are checked before memory is taken. Nothing here makes objects of a type that the sender
+chooses.
 
 Under stock FedML 0.8.30 the type of a message's content matters. This file alone deals with that:
 - Down, to the silos: never a plain `dict`; FedML would send one of its values to each silo. A
@@ -10,31 +14,59 @@ Under stock FedML 0.8.30 the type of a message's content matters. This file alon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
 from fedml_noniid.plugins.core.component import Ask, Component
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.engines import client_tests
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.models.layers import VARIANCE
-from fedml_noniid.plugins.silo.frames import Leaf, RefusedError, form
 
-Up = dict[str, Any]
+CHUNK_BYTES = 1 << 20  # of tensors in one frame
+MAX_FRAME_BYTES = 2 << 20  # gRPC refuses a longer one by its length, before it arrives
+MAX_HEAD_BYTES = 1 << 16
+MAX_TENSOR_BYTES = 1 << 48  # torch fails on larger shapes
+FLOATS, INTS = ("float64", "float32", "float16", "bfloat16"), ("int64", "int32", "int16", "int8")
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in (*FLOATS, *INTS, "uint8", "bool")
+}
 # The parts of a silo's reply; `upload` is by component; n, steps and loss are 0-d.
 PARTS = ("deltas", "buffers", "upload", "n", "steps", "loss")
-KEYS = {"client", "exchange", "leaves"}
 TREES = ("params", "buffers", "shared", "each")  # the tensors of an Ask
 NOT_COUNTED = -1  # the exchange before any: no answer has been counted yet
 # No number of an upload is larger. The server's arithmetic then stays finite in float32: a product
 # of three such numbers is 2^90, and float32 ends at 2^128, so 2^38 of them may be added up. An
 # update that helps is far smaller.
 MAX_MAGNITUDE = 2.0**30
+OTHER_CONFIGURATION = (
+    "its configuration is not the server's; train_args, model_args, random_seed and threads must "
+    "be the same in both files"
+)
 REMEDY = "lower the learning rate or the method's coefficients"
 Ranges = Mapping[str, Range]  # by name of a tensor of an upload, or of a tree of them
+Up = dict[str, Any]  # a silo's answer: client, exchange, leaves
+
+
+class RefusedError(UserError):
+    """A message that is not taken.
+
+    `name` is one word for counts and tests; the message says why.
+    """
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(why[:1000])  # a name in a table may have megabytes
+        self.name = name
+
+
+# Messages as objects
+# --------------------------------------------------------------------------------------------------
 
 
 class Down(NamedTuple):
@@ -54,17 +86,11 @@ def mapped(fn: Callable[[Tensor], Tensor], ask: Ask) -> Ask:
     return ask._replace(**trees)
 
 
-def down(
-    exchange: int,
-    round_: int,
-    ask: Ask | None,
-    terms: str,
-    counted: Mapping[int, int] | None = None,
-) -> Down:
-    """A message to the silos, without unused memory behind its tensors."""
-    return Down(
-        exchange, round_, None if ask is None else mapped(_compact, ask), terms, counted or {}
-    )
+def compact(leaf: Tensor) -> Tensor:
+    """The same values and strides, without unused memory: pickling a view would send the whole
+    storage."""
+    tight = leaf.untyped_storage().nbytes() == math.prod(leaf.shape) * leaf.element_size()
+    return leaf if tight else leaf.clone()
 
 
 def name(ask: Ask) -> str:
@@ -78,17 +104,16 @@ def silo(client: int) -> str:
 
 
 def row_of(down: Down, client: int) -> Down:
-    """The message as one silo receives it: its own row of `each`, and nothing about the others."""
+    """The message as one silo receives it: its row of `each`, and nothing about the others."""
     ask = down.ask
     assert ask is not None, "there is something to do"
     position = ask.to.index(client)
-    own = ask._replace(to=(client,), each=row(ask.each, slice(position, position + 1)))
-    return down._replace(ask=own, counted={client: down.counted.get(client, NOT_COUNTED)})
+    mine = ask._replace(to=(client,), each=row(ask.each, slice(position, position + 1)))
+    return down._replace(ask=mine, counted={client: down.counted.get(client, NOT_COUNTED)})
 
 
 def tensors(down: Down) -> Params:
     """The tensors of a message, flat."""
-    assert down.ask is not None, "there is something to do"
     return flatten({key: getattr(down.ask, key) for key in TREES})
 
 
@@ -112,8 +137,195 @@ def nested(flat: Params) -> dict[str, Tree]:
 def up(client: int, exchange: int, reply: Tree | None) -> Up:
     """A silo's answer; `reply` has the keys of PARTS, or is None if the Ask was not to this
     silo."""
-    leaves = {} if reply is None else tree_map(_compact, flatten(reply))
+    leaves = {} if reply is None else tree_map(compact, flatten(reply))
     return {"client": client, "exchange": exchange, "leaves": leaves}
+
+
+# Messages as bytes
+# --------------------------------------------------------------------------------------------------
+
+
+class Head(BaseModel):
+    """The head of a message: its keys and no other, of exactly their types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    def frame(self) -> bytes:
+        """The head as bytes."""
+        return self.model_dump_json().encode()
+
+
+class Hello(Head):
+    """A silo comes. `samples`: n_k."""
+
+    client: int
+    session: str
+    terms: str
+    samples: int
+
+
+class Welcome(Head):
+    """The reply to Hello. `epoch`: of the server's process."""
+
+    run: str
+    epoch: str
+
+
+class Call(Welcome):
+    """Any later call of a silo."""
+
+    client: int
+    session: str
+
+
+class Answer(Call):
+    """An upload; `failed`: why there is none."""
+
+    exchange: int
+    failed: str = ""
+
+
+class Task(Head):
+    """What a silo has to do; tensors follow if it is to "ask"."""
+
+    kind: Literal["ask", "wait", "over", "stop"]
+    why: str = ""
+    exchange: int = 0
+    round: int = 0
+    job: str = ""
+    owner: str = ""
+    counted: int = 0
+
+    @staticmethod
+    def of(down: Down) -> Task:
+        """The head of a message to one silo."""
+        assert down.ask is not None, "there is something to do"
+        (counted,) = down.counted.values()
+        return Task(
+            kind="ask",
+            exchange=down.exchange,
+            round=down.round,
+            job=down.ask.job,
+            owner=down.ask.owner,
+            counted=counted,
+        )
+
+
+class Refusal(Head):
+    """The name of a RefusedError and its message."""
+
+    name: str
+    why: str
+
+
+class Entry(Head):
+    """A tensor in a table."""
+
+    dtype: str
+    shape: Annotated[tuple[int, ...], Field(max_length=16)]
+    order: tuple[int, ...]  # the axes, from the outermost in memory to the innermost
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    @model_validator(mode="after")
+    def _is_a_tensor(self) -> Entry:
+        known = self.dtype in DTYPES and sorted(self.order) == [*range(len(self.shape))]
+        largest = math.prod(max(n, 1) for n in self.shape) * 8
+        if not known or min(self.shape, default=0) < 0 or largest > MAX_TENSOR_BYTES:
+            raise ValueError("is no tensor")
+        return self
+
+
+Table = dict[str, Entry]
+TABLE = TypeAdapter(Table)
+H = TypeVar("H", bound=Head)
+
+
+def parsed(frame: bytes, kind: type[H]) -> H:
+    """The head in a frame. Raises RefusedError."""
+    if len(frame) > MAX_HEAD_BYTES:
+        raise RefusedError("oversize", f"head of {len(frame)} bytes; allowed: {MAX_HEAD_BYTES}")
+    try:
+        return kind.model_validate_json(frame)
+    except ValidationError:
+        keys = ", ".join(kind.model_fields)
+        raise RefusedError("malformed", f"head must have the keys {keys} and no other") from None
+
+
+def table(frame: bytes) -> Table:
+    """The tensors that follow, by name, in the sender's order. Raises RefusedError."""
+    try:
+        return TABLE.validate_json(frame)
+    except ValidationError:
+        raise RefusedError("malformed", "this is no table of tensors") from None
+
+
+def body(tensors: Params) -> Iterator[bytes]:
+    """Tensors as frames: their table, then the bytes of one after the other."""
+    entries = {
+        key: Entry(dtype=_dtype(leaf), shape=tuple(leaf.shape), order=_order(leaf))
+        for key, leaf in tensors.items()
+    }
+    yield TABLE.dump_json(entries)
+    for key, leaf in tensors.items():
+        flat = leaf.detach().permute(entries[key].order).contiguous().reshape(-1)
+        data = flat.view(torch.uint8).numpy().data
+        for start in range(0, len(data), CHUNK_BYTES):
+            yield bytes(data[start : start + CHUNK_BYTES])
+
+
+def following(frames: Iterator[bytes]) -> bytes:
+    """The next frame. Raises RefusedError if there is none."""
+    frame = next(frames, None)
+    if frame is None:
+        raise RefusedError("truncated", "message ended too early")
+    return frame
+
+
+def read(frames: Iterator[bytes], entries: Table) -> Params:
+    """The tensors of a table, from the frames behind it.
+
+    Raises RefusedError if there are more bytes or fewer.
+    """
+    size, place, data, found = size_of(entries), 0, bytearray(), {}
+    for frame in frames:
+        if len(data) + len(frame) > size:
+            raise RefusedError("oversize", f"message has more than the {size} bytes of its table")
+        data += frame
+    if len(data) < size:
+        raise RefusedError("truncated", f"message ended after {len(data)} of {size} bytes")
+    for key, entry in entries.items():
+        # Memory of its own: matrix products round differently at addresses that are not aligned.
+        leaf = torch.empty([entry.shape[axis] for axis in entry.order], dtype=DTYPES[entry.dtype])
+        if n := leaf.numel():
+            bits = torch.frombuffer(data, dtype=leaf.dtype, count=n, offset=place)
+            leaf.copy_(bits.view(leaf.shape))
+        found[key] = leaf.permute([entry.order.index(axis) for axis in range(leaf.dim())])
+        place += entry.size
+    return found
+
+
+def size_of(entries: Table) -> int:
+    """The bytes behind a table."""
+    return sum(entry.size for entry in entries.values())
+
+
+def _order(leaf: Tensor) -> tuple[int, ...]:
+    """The axes by their place in memory: it decides how matrix products round, so it travels too.
+
+    A tensor with holes arrives contiguous.
+    """
+    axes = range(leaf.dim())
+    strides = leaf.stride()
+    order = sorted(axes, key=lambda axis: (-strides[axis], leaf.shape[axis] == 1))
+    return tuple(order if leaf.permute(order).is_contiguous() else axes)
+
+
+# The check of an upload
+# --------------------------------------------------------------------------------------------------
 
 
 def ranges(components: Iterable[Component]) -> Ranges:
@@ -127,8 +339,6 @@ def ranges(components: Iterable[Component]) -> Ranges:
 
 def allowed(key: str, ranges: Ranges) -> Range:
     """The numbers that the tensor `key` of an upload may have."""
-    if key == "n":
-        return ranges[key]  # the limit is what the silo said when it joined
     names = [name for name in ranges if f"{key}/".startswith(f"{name}/")]
     found = ranges[names[0]] if names else Range(0) if key.endswith(VARIANCE) else Range()
     return Range(max(found.low, -MAX_MAGNITUDE), min(found.high, MAX_MAGNITUDE))
@@ -142,12 +352,12 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
     missing or unknown, a shape or dtype is wrong, a number is not finite or beyond its range.
     """
     where = f"round {sent.round}, {silo(client)}"
-    if type(message) is not dict or message.keys() != KEYS:
+    if type(message) is not dict or message.keys() != {"client", "exchange", "leaves"}:
         raise RefusedError(
             "malformed",
             f"{where}: upload is not one of this protocol; all silos must run this release",
         )
-    if message["client"] != client or message["exchange"] != sent.exchange:
+    if (message["client"], message["exchange"]) != (client, sent.exchange):
         raise RefusedError(
             "stale",
             f"{where}: upload says client {message['client']}, exchange {message['exchange']}; "
@@ -169,48 +379,38 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
                 raise RefusedError(
                     "non-finite", f"{where}: upload's {key!r} is not finite; {REMEDY}"
                 )
-            if (
-                not limit.low <= number <= limit.high
-            ):  # of tensors: the ends are rounded to the dtype
+            # Of tensors: the ends are rounded to the dtype.
+            if not limit.low <= number <= limit.high:
                 why = f"upload's {key!r} has {number.item():g}, which must {limit}; {REMEDY}"
                 raise RefusedError("range", f"{where}: {why}")
     return unflatten(leaves, schema)
 
 
-def fit(leaves: Mapping[str, Leaf] | Params, schema: Tree, where: str) -> None:
+def fit(leaves: Mapping[str, object], schema: Tree, where: str) -> None:
     """Raises RefusedError unless tensors, or the entries of a table, have names, dtypes and shapes
     of the schema."""
     expected = flatten(schema)
     for key in (*expected, *leaves):
         if key not in leaves:
             raise RefusedError(
-                "missing", f"{where}: upload lacks {key!r}; expected {form(expected[key])}"
+                "missing", f"{where}: upload lacks {key!r}; expected {_form(expected[key])}"
             )
         if key not in expected:
             raise RefusedError(
                 "extra", f"{where}: upload has {key!r}, which the server did not ask for"
             )
-        found: object = leaves[key]
-        told = form(found) if isinstance(found, Leaf | Tensor) else type(found).__name__
-        if told != form(expected[key]):
-            same = isinstance(found, Leaf | Tensor) and found.dtype == expected[key].dtype
-            raise RefusedError(
-                "shape" if same else "dtype",
-                f"{where}: upload's {key!r} is {told}; expected {form(expected[key])}",
-            )
+        found, wanted = _form(leaves[key]), _form(expected[key])
+        if found != wanted:
+            kind = "shape" if found.split()[0] == wanted.split()[0] else "dtype"
+            raise RefusedError(kind, f"{where}: upload's {key!r} is {found}; expected {wanted}")
 
 
-def _compact(leaf: Tensor) -> Tensor:
-    """The same values and strides, without unused memory: pickling a view would send the whole
-    storage."""
-    tight = leaf.untyped_storage().nbytes() == math.prod(leaf.shape) * leaf.element_size()
-    return leaf if tight else leaf.clone()
+def _form(leaf: object) -> str:
+    """Dtype and shape in words."""
+    if not isinstance(leaf, Tensor | Entry):
+        return type(leaf).__name__
+    return f"{_dtype(leaf)} {list(leaf.shape)}"
 
 
-def same_samples(n: int, known: int | None, where: str) -> None:
-    """Raises RefusedError if a silo counts another number of samples than it did before."""
-    if known is not None and n != known:
-        raise RefusedError(
-            "samples",
-            f"{where}: upload counts n = {n} samples; it was {known} before, and may not change",
-        )
+def _dtype(leaf: Tensor | Entry) -> str:
+    return str(leaf.dtype).removeprefix("torch.")

@@ -1,6 +1,7 @@
 import math
 import re
 import time
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import partitions
 from fedml_noniid.plugins.data.partitions import BY_OWNER, PARTITIONS, assigning, partition
 from fedml_noniid.plugins.data.statistics import (
     class_counts,
@@ -51,30 +53,6 @@ def populations(draw):
     labels = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
     indices = rng.permutation(len(labels))[: draw(st.integers(len(labels) * 3 // 4, len(labels)))]
     return labels, indices, draw(st.integers(1, 6)), draw(st.integers(0, 1000))
-
-
-@settings(deadline=None, max_examples=60)
-@given(populations())
-def test_iid(population):
-    labels, indices, n_clients, seed = population
-    clients = partition("iid", labels, indices, n_clients, seed)
-    check(indices, clients, n_clients)
-    assert max(map(len, clients)) - min(map(len, clients)) <= 1
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    populations(),
-    st.sampled_from([0.2, 1, 100.0]),
-    st.integers(1, 3),
-    st.sampled_from(["on", "off", True, False]),
-)
-def test_dirichlet(population, alpha, min_size, cap):
-    labels, indices, n_clients, seed = population
-    clients = partition(
-        "dirichlet", labels, indices, n_clients, seed, alpha=alpha, min_size=min_size, cap=cap
-    )
-    check(indices, clients, n_clients, least=min_size)
 
 
 @settings(deadline=None, max_examples=60)
@@ -142,63 +120,6 @@ def test_by_classes(population, data):
     assert (np.abs(counts - share)[held] < 1).all()
 
 
-@pytest.mark.parametrize(
-    ("classes", "message"),
-    [
-        (3, "classes=3 is refused; allowed: a list of 2 lists of classes, one per client"),
-        ([[0]], "classes=[[0]] is refused; allowed: a list of 2 lists"),
-        ([[0], 1], "classes[1]=1 is refused; allowed: a list of at least one class"),
-        ([[0], []], "classes[1]=[] is refused; allowed: a list of at least one class"),
-        ([[0], ["one"]], "classes[1]='one' is refused; allowed: a whole number from 0 up"),
-        (
-            [[0], [10]],
-            "classes[1]=10 is refused; allowed: each class of the training set once: 0, 1, 2,",
-        ),
-        ([[4, 4], [0]], "classes[0]=4 is refused; allowed: each class of the training set once"),
-    ],
-)
-def test_refused_classes(classes, message):
-    refuse(message, "by_classes", clients=2, classes=classes)
-
-
-def test_refused_more_holders_of_a_class_than_samples():
-    few = np.array([0, 0, 0, 1, 1])
-    message = "allowed: at most 2 clients with class 1, which has so many training samples"
-    refuse(message, "by_classes", few, clients=3, classes=[[0, 1], [1], [1]])
-    refuse(
-        "sizes 'same' is unknown; allowed: all, equal",
-        "by_classes",
-        clients=1,
-        classes=[[0]],
-        sizes="same",
-    )
-
-
-@pytest.mark.parametrize("name", PARAMS)
-def test_the_seed_decides(name):
-    first, again, other = (
-        partition(name, DIGITS, everything(DIGITS), 10, seed, **PARAMS[name]) for seed in (1, 1, 2)
-    )
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
-
-
-@pytest.mark.parametrize("name", PARAMS)
-def test_the_order_of_the_given_indices_does_not_matter(name):
-    indices = everything(DIGITS)[100:]
-    forth = partition(name, DIGITS, indices, 10, 1, **PARAMS[name])
-    back = partition(name, DIGITS, indices[::-1], 10, 1, **PARAMS[name])
-    assert all(np.array_equal(a, b) for a, b in zip(forth, back, strict=True))
-
-
-def test_dirichlet_hard_case_is_quick_for_every_seed():
-    begin = time.perf_counter()
-    for seed in range(50):
-        clients = partition("dirichlet", DIGITS, everything(DIGITS), 20, seed, alpha=0.1)
-        check(everything(DIGITS), clients, 20, least=10)
-    assert time.perf_counter() - begin < 10  # seconds; about 1 on an idle machine
-
-
 def test_dirichlet_equals_niid_bench_in_distribution():
     """Against NIID-Bench's loop (partition_data, noniid-labeldir), attempt by attempt: the same
     mean skew."""
@@ -255,137 +176,6 @@ def test_shards_are_unequal():
     assert gini([len(client) for client in clients]) > 0.1
 
 
-def refuse(message, name="dirichlet", labels=DIGITS, clients=10, **params):
-    """The value is refused with `message`, before anything is drawn."""
-
-    class Untouchable:
-        def __getattr__(self, name):
-            raise AssertionError("drew a random number")
-
-    for call in (
-        lambda: partition(name, labels, everything(labels), clients, 0, **params),
-        lambda: PARTITIONS[name](labels, clients, Untouchable(), **params),
-    ):
-        with pytest.raises(UserError, match=re.escape(message)) as caught:
-            call()
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "alpha",
-    [-1, 0, 0.0, math.nan, math.inf, -math.inf, "0.1", "much", None, True, [0.1], 1e7, 10**400],
-)
-def test_refused_alpha(alpha):
-    refuse("is refused; allowed: a number above 0", alpha=alpha)
-    refuse("alpha=", alpha=alpha)
-
-
-@pytest.mark.parametrize("name", PARAMS)
-@pytest.mark.parametrize("clients", [0, -3, 1295, 2.0, math.nan, "10", None, True])
-def test_refused_clients(name, clients):
-    refuse(
-        f"clients={clients!r} is refused; allowed: 1 to 1294 (1294 training samples)",
-        name,
-        clients=clients,
-        **PARAMS[name],
-    )
-
-
-@pytest.mark.parametrize("name", PARAMS)
-def test_refused_without_samples(name):
-    refuse(
-        "clients=1 is refused; allowed: none (0 training samples)",
-        name,
-        DIGITS[:0],
-        clients=1,
-        **PARAMS[name],
-    )
-
-
-@pytest.mark.parametrize("min_size", [0, -1, 130, 5.5, "10", False])
-def test_refused_min_size(min_size):
-    message = f"min_size={min_size!r} is refused; allowed: 1 to 129 (1294 samples over 10 clients)"
-    refuse(message, alpha=1, min_size=min_size)
-
-
-def test_refused_min_size_when_no_value_would_do():
-    refuse("min_size=10 is refused; allowed: 1 to 6 ", clients=200, alpha=1)
-
-
-@pytest.mark.parametrize("cap", ["yes", 1, None, "On"])
-def test_refused_cap(cap):
-    refuse(f"cap={cap!r} is refused; allowed: on, off", alpha=1, cap=cap)
-
-
-@pytest.mark.parametrize("s", [0, -2, 11, 1.5, "2", True])
-def test_refused_classes_per_client(s):
-    message = f"classes_per_client={s!r} is refused; allowed: 1 to 10 (classes in the training set)"
-    refuse(message, "shards", classes_per_client=s)
-
-
-def test_refused_shards_that_leave_a_class_out():
-    refuse(
-        "classes_per_client=2 is refused; allowed: at least 4: 3 clients",
-        "shards",
-        clients=3,
-        classes_per_client=2,
-    )
-
-
-def test_refused_more_shards_than_samples():
-    refuse(
-        "class 1 has 3 samples; lower clients",
-        "shards",
-        np.repeat([0, 1], [99, 3]),
-        clients=5,
-        classes_per_client=2,
-    )
-    refuse(
-        "need 2 shards of each class",
-        "shards",
-        np.array([0, 0, 0, 1, 2]),
-        clients=5,
-        classes_per_client=1,
-    )
-    tight = partition("shards", np.array([0, 0, 1, 2]), np.arange(4), 2, 0, classes_per_client=2)
-    check(np.arange(4), tight, 2)
-
-
-def test_names_and_parameters():
-    cases = [
-        (
-            "dirichlett",
-            {},
-            (
-                "partition 'dirichlett' is unknown (did you mean 'dirichlet'?); allowed: iid, "
-                "dirichlet, shards"
-            ),
-        ),
-        (
-            "dirichlet",
-            {"alpa": 1},
-            "partition dirichlet: option 'alpa' is unknown (did you mean 'alpha'?)",
-        ),
-        ("dirichlet", {}, "partition dirichlet: alpha is missing"),
-        ("iid", {"alpha": 1}, "partition iid: option 'alpha' is unknown; allowed: none"),
-        ("shards", {}, "partition shards: classes_per_client is missing"),
-        (7, {}, "partition 7 is unknown"),
-    ]
-    for name, params, message in cases:
-        with pytest.raises(UserError, match=re.escape(message)):
-            partition(name, DIGITS, everything(DIGITS), 5, 0, **params)
-
-
-@pytest.mark.parametrize("alpha", [1e-300, 1e-4])
-def test_what_is_next_to_impossible_ends_in_an_error(monkeypatch, alpha):
-    monkeypatch.setattr(assigning, "MAX_ATTEMPTS", 2000)
-    with pytest.raises(
-        UserError,
-        match=r"2000 attempts gave no partition .* raise alpha, lower min_size or clients",
-    ):
-        partition("dirichlet", DIGITS, everything(DIGITS), 50, 0, alpha=alpha)
-
-
 def test_statistics_by_hand():
     labels = np.array([0, 0, 1, 1, 2, 2, 2, 2])
     counts = class_counts(labels, [np.array([0, 2]), np.array([4, 5, 6, 7]), np.array([1, 3])], 3)
@@ -404,3 +194,318 @@ def test_statistics_by_hand():
         and found["entropy_mean"] == pytest.approx(2 / 3)
     )
     assert found["classes_per_client_mean"] == pytest.approx(5 / 3)
+
+
+# What every partition keeps
+
+FITTING = [
+    ("iid", {}),
+    *[
+        ("dirichlet", {"alpha": alpha, "min_size": least, "cap": cap})
+        for alpha, least, cap in ((0.2, 1, "on"), (1, 3, "off"), (100.0, 2, True), (1, 2, False))
+    ],
+    *[("quantity", {"beta": beta, "min_size": least}) for beta, least in ((0.3, 1), (100.0, 4))],
+    *[("iid_unbalanced", {"min_size": least}) for least in (1, 5)],
+    ("iid_unbalanced", {"exponent": 0.5, "min_size": 2}),
+    ("iid_unbalanced", {"sizes": "lognormal", "sigma": 0.5, "min_size": 3}),
+    *[("shards_equal", {"shards_per_client": shards}) for shards in (1, 2, 4)],
+]
+
+
+@settings(deadline=None, max_examples=200)
+@given(populations(), st.sampled_from(FITTING))
+def test_all_samples_go_to_somebody(population, fitting):
+    labels, indices, n_clients, seed = population
+    name, params = fitting
+    clients = partition(name, labels, indices, n_clients, seed, **params)
+    check(indices, clients, n_clients, least=params.get("min_size", 1))
+    if name == "iid":
+        assert max(map(len, clients)) - min(map(len, clients)) <= 1
+    if name == "shards_equal":
+        shards = params["shards_per_client"]
+        shortest = len(indices) // (n_clients * shards)
+        assert min(map(len, clients)) >= shortest * shards
+        assert max(map(len, clients)) <= (shortest + 1) * shards
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_the_seed_decides_and_not_the_order_of_the_indices(name):
+    indices = everything(DIGITS)[200:]
+    first, again, other = (
+        partition(name, DIGITS, order, 10, seed, **PARAMS[name])
+        for order, seed in ((indices, 1), (indices[::-1], 1), (indices, 2))
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_dirichlet_hard_case_is_quick_for_every_seed():
+    begin = time.perf_counter()
+    for seed in range(50):
+        clients = partition("dirichlet", DIGITS, everything(DIGITS), 20, seed, alpha=0.1)
+        check(everything(DIGITS), clients, 20, least=10)
+    assert time.perf_counter() - begin < 10  # seconds; about 1 on an idle machine
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        (name, {key: value, "min_size": 100})
+        for name, key in (("dirichlet", "alpha"), ("quantity", "beta"), ("mixed", "beta"))
+        for value in (1e-300, 1e-4)
+    ],
+)
+def test_what_is_next_to_impossible_ends_in_an_error(monkeypatch, name, params):
+    monkeypatch.setattr(assigning, "MAX_ATTEMPTS", 2000)
+    labels = np.repeat(np.arange(10), [60, 140] * 5)
+    message = rf"{name}: 2000 attempts gave no partition .* raise (alpha|beta), lower min_size or"
+    with pytest.raises(UserError, match=message):
+        partition(name, labels, everything(labels), 10, 0, **params)
+
+
+# What is refused
+
+TWO, FEW = np.repeat([0, 1], [500, 7]), np.array([0, 0, 0, 1, 1])
+NO_NUMBER = (math.nan, "0.5", None, True)
+WRONG_SIZES = "min_size={!r} is refused; allowed: {} to 129 (1294 samples over 10 clients)"
+# (partition, options beside those of PARAMS, the message; labels, clients)
+REFUSED = [
+    *[(name, {}, "clients=1 is refused; allowed: none (0", DIGITS[:0], 1) for name in PARAMS],
+    *[
+        (
+            name,
+            {},
+            f"clients={clients!r} is refused; allowed: 1 to 1294 (1294 training",
+            None,
+            clients,
+        )
+        for name in PARAMS
+        for clients in (0, -3, 1295, 2.0, math.nan, "10", None, True)
+    ],
+    *[
+        (name, {"min_size": size}, WRONG_SIZES.format(size, 2 if name == "two_classes" else 1))
+        for name in ("dirichlet", "quantity", "mixed", "iid_unbalanced")
+        for size in (0, -1, 130, 5.5, "10", False)
+    ],
+    ("dirichlet", {}, "min_size=10 is refused; allowed: 1 to 6 ", None, 200),
+    ("two_classes", {"total": 90}, "min_size=10 is refused; allowed: 2 to 9 (90 samples over 10"),
+    *[
+        (name, {key: value}, f"{key}={value!r} is refused; allowed: a number above 0, at most 1e6")
+        for name, key in (("dirichlet", "alpha"), ("quantity", "beta"), ("mixed", "beta"))
+        for value in (-1, 0, math.inf, [0.1], 1e7, *NO_NUMBER)
+    ],
+    *[
+        ("dirichlet", {"cap": cap}, f"cap={cap!r} is refused; allowed: on, off")
+        for cap in (1, "yes")
+    ],
+    *[
+        (
+            "shards",
+            {"classes_per_client": s},
+            f"classes_per_client={s!r} is refused; allowed: 1 to 10",
+        )
+        for s in (0, -2, 11, 1.5, "2", True)
+    ],
+    ("shards", {}, "classes_per_client=2 is refused; allowed: at least 4: 3 clients", None, 3),
+    ("shards", {}, "class 1 has 3 samples; lower clients", np.repeat([0, 1], [99, 3]), 5),
+    (
+        *("shards", {"classes_per_client": 1}, "need 2 shards of each class"),
+        np.array([0, 0, 0, 1, 2]),
+        5,
+    ),
+    *[
+        (
+            "shards_equal",
+            {"shards_per_client": s},
+            f"shards_per_client={s!r} is refused; allowed: 1 to 129",
+        )
+        for s in (0, 130, 1.5, "2", True, None)
+    ],
+    *[
+        ("similarity", {"s": s}, f"s={s!r} is refused; allowed: a number from 0 to 1")
+        for s in (-0.1, 1.1, 10, *NO_NUMBER[:1], *NO_NUMBER[2:])
+    ],
+    ("similarity", {"remainder": "drop"}, "remainder 'drop' is unknown (did you mean 'dropped'?)"),
+    (
+        *(
+            "similarity",
+            {"s": 0.5},
+            "remainder='dropped' is refused; allowed: dealt: with s=0.5, 15",
+        ),
+        np.arange(15) % 3,
+        10,
+    ),
+    *[
+        ("by_classes", {"classes": classes}, message, None, 2)
+        for classes, message in (
+            (3, "classes=3 is refused; allowed: a list of 2 lists of classes, one per client"),
+            ([[0]], "classes=[[0]] is refused; allowed: a list of 2 lists"),
+            ([[0], 1], "classes[1]=1 is refused; allowed: a list of at least one class"),
+            ([[0], []], "classes[1]=[] is refused; allowed: a list of at least one class"),
+            ([[0], ["one"]], "classes[1]='one' is refused; allowed: a whole number from 0 up"),
+            (
+                [[0], [10]],
+                "classes[1]=10 is refused; allowed: each class of the training set once: 0,",
+            ),
+            (
+                [[4, 4], [0]],
+                "classes[0]=4 is refused; allowed: each class of the training set once",
+            ),
+        )
+    ],
+    (
+        "by_classes",
+        {"classes": [[0, 1], [1], [1]]},
+        "at most 2 clients with class 1, which",
+        FEW,
+        3,
+    ),
+    ("by_classes", {"sizes": "same"}, "sizes 'same' is unknown; allowed: all, equal"),
+    ("mixed", {}, "clients=8 is refused; allowed: 10, one per class", None, 8),
+    ("mixed", {}, "clients=1 is refused; allowed: none: mixed needs 2", np.zeros(50, int), 1),
+    *[
+        (name, options, message)
+        for name in ("iid_unbalanced", "two_classes")
+        for options, message in (
+            ({"sizes": "powerlaw"}, "sizes 'powerlaw' is unknown (did you mean 'power_law'?)"),
+            ({"sizes": 3}, "sizes 3 is unknown; allowed: "),
+            (
+                {"sizes": "power_law", "exponent": 0},
+                "exponent=0 is refused; allowed: a number above",
+            ),
+            (
+                {"sizes": "power_law", "exponent": math.nan},
+                "exponent=nan is refused; allowed: a num",
+            ),
+            (
+                {"sizes": "lognormal", "sigma": "x"},
+                "sigma='x' is refused; allowed: a number above 0",
+            ),
+            (
+                {"sizes": "power_law", "sigma": 1},
+                "sigma=1 is refused; allowed: none with sizes=power",
+            ),
+            (
+                {"sizes": "lognormal", "exponent": 2},
+                "exponent=2 is refused; allowed: none with sizes",
+            ),
+        )
+    ],
+    ("two_classes", {}, "clients=12 is refused; allowed: multiples of 5: 2 classes each", None, 12),
+    (
+        "two_classes",
+        {},
+        "clients=4 is refused; allowed: multiples of 3",
+        np.repeat([0, 1, 2], 50),
+        4,
+    ),
+    (
+        "two_classes",
+        {},
+        "clients=4 is refused; allowed: none: two_classes needs",
+        np.zeros(50, int),
+        4,
+    ),
+    (
+        "two_classes",
+        {"sizes": "balanced", "exponent": 1},
+        "exponent=1 is refused; allowed: none with",
+    ),
+    *[
+        ("two_classes", {"total": n}, f"total={n!r} is refused; allowed: 20 to 1294 (1294 training")
+        for n in (0, 19, 1295, 40.0, "all", True)
+    ],
+    (
+        "two_classes",
+        {"total": None},
+        "20 clients need 20 samples of each class, but class 1 has 7",
+        TWO,
+        20,
+    ),
+    *[
+        ("by_sizes", {"sizes": sizes}, message, None, 3)
+        for sizes, message in (
+            (
+                "power_law",
+                "sizes='power_law' is refused; allowed: a list of 3 sizes, one per client",
+            ),
+            (
+                [100, 50],
+                "sizes=[100, 50] is refused; allowed: a list of 3 sizes, one per client, not 2",
+            ),
+            (
+                [1000, 294, 1],
+                "sizes=[1000, 294, 1] is refused; allowed: sizes with a sum of at most 1294",
+            ),
+            ([100, 0, 1], "sizes[1]=0 is refused; allowed: 1 to 1294"),
+            ([100, 1, -5], "sizes[2]=-5 is refused; allowed: 1 to 1294"),
+            ([100, True, 5], "sizes[1]=True is refused; allowed: 1 to 1294"),
+            (
+                [100, "5", 5],
+                "sizes[1]='5' is refused; allowed: 1 to 1294 samples, or fractions for all",
+            ),
+            (
+                [100.0, 5.0, 5.0],
+                "sizes[0]=100.0 is refused; allowed: a fraction above 0, at most 1; or",
+            ),
+            ([0.5, "0.2", 0.1], "sizes[1]='0.2' is refused; allowed: a fraction above 0"),
+            ([0.5, math.nan, 0.1], "sizes[1]=nan is refused; allowed: a fraction above 0"),
+            (
+                [0.5, 1, 0.1],
+                "sizes[0]=0.5 is refused; allowed: 1 to 1294 samples, or fractions for all",
+            ),
+            (
+                [0.5, 0.4, 0.2],
+                "sizes=[0.5, 0.4, 0.2] is refused; allowed: fractions with a sum of at most",
+            ),
+            (
+                [0.5, 0.0001, 0.2],
+                "sizes[1]=0.0001 is refused; allowed: a fraction that gives at least one",
+            ),
+        )
+    ],
+    (
+        "dirichlett",
+        {},
+        "partition 'dirichlett' is unknown (did you mean 'dirichlet'?); allowed: iid,",
+    ),
+    (
+        "dirichlet",
+        {"alpa": 1},
+        "partition dirichlet: option 'alpa' is unknown (did you mean 'alpha'?)",
+    ),
+    ("iid", {"alpha": 1}, "partition iid: option 'alpha' is unknown; allowed: none"),
+    (7, {}, "partition 7 is unknown"),
+]
+
+
+def refuse(message, name="dirichlet", labels=DIGITS, clients=10, **params):
+    """The value is refused with `message`, before anything is drawn."""
+    with (
+        patch.object(partitions, "stream", lambda *_: None),
+        pytest.raises(UserError, match=re.escape(message)) as caught,
+    ):
+        partition(name, labels, everything(labels), clients, 0, **params)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_refused(case):
+    name, params, message, *more = case
+    labels, clients = more or (None, 10)
+    params = PARAMS.get(name, {}) | params
+    refuse(message, name, DIGITS if labels is None else labels, clients, **params)
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "shards"])
+def test_a_parameter_without_a_default_is_needed(name):
+    (key,) = PARAMS[name]
+    refuse(f"partition {name}: {key} is missing", name)
+
+
+def test_the_least_that_fits():
+    tight = partition("shards", np.array([0, 0, 1, 2]), np.arange(4), 2, 0, classes_per_client=2)
+    check(np.arange(4), tight, 2)
+    few = np.arange(15) % 3
+    every = partition("similarity", few, everything(few), 10, 0, s=0.5, remainder="dealt")
+    check(everything(few), every, 10)

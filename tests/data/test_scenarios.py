@@ -1,7 +1,6 @@
 """The papers' scenarios beside IID, Dirichlet and shards of random size; what holds for all is in
 test_partitions."""
 
-import math
 from itertools import pairwise
 
 import numpy as np
@@ -41,14 +40,6 @@ def same(ours, theirs, measures):
     return (np.abs(a.mean(0) - b.mean(0)) < 4 * error).all()
 
 
-@settings(deadline=None, max_examples=60)
-@given(populations(), st.sampled_from([0.3, 1, 100.0]), st.integers(1, 4))
-def test_quantity(population, beta, min_size):
-    labels, indices, n_clients, seed = population
-    clients = partition("quantity", labels, indices, n_clients, seed, beta=beta, min_size=min_size)
-    check(indices, clients, n_clients, least=min_size)
-
-
 def test_quantity_equals_niid_bench_in_distribution():
     """Against NIID-Bench's loop (partition_data, iid-diff-quantity)."""
 
@@ -76,16 +67,6 @@ def test_quantity_equals_niid_bench_in_distribution():
         for s in range(200)
     ]
     assert same(ours, [reference(rng, 8) for _ in range(200)], measures)
-
-
-@settings(deadline=None, max_examples=60)
-@given(populations(), st.sampled_from(LAWS), st.integers(1, 5))
-def test_iid_unbalanced(population, law, min_size):
-    labels, indices, n_clients, seed = population
-    clients = partition(
-        "iid_unbalanced", labels, indices, n_clients, seed, min_size=min_size, **law
-    )
-    check(indices, clients, n_clients, least=min_size)
 
 
 def test_a_power_law_of_sizes():
@@ -149,52 +130,6 @@ def test_by_sizes(population, data):
     clients = partition("by_sizes", labels, indices, n_clients, seed, sizes=whole)
     check(indices, clients, n_clients)
     assert (np.abs(sizes_of(clients) - n * np.array(whole)) < 1).all()
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ("power_law", "sizes='power_law' is refused; allowed: a list of 3 sizes, one per client"),
-        (
-            [100, 50],
-            "sizes=[100, 50] is refused; allowed: a list of 3 sizes, one per client, not 2",
-        ),
-        (
-            [1000, 294, 1],
-            (
-                "sizes=[1000, 294, 1] is refused; allowed: sizes with a sum of at most 1294, the "
-                "training "
-            ),
-        ),
-        ([100, 0, 1], "sizes[1]=0 is refused; allowed: 1 to 1294"),
-        ([100, 1, -5], "sizes[2]=-5 is refused; allowed: 1 to 1294"),
-        ([100, True, 5], "sizes[1]=True is refused; allowed: 1 to 1294"),
-        (
-            [100, "5", 5],
-            "sizes[1]='5' is refused; allowed: 1 to 1294 samples, or fractions for all clients",
-        ),
-        (
-            [100.0, 5.0, 5.0],
-            "sizes[0]=100.0 is refused; allowed: a fraction above 0, at most 1; or whole numbers",
-        ),
-        ([0.5, "0.2", 0.1], "sizes[1]='0.2' is refused; allowed: a fraction above 0"),
-        ([0.5, math.nan, 0.1], "sizes[1]=nan is refused; allowed: a fraction above 0"),
-        (
-            [0.5, 1, 0.1],
-            "sizes[0]=0.5 is refused; allowed: 1 to 1294 samples, or fractions for all clients",
-        ),
-        (
-            [0.5, 0.4, 0.2],
-            "sizes=[0.5, 0.4, 0.2] is refused; allowed: fractions with a sum of at most 1, not 1.1",
-        ),
-        (
-            [0.5, 0.0001, 0.2],
-            "sizes[1]=0.0001 is refused; allowed: a fraction that gives at least one of 1294",
-        ),
-    ],
-)
-def test_refused_sizes_that_are_given(sizes, message):
-    refuse(message, "by_sizes", clients=3, sizes=sizes)
 
 
 def test_sizes_by_hand():
@@ -414,19 +349,6 @@ def test_shards_are_random_cuts_in_distribution():
     assert same(ours, [reference(rng) for _ in range(400)], measures)
 
 
-@settings(deadline=None, max_examples=60)
-@given(populations(), st.integers(1, 4))
-def test_shards_equal(population, per_client):
-    labels, indices, n_clients, seed = population
-    clients = partition(
-        "shards_equal", labels, indices, n_clients, seed, shards_per_client=per_client
-    )
-    check(indices, clients, n_clients)
-    shortest = len(indices) // (n_clients * per_client)
-    assert min(map(len, clients)) >= shortest * per_client
-    assert max(map(len, clients)) <= (shortest + 1) * per_client
-
-
 def test_shards_equal_of_classes_that_divide():
     """McMahan's case in small: 10 classes of 60, 20 clients, 40 shards of 15 samples of one class
     each."""
@@ -566,149 +488,3 @@ def test_mixed_equals_niid_bench_in_distribution():
         for s in range(300)
     ]
     assert same(ours, [reference(rng) for _ in range(300)], measures)
-
-
-@pytest.mark.parametrize("name", ["quantity", "mixed"])
-@pytest.mark.parametrize("beta", [-1, 0, math.nan, math.inf, "0.5", None, True, 1e7])
-def test_refused_beta(name, beta):
-    refuse(f"beta={beta!r} is refused; allowed: a number above 0, at most 1e6", name, beta=beta)
-
-
-@pytest.mark.parametrize("name", ["quantity", "mixed", "iid_unbalanced", "two_classes"])
-@pytest.mark.parametrize("min_size", [0, -1, 130, 5.5, "10", False])
-def test_refused_min_size(name, min_size):
-    low = 2 if name == "two_classes" else 1
-    message = (
-        f"min_size={min_size!r} is refused; allowed: {low} to 129 (1294 samples over 10 clients)"
-    )
-    refuse(message, name, min_size=min_size)
-
-
-@pytest.mark.parametrize("name", ["iid_unbalanced", "two_classes"])
-def test_refused_sizes(name):
-    refuse(
-        "sizes 'powerlaw' is unknown (did you mean 'power_law'?); allowed: ", name, sizes="powerlaw"
-    )
-    refuse("sizes 3 is unknown; allowed: ", name, sizes=3)
-    refuse(
-        "exponent=0 is refused; allowed: a number above 0, at most 10",
-        name,
-        sizes="power_law",
-        exponent=0,
-    )
-    refuse("exponent=nan is refused; allowed: a number", name, sizes="power_law", exponent=math.nan)
-    refuse(
-        "sigma='x' is refused; allowed: a number above 0, at most 10",
-        name,
-        sizes="lognormal",
-        sigma="x",
-    )
-    refuse(
-        "sigma=1 is refused; allowed: none with sizes=power_law; it belongs to lognormal",
-        name,
-        sizes="power_law",
-        sigma=1,
-    )
-    refuse(
-        "exponent=2 is refused; allowed: none with sizes=lognormal",
-        name,
-        sizes="lognormal",
-        exponent=2,
-    )
-
-
-def test_refused_two_classes():
-    refuse(
-        "clients=12 is refused; allowed: multiples of 5: 2 classes each, all 10",
-        "two_classes",
-        clients=12,
-    )
-    refuse(
-        "clients=4 is refused; allowed: multiples of 3",
-        "two_classes",
-        np.repeat([0, 1, 2], 50),
-        clients=4,
-    )
-    refuse(
-        "clients=4 is refused; allowed: none: two_classes needs",
-        "two_classes",
-        np.zeros(50, int),
-        clients=4,
-    )
-    refuse(
-        "exponent=1 is refused; allowed: none with sizes=balanced; it", "two_classes", exponent=1
-    )
-    for total in (0, 19, 1295, 40.0, "all", True):
-        refuse(
-            f"total={total!r} is refused; allowed: 20 to 1294 (1294 training samples)",
-            "two_classes",
-            total=total,
-        )
-    refuse(
-        "min_size=10 is refused; allowed: 2 to 9 (90 samples over 10 clients)",
-        "two_classes",
-        total=90,
-    )
-    refuse(
-        "two_classes: 20 clients need 20 samples of each class, but class 1 has 7; lower clients",
-        "two_classes",
-        np.repeat([0, 1], [500, 7]),
-        clients=20,
-    )
-
-
-@pytest.mark.parametrize("s", [-0.1, 1.1, math.nan, "0.1", None, True, 10])
-def test_refused_s(s):
-    refuse(f"s={s!r} is refused; allowed: a number from 0 to 1", "similarity", s=s)
-
-
-def test_refused_remainder():
-    refuse(
-        "remainder 'drop' is unknown (did you mean 'dropped'?); allowed: dropped, dealt",
-        "similarity",
-        s=0,
-        remainder="drop",
-    )
-    few = np.arange(15) % 3
-    refuse(
-        (
-            "remainder='dropped' is refused; allowed: dealt: with s=0.5, 15 samples leave each of "
-            "10 none"
-        ),
-        "similarity",
-        few,
-        clients=10,
-        s=0.5,
-    )
-    check(
-        everything(few),
-        partition("similarity", few, everything(few), 10, 0, s=0.5, remainder="dealt"),
-        10,
-    )
-
-
-@pytest.mark.parametrize("shards", [0, 130, 1.5, "2", True, None])
-def test_refused_shards_per_client(shards):
-    message = (
-        f"shards_per_client={shards!r} is refused; allowed: 1 to 129 (1294 samples over 10 clients)"
-    )
-    refuse(message, "shards_equal", shards_per_client=shards)
-
-
-def test_refused_clients_of_mixed():
-    refuse("clients=8 is refused; allowed: 10, one per class", "mixed", clients=8)
-    refuse(
-        "clients=1 is refused; allowed: none: mixed needs 2 classes",
-        "mixed",
-        np.zeros(50, int),
-        clients=1,
-    )
-
-
-@pytest.mark.parametrize("name", ["quantity", "mixed"])
-@pytest.mark.parametrize("beta", [1e-300, 1e-4])
-def test_what_is_next_to_impossible_ends_in_an_error(monkeypatch, name, beta):
-    monkeypatch.setattr(assigning, "MAX_ATTEMPTS", 2000)
-    labels = np.repeat(np.arange(10), [60, 140] * 5)
-    with pytest.raises(UserError, match=rf"{name}: 2000 attempts gave no partition .* raise beta"):
-        partition(name, labels, everything(labels), 10, 0, beta=beta, min_size=100)

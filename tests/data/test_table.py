@@ -233,7 +233,7 @@ def test_every_owner_is_tested_and_trains() -> None:
     train, test, notes = user_data.cut(y, owners, 0.2, "mine")
     assert np.bincount(owners[test], minlength=4).tolist() == [20, 2, 1, 0]
     assert abs(int(y[test][:20].sum()) - 10) <= 1  # stratified within the owner
-    assert notes == ["test set: 23 of 113 samples, drawn by owner and label with a fixed seed"]
+    assert notes == "test set: 23 of 113 samples, drawn by owner and label with a fixed seed"
     assert np.bincount(owners[train]).tolist() == [80, 8, 1, 1]
 
 
@@ -360,7 +360,7 @@ def test_texts_in_memory_are_those_of_a_file(tmp_path: Path) -> None:
         ),
         (
             lambda: of_texts(texts(), text="said", label="said"),
-            "label='said' is refused; allowed: another column",
+            "label='said' is refused; allowed: columns that aren't the text",
         ),
         (
             lambda: of_texts(texts(), text="said", label="mood", length=0),

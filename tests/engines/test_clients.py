@@ -19,7 +19,8 @@ from fedml_noniid.plugins.data.noise import deviations, per_sample
 from fedml_noniid.plugins.engines.clients import Clients
 from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.sequential import Sequential
-from fedml_noniid.plugins.models.layers import Dropout, Flatten, Linear, Stacked
+from fedml_noniid.plugins.models.layers import Dropout, Flatten, Linear
+from fedml_noniid.plugins.models.model import Model
 from tests import federation
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -217,7 +218,7 @@ def test_a_first_map_that_is_not_finite_names_its_client(poisoned: federation.Fe
 
 def test_where_nobody_draws_there_is_nothing_to_draw_from() -> None:
     """Then keys are what can't be mixed, so that whoever draws after all hears of it."""
-    dropping = Stacked(
+    dropping = Model(
         "dropping", (Flatten(), Dropout(1, 0.5)), Linear("fc", 36, federation.N_CLASSES)
     )
     level = deviations("level", 0.5, len(federation.SIZES), (1, 6, 6), torch.tensor([2.0]))

@@ -26,10 +26,11 @@ from fedml_noniid.plugins.engines.compiled import (
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.engines.vectorized import Vectorized
 from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.layers import Flatten, Linear, ReLU, Stacked
+from fedml_noniid.plugins.models.layers import Flatten, Linear, ReLU
+from fedml_noniid.plugins.models.model import Model
 from tests import federation
 
-DEEP = Stacked(
+DEEP = Model(
     "deep",
     (Flatten(), Linear("a", 36, 40), ReLU("a"), Linear("b", 40, 7), ReLU("b")),
     Linear("c", 7, 3),
@@ -67,7 +68,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
 
 
 def both(
-    monkeypatch: pytest.MonkeyPatch, recipe: str, model: Stacked, **options: object
+    monkeypatch: pytest.MonkeyPatch, recipe: str, model: Model, **options: object
 ) -> list[Simulation]:
     """A finished run in C++ and in Python."""
     of = federation.images(torch.float32)
@@ -171,7 +172,7 @@ def test_a_gradient_can_be_taken_of_what_they_leave(
     ],
 )
 def test_only_rows_of_linear_layers_with_relus_are_compiled(
-    network: Stacked, names: tuple[str, ...] | None
+    network: Model, names: tuple[str, ...] | None
 ) -> None:
     assert layers_of(network) == names
 

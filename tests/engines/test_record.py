@@ -25,7 +25,7 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Trace,
 )
-from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import cnn
 from tests import federation
 from tests.methods import by_hand as hand
@@ -172,7 +172,7 @@ def test_a_resumed_run_has_recorded_the_same(tmp_path: Path) -> None:
 def test_the_sent_model_is_looked_at_beside_the_evaluated_one() -> None:
     """FedNNNN evaluates the average and sends the normalised one."""
     ran = hand.run("fednnnn", rounds=2)
-    assert isinstance(hand.given(), Stacked)
+    assert isinstance(hand.given(), Model)
     for w, column in (
         (ran.outcome.params, "sent_accuracy"),
         (ran.outcome.evaluated, "test_accuracy"),

@@ -17,7 +17,7 @@ from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import logistic_regression, mlp
 from tests.methods import by_hand as hand
 
@@ -258,7 +258,7 @@ def test_the_features_are_the_relu_of_the_pre_activation(kind: str, batch_norm: 
 @pytest.mark.parametrize(
     "net", [logistic_regression((2,), 2), mlp((2,), 2, hidden=2, projection=3)]
 )
-def test_a_classifier_that_reads_no_relu_has_no_pre_activation(engine: str, net: Stacked) -> None:
+def test_a_classifier_that_reads_no_relu_has_no_pre_activation(engine: str, net: Model) -> None:
     network = hand.given(hand.arrays(net.init(torch.Generator())[0]), net=net)
     with pytest.raises(
         RecipeError,

@@ -17,7 +17,8 @@ from fedml_noniid.plugins.core.randomness import fold, uniform
 from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.forward import Forward
-from fedml_noniid.plugins.models.layers import AHEAD, DROPOUT, Dropout
+from fedml_noniid.plugins.models.layers import DROPOUT, Dropout
+from fedml_noniid.plugins.models.model import DRAWN_AT_A_TIME
 from tests import federation
 
 KEY = torch.tensor(7)
@@ -390,7 +391,7 @@ def test_factors_drawn_ahead_are_those_of_each_step(
 ) -> None:
     """Three steps of two clients with one and another batch size, one step or all of them at a
     time."""
-    monkeypatch.setitem(AHEAD, "cpu", ahead)
+    monkeypatch.setitem(DRAWN_AT_A_TIME, "cpu", ahead)
     net = build(kind, SMALLEST[kind], C)
     params, buffers = net.init(torch.Generator().manual_seed(0))
     keys = torch.tensor([[1, 2, 3], [4, 5, 6]])

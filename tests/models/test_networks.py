@@ -15,7 +15,8 @@ from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.models import MODELS, OF_TEXT, build
 from fedml_noniid.plugins.models.forward import Forward
-from fedml_noniid.plugins.models.layers import BatchNorm, Stacked
+from fedml_noniid.plugins.models.layers import BatchNorm
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import cnn, logistic_regression, mlp
 
 # The smallest images that each takes, and its weight layers.
@@ -79,7 +80,7 @@ def test_no_network_is_left_out() -> None:
     assert {*IMAGES, *OF_TEXT} == MODELS.keys()
 
 
-def count(network: Stacked) -> int:
+def count(network: Model) -> int:
     params, _ = network.init(torch.Generator().manual_seed(0))
     return sum(leaf.numel() for leaf in params.values())
 
@@ -121,7 +122,7 @@ def test_the_papers_networks_have_their_numbers_of_parameters(
     """VGG: configurations A and D as torchvision counts them; vgg16's batch norms add a pair for
     4,224 channels."""
     network = build(name, shape, n_classes, options)
-    assert isinstance(network, Stacked)
+    assert isinstance(network, Model)
     assert count(network) == wanted
 
 
@@ -217,7 +218,7 @@ def test_features_are_the_input_of_the_classifier(kind: str) -> None:
 
 
 def reference(
-    network: Stacked, params: dict[str, torch.Tensor], batch_norm: bool
+    network: Model, params: dict[str, torch.Tensor], batch_norm: bool
 ) -> torch.nn.Sequential:
     """The same CNN from torch's own modules."""
     channels, hidden = network.layers[0].units, network.layers[2].units

@@ -306,7 +306,7 @@ CASES = {
         ("y is float64",), lambda raw: arrays(raw, train_y=np.ones(30) / 2), ARRAYS
     ),
     "labels in test only": Case(
-        ("test.npz", "0 to 2"), lambda raw: arrays(raw, test_y=np.full(10, 3)), ARRAYS
+        ("test.npz", "0, 1, 2"), lambda raw: arrays(raw, test_y=np.full(10, 3)), ARRAYS
     ),
     "a class that is empty": Case(
         ("no sample has 1",), lambda raw: arrays(raw, train_y=np.arange(30) % 2 * 2), ARRAYS

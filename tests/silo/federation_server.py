@@ -6,29 +6,30 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import torch
 
-from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.silo import frames, settings, wire
+from fedml_noniid.plugins.silo import settings, wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
-from fedml_noniid.plugins.silo.roles import ServerRole
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.silo_client import SiloClient, channel
-from fedml_noniid.plugins.silo.silo_server import ASK, SERVICE, SiloServer
+from fedml_noniid.plugins.silo.silo_server import METHODS, SERVICE, SiloServer
 from tests.silo import world
 
-METHODS = ("Hello", "Attend", "Task", "Answer", "Status")
 LONG = 60.0  # seconds until a test gives up; never reached where the code is right
+
+
+def framed(values: Mapping[str, object]) -> bytes:
+    """A head as JSON, whatever it says."""
+    return json.dumps(values).encode()
 
 
 def address() -> str:
@@ -55,25 +56,6 @@ def sent(line: grpc.Channel, method: str, *messages: bytes, timeout: float = LON
     return "ok"
 
 
-class Averaging:
-    """The part of FedML's aggregator that the server's role calls."""
-
-    def __init__(self, server_run: ServerRun) -> None:
-        self.server_run = server_run
-
-    def on_before_aggregation(self, uploads):
-        return list(self.server_run.open({up["client"]: up for _, up in uploads}).items()), []
-
-    def aggregate(self, kept):
-        return self.server_run.feed(dict(kept))
-
-    def on_after_aggregation(self, down):
-        return down
-
-    def set_model_params(self, down):
-        pass
-
-
 class Federation:
     """A server, and silos that do as they should. The other silos are a test's own."""
 
@@ -94,11 +76,8 @@ class Federation:
         self.terms = settings.terms(
             settings.from_args(args), recipe, world.network(False), len(public.y)
         )
-        of = world.server_of(self.data)
-        self.server_run = ServerRun(self.terms, replace(of, size=silos), run="this run")
-        self.coordinator = Coordinator(
-            self.comm, silos, self.terms.fingerprint, self.server_run.run
-        )
+        self.server_run = ServerRun(self.terms, world.shards_of(self.data)[0])
+        self.coordinator = Coordinator(self.comm, silos, self.terms.fingerprint, "this run")
         self.silo_server = SiloServer(self.comm, kits / "0", self.coordinator)
         self.error: UserError | None = None
         self.go = threading.Event()  # honest silos answer while it is set
@@ -135,8 +114,8 @@ class Federation:
         return channel(self.comm, self.kits / str(rank), rank)
 
     def hello(self, client: int, session: str) -> bytes:
-        """What a silo says first."""
-        return frames.head(
+        """A silo's first message."""
+        return framed(
             {"client": client, "session": session, "terms": self.terms.fingerprint, "samples": 17}
         )
 
@@ -154,26 +133,27 @@ class Federation:
 
     def _serve(self) -> None:
         try:
-            ServerRole(Averaging(self.server_run), self.coordinator).run()
+            self.server_run.serve(self.coordinator)
         except UserError as error:
             self.error = error
 
     def _silo(self, client: int) -> None:
-        own = self.data.clients[client]
-        train = Samples(self.data.train.x[own], self.data.train.y[own])
-        silo = Silo(self.terms, client, train, self.data.public)
+        shard = world.shards_of(self.data)[client + 1]
+        silo, n = Silo(self.terms, client, shard), len(shard.parts["train"].y)
+
+        def answered(down: wire.Down) -> wire.Up:
+            self.go.wait(LONG)
+            self.uploads[client] = wire.up(client, down.exchange, silo.answer(down))
+            return self.uploads[client]
+
+        kit = self.kits / str(client + 1)
         # The server's own error says more than "the server ended the run".
         with (
             suppress(UserError),
-            SiloClient(
-                self.comm, self.kits / str(client + 1), client, self.terms.fingerprint, len(own)
-            ) as calls,
+            SiloClient(self.comm, kit, client, self.terms.fingerprint, n) as calls,
         ):
             self.heads[client] = calls._head
-            while (down := calls.task()) is not None:
-                self.go.wait(LONG)
-                self.uploads[client] = wire.up(client, down.exchange, silo.answer(down))
-                calls.answer(self.uploads[client])
+            calls.serve(answered)
 
 
 class Traitor:
@@ -190,7 +170,7 @@ class Traitor:
         )
         self.head = json.loads(found) | {"session": "own", "client": self.client}
         # The stream lives until it is cancelled, whether anybody reads it or not.
-        self.stream = self.line.unary_stream(f"/{SERVICE}/Attend")(frames.head(self.head))
+        self.stream = self.line.unary_stream(f"/{SERVICE}/Attend")(framed(self.head))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -200,12 +180,10 @@ class Traitor:
     def task(self) -> int | None:
         """The exchange that waits for this silo; None when the run is over."""
         while True:
-            found = list(
-                self.line.unary_stream(f"/{SERVICE}/Task")(frames.head(self.head), timeout=LONG)
-            )
-            head = frames.parsed(found[0], ASK)
-            if head["kind"] != "wait":
-                return head["exchange"] if head["kind"] == "ask" else None
+            call = self.line.unary_stream(f"/{SERVICE}/Task")
+            task = wire.parsed(next(iter(list(call(framed(self.head), timeout=LONG)))), wire.Task)
+            if task.kind != "wait":
+                return task.exchange if task.kind == "ask" else None
 
     def fail(self) -> int | None:
         """Gives the open exchange up; the number of the next one."""
@@ -214,7 +192,7 @@ class Traitor:
 
     def headed(self, **values: object) -> bytes:
         """The head of an answer, but for `values`."""
-        return frames.head(self.head | {"exchange": 0, "failed": ""} | values)
+        return framed(self.head | {"exchange": 0, "failed": ""} | values)
 
     def answer(self, *body: bytes, **values: object) -> str:
         """Answers the open exchange with this body; what becomes of it."""
@@ -222,7 +200,7 @@ class Traitor:
 
     def upload(self, leaves: dict[str, torch.Tensor]) -> str:
         """Answers the open exchange with these tensors."""
-        return self.answer(*frames.Body(leaves).frames())
+        return self.answer(*wire.body(leaves))
 
 
 def everywhere(

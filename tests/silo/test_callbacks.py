@@ -15,6 +15,7 @@ from fedml_noniid.plugins.engines.callbacks import Callback, RoundEnd, Row
 from fedml_noniid.plugins.engines.run import Run
 from fedml_noniid.plugins.silo import loopback
 from fedml_noniid.plugins.silo import settings as silo_settings
+from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import Deployment
 from tests.silo import world
@@ -57,9 +58,8 @@ class Deployed(Federation):
             self.deployment, self.deployment.train_args.recipe, network, n_public
         )
         callbacks = self.deployment.train_args.built_callbacks()
-        return ServerRun(
-            self.terms, world.server_of(self.data), callbacks, kept=self.folder / "server", run="it"
-        )
+        (shard, *_), file = world.shards_of(self.data), RunFile(self.folder / "server", "it")
+        return ServerRun(self.terms, shard, callbacks, file=file)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_early_stop_on_the_servers_validation_samples(tmp_path: Path) -> None:
     deployed = Deployed(deployment, tmp_path)
     run(deployed)
     assert len(deployed.server.rows) == 2
-    without = replace(deployed.data, validation=None)
+    without, *_ = world.shards_of(replace(deployed.data, validation=None))
     with pytest.raises(UserError, match="early_stop: needs a validation split"):
-        ServerRun(deployed.terms, world.server_of(without), deployment.train_args.built_callbacks())
+        ServerRun(deployed.terms, without, deployment.train_args.built_callbacks())
 
 
 def test_both_sides_must_have_the_same_schedule_and_may_differ_in_callbacks() -> None:

@@ -8,7 +8,8 @@ import torch
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import settings
-from fedml_noniid.plugins.silo.server_run import Silo
+from fedml_noniid.plugins.silo.shards import Shard
+from fedml_noniid.plugins.silo.silo import Silo
 from tests import federation
 
 
@@ -45,7 +46,7 @@ def test_a_shard_replaced_by_an_attack_keeps_the_shared_samples() -> None:
     terms = settings.terms(deployment, "datasharing", federation.network(), 15)
     of = federation.federation()
     own = Samples(of.train.x[:4], of.train.y[:4])
-    silo = Silo(terms, 0, own, of.public)
+    silo = Silo(terms, 0, Shard(1, 3, 3, {"train": own, "public": of.public}))
     silo.read(own._replace(y=2 - own.y))
     held = silo.engine.clients.train
     assert torch.equal(held.y, torch.cat([2 - own.y, of.public.y]))

@@ -19,7 +19,6 @@ from fedml_noniid.plugins.engines.hashing import model_tensors
 from fedml_noniid.plugins.silo import loopback, shards
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
-from fedml_noniid.plugins.silo.wire import up
 from tests.data.test_drift import DRIFTS
 from tests.data.test_skew import dealt, settings
 from tests.silo import world
@@ -73,22 +72,8 @@ def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None, recipe: s
     parts, deployment = world_of(kept), world.deployment(recipe, rounds=3)
     network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes, None)
     terms = world.silo_settings.terms(deployment, recipe, network, 0)
-    server_run = ServerRun(terms, world.server_of(parts, False, kept))
-    own = [
-        Samples(parts.train.x[positions], parts.train.y[positions]) for positions in parts.clients
-    ]
-    tests = parts.client_tests()
-    silos = [
-        Silo(terms, k, held, None, drift=kept and kept.only(k), test=tests[k])
-        for k, held in enumerate(own)
-    ]
-    while (down := server_run.down).ask is not None:
-        server_run.feed(
-            server_run.open(
-                {k: up(k, down.exchange, of.answer(down)) for k, of in enumerate(silos)}
-            )
-        )
-    outcome = server_run.loop.outcome
+    server_run = ServerRun(terms, world.shards_of(parts)[0])
+    outcome = world.talk(server_run, world.silos_of(terms, parts))
     digest = loopback.weights_sha256(
         model_tensors(outcome.params, outcome.evaluated, outcome.buffers)
     )
@@ -100,9 +85,8 @@ def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None, recipe: s
 
 def test_a_silo_whose_samples_are_replaced_drifts_on() -> None:
     """FedML's attacks give a silo other labels."""
-    terms, parts = world.terms("fedavg", {}), world.parts()
-    x, y = (leaf[parts.clients[0]] for leaf in (parts.train.x, parts.train.y))
-    silo = Silo(terms, 0, Samples(x, y), None, drift=OF_WORLD.only(0))
+    shard = world.shards_of(world_of(OF_WORLD))[1]
+    silo, (x, y, _) = Silo(world.terms("fedavg", {}), 0, shard), shard.parts["train"]
     silo.read(Samples(x, torch.zeros_like(y)))
     for round_, label in ((1, 0), (2, 1)):
         silo.engine.clients.enter(round_)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.server_run import ServerRun
@@ -64,12 +63,8 @@ def nobody(round_: int, ask: Ask) -> tuple[int, ...]:
 def setup(
     recipe: str, methods: dict, cohort: int = 0, rounds: int = 3
 ) -> tuple[ServerRun, list[Silo]]:
-    terms, data = world.terms(recipe, methods, False, cohort, rounds), world.parts()
-    own = [Samples(data.train.x[client], data.train.y[client]) for client in data.clients]
-    silos = [
-        Silo(terms, k, samples, data.public, test=data.tests[k]) for k, samples in enumerate(own)
-    ]
-    return ServerRun(terms, world.server_of(data)), silos
+    terms = world.terms(recipe, methods, False, cohort, rounds)
+    return ServerRun(terms, world.shards_of()[0]), world.silos_of(terms)
 
 
 def over_the_wire(message: Any) -> Any:

@@ -3,6 +3,7 @@ bit for bit."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo.results import RunFile
 from tests.recipe_table import ALONE, DEPLOYED, PARAMETERS
 from tests.silo import world
 
@@ -84,7 +86,7 @@ def test_pair_equals_simulation_in_noise_with_augmentation(recipe):
     assert world.digest(found) == world.digest(expected)
     world.compare(found.rows, expected.rows)
     aggregator, trainers = world.pair(recipe, settings, True, skewed=True)
-    trainers[2].noise = None
+    trainers[2].shard = dataclasses.replace(trainers[2].shard, noise=None)
     assert world.digest(world.run(aggregator, trainers)) != world.digest(expected), (
         "the noise is the silo's to add"
     )
@@ -151,11 +153,9 @@ def test_a_pair_refuses_another_recipe():
     from fedml_noniid.plugins.fnr import FNRAggregator
     from fedml_noniid.plugins.silo.host import Model
 
-    data = world.parts()
+    args, (shard, *_) = world.args("ccn", {}, False), world.shards_of()
     with pytest.raises(UserError, match=r"args.recipe = 'ccn', but FNRAggregator runs 'fnr'"):
-        FNRAggregator(
-            Model(world.network(False)), world.args("ccn", {}, False), data.test, None, data.public
-        )
+        FNRAggregator(Model(world.network(False)), args, shard)
 
 
 def test_make_pair_names_an_unknown_method():
@@ -177,8 +177,7 @@ def test_a_silo_with_another_configuration_is_refused():
 def test_a_diverging_silo_is_named():
     _, trainers = world.pair("fedavg", {})
     aggregator, _ = world.pair("fedavg", {})
-    data = trainers[1].local_train_dataset
-    trainers[1].update_dataset([(x * float("inf"), y) for x, y in data], None, 33)
+    trainers[1]._batches = [(x * float("inf"), y) for x, y in trainers[1]._batches]
     with pytest.raises(UserError, match="round 1, client 1: loss or update is not finite"):
         world.uploads(aggregator.get_model_params(), trainers)
 
@@ -194,7 +193,8 @@ SIGMA = math.sqrt(2 * math.log(1.25e5)) / 0.9  # 5.38, of sensitivity 1
 def begun(trainers: list, folder: Path, run: str = "a run") -> list:
     """Silos whose memory and secrets are in files."""
     for trainer in trainers:
-        trainer.begin(folder / f"{trainer.id}", run, secret=folder / f"{trainer.id}.noise.key")
+        path = folder / f"{trainer.id}"
+        trainer.begin(RunFile(path, run), path.with_suffix(".noise.key"))
     return trainers
 
 
@@ -202,7 +202,7 @@ def plain(message: object, recipe: str, settings: dict, **more: object) -> dict[
     """The tensors that the first silo would send without noise."""
     _, trainers = world.pair(recipe, settings, **more)
     trainers[0].set_model_params(message)
-    trainers[0].train(None, torch.device("cpu"), None)
+    trainers[0].train(trainers[0]._batches, torch.device("cpu"), None)
     return trainers[0].get_model_params()["leaves"]
 
 
@@ -470,8 +470,8 @@ def test_a_poisoned_shard_is_what_is_trained_on():
     aggregator, trainers = world.pair("fedavg", {})
     message = aggregator.get_model_params()
     (_, clean), *_ = world.uploads(message, trainers[:1])
-    x, y = trainers[0].local_train_dataset[0]
-    trainers[0].local_train_dataset = [(x[:9], 1 - y[:9].clamp(max=1)), (x[9:], y[9:])]
+    ((x, y),) = trainers[0]._batches
+    trainers[0]._batches = [(x[:9], 1 - y[:9].clamp(max=1)), (x[9:], y[9:])]
     (_, poisoned), *_ = world.uploads(message, trainers[:1])
     assert not torch.equal(
         clean["leaves"]["deltas/fc2.weight"], poisoned["leaves"]["deltas/fc2.weight"]

@@ -31,10 +31,8 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("fedml", "grp
 
 
 def test_asking_for_a_pair_imports_fedml():
-    # isort: skip, it imports fedml without its warnings
-    from fedml.core import ClientTrainer, ServerAggregator
-
     from fedml_noniid.plugins.fnr import FNRAggregator, FNRTrainer
 
-    assert issubclass(FNRTrainer, ClientTrainer)
-    assert issubclass(FNRAggregator, ServerAggregator)
+    names = [[base.__name__ for base in pair.__mro__] for pair in (FNRTrainer, FNRAggregator)]
+    assert "ClientTrainer" in names[0] and "ServerAggregator" in names[1]
+    assert "fedml" in sys.modules

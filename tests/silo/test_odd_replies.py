@@ -12,18 +12,18 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from fedml_noniid.plugins.silo import frames, silo_client
+from fedml_noniid.plugins.silo import silo_client
 from fedml_noniid.plugins.silo.exit_codes import LostError, NotAdmittedError
 from fedml_noniid.plugins.silo.settings import CommArgs
-from fedml_noniid.plugins.silo.silo_server import ASK, SERVICE
-from tests.silo.federation_server import LONG, address
+from fedml_noniid.plugins.silo.silo_server import SERVICE
+from tests.silo.federation_server import LONG, address, framed
 
 HTML = "<html><body>502 Bad Gateway</body></html>"
-WELCOME = frames.head({"run": "run", "epoch": "epoch"})
+WELCOME = framed({"run": "run", "epoch": "epoch"})
 
 
 def kind(name: str) -> bytes:
-    return frames.head(dict(zip(ASK, (name, "", 0, 0, "", "", 0, ""), strict=True)))
+    return framed({"kind": name})
 
 
 Reply = Callable[[grpc.ServicerContext], list[bytes]]

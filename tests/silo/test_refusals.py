@@ -23,8 +23,8 @@ from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.silo import authority, wire
 from fedml_noniid.plugins.silo.coordinator import MAX_ROUND_LINES, Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
-from fedml_noniid.plugins.silo.frames import Body, RefusedError
 from fedml_noniid.plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.silo.wire import RefusedError
 from fedml_noniid.plugins.simulate import simulate
 from tests.silo import world
 from tests.silo.federation_server import LONG, Federation, Traitor, sent
@@ -87,22 +87,22 @@ UPLOADS: dict[str, tuple[Callable[[Leaves], Leaves], str, str]] = {
     "no samples": (
         lambda good: good | {"n": torch.tensor(0)},
         "range",
-        "'n' has 0, which must be at least 1",
+        "'n' has 0, which must lie in [1",
     ),
 }
 # Bad uploads that are no tensors: (the frames behind the head, the refusal, words of the reason).
 BODIES: dict[str, tuple[Callable[[Leaves], list[bytes]], str, str]] = {
-    "oversize": (lambda good: [*Body(good).frames(), b"more"], "oversize", "more than the"),
+    "oversize": (lambda good: [*wire.body(good), b"more"], "oversize", "more than the"),
     "malformed": (
-        lambda good: [b"{}", *list(Body(good).frames())[1:]],
+        lambda good: [b"[]", *list(wire.body(good))[1:]],
         "malformed",
-        "its own length",
+        "no table of tensors",
     ),
 }
 
 
 def body(kind: str, good: Leaves) -> list[bytes]:
-    return list(Body(UPLOADS[kind][0](good)).frames()) if kind in UPLOADS else BODIES[kind][0](good)
+    return list(wire.body(UPLOADS[kind][0](good))) if kind in UPLOADS else BODIES[kind][0](good)
 
 
 def expected(kind: str) -> tuple[str, str]:
@@ -194,7 +194,7 @@ def test_a_silo_that_can_not_train_ends_a_run_that_needs_all(kits):
 
 def test_a_duplicate_is_refused_and_the_first_counts(kits):
     with betrayed(kits, quorum=2, held=True) as (federation, traitor):
-        good = list(Body(federation.answer()).frames())
+        good = list(wire.body(federation.answer()))
         head = traitor.headed(exchange=traitor.task())
         assert sent(traitor.line, "Answer", head, *good) == "ok"
         assert sent(traitor.line, "Answer", head, *good) == "duplicate"
@@ -209,7 +209,7 @@ def test_a_duplicate_is_refused_and_the_first_counts(kits):
 @pytest.mark.parametrize("exchange", [-1, 1, 7, 1 << 40])
 def test_a_stale_answer_is_refused_and_the_silo_may_still_answer(kits, exchange):
     with betrayed(kits, quorum=0, rounds=1) as (federation, traitor):
-        good = list(Body(federation.answer()).frames())
+        good = list(wire.body(federation.answer()))
         assert sent(traitor.line, "Answer", traitor.headed(exchange=exchange), *good) == "stale"
         assert federation.coordinator.refused == {"stale": 1}
         assert traitor.answer(*good) == "ok"
@@ -220,7 +220,7 @@ def test_a_stale_answer_is_refused_and_the_silo_may_still_answer(kits, exchange)
 def test_a_truncated_answer_is_refused_and_the_silo_may_still_answer(kits, frames):
     """It may be the line that broke. The last frame is half there."""
     with betrayed(kits, quorum=0, rounds=1) as (federation, traitor):
-        good = list(Body(federation.answer()).frames())
+        good = list(wire.body(federation.answer()))
         part = [*good[: len(good) - 1], good[-1][:-1]] if frames == 2 else good[:frames]
         assert traitor.answer(*part) == "truncated"
         assert federation.coordinator.refused == {"truncated": 1}
@@ -242,12 +242,17 @@ def test_a_silo_may_not_change_its_number_of_samples(kits):
 
 DOWN = wire.Down(4, 2, Ask("train", (0, 1, 2), {}, {}, {}, {}), "terms")
 FOREVER = 3600.0
+WAIT = wire.Task(kind="wait")
 
 
 def coordinator(**comm: float) -> Coordinator:
     """Of three silos, patient unless said otherwise."""
     patient = {"deadline_s": FOREVER, "patience_s": FOREVER, "gone_s": FOREVER}
     return Coordinator(CommArgs(**patient | comm), 3, "t", "r")
+
+
+def hello_of(client: int) -> wire.Hello:
+    return wire.Hello(client=client, session="s", terms="t", samples=17)
 
 
 def begun(call: Callable[..., object], *values: object) -> Future:
@@ -269,7 +274,7 @@ def there(state: Coordinator, *clients: int) -> Iterator[None]:
     """These silos hold their streams."""
     left = threading.Event()
     for client in clients:
-        state.hello(client, "s", "t", 17)
+        state.hello(client, hello_of(client))
     streams = [begun(state.attend, client, "s", lambda: not left.is_set()) for client in clients]
     try:
         wait_until(state, lambda: set(clients) <= set(state.status()["there"]))
@@ -286,9 +291,9 @@ def wait_until(state: Coordinator, true: Callable[[], bool]) -> None:
         assert state._changed.wait_for(true, LONG)
 
 
-def asked(state: Coordinator, down: wire.Down = DOWN) -> Future[dict[int, wire.Up]]:
+def asked(state: Coordinator, down: wire.Down = DOWN) -> Future:
     """An exchange that has begun."""
-    found = begun(state.ask, down, {}, lambda up, client: None)
+    found = begun(state.ask, down, {}, lambda up, client, n: up["leaves"])
     wait_until(state, lambda: state._down is down)
     return found
 
@@ -414,14 +419,14 @@ def test_a_task_goes_to_those_that_are_asked_and_have_not_answered(monkeypatch):
     state = coordinator()
     with there(state, 0, 1, 2):
         found = asked(state, DOWN._replace(ask=DOWN.ask._replace(to=(0, 2)), counted={0: 3, 2: 1}))
-        kind, down = state.task(2, "s", lambda: True)
-        assert kind == "ask" and down.ask.to == (2,) and down.counted == {2: 1}
-        assert state.task(1, "s", lambda: True) == ("wait", "")
+        down = state.task(2, "s", lambda: True)
+        assert down.ask.to == (2,) and down.counted == {2: 1}
+        assert state.task(1, "s", lambda: True) == WAIT
         answer(state, 2)
-        assert state.task(2, "s", lambda: True) == ("wait", "")
+        assert state.task(2, "s", lambda: True) == WAIT
         answer(state, 0)
         found.result(LONG)
-        assert state.task(0, "s", lambda: True) == ("wait", "")
+        assert state.task(0, "s", lambda: True) == WAIT
 
 
 @pytest.mark.parametrize(("kind", "why"), [("over", ""), ("stop", "no quorum")])
@@ -429,9 +434,10 @@ def test_silos_that_are_there_hear_the_end_before_the_server_goes(kind, why):
     state = coordinator()
     with there(state, 0, 2):
         ending = begun(state.finish, kind, why)
-        assert state.task(0, "s", lambda: True) == (kind, why)
+        end = wire.Task(kind=kind, why=why)
+        assert state.task(0, "s", lambda: True) == end
         assert not ending.done()
-        assert state.task(2, "s", lambda: True) == (kind, why)
+        assert state.task(2, "s", lambda: True) == end
         ending.result(LONG)
 
 
@@ -465,7 +471,7 @@ def test_a_silo_that_comes_back_after_a_failure_is_asked_again():
     with there(state, 0, 1, 2):
         found = asked(state)
         state.fail(0, 4, "no disk")
-        state.hello(0, "s", state.terms, 17)
+        state.hello(0, hello_of(0))
         for client in range(3):
             answer(state, client)
         assert list(found.result(LONG)) == [0, 1, 2]

@@ -19,11 +19,11 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import leaves
 from fedml_noniid.plugins.engines.absences import listed
-from fedml_noniid.plugins.silo import frames, wire
+from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down
@@ -49,29 +49,19 @@ class Federation:
         self.server = self.new_server()
         self.silos = [self.new_silo(k) for k in range(N)]
 
-    def new_server(self) -> ServerRun:
-        return ServerRun(
-            self.terms, world.server_of(self.data), kept=self.folder / "server", run="a run"
-        )
+    def new_server(self, run: str = "a run") -> ServerRun:
+        shard, *_ = world.shards_of(self.data)
+        return ServerRun(self.terms, shard, file=RunFile(self.folder / "server", run))
 
-    def new_silo(self, k: int) -> Silo:
-        data = self.data
-        own = Samples(data.train.x[data.clients[k]], data.train.y[data.clients[k]])
-        return Silo(
-            self.terms,
-            k,
-            own,
-            data.public,
-            self.folder / f"{k}",
-            self.server.run,
-            test=data.tests[k],
-        )
+    def new_silo(self, k: int, run: str = "") -> Silo:
+        file = RunFile(self.folder / f"{k}", run or self.server.run)
+        return Silo(self.terms, k, world.shards_of(self.data)[k + 1], file)
 
 
 def received(flat: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors after a way over the network."""
-    sent = frames.Body(flat).frames()
-    return frames.read(sent, frames.table(next(sent)))
+    sent = wire.body(flat)
+    return wire.read(sent, wire.table(next(sent)))
 
 
 def message(down: Down, client: int) -> Down:
@@ -159,7 +149,7 @@ def test_files_that_do_not_belong_to_the_run(tmp_path):
         UserError,
         match=r"1: is the memory of silo 1 \(rank 2\) in run a run; this is silo 1 .* another",
     ):
-        Silo(federation.terms, 1, federation.data.test, None, tmp_path / "1", "another")
+        federation.new_silo(1, "another")
     (tmp_path / "1").write_bytes((tmp_path / "1").read_bytes()[:-3])
     with pytest.raises(UserError, match="damaged, or not the memory of a silo"):
         federation.new_silo(1)
@@ -239,9 +229,8 @@ def test_one_flipped_bit_is_refused_by_file(name, place, tmp_path):
 def test_a_checkpoint_of_another_run_is_refused(recipe, tmp_path):
     """The same settings and data; FedAvg's silos have no memory that would notice it."""
     mine, other = (Federation(recipe, {}, tmp_path / name) for name in ("mine", "other"))
-    other.server = ServerRun(
-        other.terms, world.server_of(other.data), kept=tmp_path / "b" / "server", run="b"
-    )
+    other.folder = tmp_path / "b"
+    other.new_server("b")
     (tmp_path / "mine" / "server").write_bytes((tmp_path / "b" / "server").read_bytes())
     with pytest.raises(
         UserError, match=r"mine/server\.rounds: is not of run b, which server is of; restore it"

@@ -55,21 +55,7 @@ def network(of: Parts):
 
 def pair(recipe: str, of: Parts, theirs: Parts | None = None):
     """(aggregator, trainers); `theirs`: what the silos have, if something else."""
-    from fedml_noniid.plugins.silo.host import Model, batches
-    from fedml_noniid.plugins.silo.pair import make_pair
-
-    trainer_class, aggregator_class = make_pair(recipe)
-    aggregator = aggregator_class(
-        Model(network(of)), args(recipe), of.test, of.validation, of.public
-    )
-    trainers, held = [], theirs or of
-    for k, client in enumerate(held.clients):
-        trainer = trainer_class(Model(network(held)), args(recipe), held.public)
-        trainer.set_id(k)
-        own = Samples(held.train.x[client], held.train.y[client])
-        trainer.update_dataset(batches(own), None, len(client))
-        trainers.append(trainer)
-    return aggregator, trainers
+    return world.hosts(recipe, network, args(recipe), of, theirs)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.frames import RefusedError
 from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.silo.silo import Silo
+from fedml_noniid.plugins.silo.wire import RefusedError
 from tests.recipe_table import ALONE
 from tests.silo import world
 
@@ -51,18 +49,7 @@ TABLE = [
 
 
 def server(recipe: str, methods: dict, batch_norm: bool) -> ServerRun:
-    data = world.parts()
-    terms = world.terms(recipe, methods, batch_norm)
-    return ServerRun(terms, world.server_of(data))
-
-
-def silos(server_run: ServerRun) -> list[Silo]:
-    data = world.parts()
-    own = [Samples(data.train.x[client], data.train.y[client]) for client in data.clients]
-    return [
-        Silo(server_run.terms, k, samples, data.public, test=data.tests[k])
-        for k, samples in enumerate(own)
-    ]
+    return ServerRun(world.terms(recipe, methods, batch_norm), world.shards_of()[0])
 
 
 def ends(key: str, name: str) -> bool:
@@ -102,7 +89,7 @@ def ids(value: object) -> str | None:
 @pytest.mark.parametrize(("recipe", "methods", "batch_norm"), TABLE, ids=ids)
 def test_a_lie_in_any_number_is_refused_by_silo_and_the_run_goes_on(recipe, methods, batch_norm):
     server_run = server(recipe, methods, batch_norm)
-    honest = silos(server_run)
+    honest = world.silos_of(server_run.terms)
     while (ask := server_run.down.ask) is not None:
         down = server_run.down
         ups = {k: wire.up(k, down.exchange, honest[k].answer(wire.row_of(down, k))) for k in ask.to}

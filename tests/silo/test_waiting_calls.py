@@ -20,7 +20,6 @@ from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.silo import (
     authority,
     certificates,
-    frames,
     silo_client,
     silo_server,
     wire,
@@ -28,7 +27,8 @@ from fedml_noniid.plugins.silo import (
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo_server import SERVICE, SiloServer
-from tests.silo.federation_server import LONG, METHODS, address, outcome, sent
+from tests.silo.federation_server import LONG, METHODS, address, framed, outcome, sent
+from tests.silo.test_attacks import call_of
 
 HELD = 40  # calls; the server of two silos has 16 threads
 SCHEMA = {"w": torch.zeros(3), "n": torch.tensor(17)}
@@ -44,7 +44,7 @@ def server(kits: Path) -> Iterator[tuple[Coordinator, CommArgs]]:
 
 
 def hello(client: int) -> bytes:
-    return frames.head({"client": client, "session": "own", "terms": "terms", "samples": 17})
+    return framed({"client": client, "session": "own", "terms": "terms", "samples": 17})
 
 
 def held(go: threading.Event, *first: bytes) -> Iterator[bytes]:
@@ -110,25 +110,19 @@ def test_an_upload_of_a_silo_that_is_revoked_meanwhile_is_not_taken(server, kits
     """It was admitted when it began. It is revoked before the last bytes come."""
     coordinator, comm = server
     down = wire.Down(0, 1, Ask("train", (0,), {}, {}, {}, {}), "terms")
-    taken: dict[int, wire.Up] = {}
-    asking = threading.Thread(
-        target=lambda: taken.update(coordinator.ask(down, SCHEMA, lambda up, client: None)),
-        daemon=True,
-    )
+    taken: dict[int, object] = {}
+
+    def ask() -> None:
+        taken.update(coordinator.ask(down, SCHEMA, lambda up, client, n: up["leaves"]))
+
+    asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     go = threading.Event()
 
     def upload() -> Iterator[bytes]:
-        head = {
-            "run": "run",
-            "epoch": coordinator.epoch,
-            "session": "own",
-            "client": 0,
-            "exchange": 0,
-            "failed": "",
-        }
-        yield frames.head(head)
-        table, *data = frames.Body(SCHEMA).frames()
+        head = call_of(coordinator) | {"exchange": 0}
+        yield framed(head)
+        table, *data = wire.body(SCHEMA)
         yield table
         go.wait(LONG)
         yield from data
@@ -147,15 +141,8 @@ def test_an_upload_of_a_silo_that_is_revoked_meanwhile_is_not_taken(server, kits
     authority.renew(kits, 1)  # the honest silo, with its new kit
     with silo_client.channel(comm, kits / "1", 1) as line:
         assert sent(line, "Hello", hello(0)) == "ok"
-        head = {
-            "run": "run",
-            "epoch": coordinator.epoch,
-            "session": "own",
-            "client": 0,
-            "exchange": 0,
-            "failed": "",
-        }
-        assert sent(line, "Answer", frames.head(head), *frames.Body(SCHEMA).frames()) == "ok"
+        head = call_of(coordinator) | {"exchange": 0}
+        assert sent(line, "Answer", framed(head), *wire.body(SCHEMA)) == "ok"
     asking.join(LONG)
     assert list(taken) == [0]
 

@@ -3,7 +3,6 @@ silo."""
 
 from __future__ import annotations
 
-import math
 import pickle
 
 import pytest
@@ -23,7 +22,7 @@ SCHEMA = {
     "loss": torch.tensor(1.0),
 }
 RANGES = wire.ranges([QFedAvg()])
-SENT = wire.down(4, 2, Ask("train", (0, 2), {"w": torch.zeros(2, 3)}, {}, {}, {}), "terms")
+SENT = wire.Down(4, 2, Ask("train", (0, 2), {"w": torch.zeros(2, 3)}, {}, {}, {}), "terms")
 
 
 def upload(client: int = 2, **leaves: object) -> wire.Up:
@@ -60,7 +59,7 @@ def test_a_good_upload_comes_back_in_the_structure_of_the_schema():
             {"upload/scaffold/dc/w": torch.full((2, 3), float("inf"))},
             r"'upload/scaffold/dc/w' is not finite",
         ),
-        ({"n": torch.tensor(0)}, r"'n' has 0, which must be at least 1"),
+        ({"n": torch.tensor(0)}, r"'n' has 0, which must lie in \[1"),
         ({"steps": torch.tensor(-1.0)}, r"'steps' has -1, which must lie in \[0, 1.07374e\+09\]"),
         (
             {"deltas/w": torch.full((2, 3), 1e20)},
@@ -81,7 +80,7 @@ def test_a_number_has_the_range_of_its_component_its_kind_or_any():
         ("buffers/bn1.var", 0, 2**30),
         ("upload/fnr_authors/buffers/bn1.var", 0, 2**30),
         ("upload/qfedavg/F", 0, 2**30),
-        ("n", 1, math.inf),
+        ("n", 1, 2**30),
         ("upload/qfedavg/Fs", -(2**30), 2**30),
         ("upload/test/n", 0, 2**30),
     ):
@@ -92,7 +91,7 @@ def test_a_number_has_the_range_of_its_component_its_kind_or_any():
 def test_the_component_that_asks_travels_and_is_named():
     """The same job may be another component's."""
     sent = pickle.loads(
-        pickle.dumps(wire.down(4, 2, SENT.ask._replace(job="refine", owner="fnr"), "terms"))
+        pickle.dumps(SENT._replace(ask=SENT.ask._replace(job="refine", owner="fnr")))
     )
     assert (sent.ask.job, sent.ask.owner) == ("refine", "fnr")
     with pytest.raises(UserError, match=r"silo 2 \(rank 3\), job 'fnr.refine': upload lacks 'n'"):
@@ -125,6 +124,6 @@ def test_a_view_does_not_drag_its_storage_along():
     big = torch.zeros(1000, 1000)
     row = wire.up(0, 0, SCHEMA | {"deltas": {"w": big[0]}})
     assert len(pickle.dumps(row)) < 20_000
-    message = wire.down(0, 1, Ask("train", (0,), {"w": big[:, :2].t()}, {}, {}, {}), "")
-    assert len(pickle.dumps(message)) < 20_000
-    assert torch.equal(message.ask.params["w"], big[:, :2].t())
+    ask = wire.mapped(wire.compact, Ask("train", (0,), {"w": big[:, :2].t()}, {}, {}, {}))
+    assert len(pickle.dumps(ask)) < 20_000
+    assert torch.equal(ask.params["w"], big[:, :2].t())

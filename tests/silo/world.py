@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from copy import copy
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -21,8 +22,11 @@ from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.silo import settings as silo_settings
+from fedml_noniid.plugins.silo import shards, wire
+from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import Deployment, Terms
-from fedml_noniid.plugins.silo.shards import Parts
+from fedml_noniid.plugins.silo.shards import Parts, Shard
+from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.simulate import simulate
 from tests.recipe_table import PARAMETERS
 
@@ -172,12 +176,22 @@ def simulated(
     ).run()
 
 
-def server_of(data: Parts, public: bool = True, drift: Drift | None = None) -> Federation:
-    """What the server has of the federation."""
-    held_out = data.public if public else None
-    return Federation.of_server(
-        len(SIZES), data.test, validation=data.validation, public=held_out, drift=drift
-    )
+def shards_of(data: Parts | None = None) -> list[Shard]:
+    """The data of the server and of each silo."""
+    return list(shards.split(data or parts()))
+
+
+def silos_of(terms: Terms, data: Parts | None = None) -> list[Silo]:
+    _, *mine = shards_of(data)
+    return [Silo(terms, k, shard) for k, shard in enumerate(mine)]
+
+
+def talk(server: ServerRun, silos: list[Silo]) -> Outcome:
+    """All exchanges, without a network."""
+    while (down := server.down).ask is not None:
+        ups = {k: wire.up(k, down.exchange, silo.answer(down)) for k, silo in enumerate(silos)}
+        server.feed(server.open(ups))
+    return server.loop.outcome
 
 
 def pair(
@@ -189,34 +203,26 @@ def pair(
     **more: object,
 ):
     """(aggregator, trainers), as FedML sets them up; needs fedml."""
-    from fedml_noniid.plugins.silo.host import Model, batches
-    from fedml_noniid.plugins.silo.pair import make_pair
-
-    data = parts(skewed=skewed)
     if skewed:
         more.setdefault("augment", True)
+    of_fedml = args(recipe, settings, batch_norm, cohort, **more)
+    data = parts(skewed=skewed)
+    return hosts(recipe, lambda _: network(batch_norm, skewed), of_fedml, data)
+
+
+def hosts(recipe: str, made, of_fedml: SimpleNamespace, data: Parts, theirs: Parts | None = None):
+    """(aggregator, trainers); `made`: the network for data; `theirs`: what the silos have, if
+    something else."""
+    from fedml_noniid.plugins.silo.host import Model
+    from fedml_noniid.plugins.silo.pair import make_pair
+
     trainer_class, aggregator_class = make_pair(recipe)
-    aggregator = aggregator_class(
-        Model(network(batch_norm, skewed)),
-        args(recipe, settings, batch_norm, cohort, **more),
-        data.test,
-        data.validation,
-        data.public,
-    )
-    trainers = []
-    for k, client in enumerate(data.clients):
-        own = Samples(data.train.x[client], data.train.y[client])
-        trainer = trainer_class(
-            Model(network(batch_norm, skewed)),
-            args(recipe, settings, batch_norm, cohort, **more),
-            data.public,
-            data.train.noise and data.train.noise.std[k],
-            test=data.tests[k],
-        )
-        trainer.set_id(k)
-        trainer.update_dataset(batches(own), None, len(client))
-        trainers.append(trainer)
-    return aggregator, trainers
+    aggregator = aggregator_class(Model(made(data)), copy(of_fedml), shards_of(data)[0])
+    of_silos = theirs or data
+    return aggregator, [
+        trainer_class(Model(made(of_silos)), copy(of_fedml), shard)
+        for shard in shards_of(of_silos)[1:]
+    ]
 
 
 def compare(ours: list[dict], theirs: list[dict]) -> None:
@@ -234,16 +240,13 @@ def compare(ours: list[dict], theirs: list[dict]) -> None:
 def uploads(message: object, trainers: list) -> list[tuple[int, dict]]:
     """One message to every silo and their uploads, pickled and unpickled on the way as by FedML's
     gRPC."""
-    found = []
-    for trainer in trainers:
-        trainer.set_model_params(pickle.loads(pickle.dumps(message)))
-        trainer.on_before_local_training(None, torch.device("cpu"), trainer.args)
-        trainer.train(trainer.local_train_dataset, torch.device("cpu"), trainer.args)
-        trainer.on_after_local_training(None, torch.device("cpu"), trainer.args)
-        found.append(
-            (trainer.local_sample_number, pickle.loads(pickle.dumps(trainer.get_model_params())))
+    return [
+        (
+            trainer.local_sample_number,
+            pickle.loads(pickle.dumps(trainer.answered(pickle.loads(pickle.dumps(message))))),
         )
-    return found
+        for trainer in trainers
+    ]
 
 
 def run(aggregator, trainers: list) -> Outcome:

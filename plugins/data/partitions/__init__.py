@@ -1,10 +1,10 @@
 """The partitions by name. A partition decides which client holds which samples.
 
 Every partition is a function `(labels [n], n_clients, rng, **params) -> n_clients ascending arrays
-of positions`; those in BY_OWNER take `(owners [n], ...)`. No position is in two arrays, and no
-array is empty. All positions are assigned unless the partition's docstring says what is left out.
-Values that can't work are refused before anything is drawn; if only a draw can tell, they are
-refused after a bounded number of draws.
+of positions`, for 1 to n clients; those in BY_OWNER take `(owners [n], ...)`. No position is in two
+arrays, and no array is empty. All positions are assigned unless the partition's docstring says what
+is left out. Values that can't work are refused before anything is drawn; if only a draw can tell,
+they are refused after a bounded number of draws.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known, options_of
+from fedml_noniid.plugins.data.partitions.assigning import client_count
 from fedml_noniid.plugins.data.partitions.label import (
     by_classes,
     dirichlet,
@@ -79,6 +80,8 @@ def partition(
             "set that does (femnist, "
             f"sent140, arrays with client ids), or the partitions {', '.join(BY_LABEL)}"
         )
+    if name in BY_LABEL:
+        n_clients = client_count(n_clients, len(indices))
     of = np.asarray(owners if name in BY_OWNER else labels)
     clients = function(of[indices], n_clients, stream(seed, "partition"), **params)
     return [indices[positions] for positions in clients]

@@ -39,13 +39,21 @@ def concentration(key: str, value: object) -> float:
     return real_number(key, value, lambda a: 0 < a <= 1e6, "a number above 0, at most 1e6")
 
 
-def drawn_until(draw: Callable[[int], Ints], draws: int, min_size: int, failure: str) -> Ints:
+def drawn_until(
+    draw: Callable[[int], Ints],
+    draws: int,
+    n: int,
+    n_clients: int,
+    min_size: int,
+    name: str,
+    setting: str,
+) -> Ints:
     """The first counts [C, n_clients] among independent attempts that give every client `min_size`
-    samples.
+    of the `n` samples.
 
     `draw(attempts)` is [attempts, C, n_clients]; `draws` is how many random numbers one attempt
-    takes. Raises UserError(`failure`) after a bounded number of attempts, which replaces {attempts}
-    in it.
+    takes. Raises UserError after a bounded number of attempts; it names the
+    partition and the `setting` of its parameter.
     """
     attempts = max(1, min(MAX_ATTEMPTS, MAX_DRAWS // draws))
     batch = max(1, min(1024, 2**20 // draws))
@@ -54,7 +62,12 @@ def drawn_until(draw: Callable[[int], Ints], draws: int, min_size: int, failure:
         enough = np.flatnonzero(counts.sum(1).min(1) >= min_size)
         if len(enough):
             return np.asarray(counts[enough[0]])
-    raise UserError(failure.format(attempts=attempts))
+    parameter = setting.partition("=")[0]
+    raise UserError(
+        f"{name}: {attempts} attempts gave no partition of {n} samples over {n_clients} clients "
+        f"with {setting} and at least min_size={min_size} samples each; raise {parameter}, lower "
+        "min_size or clients"
+    )
 
 
 def dirichlet_counts(

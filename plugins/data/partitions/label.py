@@ -14,7 +14,6 @@ from fedml_noniid.plugins.data.partitions.assigning import (
     ZeroToOne,
     assign,
     assign_classes,
-    client_count,
     concentration,
     cut,
     dirichlet_counts,
@@ -44,20 +43,14 @@ def dirichlet(
     bounded number of attempts.
     """
     n = len(labels)
-    n_clients = client_count(n_clients, n)
     alpha = concentration("alpha", alpha)
     min_size = minimum_size(min_size, n, n_clients)
     capped = _switch("cap", cap)
 
     classes, sizes = np.unique(labels, return_counts=True)
-    failure = (
-        f"dirichlet: {{attempts}} attempts gave no partition of {n} samples over {n_clients} "
-        "clients with "
-        f"alpha={alpha:g} and at least min_size={min_size} samples each; raise alpha, lower "
-        "min_size or clients"
-    )
     draw = partial(dirichlet_counts, sizes, n_clients, alpha, capped, rng)
-    counts = drawn_until(draw, len(classes) * n_clients, min_size, failure)
+    draws = len(classes) * n_clients
+    counts = drawn_until(draw, draws, n, n_clients, min_size, "dirichlet", f"alpha={alpha:g}")
     return assign(labels, classes, counts, rng)
 
 
@@ -74,7 +67,6 @@ def shards(
     to all of the equal share, and the last holder gets the rest, the most. Here a client's number
     decides nothing.
     """
-    n_clients = client_count(n_clients, len(labels))
     classes, sizes = np.unique(labels, return_counts=True)
     n_classes = len(classes)
     per_client = whole_number(
@@ -117,7 +109,6 @@ def shards_equal(
     two shards of one class.
     """
     n = len(labels)
-    n_clients = client_count(n_clients, n)
     because = f" ({n} samples over {n_clients} clients)"
     per_client = whole_number("shards_per_client", shards_per_client, 1, n // n_clients, because)
     pieces = np.array_split(_by_label(labels, rng.permutation(n)), n_clients * per_client)
@@ -143,7 +134,6 @@ def similarity(
     blocks. Then all samples are assigned, and sizes differ by at most one.
     """
     n = len(labels)
-    n_clients = client_count(n_clients, n)
     s = real_number(
         "s", s, lambda s: 0 <= s <= 1, "a number from 0 to 1, the share that is divided evenly"
     )
@@ -182,7 +172,6 @@ def by_classes(
     each client keeps as many random samples as the smallest has, so that weights by numbers of
     samples are equal.
     """
-    n_clients = client_count(n_clients, len(labels))
     present, supply = np.unique(labels, return_counts=True)
     held = _held(classes, n_clients, present)  # [C, n_clients]
     equal = known("sizes", sizes, ("all", "equal")) == "equal"

@@ -16,7 +16,6 @@ from fedml_noniid.plugins.data.checks import refusal, whole_number
 from fedml_noniid.plugins.data.partitions.assigning import (
     assign,
     assign_classes,
-    client_count,
     concentration,
     dirichlet_counts,
     drawn_until,
@@ -53,7 +52,6 @@ def two_classes(
     times.
     """
     n = len(labels)
-    n_clients = client_count(n_clients, n)
     classes, supply = np.unique(labels, return_counts=True)
     holders = _holders(n_clients, len(classes))
     law = size_law(sizes, exponent, sigma, ("balanced", "power_law", "lognormal"))
@@ -115,7 +113,6 @@ def mixed(
     only. Raises UserError after a bounded number of attempts.
     """
     n = len(labels)
-    n_clients = client_count(n_clients, n)
     classes, supply = np.unique(labels, return_counts=True)
     if n_clients != len(classes) or n_clients < 2:
         allowed = (
@@ -126,11 +123,6 @@ def mixed(
         raise refusal("clients", n_clients, allowed)
     beta = concentration("beta", beta)
     min_size = minimum_size(min_size, n, n_clients)
-    failure = (
-        f"mixed: {{attempts}} attempts gave no partition of {n} samples over {n_clients} "
-        "clients with "
-        f"beta={beta:g} and at least min_size={min_size} samples each; raise beta or lower min_size"
-    )
     first = np.arange(n_clients)
     second = _without_fixed_points(n_clients, rng)  # the other client of class c
 
@@ -140,7 +132,8 @@ def mixed(
         counts[:, first, first], counts[:, first, second] = cut[:, :, 0], cut[:, :, 1]
         return counts
 
-    return assign(labels, classes, drawn_until(draw, n_clients**2, min_size, failure), rng)
+    counts = drawn_until(draw, n_clients**2, n, n_clients, min_size, "mixed", f"beta={beta:g}")
+    return assign(labels, classes, counts, rng)
 
 
 def _holders(n_clients: int, n_classes: int) -> int:

@@ -17,10 +17,7 @@ def natural(
 
     rFedAvg's 100 or 500 sampled writers of FEMNIST and 500 users of Sent140.
     """
-    eligible, user = _users(owners, n_clients, min_samples)
-    client = np.full(user.max() + 1, -1)
-    client[rng.permutation(eligible)[:n_clients]] = np.arange(n_clients)
-    return by_client(client[user], n_clients)
+    return natural_grouped(owners, n_clients, rng, users=n_clients, min_samples=min_samples)
 
 
 def natural_grouped(
@@ -37,35 +34,20 @@ def natural_grouped(
     FEMNIST writers in 10 or 20 clients; rFedAvg's 500 users, 25 per silo. The other users are left
     out.
     """
-    eligible, user = _users(owners, n_clients, min_samples)
-    most, because = (
-        len(eligible),
-        f" ({n_clients} clients, {_eligible(len(eligible), min_samples)})",
-    )
-    wanted = most if users is None else whole_number("users", users, n_clients, most, because)
-    client = np.full(user.max() + 1, -1)
-    for k, group in enumerate(np.array_split(rng.permutation(eligible)[:wanted], n_clients)):
-        client[group] = k
-    return by_client(client[user], n_clients)
-
-
-def _users(owners: Ints, n_clients: object, min_samples: object) -> tuple[Ints, Ints]:
-    """The eligible users, ascending, and each sample's user.
-
-    Users who own a sample are numbered from 0.
-
-    UserError if there are fewer eligible users than clients.
-    """
     if len(owners) == 0:
         raise refusal("clients", n_clients, "none (0 training samples)")
-    user, held = np.unique(owners, return_inverse=True, return_counts=True)[1:]
-    least = whole_number(
-        "min_samples", min_samples, 1, int(held.max()), " (training samples of the largest user)"
-    )
-    eligible = np.flatnonzero(held >= least)
-    whole_number("clients", n_clients, 1, len(eligible), f" ({_eligible(len(eligible), least)})")
-    return eligible, user
-
-
-def _eligible(n_users: int, min_samples: int) -> str:
-    return f"{n_users} users with at least {min_samples} training samples"
+    # The users who own a sample, numbered from 0.
+    user, sizes = np.unique(owners, return_inverse=True, return_counts=True)[1:]
+    because = " (training samples of the largest user)"
+    least = whole_number("min_samples", min_samples, 1, int(sizes.max()), because)
+    eligible = np.flatnonzero(sizes >= least)
+    most = len(eligible)
+    because = f"{most} users with at least {least} training samples"
+    whole_number("clients", n_clients, 1, most, f" ({because})")
+    if users is not None:
+        because = f" ({n_clients} clients, {because})"
+        users = whole_number("users", users, n_clients, most, because)
+    client = np.full(len(sizes), -1)
+    for k, group in enumerate(np.array_split(rng.permutation(eligible)[:users], n_clients)):
+        client[group] = k
+    return by_client(client[user], n_clients)

@@ -13,7 +13,6 @@ import numpy as np
 from fedml_noniid.plugins.data.checks import known, real_number, refusal, whole_number
 from fedml_noniid.plugins.data.partitions.assigning import (
     assign,
-    client_count,
     concentration,
     cut,
     dirichlet_counts,
@@ -33,7 +32,6 @@ PARAMETERS = {
 
 def iid(labels: Ints, n_clients: int, rng: np.random.Generator) -> list[Ints]:
     """All samples are shuffled and divided evenly: sizes differ by at most one."""
-    n_clients = client_count(n_clients, len(labels))
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), n_clients)]
 
 
@@ -55,7 +53,6 @@ def iid_unbalanced(
     the sizes add up to all samples exactly.
     """
     n = len(labels)
-    n_clients = client_count(n_clients, n)
     law = size_law(sizes, exponent, sigma, ("power_law", "lognormal"))
     min_size = minimum_size(min_size, n, n_clients)
     cuts = exact_sizes(law(n_clients, rng), n, min_size).cumsum()[:-1]
@@ -72,7 +69,7 @@ def by_sizes(
     beyond the sum are left out.
     """
     n = len(labels)
-    counts = _given_sizes(sizes, client_count(n_clients, n), n)
+    counts = _given_sizes(sizes, n_clients, n)
     return [np.sort(part) for part in cut(rng.permutation(n), counts)]
 
 
@@ -87,17 +84,10 @@ def quantity(
     bounded number of attempts.
     """
     n = len(labels)
-    n_clients = client_count(n_clients, n)
     beta = concentration("beta", beta)
     min_size = minimum_size(min_size, n, n_clients)
-    failure = (
-        f"quantity: {{attempts}} attempts gave no partition of {n} samples over {n_clients} "
-        "clients with "
-        f"beta={beta:g} and at least min_size={min_size} samples each; raise beta, lower "
-        "min_size or clients"
-    )
     draw = partial(dirichlet_counts, np.array([n]), n_clients, beta, False, rng)
-    counts = drawn_until(draw, n_clients, min_size, failure)  # [1, n_clients]
+    counts = drawn_until(draw, n_clients, n, n_clients, min_size, "quantity", f"beta={beta:g}")
     return assign(np.zeros(n, np.int64), np.array([0]), counts, rng)
 
 

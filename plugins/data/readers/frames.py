@@ -1,4 +1,5 @@
-"""Tables in files and in memory: their columns as numbers or names, and their rows in two parts."""
+"""Reads tables from files and from memory: their columns as numbers or names, their rows in two
+parts."""
 
 from __future__ import annotations
 
@@ -12,31 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedml_noniid.plugins import extras
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data.checks import known, refusal
 from fedml_noniid.plugins.data.readers import user_data
-from fedml_noniid.plugins.data.types import Floats, Ints
+from fedml_noniid.plugins.data.types import Floats
 
 if TYPE_CHECKING:  # pandas takes half a second to import, and only these readers need it
     import pandas as pd
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
-_HOW = " (`drop`)"
-MISSING = (
-    "",
-    "na",
-    "n/a",
-    "nan",
-    "null",
-    "none",
-    "?",
-)  # what stands for a missing number, in lower case
+# What stands for a missing number, in lower case.
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 NAMELESS = ""  # a cell of text that is missing
-FEW = 50  # categories of a column for which one_hot is advised
+MAX_ADVISED = 50  # categories of a column for which one_hot is advised
+LEAVE_OUT = "leave it out (`drop`)"
 DATE = re.compile(
     r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{2,4})([ T]\d{1,2}:\d{2}.*)?"
 )
@@ -56,8 +48,8 @@ class ColumnError(UserError):
     `option`: the one of data set `table` that is advised, "" for none.
     """
 
-    def __init__(self, message: str, column: str, option: str) -> None:
-        super().__init__(message)
+    def __init__(self, table: str, column: str, problem: str, option: str = "drop") -> None:
+        super().__init__(f"{table}: column {column!r} {problem}")
         self.column, self.option = column, option
 
 
@@ -67,22 +59,6 @@ class UndecidedError(UserError):
     def __init__(self, errors: Sequence[UserError]) -> None:
         super().__init__("\n".join(map(str, errors)))
         self.errors = errors
-
-
-class Parted(NamedTuple):
-    """Which rows train and which test, with their labels and owners.
-
-    Without a test table, both are of one table.
-    """
-
-    train: Ints  # rows of the first table
-    test: Ints  # rows of the last table
-    train_y: Tensor  # [n] int64
-    test_y: Tensor  # [m] int64
-    classes: list[str]
-    train_owner: Tensor | None  # [n] int64
-    test_owner: Tensor | None  # [m] int64
-    notes: list[str]
 
 
 def in_memory(frame: object, test: object) -> list[Table]:
@@ -184,8 +160,7 @@ def _table(name: str, frame: pd.DataFrame) -> Table:
         if not column.strip():
             raise UserError(
                 f"{name}: column {i + 1} of {len(columns)} has no name; name it or leave it out "
-                "(pandas writes its "
-                "index there without index=False)"
+                "(pandas writes its index there without index=False)"
             )
         if not column.isprintable():
             raise UserError(
@@ -204,6 +179,38 @@ def _different(name: str, columns: Sequence[str]) -> None:
         raise UserError(f"{name}: column {twice[0]!r} is there twice; each name is allowed once")
 
 
+def columns_of(
+    tables: Sequence[Table], key: str, columns: object, used: dict[str, str]
+) -> list[str]:
+    """The columns that option `key` names.
+
+    UserError unless all `tables` have them, and they are named once and not `used` (column -> the
+    option that uses it).
+    """
+    if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
+        raise refusal(key, columns, "a list of columns")
+    found: list[str] = []
+    for column in columns:
+        for table in tables:
+            known(f"{table.name}: {key}: column", column, table.frame.columns)
+        if column in used:
+            raise refusal(key, column, f"columns that aren't the {used[column]}")
+        if column in found:
+            raise refusal(key, column, "each column once")
+        found.append(column)
+    return found
+
+
+def used_columns(tables: Sequence[Table], **options: str | None) -> dict[str, str]:
+    """Column -> the option that names it, of options that name one column or none. UserError as
+    `columns_of`."""
+    used: dict[str, str] = {}
+    for key, column in options.items():
+        if column is not None:
+            used[columns_of(tables, key, [column], used)[0]] = key
+    return used
+
+
 def names_of(table: Table, column: str) -> list[str]:
     """A column as text, one for each row.
 
@@ -219,12 +226,11 @@ def labels_of(table: Table, column: str) -> list[str]:
 
     UserError for measurements and other things.
     """
-    series = _column(table, column)
+    series: pd.Series[Any] = table.frame[column]
     if series.dtype.kind == "f":
         for i in np.flatnonzero((series % 1 > 0).to_numpy()):
-            raise user_data.measured(
-                f"{table.name}: column {column!r}", str(series[i]), f"row {i + 1}", series.nunique()
-            )
+            where = f"{table.name}: column {column!r}"
+            raise user_data.measured(where, str(series[i]), f"row {i + 1}", series.nunique())
     return cells_of(table, column)
 
 
@@ -233,22 +239,16 @@ def cells_of(table: Table, column: str) -> list[str]:
 
     ColumnError for fractions and other things.
     """
-    values = list(
-        _column(table, column).astype(object)
-    )  # of Python: NumPy writes its own as np.float64(0.5)
-    found = [_name(value) for value in values]
-    for i, name in enumerate(found):
+    # Values of Python: NumPy writes its own as np.float64(0.5).
+    values = list(table.frame[column].astype(object))
+    found = []
+    for i, value in enumerate(values):
+        name = _name(value)
         if name is None:
-            value = shown(values[i])
-            raise ColumnError(
-                (
-                    f"{table.name}: column {column!r} is {value} in row {i + 1}; allowed: text, "
-                    "whole numbers"
-                ),
-                column,
-                "drop",
-            )
-    return [NAMELESS if not str(name).strip() else str(name) for name in found]
+            problem = f"is {shown(value)} in row {i + 1}; allowed: text, whole numbers"
+            raise ColumnError(table.name, column, problem)
+        found.append(name if name.strip() else NAMELESS)
+    return found
 
 
 def is_missing(cells: Any) -> Any:
@@ -259,18 +259,15 @@ def is_missing(cells: Any) -> Any:
 
 def _name(value: object) -> str | None:
     """The name in a cell: "" if it's missing, None if it isn't one."""
+    import pandas as pd
+
     if isinstance(value, str | bool | np.bool_ | int | np.integer):
         return str(value)
-    if isinstance(value, float | np.floating):
-        return (
-            NAMELESS
-            if math.isnan(value)
-            else str(int(value))
-            if float(value).is_integer()
-            else None
-        )
-    # pandas has several kinds of missing values, which differ from themselves or from everything.
-    return NAMELESS if value is None or type(value).__name__ in ("NAType", "NaTType") else None
+    if pd.api.types.is_scalar(value) and pd.isna(value):
+        return NAMELESS
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return None
 
 
 def numbers_of(table: Table, column: str) -> Floats:
@@ -280,22 +277,11 @@ def numbers_of(table: Table, column: str) -> Floats:
     """
     import pandas as pd
 
-    series = _column(table, column)
-    if pd.api.types.is_complex_dtype(series) or not (
-        pd.api.types.is_numeric_dtype(series)  # of truth values, too
-        or pd.api.types.is_object_dtype(series)
-        or pd.api.types.is_string_dtype(series)
-        or isinstance(series.dtype, pd.CategoricalDtype)
-    ):
-        raise ColumnError(
-            (
-                f"{table.name}: column {column!r} is {series.dtype}; allowed: numbers, or leave it "
-                f"out{_HOW}"
-            ),
-            column,
-            "drop",
-        )
-    if pd.api.types.is_numeric_dtype(series):
+    series: pd.Series[Any] = table.frame[column]
+    if series.dtype.kind not in "biufO":
+        problem = f"is {series.dtype}; allowed: numbers, or {LEAVE_OUT}"
+        raise ColumnError(table.name, column, problem)
+    if pd.api.types.is_numeric_dtype(series):  # truth values are numbers, too
         found: Floats = series.to_numpy(dtype=np.float64, na_value=np.nan)
     else:
         # Python's float, since pd.to_numeric rounds the last bit in another way and takes 1e400 for
@@ -303,15 +289,14 @@ def numbers_of(table: Table, column: str) -> Floats:
         series = series.astype(object)
         found = np.fromiter(map(_number, series), dtype=np.float64, count=len(series))
         for i in np.flatnonzero(np.isnan(found)):
-            if _name(series[i]) is None or str(_name(series[i])).strip().lower() not in MISSING:
+            name = _name(series[i])
+            if name is None or name.strip().lower() not in MISSING:
                 raise _no_number(table, column, int(i), series[i])
     too_large = np.abs(found) > np.finfo(np.float32).max
     if too_large.any():
         i = int(too_large.argmax())
-        where = f"{table.name}: column {column!r} in row {i + 1}"
-        raise ColumnError(
-            str(refusal(where, found[i].item(), "finite numbers of float32")), column, "drop"
-        )
+        wrong = refusal(f"in row {i + 1}", found[i].item(), "finite numbers of float32")
+        raise ColumnError(table.name, column, str(wrong))
     return found
 
 
@@ -328,103 +313,54 @@ def _number(value: Any) -> float:
 
 def _no_number(table: Table, column: str, i: int, value: object) -> ColumnError:
     """What to do with a column of text, as its cells look."""
-    cells = [str(name) for one in _column(table, column).astype(object) if (name := _name(one))]
+    cells = [str(name) for one in table.frame[column].astype(object) if (name := _name(one))]
     n, different = len(cells), len(set(cells))
-    what = f"{table.name}: column {column!r} is {shown(value)} in row {i + 1}; allowed: numbers; "
+    option = "drop"
     if 2 * sum(DATE.fullmatch(cell.strip()) is not None for cell in cells) > n:
-        return ColumnError(
-            f"{what}it looks like dates: leave it out{_HOW}, or write numbers in their place, "
-            "such as years or days "
-            "since the first",
-            column,
-            "drop",
+        advice = (
+            f"it looks like dates: {LEAVE_OUT}, or write numbers in their place, such as years or "
+            "days since the first"
         )
-    if 2 * sum(not math.isnan(_number(cell)) for cell in cells) > n:
-        return ColumnError(
-            f"{what}most cells are numbers: correct the others, or leave it out{_HOW}",
-            column,
-            "drop",
+    elif 2 * sum(not math.isnan(_number(cell)) for cell in cells) > n:
+        advice = f"most cells are numbers: correct the others, or {LEAVE_OUT}"
+    elif _name(value) is None:
+        advice = LEAVE_OUT
+    elif different > MAX_ADVISED:
+        advice = (
+            f"{different} different texts in {n} rows look like free text or an identifier: "
+            f"{LEAVE_OUT}, or name it in one_hot"
         )
-    if _name(value) is None:
-        return ColumnError(f"{what}leave it out{_HOW}", column, "drop")
-    if different > FEW:
-        return ColumnError(
-            f"{what}{different} different texts in {n} rows look like free text or an "
-            f"identifier: leave it out{_HOW}, "
-            "or name it in one_hot",
-            column,
-            "drop",
-        )
-    return ColumnError(
-        f"{what}name a column of categories in one_hot, or leave it out{_HOW}", column, "one_hot"
-    )
+    else:
+        advice = f"name a column of categories in one_hot, or {LEAVE_OUT}"
+        option = "one_hot"
+    problem = f"is {shown(value)} in row {i + 1}; allowed: numbers; {advice}"
+    return ColumnError(table.name, column, problem, option)
 
 
 def complete(table: Table, column: str, missing: Any) -> None:
     """ColumnError if rows of a column are `missing` [n]."""
-    if missing.any():
-        rows = f"row {missing.argmax() + 1}"
-        if missing.sum() > 1:
-            rows = f"{missing.sum()} rows, first in {rows}"
-        mostly = 2 * missing.sum() > len(missing)
-        advice = "leave a column out that is mostly empty (`drop`), or " if mostly else ""
-        raise ColumnError(
-            (
-                f"{table.name}: column {column!r} has no value in {rows}; allowed: {advice}fill or "
-                "remove them (`missing`)"
-            ),
-            column,
-            "drop" if mostly else "missing",
-        )
+    if not missing.any():
+        return
+    rows = f"row {missing.argmax() + 1}"
+    if missing.sum() > 1:
+        rows = f"{missing.sum()} rows, first in {rows}"
+    mostly = 2 * missing.sum() > len(missing)
+    advice = "leave a column out that is mostly empty (`drop`), or " if mostly else ""
+    problem = f"has no value in {rows}; allowed: {advice}fill or remove them (`missing`)"
+    raise ColumnError(table.name, column, problem, "drop" if mostly else "missing")
 
 
-def _column(table: Table, column: str) -> pd.Series[Any]:
-    return table.frame[column]
-
-
-def check_columns(tables: Sequence[Table], **options: object) -> None:
-    """UserError unless each option that isn't None names a column of all tables, and no two the
-    same one."""
-    used: dict[object, str] = {}
-    for key, column in options.items():
-        if column is None:
-            continue
-        for table in tables:
-            known(f"{table.name}: {key}: column", column, table.frame.columns)
-        if column in used:
-            raise refusal(key, column, f"another column, since it is the {used[column]}")
-        used[column] = key
-
-
-def parted(tables: Sequence[Table], label: str, owner: str | None, test_share: object) -> Parted:
+def rows_of(
+    tables: Sequence[Table], label: str, owner: str | None, test_share: object
+) -> user_data.Rows:
     """The rows that train and that test. `label` and `owner` are columns of every table."""
-    first, last = tables[0], tables[-1]
-    given = len(tables) > 1
-    fraction = user_data.fraction_for_test(test_share, last.name if given else None)
-    where = f"{first.name}: column {label!r}", f"{last.name}: column {label!r}"
+    sources = [table.name for table in tables]
+    # An option that is refused comes before a mistake in the rows.
+    user_data.fraction_for_test(test_share, sources[-1] if len(tables) > 1 else None)
     labels = [labels_of(table, label) for table in tables]
     for table, found in zip(tables, labels, strict=True):
         complete(table, label, is_missing(found))
     owners = None if owner is None else [names_of(table, owner) for table in tables]
-    names, train_y, test_y, notes = user_data.classes(
-        labels[0], labels[1] if given else [], where, lambda i: f"row {i + 1}"
-    )
-    both: tuple[Tensor, Tensor] | None = None
-    if owners is not None:
-        both = user_data.numbered(owners[0], owners[1] if given else [])
-    if given:
-        train, test = np.arange(len(train_y)), np.arange(len(test_y))
-    else:
-        train, test, said = user_data.cut(
-            train_y, None if both is None else both[0].numpy(), fraction, first.name
-        )
-        notes += said
-        train_y, test_y = train_y[train], train_y[test]
-        if both is not None:
-            both = both[0][train], both[0][test]
-    notes += user_data.untested(names, test_y)
-    if both is not None:
-        notes += user_data.owners_apart(*(part.numpy() for part in both))
-    y = torch.from_numpy(train_y), torch.from_numpy(test_y)
-    train_owner, test_owner = both or (None, None)
-    return Parted(train, test, *y, names, train_owner, test_owner, notes)
+    where = [f"{source}: column {label!r}" for source in sources]
+    named = user_data.classified(labels, where, lambda i: f"row {i + 1}")
+    return user_data.rows_of(named, owners, test_share, sources)

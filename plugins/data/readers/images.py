@@ -20,8 +20,6 @@ from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.user_files import entries, strays, train_and_test
 
-# What file managers and archives leave behind, beside names that begin with a dot; in lower case.
-
 
 class Images(NamedTuple):
     """The images of several folders."""
@@ -46,22 +44,13 @@ def image_folder(
     images of that kind, and if train and test have different classes.
     """
     folders = [part for part in train_and_test(root) if part.name == "train" or part.exists()]
-    fraction = user_data.fraction_for_test(
-        test_share, str(folders[1]) if len(folders) > 1 else None
-    )
+    sources = [str(folder) for folder in folders]
+    # An option that is refused comes before hours of reading.
+    user_data.fraction_for_test(test_share, sources[-1] if len(folders) > 1 else None)
     parts, names, notes = image_parts(folders, image_size(size))
-    if len(parts) == 1:
-        x, y = parts[0]
-        train, test, said = user_data.cut(y.numpy(), None, fraction, str(folders[0]))
-        notes = [*notes, *said]
-        parts = [(x[train], y[train]), (x[test], y[test])]
-    (train_x, train_y), (test_x, test_y) = parts
-    notes = [
-        *notes,
-        *user_data.untested(names, test_y.numpy()),
-        *user_data.repeated(train_x, test_x),
-    ]
-    return Raw(train_x, train_y, test_x, test_y, names, notes=notes)
+    labels = user_data.Labels(names, [y.numpy() for _, y in parts], [])
+    rows = user_data.rows_of(labels, None, test_share, sources)
+    return rows.raw([x for x, _ in parts], 255, notes)
 
 
 def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -> Images:
@@ -75,10 +64,10 @@ def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -
                 f"only one of them has {', '.join(odd[:5])}"
             )
     images: list[NDArray[np.uint8]] = []
-    parts, labels = [], []
+    labels: list[list[int]] = []
     ignored = [path for part in folders for path in strays(part) if not path.is_dir()]
     for part in folders:
-        begin = len(images)
+        labels.append([])
         for label, folder in enumerate(class_folders(part)):
             ignored += strays(folder)
             files = entries(folder)
@@ -86,31 +75,25 @@ def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -
                 raise UserError(f"{folder}: holds no image; every class needs some in each part")
             for file in files:
                 images.append(_image(file, shape))
-                own_size, first = (
-                    f"{image.shape[0]}x{image.shape[1]}" for image in (images[-1], images[0])
-                )
-                if own_size != first:
+                size, first = (f"{one.shape[0]}x{one.shape[1]}" for one in (images[-1], images[0]))
+                if size != first:
                     raise UserError(
-                        f"{file}: is {own_size}, the images before it are {first} (height x "
-                        "width); make them alike or "
-                        "set the option size: [h, w]"
+                        f"{file}: is {size}, the images before it are {first} (height x width); "
+                        "make them alike or set the option size: [h, w]"
                     )
-            labels += [label] * len(files)
-        parts.append(slice(begin, len(images)))
+            labels[-1] += [label] * len(files)
     channels = max(image.ndim for image in images)
     if channels == 3:
-        images = [
-            image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2)
-            for image in images
-        ]
+        images = [np.stack([image] * 3, axis=2) if image.ndim == 2 else image for image in images]
     x = torch.from_numpy(np.stack(images))  # [n, h, w] or [n, h, w, 3]
     x = x.unsqueeze(1) if channels == 2 else x.permute(0, 3, 1, 2).contiguous()
-    y = torch.tensor(labels)
     notes = []
     if ignored:
         kinds = user_data.listed(sorted({path.name for path in ignored}))
         notes.append(f"files that are no images, ignored: {len(ignored)} ({kinds})")
-    return Images([(x[part], y[part]) for part in parts], names, notes)
+    xs = torch.split(x, [len(part) for part in labels])
+    parts = [(x, torch.tensor(y)) for x, y in zip(xs, labels, strict=True)]
+    return Images(parts, names, notes)
 
 
 def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:

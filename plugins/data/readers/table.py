@@ -11,31 +11,33 @@ import torch
 from numpy.typing import NDArray
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known, refusal
+from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
     ColumnError,
-    Parted,
     Table,
     UndecidedError,
     cells_of,
-    check_columns,
+    columns_of,
     complete,
     from_files,
     in_memory,
     is_missing,
     labels_of,
     numbers_of,
-    parted,
+    rows_of,
+    used_columns,
 )
 
 if TYPE_CHECKING:  # see frames.py
     import pandas as pd
 
-MOST_CATEGORIES = 1000  # of one column
+MAX_CATEGORIES = 1000  # of one column
 MISSING = ("median", "mode", "drop")
-NAMED = 40  # features that the note names
+MAX_NAMED = 40  # features that the note names
+
+Cells = dict[str, list[NDArray[Any]]]  # column -> its cells, by table
 
 
 class Options(NamedTuple):
@@ -110,79 +112,64 @@ def of_frame(
 def _raw(
     tables: list[Table], label: str, owner: str | None, options: Options, test_share: object
 ) -> Raw:
-    check_columns(tables, label=label, owner=owner)
+    used = used_columns(tables, label=label, owner=owner)
     policy = None if options.missing is None else known("missing", options.missing, MISSING)
-    chosen, categories = _chosen(tables, label, owner, options)
-    tables, rows, cells, notes = _read(
-        tables, (label, owner), chosen, categories, policy, test_share
-    )
+    chosen, categories = _chosen(tables, used, options)
+    rows, cells, notes = _read(tables, (label, owner), chosen, categories, policy, test_share)
+    name = tables[0].name
     columns: list[str] = []
-    blocks: tuple[list[NDArray[Any]], list[NDArray[Any]]] = ([], [])
+    blocks: list[list[NDArray[Any]]] = [[], []]
     for column in chosen:
-        parts = cells[column][0][rows.train], cells[column][-1][rows.test]
-        notes += _filled(tables[0].name, column, parts, policy)
+        whole, parts = (
+            cells[column][0],
+            [cells[column][0][rows.train], cells[column][-1][rows.test]],
+        )
+        notes += _fill(name, column, parts, policy)
         if column in categories:
-            names, block, said = _one_hot(tables[0].name, column, *parts)
-            notes += said
+            names, parts, more = _one_hot(name, column, parts)
+            columns += names
+            notes += more
         else:
-            names, block, whole = [column], (parts[0][:, None], parts[1][:, None]), cells[column][0]
+            columns.append(column)
+            parts = [part[:, None] for part in parts]
             if (whole == np.rint(whole)).all() and len(np.unique(whole)) == len(whole):
                 notes.append(
                     f"column {column!r} has another whole number in every row; leave out an "
                     "identifier"
                 )
-        columns += names
-        for part, values in zip(blocks, block, strict=True):
-            part.append(values.astype(np.float32))
-    train_x, test_x = (torch.from_numpy(np.concatenate(part, axis=1)) for part in blocks)
-    constant = (train_x == train_x[0]).all(0).tolist()
-    same = [name for name, is_same in zip(columns, constant, strict=True) if is_same]
-    if len(same) == len(columns):
+        for block, part in zip(blocks, parts, strict=True):
+            block.append(part.astype(np.float32))
+    xs = [torch.from_numpy(np.concatenate(block, axis=1)) for block in blocks]
+    constant = [columns[i] for i in (xs[0] == xs[0][0]).all(0).nonzero().flatten().tolist()]
+    if len(constant) == len(columns):
         raise UserError(
-            f"{tables[0].name}: every feature is constant in the training rows: "
-            f"{user_data.listed(same)}"
+            f"{name}: every feature is constant in the training rows: {user_data.listed(constant)}"
         )
-    if same:
-        notes.append(f"features that are constant in the training rows: {user_data.listed(same)}")
-    notes = [
-        f"{len(columns)} features, in this order: {user_data.listed(columns, NAMED)}",
-        *rows.notes,
-        *notes,
-    ]
-    return Raw(
-        train_x,
-        rows.train_y,
-        test_x,
-        rows.test_y,
-        rows.classes,
-        1.0,
-        rows.train_owner,
-        rows.test_owner,
-        notes=notes + user_data.repeated(train_x, test_x),
-    )
+    if constant:
+        listed = user_data.listed(constant)
+        notes.append(f"features that are constant in the training rows: {listed}")
+    order = f"{len(columns)} features, in this order: {user_data.listed(columns, MAX_NAMED)}"
+    return rows.raw(xs, 1.0, [order], notes)
 
 
 def _chosen(
-    tables: Sequence[Table], label: str, owner: str | None, options: Options
+    tables: Sequence[Table], used: dict[str, str], options: Options
 ) -> tuple[list[str], list[str]]:
     """(the columns of the features, those among them that are categories).
 
     UserError for lists that don't fit.
     """
-    used = {
-        column: key for key, column in (("label", label), ("owner", owner)) if column is not None
-    }
     if options.drop is not None:
-        used |= dict.fromkeys(_listed(tables, "drop", options.drop, used), "column that is dropped")
-    categories = (
-        _listed(tables, "one_hot", options.one_hot, used) if options.one_hot is not None else []
-    )
+        dropped = columns_of(tables[:1], "drop", options.drop, used)
+        used = used | dict.fromkeys(dropped, "column that is dropped")
+    categories: list[str] = []
+    if options.one_hot is not None:
+        categories = columns_of(tables[:1], "one_hot", options.one_hot, used)
     if options.features is None:
         chosen = [column for column in tables[0].frame.columns if column not in used]
     else:
-        chosen = list(
-            dict.fromkeys([*_listed(tables, "features", options.features, used), *categories])
-        )
+        features = columns_of(tables[:1], "features", options.features, used)
+        chosen = list(dict.fromkeys([*features, *categories]))
     if not chosen:
         raise UserError(
             f"{tables[0].name}: no column is left for the features; used: {', '.join(used)}"
@@ -200,18 +187,14 @@ def _read(
     categories: list[str],
     policy: str | None,
     test_share: object,
-) -> tuple[list[Table], Parted, dict[str, list[NDArray[Any]]], list[str]]:
-    """(tables, parts, column -> cells by table, notes), of the rows that are used.
-
-    UndecidedError names all columns.
-    """
+) -> tuple[user_data.Rows, Cells, list[str]]:
+    """(rows, cells, notes), of the rows that are used. UndecidedError names all columns."""
     label, owner = who
+    kinds: dict[str, Callable[[Table, str], Any]] = {label: labels_of}
+    kinds |= {} if owner is None else {owner: cells_of}
+    kinds |= dict.fromkeys(chosen, numbers_of) | dict.fromkeys(categories, cells_of)
+    cells: Cells = {}
     errors: list[UserError] = []
-    cells: dict[str, list[NDArray[Any]]] = {}
-    kinds: dict[str, Callable[[Table, str], Any]] = dict.fromkeys(chosen, numbers_of)
-    first: dict[str, Callable[[Table, str], Any]] = {label: labels_of}
-    first |= {} if owner is None else {owner: cells_of}
-    kinds = first | kinds | dict.fromkeys(categories, cells_of)
     todo = list(kinds.items())
     for column, read in todo:
         try:
@@ -222,51 +205,53 @@ def _read(
             errors.append(error)
             if isinstance(error, ColumnError) and error.option == "one_hot":
                 todo.append((column, cells_of))  # as categories, may it have empty cells?
-    needed = [column for column in cells if policy == "drop" or column in who]
-    kept = [np.ones(len(table.frame), dtype=bool) for table in tables]
-    for column in needed if policy is not None else ():
-        for keep, found in zip(kept, cells[column], strict=True):
-            keep &= ~is_missing(found)
-    notes = [
-        (
-            f"{table.name}: {lost} of {len(keep)} rows are left out, as a column that is needed "
-            "has "
-            "no value there"
-        )
-        for table, keep in zip(tables, kept, strict=True)
-        if (lost := int((~keep).sum()))
-    ]
-    for table, keep in zip(tables, kept, strict=True):
-        if not keep.any():
-            raise UserError(
-                f"{table.name}: no row has a value in every column; name empty columns in drop"
-            )
-    tables = [
-        table._replace(frame=table.frame[keep].reset_index(drop=True))
-        for table, keep in zip(tables, kept, strict=True)
-    ]
-    cells = {
-        column: [part[keep] for part, keep in zip(found, kept, strict=True)]
-        for column, found in cells.items()
-    }
+    notes: list[str] = []
+    if policy is not None:
+        needed = [column for column in cells if policy == "drop" or column in who]
+        tables, notes = _without_holes(tables, cells, needed)
     bad = {error.column for error in errors if isinstance(error, ColumnError)}
     if all(column in cells and column not in bad for column in who if column is not None):
         try:
-            rows = parted(tables, label, owner, test_share)
+            rows = rows_of(tables, label, owner, test_share)
         except UserError as error:
             errors.insert(0, error)
     if errors:
         raise UndecidedError(errors)
-    return tables, rows, cells, notes
+    return rows, cells, notes
 
 
 def _array(cells: Any) -> NDArray[Any]:
     return cells if isinstance(cells, np.ndarray) else np.array(cells, dtype=object)
 
 
-def _filled(
-    name: str, column: str, parts: tuple[NDArray[Any], NDArray[Any]], policy: str | None
-) -> list[str]:
+def _without_holes(
+    tables: list[Table], cells: Cells, needed: list[str]
+) -> tuple[list[Table], list[str]]:
+    """The tables without rows that have no value in a `needed` column, and a note on each.
+
+    `cells` change in place.
+    """
+    found, notes = [], []
+    for i, table in enumerate(tables):
+        full = np.ones(len(table.frame), dtype=bool)
+        for column in needed:
+            full &= ~is_missing(cells[column][i])
+        if not full.any():
+            raise UserError(
+                f"{table.name}: no row has a value in every column; name empty columns in drop"
+            )
+        if not full.all():
+            notes.append(
+                f"{table.name}: {(~full).sum()} of {len(full)} rows are left out, as a column that "
+                "is needed has no value there"
+            )
+        for column in cells:
+            cells[column][i] = cells[column][i][full]
+        found.append(table._replace(frame=table.frame[full].reset_index(drop=True)))
+    return found, notes
+
+
+def _fill(name: str, column: str, parts: list[NDArray[Any]], policy: str | None) -> list[str]:
     """Fills missing cells of both parts in place, by the training rows; a note if there are any."""
     missing = [is_missing(part.tolist()) for part in parts]
     count = int(sum(part.sum() for part in missing))
@@ -274,11 +259,8 @@ def _filled(
         return []
     there = parts[0][~missing[0]]
     if not len(there):
-        raise ColumnError(
-            f"{name}: column {column!r} has no value in any training row; leave it out (`drop`)",
-            column,
-            "drop",
-        )
+        problem = "has no value in any training row; leave it out (`drop`)"
+        raise ColumnError(name, column, problem)
     if policy == "median" and there.dtype.kind == "f":
         how, value = "median", float(np.median(there))
     else:
@@ -287,50 +269,27 @@ def _filled(
     for part, holes in zip(parts, missing, strict=True):
         part[holes] = value
     shown = f"{value:g}" if isinstance(value, float) else value
-    of = "of the training rows of all clients together"
     return [
-        f"column {column!r}: {count} cells without a value are filled with the {how} {of}, {shown}"
+        f"column {column!r}: {count} cells without a value are filled with the {how} of the "
+        f"training rows of all clients together, {shown}"
     ]
-
-
-def _listed(tables: Sequence[Table], key: str, columns: object, used: dict[str, str]) -> list[str]:
-    """The columns that an option lists.
-
-    UserError unless all are there, once, and without another use.
-    """
-    if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
-        raise refusal(key, columns, "a list of columns")
-    found: list[str] = []
-    for column in columns:
-        known(f"{tables[0].name}: {key}: column", column, tables[0].frame.columns)
-        if column in used:
-            raise refusal(key, column, f"columns that aren't the {used[column]}")
-        if column in found:
-            raise refusal(key, column, "each column once")
-        found.append(column)
-    return found
 
 
 def _one_hot(
-    table: str, column: str, own_values: NDArray[Any], test_values: NDArray[Any]
-) -> tuple[list[str], tuple[NDArray[Any], NDArray[Any]], list[str]]:
+    table: str, column: str, parts: list[NDArray[Any]]
+) -> tuple[list[str], list[NDArray[Any]], list[str]]:
     """(`column=category` for each category of the training rows, their columns for training and
     test rows, notes)."""
-    names = sorted(set(own_values))
-    if len(names) > MOST_CATEGORIES:
-        most = f"at most {MOST_CATEGORIES}; is it an identifier?"
-        message = f"{table}: column {column!r} has {len(names)} categories; allowed: {most}"
-        raise ColumnError(message, column, "drop")
-    blocks = tuple(
-        (part[:, None] == np.array(names, dtype=object)).astype(bool)
-        for part in (own_values, test_values)
-    )
-    unseen = sorted(set(test_values) - set(names))
-    lost = int((~blocks[1].any(1)).sum())
-    said = [
-        (
+    names = sorted(set(parts[0]))
+    if len(names) > MAX_CATEGORIES:
+        problem = f"has {len(names)} categories; allowed: at most {MAX_CATEGORIES}"
+        raise ColumnError(table, column, f"{problem}; is it an identifier?")
+    blocks = [part[:, None] == np.array(names, dtype=object) for part in parts]
+    notes = []
+    if unseen := sorted(set(parts[1]) - set(names)):
+        lost = int((~blocks[1].any(1)).sum())
+        notes.append(
             f"column {column!r}: {lost} test samples have categories that training lacks: "
             f"{user_data.listed(unseen)}"
         )
-    ]
-    return [f"{column}={name}" for name in names], (blocks[0], blocks[1]), said if unseen else []
+    return [f"{column}={name}" for name in names], blocks, notes

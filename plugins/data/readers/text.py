@@ -9,14 +9,13 @@ import numpy as np
 
 from fedml_noniid.plugins.data.checks import whole_number
 from fedml_noniid.plugins.data.dataset import Raw
-from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
     Table,
-    check_columns,
     from_files,
     in_memory,
     names_of,
-    parted,
+    rows_of,
+    used_columns,
 )
 from fedml_noniid.plugins.data.text import SPECIALS, read_texts
 
@@ -48,9 +47,8 @@ def text(
     `plugins.data.text.embedding`); a note says which. Raises UserError for missing and damaged
     files, and for columns and values that don't fit.
     """
-    return _raw(
-        from_files(root, file, test_file), root, text, label, owner, test_share, vocabulary, length
-    )
+    tables = from_files(root, file, test_file)
+    return _raw(tables, (text, label, owner), test_share, root, (vocabulary, length))
 
 
 def of_texts(
@@ -69,35 +67,24 @@ def of_texts(
 
     `vectors`: the folder where GloVe's file may lie. UserError as there.
     """
-    return _raw(in_memory(frame, test), vectors, text, label, owner, test_share, vocabulary, length)
+    columns = (text, label, owner)
+    return _raw(in_memory(frame, test), columns, test_share, vectors, (vocabulary, length))
 
 
 def _raw(
     tables: list[Table],
-    root: Path,
-    column: str,
-    label: str,
-    owner: str | None,
+    columns: tuple[str, str, str | None],
     test_share: object,
-    size: int,
-    length: int,
+    root: Path,
+    sizes: tuple[int, int],
 ) -> Raw:
-    whole_number("vocabulary", size, len(SPECIALS) + 1)
-    whole_number("length", length, 1, 1000)
-    check_columns(tables, text=column, label=label, owner=owner)
-    texts = [np.array(names_of(table, column), dtype=object) for table in tables]
-    rows = parted(tables, label, owner, test_share)
+    """`columns`: of text, label and owner; `sizes`: entries of the vocabulary, tokens of a text."""
+    whole_number("vocabulary", sizes[0], len(SPECIALS) + 1)
+    whole_number("length", sizes[1], 1, 1000)
+    text, label, owner = columns
+    used_columns(tables, text=text, label=label, owner=owner)
+    texts = [np.array(names_of(table, text), dtype=object) for table in tables]
+    rows = rows_of(tables, label, owner, test_share)
     train, test = texts[0][rows.train].tolist(), texts[-1][rows.test].tolist()
-    read = read_texts(train, test, train, root, size, length, "texts")
-    notes = [*rows.notes, *read.notes, *user_data.repeated(read.train_x, read.test_x)]
-    return Raw(
-        read.train_x,
-        rows.train_y,
-        read.test_x,
-        rows.test_y,
-        rows.classes,
-        train_owner=rows.train_owner,
-        test_owner=rows.test_owner,
-        embedding=read.vectors,
-        notes=notes,
-    )
+    read = read_texts(train, test, train, root, *sizes, "texts")
+    return rows.raw([read.train_x, read.test_x], 255, (), read.notes, read.vectors)

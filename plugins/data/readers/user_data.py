@@ -1,5 +1,4 @@
-"""What the readers of a user's own data share: the classes, the owners, the cut of a test set, and
-its notes."""
+"""Classes, owners, test set and notes of a user's data, the same for tables, arrays and images."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,14 +14,59 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 from fedml_noniid.plugins.data.checks import real_number, refusal
+from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 
-SHARE = 0.2  # of the samples that becomes the test set, if none is given
-SHOWN = 5  # names that a message or a note lists
+TEST_SHARE = 0.2  # of the samples that becomes the test set, if none is given
+MAX_LISTED = 5  # names that a message or a note lists
 
 
-def listed(names: Sequence[str], most: int = SHOWN) -> str:
+class Labels(NamedTuple):
+    """The classes, and the labels of one or two tables, arrays or folders of images."""
+
+    names: list[str]
+    y: list[Ints]  # [n] of the training samples, and [m] of the test set if there is one
+    notes: list[str]
+
+
+class Rows(NamedTuple):
+    """Says which samples train and which test, with their labels and owners."""
+
+    train: Ints  # rows of the first table
+    test: Ints  # rows of the last table
+    y: list[Ints]  # [n] and [m]
+    classes: list[str]
+    owners: list[Tensor] | None  # [n] and [m] int64
+    notes: list[str]
+
+    def raw(
+        self,
+        xs: Sequence[Tensor],
+        unit: float,
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
+        embedding: Tensor | None = None,
+    ) -> Raw:
+        """The data set of samples `xs`: of both parts, or of all samples if the test set was cut.
+
+        `before` and `after` are notes around those on the rows.
+        """
+        if len(xs) == 1:
+            xs = [xs[0][self.train], xs[0][self.test]]
+        notes = [*before, *self.notes, *after, *_repeated(*xs)]
+        train_y, test_y = map(torch.from_numpy, self.y)
+        train_owner, test_owner = self.owners or (None, None)
+        return Raw(
+            *(xs[0], train_y, xs[1], test_y, self.classes, unit),
+            train_owner,
+            test_owner,
+            embedding,
+            notes,
+        )
+
+
+def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
     """`a, b, c and 4 more`, in one line."""
     more = len(names) - most
     return ", ".join(" ".join(name.split()) for name in names[:most]) + (
@@ -30,21 +75,19 @@ def listed(names: Sequence[str], most: int = SHOWN) -> str:
 
 
 def fraction_for_test(test_share: object, given: str | None = None) -> float:
-    """`test_share`, by default SHARE.
+    """`test_share`, by default TEST_SHARE.
 
     UserError if it isn't allowed, or if the test set is `given`, there.
     """
     if test_share is None:
-        return SHARE
+        return TEST_SHARE
     if given is not None:
         raise refusal("test_share", test_share, f"none, since {given} is the test set")
     return real_number("test_share", test_share, lambda s: 0 < s < 1, "a number between 0 and 1")
 
 
-def cut(
-    labels: Ints, owners: Ints | None, fraction: float, where: str
-) -> tuple[Ints, Ints, list[str]]:
-    """(training rows, test rows, notes): each ascending; together all rows of `labels` [n].
+def cut(labels: Ints, owners: Ints | None, fraction: float, where: str) -> tuple[Ints, Ints, str]:
+    """(training rows, test rows, a note): rows ascend; together they are all of `labels` [n].
 
     The only row of a label trains, as does the only row of an owner. Of each owner's n other rows,
     round(fraction n) are for the test, at least one and never all of its rows. Without owners, all
@@ -85,27 +128,24 @@ def cut(
         )
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     by = "by label" if owners is None else "by owner and label"
-    return (
-        train,
-        test,
-        [f"test set: {len(test)} of {len(labels)} samples, drawn {by} with a fixed seed"],
-    )
+    note = f"test set: {len(test)} of {len(labels)} samples, drawn {by} with a fixed seed"
+    return train, test, note
 
 
-def classes(
-    train: Sequence[str],
-    test: Sequence[str],
-    where: tuple[str, str],
+def classified(
+    texts: Sequence[Sequence[str]],
+    where: Sequence[str],
     at: Callable[[int], str],
     names: Sequence[str] | None = None,
-) -> tuple[list[str], Ints, Ints, list[str]]:
-    """(names of the classes, labels [n], test labels [m], notes) of labels as text.
+) -> Labels:
+    """The classes of labels as text: those of training, and of the test set if there is one.
 
     The names are sorted: as numbers if all are whole numbers, otherwise as text; `names` has them
-    in another order. `where` begins a message on the training and on the test labels, `at(i)` names
-    label i. UserError for fewer than two classes, for measurements and identifiers in place of
-    classes, and for test labels that no training sample has.
+    in another order. `where` begins a message on each of `texts`, `at(i)` names label i. UserError
+    for fewer than two classes, for measurements and identifiers in place of classes, and for test
+    labels that no training sample has.
     """
+    train = texts[0]
     found = set(train)
     for i, label in enumerate(train):
         if _fraction(label):
@@ -117,9 +157,8 @@ def classes(
     if 2 * len(found) > len(train):
         raise UserError(
             f"{where[0]} has {len(found)} different labels in {len(train)} samples; allowed: "
-            "classes with 2 samples "
-            "or more on average (is it an identifier or a regression target, or are these too "
-            "few rows?)"
+            "classes with 2 samples or more on average (is it an identifier or a regression "
+            "target, or are these too few rows?)"
         )
     if names is None:
         whole = all(re.fullmatch(r"-?\d{1,300}", label) for label in found)
@@ -130,27 +169,51 @@ def classes(
         )
         raise UserError(f"{where[0]}: classes has to name each class once; not so: {listed(odd)}")
     number = {name: i for i, name in enumerate(names)}
-    for i, label in enumerate(test):
+    for i, label in enumerate(texts[-1]):
         if label not in number:
             raise UserError(
-                f"{where[1]} is {shown(label)} in {at(i)}, but no training sample "
-                f"is{nearest(label, names)}; "
-                f"allowed: {listed(names, 10)}"
+                f"{where[-1]} is {shown(label)} in {at(i)}, but no training sample "
+                f"is{nearest(label, names)}; allowed: {listed(names, 10)}"
             )
-    train_y, test_y = (
-        np.array([number[label] for label in part], dtype=np.int64) for part in (train, test)
-    )
-    return list(names), train_y, test_y, _lookalikes(names)
+    y = [np.array([number[label] for label in part], dtype=np.int64) for part in texts]
+    return Labels(list(names), y, _lookalikes(names))
+
+
+def rows_of(
+    labels: Labels,
+    owners: Sequence[Sequence[Any]] | None,
+    test_share: object,
+    sources: Sequence[str],
+) -> Rows:
+    """The rows that train and that test.
+
+    `owners` are names or numbers, as the labels. `sources` names the training set and, if it is
+    given, the test set. Raises UserError as `fraction_for_test` and `cut` do.
+    """
+    given = len(labels.y) == 2
+    fraction = fraction_for_test(test_share, sources[-1] if given else None)
+    numbers = None if owners is None else _numbered(owners)
+    notes, y = list(labels.notes), labels.y
+    if given:
+        train, test = map(np.arange, map(len, y))
+    else:
+        whose = None if numbers is None else numbers[0].numpy()
+        train, test, note = cut(y[0], whose, fraction, sources[0])
+        notes.append(note)
+        y = [y[0][train], y[0][test]]
+        numbers = None if numbers is None else [numbers[0][train], numbers[0][test]]
+    notes += _untested(labels.names, y[1])
+    if numbers is not None:
+        notes += _owners_apart(*(part.numpy() for part in numbers))
+    return Rows(train, test, y, labels.names, numbers, notes)
 
 
 def measured(where: str, label: str, at: str, different: int) -> UserError:
     """The error for a measurement in place of a class."""
     return UserError(
         f"{where} is {label!r} in {at}, a measurement; allowed: whole numbers or text (with "
-        f"{different} different "
-        "values it looks like a regression target, and the methods here classify: make classes "
-        "of it, such as below "
-        "and above the median, or choose another label)"
+        f"{different} different values it looks like a regression target, and the methods here "
+        "classify: make classes of it, such as below and above the median, or choose another label)"
     )
 
 
@@ -171,7 +234,7 @@ def _lookalikes(names: Sequence[str]) -> list[str]:
     ]
 
 
-def untested(names: Sequence[str], test_y: Ints) -> list[str]:
+def _untested(names: Sequence[str], test_y: Ints) -> list[str]:
     """A note on the classes without a test sample."""
     lacking = [
         name
@@ -181,7 +244,7 @@ def untested(names: Sequence[str], test_y: Ints) -> list[str]:
     return [f"classes without a test sample: {listed(lacking)}"] if lacking else []
 
 
-def owners_apart(train: Ints, test: Ints) -> list[str]:
+def _owners_apart(train: Ints, test: Ints) -> list[str]:
     """Notes on the owners that have samples in one part only."""
     notes = []
     for first, second, lacking, then in (
@@ -196,7 +259,7 @@ def owners_apart(train: Ints, test: Ints) -> list[str]:
     return notes
 
 
-def repeated(train_x: Tensor, test_x: Tensor) -> list[str]:
+def _repeated(train_x: Tensor, test_x: Tensor) -> list[str]:
     """A note on the test samples that are equal to a training sample, byte by byte."""
     if train_x.shape[1:] != test_x.shape[1:] or train_x.dtype is not test_x.dtype:
         return []  # images before they are scaled
@@ -209,11 +272,7 @@ def repeated(train_x: Tensor, test_x: Tensor) -> list[str]:
     return [f"{n} of {len(test_x)} test samples are equal to a training sample"] if n else []
 
 
-def numbered(train: Sequence[str], test: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Owners by name as numbers from 0, in the sorted order of the names in both parts, [n] and [m]
-    int64."""
-    number = {name: i for i, name in enumerate(sorted({*train, *test}))}
-    first, second = (
-        torch.tensor([number[name] for name in part], dtype=torch.int64) for part in (train, test)
-    )
-    return first, second
+def _numbered(owners: Sequence[Sequence[Any]]) -> list[Tensor]:
+    """Owners as numbers from 0, in the sorted order of their names in all parts, int64."""
+    number = {name: i for i, name in enumerate(sorted(set().union(*owners)))}
+    return [torch.tensor([number[name] for name in part], dtype=torch.int64) for part in owners]
