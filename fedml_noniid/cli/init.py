@@ -187,7 +187,7 @@ def init(
         if kind not in TAKEN_BY.get(key, ("table",)):
             shown = repr(",".join(value) if isinstance(value, list) else value)
             allowed = " or ".join(f"--{one}" for one in TAKEN_BY.get(key, ("table",)))
-            raise UserError(f"{_option(key)}={shown} is refused; allowed: with {allowed}")
+            raise UserError(f"{_option(key)} = {shown} is refused; allowed: with {allowed}")
     if source is not None and kind in ("table", "text"):
         there = study.columns(source)
         options = _columns(kind, source, there, options, asks)

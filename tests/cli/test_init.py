@@ -255,7 +255,7 @@ def test_lists_of_names_are_given_at_once_or_one_by_one(
             "--partition natural",
             "partition 'natural' needs owners, which the data do not name; allowed: iid",
         ),
-        ("--partition shards", "shards: classes_per_client is missing; it has no default"),
+        ("--partition shards", "scenarios.shards.classes_per_client is missing"),
         ("--partition iid --alpha 1", "alpha"),
         ("--alpha -1", "alpha = -1.0 is refused; allowed: a number above 0"),
         ("--model mpl", "model 'mpl' is unknown (did you mean 'mlp'?)"),

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core import optimizers
-from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, add, leaves
 from fedml_noniid.plugins.engines.plan import LocalTraining
 
@@ -116,6 +115,6 @@ def test_without_a_momentum_adam_keeps_its_own() -> None:
 
 def test_an_unknown_optimiser_is_refused_with_the_nearest() -> None:
     with pytest.raises(
-        UserError, match=r"'adm' is unknown \(did you mean 'adam'\?\); allowed: sgd, adam, rmsprop"
+        ValueError, match=r"'adm' is unknown \(did you mean 'adam'\?\); allowed: sgd, adam, rmsprop"
     ):
         build("adm", 0.1)

@@ -40,15 +40,15 @@ def loaded(folder: Path, availability: str) -> config.Config:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{}", "scenarios.other.availability: one of rate and file is needed; neither is given"),
+        ("{}", "scenarios.other.availability: neither is given; allowed: one of rate and file"),
         (
             "{rate: 0.1, file: a.csv}",
-            "scenarios.other.availability: one of rate and file is needed; both are given",
+            "scenarios.other.availability: both are given; allowed: one of rate and file",
         ),
-        ("{rate: 1}", "availability.rate = 1 is refused: input should be less than 1"),
+        ("{rate: 1}", "availability.rate = 1 is refused; allowed: a number from 0, below 1"),
         (
             "{rate: -0.1}",
-            "availability.rate = -0.1 is refused: input should be greater than or equal to 0",
+            "availability.rate = -0.1 is refused; allowed: a number from 0, below 1",
         ),
         ("{rate: .nan}", "availability.rate = nan is refused"),
         ("{rate: often}", "availability.rate = 'often' is refused"),
@@ -56,7 +56,7 @@ def loaded(folder: Path, availability: str) -> config.Config:
         (
             "{rat: 0.1}",
             (
-                "unknown key 'scenarios.other.availability.rat' (did you mean 'rate'?); allowed: "
+                "scenarios.other.availability.rat is unknown (did you mean 'rate'?); allowed: "
                 "rate, file"
             ),
         ),

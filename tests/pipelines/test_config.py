@@ -43,7 +43,7 @@ def test_the_default_experiment_is_good() -> None:
 
 SCENARIO = "partition: dirichlet, clients: 20, participation: 1.0, alpha: 0.1"
 # A change of params.yaml -> where the mistake is, and a part of what it says. That every key
-# refuses values of another kind and beyond its ends is tested in tests/core/test_options.py.
+# refuses values of another kind and beyond its ends is tested in tests/pipelines/test_options.py.
 CASES: list[tuple[str, str, str, str]] = [
     ("experiment: digits-label-skew", "experiment: ../x", "experiment", "without slashes"),
     (

@@ -59,7 +59,7 @@ def test_the_shipped_file_is_the_default_and_fedml_reads_it():
     assert deployment.model_copy(update={"train_args": default.train_args}) == default
 
 
-# That every key refuses values of another kind is tested in tests/core/test_options.py.
+# That every key refuses values of another kind is tested in tests/pipelines/test_options.py.
 @pytest.mark.parametrize(
     ("section", "values", "message"),
     [
