@@ -214,7 +214,7 @@ def test_a_kill_at_any_moment_leaves_whole_kits_and_the_same_command_goes_on(
         fsync(number)
 
     monkeypatch.setattr(os, "fsync", dying)
-    for at in range(10):  # 3 + 4 + 3 files
+    for at in range(16):  # 3 + 4 + 3 files, and each folder and its name
         shutil.rmtree(kits, ignore_errors=True)
         left = at
         with pytest.raises(KilledError):
@@ -223,17 +223,17 @@ def test_a_kill_at_any_moment_leaves_whole_kits_and_the_same_command_goes_on(
         assert all(
             {file.name for file in path.iterdir()} == whole[path.name] for path in kits.iterdir()
         )
-        before, left = content(kits), 10
+        before, left = content(kits), 16
         make(kits, 1)
         assert before.items() <= content(kits).items()
         Kit.read(kits / "0", 0)
         Kit.read(kits / "1", 1)
-    for at in range(5):  # two lists, three files
+    for at in range(8):  # two lists and their names, three files and their folder
         left, old = at, certificate(kits, 1).serial_number
         with pytest.raises(KilledError):
             renew(kits, 1)
         assert Kit.read(kits / "1", 1) and certificate(kits, 1).serial_number == old
-        left = 5
+        left = 9
         renew(kits, 1)
         Kit.read(kits / "1", 1)
         assert old in listed(kits / "ca" / "crl.pem")
