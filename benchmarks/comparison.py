@@ -6,13 +6,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks import agreement
 from benchmarks.engines import BARE, Engine
 from benchmarks.peers.harness import Job, read_job
 from benchmarks.processes import FailedError, in_turns
-from benchmarks.statistics import median, ratio
+from benchmarks.statistics import ratio
 from benchmarks.workloads import Workload, write_job
 
 Log = Callable[[str], None]

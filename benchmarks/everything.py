@@ -89,10 +89,7 @@ def write(found: dict[str, Any], to: Path) -> str:
     page = to.parent / SCALE
     if page.is_file() and not found["quick"]:
         write_whole(page, on_scale(page.read_text(), found))
-    write_whole(
-        to / "bench.md",
-        text + "\n![Ratios to the bare loop, and seconds per round by scale](bench.png)\n",
-    )
+    write_whole(to / "bench.md", text)
     return text
 
 

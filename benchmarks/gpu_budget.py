@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.fake_gpu import DEVICE, REPLAY, Counts, fake_gpu
+from benchmarks.report import render
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.engines.federation import Federation
@@ -151,37 +152,13 @@ def table(entries: Mapping[str, tuple[str, Settings]]) -> bytes:
     return text.getvalue().encode()
 
 
-def page(lines: list[dict[str, str]]) -> str:
-    """The table as Markdown."""
-    head = (
-        "# What a method costs a GPU\n\n"
-        "Counted on a fake GPU (`benchmarks/fake_gpu.py`), which needs none: operations on the "
-        "device that are neither "
-        "a view nor an allocation, copies from the host, and places where the host waits for "
-        "the device. The backward "
-        "pass of autograd is not counted. No time was measured, and no GPU was used.\n\n"
-        "The first line is a round of [pfl's CIFAR-10 "
-        "benchmark](https://arxiv.org/abs/2404.06430): 50 clients side by "
-        "side, five steps of batches of 10, dropout. All other lines are a round of 3 clients "
-        "with 5 to 18 samples, "
-        "two steps each, of a perceptron with batch norm. `launches_per_step`: of one client "
-        "(sequential), or of all "
-        "clients side by side (vectorized). `launches_per_step_in_graphs`: the same with "
-        "`cuda_graphs: true`. A step "
-        "with dropout copies what was drawn before it.\n\n"
-        "Command: `noniid budget`. `make test` fails if a method launches, copies or waits more "
-        "than here.\n\n"
-    )
-    cells = [[line[column] for column in COLUMNS[:-1]] for line in lines]
-    rows = ["| " + " | ".join(COLUMNS[:-1]) + " |", "|" + "---|" * (len(COLUMNS) - 1)]
-    return head + "\n".join([*rows, *("| " + " | ".join(line) + " |" for line in cells)]) + "\n"
-
-
 def write(root: Path) -> None:
     """Writes the table for the recipes of the tests."""
     from tests.recipe_table import ALONE
 
     content = table(ALONE)
     write_whole(root / FILE, content)
-    lines = list(csv.DictReader(content.decode().splitlines()))
-    write_whole(root / FILE.with_suffix(".md"), page(lines).encode())
+    cells = [line[:-1] for line in csv.reader(content.decode().splitlines())]
+    write_whole(
+        root / FILE.with_suffix(".md"), render("gpu-budget.md.j2", {"table": cells}).encode()
+    )

@@ -8,13 +8,14 @@ hyper-parameters.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from torch import Tensor
 
 from benchmarks.ours import simulation, timed
 from benchmarks.peers.harness import Job, main
-from benchmarks.statistics import median, ratio
+from benchmarks.statistics import ratio
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError

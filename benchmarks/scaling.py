@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.comparison import Log
 from benchmarks.engines import Engine, ours
 from benchmarks.processes import FailedError, in_turns, measure
-from benchmarks.statistics import median
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 
 MLP = replace(WORKLOADS["mlp"], at_once=5)

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value, or the mean of the two middle values."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+from statistics import median
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

@@ -10,22 +10,21 @@ counts the start of the processes, so it is dropped. All runs must end with the 
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import os
 import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 import numpy as np
+import pandas as pd
 import torch
-from tabulate import tabulate
 
 from benchmarks import stock_fedml
 from benchmarks.processes import ROOT
-from benchmarks.statistics import median
+from benchmarks.report import render
 from fedml_noniid.pipelines.experiment import provenance
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
@@ -36,13 +35,12 @@ from fedml_noniid.plugins.silo.shards import Parts
 OURS, STOCK = "ours", "stock FedML"
 FEATURES, CLASSES, SAMPLES = 64, 10, 8  # samples of a silo, and of the test set
 Turn = dict[str, list[float]]  # transport -> seconds of its measured rounds
-HOW = f"""The table has the median and the range of the seconds per round, over all measured \
-rounds. A turn's ratio
-compares the medians of its two runs; the table has the median and the range over the turns. A \
-round sends the model to
-each silo and back, and has one step of SGD on {SAMPLES} samples per silo. All processes run on \
-one machine. Ours
-encrypts with TLS, stock FedML does not. All runs ended with the same weights, SHA-256 `{{sha}}`."""
+OPTIONS = (  # name, least, default, what
+    ("silos", 1, 4, "number of silos"),
+    ("megabytes", 1, 45, "size of the model"),
+    ("rounds", 2, 3, "rounds per run with the dropped one"),
+    ("turns", 1, 3, "runs of each transport"),
+)
 
 
 def deployment(silos: int, megabytes: float, rounds: int) -> settings.Deployment:
@@ -116,32 +114,32 @@ def measure(silos: int, megabytes: float, rounds: int, turns: int) -> tuple[str,
     return expected, found
 
 
-def table(turns: Sequence[Turn]) -> str:
+def rounds(turns: Sequence[Turn]) -> pd.DataFrame:
+    """A row per measured round."""
+    rows = [
+        (number, name, t, value)
+        for number, turn in enumerate(turns, start=1)
+        for name, seconds in turn.items()
+        for t, value in enumerate(seconds, start=2)
+    ]
+    return pd.DataFrame(rows, columns=["turn", "transport", "round", "seconds"])
+
+
+def table(turns: Sequence[Turn]) -> list[list[str]]:
     """Medians per transport, and how many times longer stock FedML takes."""
-    ratios = [median(turn[STOCK]) / median(turn[OURS]) for turn in turns]
-    rows = []
+    frame = rounds(turns)
+    medians = frame.groupby(["turn", "transport"])["seconds"].median().unstack()
+    ratios = medians[STOCK] / medians[OURS]
+    cells = [["transport", "s per round", "range", "times as long as ours", "range over turns"]]
     for name in TRANSPORTS:
-        seconds = [value for turn in turns for value in turn[name]]
-        rows.append(
-            [name, f"{median(seconds):.2f}", f"{min(seconds):.2f} to {max(seconds):.2f}", "1", ""]
-        )
-    rows[-1][3:] = f"{median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"
-    head = ["transport", "s per round", "range", "times as long as ours", "range over turns"]
-    return str(tabulate(rows, head, tablefmt="github", disable_numparse=True))
+        seconds = frame.loc[frame["transport"] == name, "seconds"]
+        cells.append([name, f"{seconds.median():.2f}", _range(seconds), "1", ""])
+    cells[-1][3:] = f"{ratios.median():.2f}", _range(ratios)
+    return cells
 
 
-def rounds_table(turns: Sequence[Turn]) -> str:
-    """Every measured round as CSV."""
-    text = io.StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    out.writerow(("turn", "transport", "round", "seconds"))
-    for number, turn in enumerate(turns, start=1):
-        out.writerows(
-            (number, name, t, value)
-            for name, seconds in turn.items()
-            for t, value in enumerate(seconds, start=2)
-        )
-    return text.getvalue()
+def _range(values: pd.Series) -> str:
+    return f"{values.min():.2f} to {values.max():.2f}"
 
 
 def _count(least: int) -> Callable[[str], int]:
@@ -157,22 +155,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and prints; writes with `--write`."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.transport", description=__doc__)
-    parser.add_argument("--silos", type=_count(1), default=4, help="number of silos (default: 4)")
-    parser.add_argument(
-        "--megabytes", type=_count(1), default=45, help="size of the model (default: 45)"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=_count(2),
-        default=3,
-        help="rounds per run with the dropped one (default: 3)",
-    )
-    parser.add_argument(
-        "--turns", type=_count(1), default=3, help="runs of each transport (default: 3)"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="write docs/results/transport.md and .csv"
-    )
+    for name, least, default, what in OPTIONS:
+        parser.add_argument(
+            f"--{name}", type=_count(least), default=default, help=f"{what} (default: {default})"
+        )
+    parser.add_argument("--write", action="store_true", help="write docs/results/transport.*")
     given = parser.parse_args(arguments)
     load = os.getloadavg()[0]
     try:
@@ -180,26 +167,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    found = provenance.machine(torch.device("cpu"))
-    command = shlex.join([*parser.prog.split(), *arguments])
-    made = (
-        f"Made by `{command}`: {given.silos} silos, a model of {given.megabytes} MB, "
-        f"{given.turns} turns, {given.rounds - 1} measured rounds each. Code: "
-        f"{found['git_commit']}. {found['cpu']}, "
-        f"{found['cores']} cores, torch {found['torch']}, fedml {found['fedml']}; load average "
-        f"before {load:.1f}."
-    )
-    text = (
-        "\n\n".join(("# Our transport and stock FedML's", made, HOW.format(sha=sha), table(turns)))
-        + "\n"
-    )
+    context = {
+        "command": shlex.join([*parser.prog.split(), *arguments]),
+        "given": given,
+        "machine": provenance.machine(torch.device("cpu")),
+        "load": load,
+        "samples": SAMPLES,
+        "sha": sha,
+        "table": table(turns),
+    }
+    text = render("transport.md.j2", context)
     sys.stdout.write(text)
     if given.write:
         to = ROOT / "docs" / "results"
-        write_whole(to / "transport.csv", rounds_table(turns))
-        write_whole(
-            to / "transport.md", text + "\nEvery measured round: [transport.csv](transport.csv).\n"
-        )
+        write_whole(to / "transport.csv", rounds(turns).to_csv(index=False))
+        write_whole(to / "transport.md", text)
     return 0
 
 

@@ -23,12 +23,11 @@ from typing import Any, NamedTuple
 
 from matplotlib.ticker import MaxNLocator
 
-from fedml_noniid.pipelines.papers.targets.measured import Measured, series
-from fedml_noniid.pipelines.papers.targets.spec import Built, Target, address, nothing
-from fedml_noniid.pipelines.papers.targets.words import extremes
+from fedml_noniid.pipelines.papers.runs import Measured, series
+from fedml_noniid.pipelines.papers.targets import Built, Target, address, nothing
 from fedml_noniid.pipelines.reporting.figures import Values, look
 from fedml_noniid.pipelines.reporting.text import as_csv
-from papers.pictures import line, panels, png
+from papers.pictures import extremes, line, panels, png
 
 
 class Line(NamedTuple):
@@ -83,7 +82,7 @@ def curves(target: Target, measured: Measured, says: Sequence[Says] = (ends,)) -
             if rounds:
                 values, seeds = float(spec.get("scale", 1)) * values, [run.seed for run in runs]
                 drawn[title][name] = Line(
-                    rounds, values, seeds, measured.mark(where), measured.compared(where)
+                    rounds, values, seeds, measured.mark(where), measured.group(where).is_compared
                 )
             elif runs:
                 missing.append(f"{title}, {name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,6 +16,7 @@ from PIL import Image
 from fedml_noniid.pipelines.reporting.figures import COLOURS, Values, style
 from fedml_noniid.pipelines.reporting.summary import Spread
 
+Name = TypeVar("Name", str, float)
 WIDTH, HEIGHT = 4.2, 3.2  # inches of a panel
 
 
@@ -112,3 +113,8 @@ def png(figure: Figure, together: int = 1) -> bytes:
     # The four channels are opaque; PIL quantises three.
     Image.open(drawn).convert("RGB").quantize(256).save(picture, "PNG", optimize=True)
     return picture.getvalue()
+
+
+def extremes(values: Mapping[Name, float]) -> tuple[Name, Name]:
+    """The names of the highest and of the lowest value."""
+    return max(values, key=lambda name: values[name]), min(values, key=lambda name: values[name])

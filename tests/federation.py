@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,13 @@ import torch
 
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.engines import federation as engines
-from fedml_noniid.plugins.engines.absences import Absent, nobody
+from fedml_noniid.plugins.engines.absences import nobody
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.run import Checkpointing, Outcome
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.model import Model
-from fedml_noniid.plugins.rates import Rate
 from fedml_noniid.plugins.simulate import simulate
 
 N_CLASSES = 3
@@ -76,6 +74,30 @@ def network(batch_norm: bool = False) -> Model:
     return build("mlp", (6,), N_CLASSES, {"hidden": 5, "batch_norm": batch_norm})
 
 
+PLAN: dict[str, Any] = {
+    "rounds": ROUNDS,
+    "cohort": 4,
+    "seed": 3,
+    "evaluate_every": 1,
+    "engine": "sequential",
+    "workers": 1,
+    "observing": False,
+}
+LOCAL: dict[str, Any] = {
+    "optimizer": "sgd",
+    "lr": 0.1,
+    "epochs": 2,
+    "batch_size": 4,
+    "augment": False,
+}
+AROUND: dict[str, Any] = {
+    "absent": nobody,
+    "checkpoint": None,  # its path
+    "checkpoint_every": 1,
+    "fingerprint": "",
+}
+
+
 def simulation(
     recipe: str,
     settings: Any = None,
@@ -84,42 +106,25 @@ def simulation(
     dtype: torch.dtype = torch.float32,
     batch_norm: bool = False,
     model: Model | None = None,
-    augment: bool = False,
-    engine: str = "sequential",
-    rounds: int = ROUNDS,
-    cohort: int = 4,
-    seed: int = 3,
-    optimizer: str = "sgd",
-    lr: float | Rate = 0.1,
-    epochs: int = 2,
-    batch_size: int = 4,
-    evaluate_every: int = 1,
-    checkpoint: Path | None = None,
-    checkpoint_every: int = 1,
-    fingerprint: str = "",
-    workers: int = 1,
-    observing: bool = False,
-    absent: Absent = nobody,
+    **options: Any,
 ) -> Simulation:
+    """`options`: in place of values of PLAN, LOCAL and AROUND."""
+    plan, local, around = (
+        defaults | {key: options.pop(key) for key in defaults.keys() & options.keys()}
+        for defaults in (PLAN, LOCAL, AROUND)
+    )
+    if options:
+        raise TypeError(f"unknown options: {', '.join(options)}")
     of = of or federation(dtype)
+    path, every = around["checkpoint"], around["checkpoint_every"]
     return simulate(
         recipe,
         settings or {},
-        engines.Federation.of(of.train, of.clients, of.test, public=of.public, absent=absent),
-        Plan(
-            model or network(batch_norm),
-            LocalTraining(optimizer, lr, epochs, batch_size, augment=augment),
-            rounds,
-            cohort,
-            seed,
-            evaluate_every,
-            engine=engine,
-            workers=workers,
-            observing=observing,
+        engines.Federation.of(
+            of.train, of.clients, of.test, public=of.public, absent=around["absent"]
         ),
-        []
-        if checkpoint is None
-        else [Checkpointing(Checkpoints(checkpoint, fingerprint), checkpoint_every)],
+        Plan(model or network(batch_norm), LocalTraining(**local), **plan),
+        [Checkpointing(Checkpoints(path, around["fingerprint"]), every)] if path else [],
     )
 
 

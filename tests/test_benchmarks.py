@@ -30,10 +30,9 @@ from benchmarks import (
 from benchmarks.comparison import compare, row
 from benchmarks.engines import PEERS, Engine, others
 from benchmarks.machine import Watch
-from benchmarks.methods import federated
 from benchmarks.peers import harness
 from benchmarks.processes import FailedError, in_turns, measure
-from benchmarks.statistics import median, quartiles, ratio
+from benchmarks.statistics import quartiles, ratio
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 from fedml_noniid.cli.app import main
 from fedml_noniid.plugins.core.errors import UserError
@@ -104,17 +103,7 @@ def test_quick_run_writes_all_its_parts(
         == rows["ours, vectorized, steps in Python"]["checksum"]
     )
     assert not any(one["problem"] for one in rows.values())
-    numbers = (
-        "wall_s",
-        "cpu_s",
-        "steps_per_wall_s",
-        "steps_per_cpu_s",
-        "ratio_wall",
-        "ratio_cpu",
-        "peak_mb",
-        "loss",
-    )
-    assert all(one[key] > 0 for one in rows.values() for key in numbers)
+    assert all(one["ratio_cpu"] > 0 and one["peak_mb"] > 0 for one in rows.values())
     assert rows["ours, two workers"]["checksum"] == rows["ours, sequential"]["checksum"]
     assert rows["ours, two workers"]["peak_mb"] > rows["ours, sequential"]["peak_mb"]
     assert set(found["scaling"]) == {"cohort", "clients", "hidden"}
@@ -122,25 +111,13 @@ def test_quick_run_writes_all_its_parts(
     assert set(found["methods"]) == set(everything.FEW_METHODS)
     assert len(found["skipped"]) == 1 + len(PEERS)
     (one,) = found["repeatability"]
-    assert one["engine"] == "ours, workers"
-    assert (
-        one["twice"]["said"]
-        == one["workers"]["said"]
-        == one["killed"]["said"]
-        == repeatability.SAME
-    )
-    assert one["deployed"]["said"] == repeatability.UNTRIED
+    answers = [one[question]["said"] for question in ("twice", "workers", "killed", "deployed")]
+    assert answers == [repeatability.SAME] * 3 + [repeatability.UNTRIED]
     assert set(one["workers"]["sha256"]) == {"1", "2", "4"}
-    assert len(one["killed"]["sha256"]["resumed"]) == 64
-    assert found["machine"]["cores"] >= 1
-    text = (tmp_path / "bench.md").read_text()
-    assert capsys.readouterr().out.strip() in text
+    assert capsys.readouterr().out.strip() == (tmp_path / "bench.md").read_text().strip()
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "bench.json",
-        "bench.md",
-        "bench.png",
-    ]
+    files = {file.name for file in tmp_path.iterdir()}
+    assert files == {"bench.json", "bench.md", "bench.png"}
 
 
 @pytest.mark.parametrize("same_order", [True, False])
@@ -200,8 +177,6 @@ def test_modules_are_our_networks(name: str, tmp_path: Path) -> None:
 
 
 def test_statistics_by_hand() -> None:
-    assert median([3, 1, 2]) == 2
-    assert median([4, 1, 2, 3]) == 2.5
     assert quartiles([5, 1, 3]) == (2, 3, 4)
     assert quartiles([4, 1, 2, 3]) == (1.5, 2.5, 3.5)
     # Repetitions that are slow for both: ratios 2, 2, 3.
@@ -224,34 +199,14 @@ def test_row_by_hand() -> None:
 
 
 def test_two_processes_and_one_by_hand() -> None:
-    runs = {
-        "ours, sequential": [[2.0, 20.0], [2.0]],
-        "ours, two workers": [[1.0, 10.0], [2.0]],
-    }  # ratios 2, 2, 1
+    """Ratios of neighbouring rounds: 2, 2, 1. A workload without both has no line."""
+    walls = {"ours, sequential": [[2.0, 20.0], [2.0]], "ours, two workers": [[1.0, 10.0], [2.0]]}
     rows = [
-        {
-            "engine": engine,
-            "wall_s": 1.0,
-            "steps_per_cpu_s": 1.0,
-            "ratio_cpu": 1.0,
-            "steps_per_wall_s": 1.0,
-            "ratio_wall": 1.0,
-            "peak_mb": 1.0,
-            "loss": 1.0,
-            "problem": "",
-            "note": "",
-            "repetitions": [{"wall": wall} for wall in walls],
-        }
-        for engine, walls in runs.items()
+        {"engine": engine, "wall_s": 1.0, "repetitions": [{"wall": wall} for wall in of]}
+        for engine, of in walls.items()
     ]
-    machine, one = Watch().found(), {"some": {"what": "", "steps": 1, "rows": rows}}
-    assert "| 2.00            | 1.50 to 2.00 |" in report.markdown(
-        NOTHING | {"machine": machine, "workloads": one}
-    )
-    without = {"some": {"what": "", "steps": 1, "rows": rows[:1]}}
-    assert "Two processes" not in report.markdown(
-        NOTHING | {"machine": machine, "workloads": without}
-    )
+    (found,) = report.pairs({"some": {"rows": rows}, "other": {"rows": rows[:1]}})
+    assert (found["low"], found["middle"], found["high"]) == (1.5, 2.0, 2.0)
 
 
 def test_the_page_on_scale_has_the_numbers_of_the_benchmark() -> None:
@@ -288,20 +243,8 @@ def test_rounds_take_turns(tmp_path: Path) -> None:
     for outcome in found:
         assert not isinstance(outcome, FailedError)
         assert outcome[0]["wall"] == [1.0] * 3
-    assert note.read_text().split() == [
-        "a1",
-        "a2",
-        "b1",
-        "b2",
-        "a3",
-        "a4",
-        "b3",
-        "b4",
-        "a1",
-        "a2",
-        "a3",
-        "a4",
-    ]
+    turns = "a1 a2 b1 b2 a3 a4 b3 b4"
+    assert note.read_text().split() == [*turns.split(), "a1", "a2", "a3", "a4"]
     assert isinstance(none, FailedError) and "no_such" in str(none)
     assert not isinstance(one, FailedError)
 
@@ -365,28 +308,6 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
         measure(Engine("missing", "benchmarks.no_such"), tmp_path)
 
 
-def test_who_fails_has_a_row_without_numbers() -> None:
-    watch = Watch().found()
-    rows = [{"engine": "pfl-research", "problem": "ended with 1: no module"}]
-    text = report.markdown(
-        NOTHING | {"machine": watch, "workloads": {"mlp": {"what": "", "steps": 1, "rows": rows}}}
-    )
-    assert "ended with 1: no module" in text
-
-
-def told(workers: str, first: str = "a", second: str = "a") -> repeatability.Answer:
-    return repeatability.answer(lambda: {"first": first, "second": second, "third": workers})
-
-
-def test_answers_by_hand() -> None:
-    assert told("a")["said"] == "same"
-    assert told("b") == {
-        "said": "2 results of 3 runs",
-        "sha256": {"first": "a", "second": "a", "third": "b"},
-    }
-    assert told("b", "c")["said"] == "3 results of 3 runs"
-
-
 @pytest.mark.parametrize("kind", [FailedError, UserError])
 def test_a_failed_run_is_an_answer(kind: type[Exception]) -> None:
     def fails() -> dict[str, str]:
@@ -430,11 +351,10 @@ def test_repeated_runs_are_compared(
     assert found["killed"]["said"] == found["deployed"]["said"] == "not tried"
     counts = ["threads:2", "threads:2", "threads:1", "threads:4"] if engine.parallel else ["-", "-"]
     assert made == counts[: len(weights)]
-    machine = Watch().found()
-    text = report.markdown(
-        NOTHING | {"machine": machine, "workloads": {}, "repeatability": [found]}
-    )
-    assert all(one in text.partition("## Repeatability")[2] for one in expected)
+    failed = {"what": "", "steps": 1, "rows": [{"engine": "peer", "problem": "ended with 1"}]}
+    measured = {"workloads": {"mlp": failed}, "repeatability": [found]}
+    text = report.markdown(NOTHING | measured | {"machine": Watch().found()})
+    assert "ended with 1" in text and all(one in text for one in expected)
 
 
 def test_a_resumed_run_must_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,11 +376,6 @@ def test_the_deployment_is_the_simulation(tmp_path: Path) -> None:
     found = repeatability.answer(lambda: repeatability.deployment(tmp_path))
     assert found["said"] == repeatability.SAME
     assert set(found["sha256"]) == {"deployment", "simulation"}
-
-
-def test_methods_are_those_with_clients() -> None:
-    assert "centralised" not in federated()
-    assert {"fnr", "scaffold", "rfedavg_plus"} <= set(federated())
 
 
 def test_children_are_measured() -> None:
@@ -490,19 +405,6 @@ def test_pfls_benchmark_at_a_small_size() -> None:
     assert found["steps_per_s"] == pytest.approx(2 * 3 * 2 / found["seconds"])
     assert found["seconds_for_1500_rounds"] == pytest.approx(750 * found["seconds"])
     assert (found["engine"], found["device"]) == ("sequential", "cpu")
-
-
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none"
-)
-def test_pfls_benchmark_on_a_gpu() -> None:
-    found = pfl_cifar10.run(2, torch.device("cuda"), TINY)
-    assert found["engine"] == "vectorized" and found["device"] != "cpu"
-
-
-def test_pfls_benchmark_refuses_no_rounds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert pfl_cifar10.main(["--rounds", "0", "--device", "cpu"]) == 2
-    assert capsys.readouterr().err == "--rounds 0: must be at least 1\n"
 
 
 def test_a_number_of_repetitions_is_at_least_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,6 @@ OF_EXTRAS = {
     "plugins/silo": {"cryptography", "fedml", "grpc", "yaml"},
     "pipelines/reporting": {"jinja2", "markdown_it"},
     "pipelines/tracking": {"mlflow"},
-    "pipelines/papers": {"markdown_it"},
     "pipelines/tools": {"jinja2", "tabulate"},
     f"{PACKAGE}/cli": {"typer"},
 }

@@ -31,13 +31,18 @@ from typing import Any
 from tools import sizes
 
 Target = tuple[str, int]  # a file, and the first line of a statement in it
-OPERATORS: dict[type[ast.AST], Any] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Pow: ast.Mult,
-}  # fmt: skip
+SWAPPED: list[tuple[Any, Any]] = [
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn),
+    (ast.And, ast.Or),
+    (ast.Add, ast.Sub),
+    (ast.Mult, ast.Div),
+    (ast.FloorDiv, ast.Mod),
+]
+OPERATORS = {a: b for one, other in SWAPPED for a, b in ((one, other), (other, one))}
 IDLE = (
     ast.Import,
     ast.ImportFrom,
@@ -109,7 +114,7 @@ def statements(tree: ast.Module) -> Iterator[ast.stmt]:
 
 
 def _is_idle(node: ast.stmt) -> bool:
-    """Imports, definitions, docstrings, aliases of types, logging."""
+    """Whether a statement is an import, a definition, a docstring, an alias of a type, or logs."""
     text = ast.unparse(node)
     alias = (
         isinstance(node, ast.Assign) and node.col_offset == 0 and re.match(r"[A-Z]\w*[a-z]", text)
@@ -237,9 +242,13 @@ def run(root: Path, arguments: list[str], limit: float) -> tuple[int, str]:
     shown = root / "pytest.txt"
     with shown.open("w") as out:
         process = subprocess.Popen(
-            [*PYTEST, *arguments], cwd=root, env={"OMP_NUM_THREADS": "1", **environment},
-            stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            [*PYTEST, *arguments],
+            cwd=root,
+            env={"OMP_NUM_THREADS": "1", **environment},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             process.wait(limit)
         except subprocess.TimeoutExpired:

@@ -13,7 +13,7 @@ from fedml_noniid.cli.verb import Root, one_of, verb, workspace
 from fedml_noniid.pipelines.papers.studies import PAPERS
 from fedml_noniid.plugins.core.errors import UserError
 
-SIZES = ("smoke", "small")  # those of pipelines/papers/claims/spec.py, whose import takes seconds
+SIZES = ("smoke", "small")  # those of pipelines/papers/claims.py, whose import takes seconds
 
 
 def add(app: typer.Typer) -> None:
@@ -29,9 +29,9 @@ def add(app: typer.Typer) -> None:
 
 
 def _complete(incomplete: str) -> list[str]:
-    from fedml_noniid.pipelines.papers.claims import verbs
+    from fedml_noniid.pipelines.papers import claims, verbs
 
-    found = verbs.chosen(verbs.files(SIZES[0], Path()), None, None)
+    found = verbs.chosen(claims.of_papers(SIZES[0], Path()), None, None)
     return [name for name in found if name.startswith(incomplete)]
 
 
@@ -85,7 +85,7 @@ def claims(
             "--size small"
         )
     place = workspace(root)
-    from fedml_noniid.pipelines.papers.claims import verbs
+    from fedml_noniid.pipelines.papers import verbs
 
     page = verbs.claims(place, size, paper, claim, run, missing)
     typer.echo(f"page: {page}")

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.spec import Built, Target, nothing
-from fedml_noniid.pipelines.papers.targets.words import told
+from fedml_noniid.pipelines.papers.runs import Measured
+from fedml_noniid.pipelines.papers.targets import Built, Target, nothing
+from fedml_noniid.pipelines.papers.words import evidence
 from fedml_noniid.pipelines.reporting.figures import Values, look
 from fedml_noniid.pipelines.reporting.summary import spread
 from fedml_noniid.pipelines.reporting.text import as_csv
@@ -99,7 +99,7 @@ def _words(before: Values, after: Values, weights: Values, apart: int) -> Iterat
         yield (
             f"{who}: over all rounds the cosine with the global model is "
             f"{before[:, :, places].mean():.4f} with FedAvg "
-            f"and {after[:, :, places].mean():.4f} normalised: {told(change, 5)}."
+            f"and {after[:, :, places].mean():.4f} normalised: {evidence(change, 5)}."
         )
     yield (
         f"The normalisation gives client {apart} a weight of {weights[:, :, k].mean():.3f} on "

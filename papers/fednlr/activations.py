@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedml_noniid.pipelines.experiment.results import ItemResult
-from fedml_noniid.pipelines.papers.targets.marks import said_of
-from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.spec import Built, Target
+from fedml_noniid.pipelines.papers.runs import Measured
+from fedml_noniid.pipelines.papers.targets import Built, Target
 from fedml_noniid.pipelines.reporting.figures import Values
 from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins.core.errors import UserError
@@ -58,7 +57,7 @@ def activations(target: Target, measured: Measured) -> Built:
     groups = {
         name: measured.group(where | {"recipe": recipe}) for name, recipe in spec["methods"].items()
     }
-    said = [sentence for name, group in groups.items() for sentence in said_of(name, group)]
+    said = [sentence for name, group in groups.items() for sentence in group.divergence_of(name)]
     runs = {name: {run.seed: run for run in group.runs} for name, group in groups.items()}
     seeds = sorted(set.intersection(*(set(of) for of in runs.values())))
     if not seeds:
@@ -97,7 +96,7 @@ def activations(target: Target, measured: Measured) -> Built:
 def _read(target: Target, measured: Measured, runs: Mapping[str, ItemResult]) -> _Drift:
     study, clients = str(target.spec["study"]), list(target.spec["clients"])
     one = next(iter(runs.values()))
-    held = measured.held(study, one.scenario, one.seed)
+    held = measured.client_samples(study, one.scenario, one.seed)
     if held is None:
         raise UserError(f"{target.id}: study {study} has no partition {one.scenario}-{one.seed}")
     for client, n in enumerate((held.counts > 0).sum(1)):

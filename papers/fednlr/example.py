@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
-from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.spec import Built, Target
+from fedml_noniid.pipelines.papers.runs import Measured
+from fedml_noniid.pipelines.papers.targets import Built, Target
 from fedml_noniid.pipelines.reporting.figures import COLOURS, Values
 from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedml_noniid.pipelines.papers.targets.marks import said_of
-from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.spec import NOT_HERE, Built, Target, nothing
-from fedml_noniid.pipelines.papers.targets.table import NOT_YET
-from fedml_noniid.pipelines.papers.targets.words import against, confirmed, extremes, plus_minus
+from fedml_noniid.pipelines.papers import contrasts
+from fedml_noniid.pipelines.papers.runs import Measured
+from fedml_noniid.pipelines.papers.table import NOT_YET
+from fedml_noniid.pipelines.papers.targets import NOT_HERE, Built, Target, nothing
+from fedml_noniid.pipelines.papers.words import against, confirmed, plus_minus
 from fedml_noniid.pipelines.reporting.figures import BASELINE_COLOUR, COLOURS, Values
 from fedml_noniid.pipelines.reporting.summary import Spread, spread
 from fedml_noniid.pipelines.reporting.text import as_csv
 from papers.fednlr.activations import activations
 from papers.fednlr.example import example_network
-from papers.pictures import bars, panels, png
+from papers.pictures import bars, extremes, panels, png
 
 __all__ = ["activations", "example_network", "layers", "learning_rates", "ratios", "temperature"]
 
@@ -67,12 +67,12 @@ def _read(target: Target, measured: Measured, places: Mapping[Place, Mapping[str
         cells[place] = NOT_HERE
         if measured.is_wanted(at):
             measured.found(at, ", ".join(filter(None, place)), missing)
-            values = measured.by_seed(at, str(target.spec["statistic"]), 100)
-            without = "diverges" if measured.diverged(at) else NOT_YET
+            values = contrasts.level(measured, at, str(target.spec["statistic"]), 100)
+            without = "diverges" if measured.group(at).diverged else NOT_YET
             cells[place] = (
                 plus_minus(spread(values.values())) + measured.mark(at) if values else without
             )
-            if values and not measured.diverged(at):
+            if values and not measured.group(at).diverged:
                 seeds[place] = values
     return _Found(seeds, cells, tuple(missing))
 
@@ -245,7 +245,7 @@ def temperature(target: Target, measured: Measured) -> Built:
     ]
     for name, recipe in spec["methods"].items():
         runs = measured.found(where | {"recipe": recipe}, name, missing)
-        words += said_of(name, measured.group(where | {"recipe": recipe}))
+        words += measured.group(where | {"recipe": recipe}).divergence_of(name)
         if not runs:
             continue
         recorded = measured.recorded(runs[0], str(spec["study"]))

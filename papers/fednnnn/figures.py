@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.settings import NONE
-from fedml_noniid.pipelines.papers.targets.spec import Built, Target
-from fedml_noniid.pipelines.papers.targets.words import extremes
+from fedml_noniid.pipelines.papers.runs import Measured
+from fedml_noniid.pipelines.papers.targets import Built, Target
 from fedml_noniid.pipelines.reporting.figures import Values
 from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins import models
@@ -34,6 +32,8 @@ from fedml_noniid.plugins.models.layers import (
 from fedml_noniid.plugins.models.model import Model
 from papers import curves
 from papers.curves import Line, Panels
+from papers.pictures import extremes
+from papers.settings import NONE
 
 BASELINE = "FedAvg"
 

@@ -17,8 +17,8 @@ from scipy.stats import kendalltau
 from torch import Tensor
 
 from fedml_noniid.pipelines.experiment.results import ItemResult
-from fedml_noniid.pipelines.papers.targets.measured import Held, Measured
-from fedml_noniid.pipelines.papers.targets.spec import Built, Target, nothing
+from fedml_noniid.pipelines.papers.runs import ClientSamples, Measured
+from fedml_noniid.pipelines.papers.targets import Built, Target, nothing
 from fedml_noniid.pipelines.reporting import heatmap
 from fedml_noniid.pipelines.reporting.figures import COLOURS, Values
 from fedml_noniid.pipelines.reporting.summary import Spread
@@ -97,7 +97,7 @@ def heat_maps(target: Target, measured: Measured) -> Built:
     found, missing = {}, []
     for panel in target.spec["panels"]:
         seed = measured.studies[panel["study"]].content["seeds"][0]
-        one = measured.held(panel["study"], panel["scenario"], seed)
+        one = measured.client_samples(panel["study"], panel["scenario"], seed)
         if one is None:
             missing.append(str(panel["title"]))
         else:
@@ -123,7 +123,7 @@ def heat_maps(target: Target, measured: Measured) -> Built:
     )
 
 
-def _uneven(one: Held) -> str:
+def _uneven(one: ClientSamples) -> str:
     """What is uneven about a partition: its fullest cell, its empty ones, sizes of clients, shares
     of classes."""
     client, label = np.unravel_index(one.counts.argmax(), one.counts.shape)
@@ -203,7 +203,7 @@ def _worst(measured: Measured, panel: Mapping[str, Any], run: ItemResult) -> Ref
         measured.recorded(run, panel["study"]),
         "test_" if panel["on"] == "test" else "",
     )
-    one = measured.held(panel["study"], panel["scenario"], run.seed)
+    one = measured.client_samples(panel["study"], panel["scenario"], run.seed)
     method = next((method for method in run.composition.split("+") if method in METHODS), "")
     if one is None or f"{method}/refine.{name}before" not in recorded:
         return None

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.results import ItemResult
-from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.reporting.figures import Values
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset

@@ -10,14 +10,15 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from fedml_noniid.pipelines.experiment.results import ItemResult, table
-from fedml_noniid.pipelines.papers.targets.measured import Measured, series
-from fedml_noniid.pipelines.papers.targets.spec import Built, Target, nothing
-from fedml_noniid.pipelines.papers.targets.words import extremes, plus_minus
+from fedml_noniid.pipelines.papers import contrasts
+from fedml_noniid.pipelines.papers.runs import Measured, series
+from fedml_noniid.pipelines.papers.targets import Built, Target, nothing
+from fedml_noniid.pipelines.papers.words import plus_minus
 from fedml_noniid.pipelines.reporting.figures import COLOURS, Values, look
 from fedml_noniid.pipelines.reporting.summary import Spread
 from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins.core.errors import UserError
-from papers.pictures import bars, panels, png
+from papers.pictures import bars, extremes, panels, png
 from papers.rfedavg.features import Shown, discrepancy, of_clients
 
 MARKERS = ("o", "^", "s")  # of the classes, as figure 1 has them
@@ -99,13 +100,17 @@ def parameter_study(target: Target, measured: Measured) -> Built:
                 runs = measured.found(
                     place, f"{title}, {name}, {point['study']} {point['scenario']}", missing
                 )
-                value = measured.value(place, str(target.spec["statistic"]), 100) if runs else None
+                value = (
+                    contrasts.value(measured, place, str(target.spec["statistic"]), 100)
+                    if runs
+                    else None
+                )
                 if value is not None:
                     x = float(
                         str(runs[0].params.get(str(panel["key"]).format(method=recipe), math.nan))
                     )
                     points[x] = value
-                    if measured.compared(place):
+                    if measured.group(place).is_compared:
                         compared[x] = value.mean
             if points:
                 drawn.setdefault(title, {})[name] = points
@@ -171,7 +176,9 @@ def efficiency(target: Target, measured: Measured) -> Built:
             seconds: dict[str, float] = {}
             for m, recipe in methods.items():
                 if measured.found({**place, "recipe": recipe}, f"{name}, {m}", missing):
-                    value = measured.value({**place, "recipe": recipe}, "seconds_per_round")
+                    value = contrasts.value(
+                        measured, {**place, "recipe": recipe}, "seconds_per_round"
+                    )
                     seconds |= {m: value.mean} if value else {}
                     missing += [] if value else [f"{name}, {m} (seconds)"]
             if seconds:
@@ -221,7 +228,7 @@ def fairness(target: Target, measured: Measured) -> Built:
         for name, recipe in target.spec["lines"].items():
             place = {**panel, "recipe": recipe}
             runs = measured.found(place, f"{title}, {name}", missing)
-            value = measured.value(place, "client_test_worst", 100) if runs else None
+            value = contrasts.value(measured, place, "client_test_worst", 100) if runs else None
             if value is not None:
                 drawn.setdefault(title, {})[name] = _by_client(
                     measured, str(panel["study"]), runs[0]

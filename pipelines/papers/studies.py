@@ -28,12 +28,19 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg")
+TITLES = {
+    "fnr": "FNR-FL",
+    "fednnnn": "FedNNNN",
+    "ccn": "CCN",
+    "fednlr": "FedNLR",
+    "rfedavg": "rFedAvg and rFedAvg+",
+}
 SIZES = ("smoke", "small", "paper")
 RESULTS = Path("papers") / "built"
 PAPER_FILES = Path("pipelines") / "papers"
 # Beside a study's runs: the items without a model, as their loss is not finite; why there are no
-# runs at all.
-DIVERGED, SKIPPED = "diverged.json", "skipped.txt"
+# runs at all; the trials of a tuned study.
+DIVERGED, SKIPPED, TUNED = "diverged.json", "skipped.txt", "tuned.json"
 # Of `like`: a list of the study replaces the other's list, with its names and what sizes change of
 # it.
 REPLACED = {"scenarios": "scenario_names", "recipes": "recipe_names"}
@@ -69,11 +76,6 @@ class Study:
             f"{s}-{r}-{seed}"
             for seed, s, r in itertools.product(*(self.content[key] for key in names))
         ]
-
-    @property
-    def n_items(self) -> int:
-        """How many runs it has."""
-        return len(self.items)
 
     @property
     def folder(self) -> Path:

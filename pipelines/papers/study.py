@@ -72,9 +72,9 @@ def prepared(place: Workspace, data: config.DataSettings) -> Path:
     return path
 
 
-def settled(root: Path, found: Collection[studies.Study]) -> tuple[int, int]:
+def progress(root: Path, found: Collection[studies.Study]) -> tuple[int, int]:
     """How many items belong to studies that have ended or are skipped, and how many all studies
     have."""
     ends = (studies.DIVERGED, studies.SKIPPED)
     done = (one for one in found if any((root / one.folder / end).is_file() for end in ends))
-    return sum(one.n_items for one in done), sum(one.n_items for one in found)
+    return sum(len(one.items) for one in done), sum(len(one.items) for one in found)

@@ -1,35 +1,42 @@
-"""What `noniid papers` does. All studies share the store of finished work with `noniid run`."""
+"""What `noniid papers` and `noniid claims` do. All studies share the store of finished work with
+`noniid run`."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.papers import report
-from fedml_noniid.pipelines.papers.studies import PAPERS, RESULTS, of_paper
-from fedml_noniid.pipelines.papers.targets.spec import Target, of_targets, paper_of
+from fedml_noniid.pipelines.papers import committed, report
+from fedml_noniid.pipelines.papers.claims import Claims, Named
+from fedml_noniid.pipelines.papers.claims import of_papers as claims_of
+from fedml_noniid.pipelines.papers.committed import Committed
+from fedml_noniid.pipelines.papers.page import PAGE, Page
+from fedml_noniid.pipelines.papers.studies import PAPERS, RESULTS, TITLES, of_paper
+from fedml_noniid.pipelines.papers.targets import Target, of_targets, paper_of
+from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.data.files import write_whole
 
 log = logging.getLogger(__name__)
+DOCS = Path("docs") / "results"  # in a checkout
 
 
 def targets(root: Path) -> list[tuple[str, Target]]:
     """(title of the paper, target) of every table and figure."""
-    return [
-        (report.TITLES[name], one) for name in PAPERS for one in of_targets(name, root).values()
-    ]
+    return [(TITLES[name], one) for name in PAPERS for one in of_targets(name, root).values()]
 
 
 def run(place: Workspace, paper: str, size: str) -> Path:
     """Runs the studies of a paper and builds its report. Returns the report's folder. UserError."""
     # Imported here and below: it imports mlflow, which takes seconds.
-    from fedml_noniid.pipelines.papers.study import execute, settled
+    from fedml_noniid.pipelines.papers.study import execute, progress
 
     studies = of_paper(paper, size, place.root)
     for study in studies.values():
         execute(place, study)
-    done, of = settled(place.root, studies.values())
-    log.info("%s %s: %d of the paper's %d items are settled", paper, size, done, of)
+    done, of = progress(place.root, studies.values())
+    log.info("%s %s: %d of the paper's %d items are done", paper, size, done, of)
     report.run(place, paper, size)
     return place.root / RESULTS / paper / size / "report"
 
@@ -47,3 +54,53 @@ def build(place: Workspace, name: str, size: str) -> Path:
         execute(place, studies[study])
     folder = RESULTS / "single" / f"{name}-{size}"
     return report.write(paper, size, place.root, {name: target}, folder).folder / f"{name}.md"
+
+
+def claims(
+    place: Workspace,
+    size: str,
+    paper: str | None = None,
+    name: str | None = None,
+    running: bool = True,
+    missing: bool = False,
+) -> Path:
+    """Runs the studies of the named paper's claims, or of one claim, and writes the page of all
+    claims.
+
+    `running`: False only judges what has run. `missing`: only studies of claims without committed
+    numbers are run. Returns the page. UserError.
+    """
+    found = claims_of(size, place.root)
+    # Only size small has committed numbers.
+    known_ = Committed(place.root / DOCS if size != "smoke" else None)
+    folder = place.root / RESULTS / "claims" / size
+    wanted = chosen(found, paper, name).values()
+    needed = [one for one in wanted if not (missing and known_.has(one))]
+    if len(needed) < len(wanted):
+        log.info("%d of %d claims have committed numbers", len(wanted) - len(needed), len(wanted))
+    if running:
+        commits = {of: committed.commit_of(one.path) for of, one in found.items()}
+        # Imported here: it imports mlflow, which takes seconds.
+        from fedml_noniid.pipelines.papers.study import execute
+        from fedml_noniid.pipelines.papers.tune import tuned
+
+        for of, study in dict.fromkeys((one.paper, one.claim.study) for one in needed):
+            own = found[of]
+            # All claims on the study: its runs decide them too.
+            begun = [one for one in own.every.values() if one.claim.study == study]
+            committed.declare(folder, begun, commits)
+            log.info("%s %s: about %.2g CPU hours", of, study, own.hours(study))
+            execute(place, tuned(place, own.studies[study]))
+    for file, content in Page(found, place.root, known_).files().items():
+        write_whole(folder / file, content)
+    return folder / PAGE
+
+
+def chosen(found: Mapping[str, Claims], paper: str | None, name: str | None) -> dict[str, Named]:
+    """The claims of a paper, of all papers, or one of them. UserError for an unknown name."""
+    if paper is not None:
+        known("paper with claims", paper, found)
+    every: dict[str, Named] = {}
+    for of, claims_ in found.items():
+        every |= claims_.every if paper in (None, of) else {}
+    return every if name is None else {name: every[known("claim", name, every)]}

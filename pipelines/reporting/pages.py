@@ -22,14 +22,14 @@ from fedml_noniid.plugins.rates import words
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(name: str, context: Mapping[str, Any]) -> str:
-    """A template of TEMPLATES, filled in."""
-    return _environment().get_template(name).render(context) + "\n"
+def render(name: str, context: Mapping[str, Any], folder: Path = TEMPLATES) -> str:
+    """A template of a folder, filled in."""
+    return _environment(folder).get_template(name).render(context) + "\n"
 
 
 def sentences(file: str, macro: str, *values: Any) -> list[str]:
     """The sentences of a macro of a template: it writes one per line."""
-    written: str = getattr(_environment().get_template(file).module, macro)(*values)
+    written: str = getattr(_environment(TEMPLATES).get_template(file).module, macro)(*values)
     return [line.strip() for line in written.splitlines() if line.strip()]
 
 
@@ -57,9 +57,9 @@ def as_code(value: object) -> Markup:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def _environment(folder: Path) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader(folder),
         autoescape=jinja2.select_autoescape(["html.j2"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

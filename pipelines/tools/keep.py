@@ -19,11 +19,10 @@ from typing import Any
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers import report as paper
-from fedml_noniid.pipelines.papers.targets.build import build
-from fedml_noniid.pipelines.papers.targets.marks import Group, Place, leak_of, notes_of
-from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.ran import what_ran
-from fedml_noniid.pipelines.papers.targets.spec import of_targets, paper_of
+from fedml_noniid.pipelines.papers.described import what_ran
+from fedml_noniid.pipelines.papers.marks import Address, Group, leak_of, notes_of
+from fedml_noniid.pipelines.papers.runs import Measured
+from fedml_noniid.pipelines.papers.targets import build, of_targets, paper_of
 from fedml_noniid.pipelines.reporting import report, summary, tables
 from fedml_noniid.pipelines.reporting.pages import render
 from fedml_noniid.pipelines.reporting.summary import LAST_ROUNDS
@@ -60,7 +59,7 @@ def of_target(name: str, size: str, root: Path) -> dict[str, bytes]:
     # A copy, since `measured` also notes the runs that the text below reads.
     used = dict(measured.used)
     base, facts = f"{name}-{size}", paper.what_was_run(measured, [target])
-    ends = {study: measured.ends(study) for study in target.studies}
+    ends = {study: measured.diverged_items(study) for study in target.studies}
     columns = ("test_accuracy", *sorted(set(_columns(target.spec)) - {"test_accuracy"}))
     files = _files(
         base,
@@ -83,9 +82,9 @@ def of_experiment(name: str, root: Path) -> dict[str, bytes]:
     settings = config.load(root)
     planned = [unit.key for unit in settings.units()]
     found = [run for run in results.read(root) if run.key in planned]
-    used: dict[Place, Group] = {}
+    used: dict[Address, Group] = {}
     for run in found:
-        place = (settings.experiment, run.scenario, run.recipe)
+        place = Address(settings.experiment, run.scenario, run.recipe)
         used[place] = Group((*used.get(place, Group((), ())).runs, run), ())
     files = _files(name, used, {}, ("test_accuracy",), "noniid run", name)
     parts = [f"# {name}", f"{settings.experiment}: {what_ran(found, planned, ())}."]
@@ -104,7 +103,7 @@ def of_experiment(name: str, root: Path) -> dict[str, bytes]:
 
 def _files(
     base: str,
-    used: Mapping[Place, Group],
+    used: Mapping[Address, Group],
     ends: Ends,
     columns: Sequence[str],
     command: str,
@@ -140,7 +139,7 @@ def _files(
 
 
 def rounds_csv(
-    used: Mapping[Place, Group], columns: Sequence[str], most_bytes: int = MAX_CSV_BYTES
+    used: Mapping[Address, Group], columns: Sequence[str], most_bytes: int = MAX_CSV_BYTES
 ) -> tuple[bytes, int]:
     """(CSV text, stride): the columns of rounds.csv to six digits, every `stride` rounds, as many
     lines as fit."""
@@ -161,7 +160,7 @@ def rounds_csv(
     )
 
 
-def runs_csv(used: Mapping[Place, Group], ends: Ends) -> bytes:
+def runs_csv(used: Mapping[Address, Group], ends: Ends) -> bytes:
     """One line per run, including runs that diverged and have no model."""
     lines: list[list[object]] = []
     for (study, scenario, recipe), group in used.items():

@@ -36,14 +36,14 @@ def epochs(
     batch keeps that batch.
     """
     n = len(indices)
-    sizes, kept = _sizes(n, batch_size, drop_last)
+    sizes, used = _sizes(n, batch_size, drop_last)
     if steps:
         n_epochs = -(-steps // len(sizes))
     if n_epochs == 1:
-        index = _shuffled(indices, rng)[:kept]
+        index = _shuffled(indices, rng)[:used]
     else:
         index = np.concatenate(
-            [indices[:0], *(_shuffled(indices, rng)[:kept] for _ in range(n_epochs))]
+            [indices[:0], *(_shuffled(indices, rng)[:used] for _ in range(n_epochs))]
         )
     if not steps:
         return Order(index, sizes * n_epochs, len(sizes))
@@ -70,9 +70,9 @@ def padded(orders: list[Order]) -> tuple[Ints, NDArray[np.bool_]]:
     index = np.zeros((len(orders), n_steps, batch), dtype=np.int64)
     mask = np.zeros(index.shape, dtype=bool)
     for row, order in enumerate(orders):
-        own = np.zeros(n_steps, dtype=np.int64)
-        own[: len(order.sizes)] = order.sizes
-        mask[row] = np.arange(batch) < own[:, None]
+        row_sizes = np.zeros(n_steps, dtype=np.int64)
+        row_sizes[: len(order.sizes)] = order.sizes
+        mask[row] = np.arange(batch) < row_sizes[:, None]
         index[row][mask[row]] = order.index
     return index, mask
 

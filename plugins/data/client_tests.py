@@ -40,10 +40,10 @@ def in_proportion(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> 
     n_clients, n_classes = counts.shape
     client = np.full(len(test_labels), -1)
     for c in range(n_classes):
-        members, held = rng.permutation(np.flatnonzero(test_labels == c)), counts[:, c]
-        if held.any():
+        members, of_class = rng.permutation(np.flatnonzero(test_labels == c)), counts[:, c]
+        if of_class.any():
             client[members] = np.repeat(
-                np.arange(n_clients), _proportional(held, len(members), rng)
+                np.arange(n_clients), _proportional(of_class, len(members), rng)
             )
     return by_client(client, n_clients)
 

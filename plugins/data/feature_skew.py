@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.dataset import Dataset, normalised
 from fedml_noniid.plugins.data.noise import per_sample
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.skew import Skew
@@ -52,21 +52,14 @@ def shift(x: Floats, y: Ints, client: Ints) -> float:
     analysis of variance (Kelley 1935), which takes off what clients differ by chance. Below 0 it is
     0. `x` [n, d], `y` and `client` [n].
     """
-    between, within, df_between, df_within = 0.0, 0.0, 0, 0
-    for c in np.unique(y):
-        own, holder = x[y == c], client[y == c]
-        mean = own.mean(0)
-        holders = np.unique(holder)
-        for k in holders:
-            part = own[holder == k]
-            middle = part.mean(0)
-            between += len(part) * float(((middle - mean) ** 2).sum())
-            within += float(((part - middle) ** 2).sum())
-        df_between += len(holders) - 1
-        df_within += len(own) - len(holders)
-    if df_within == 0 or between + within == 0:
+    counts, within = _scatter(x, y, client)
+    total = float(_scatter(x, y, np.zeros_like(client))[1].sum())
+    groups, n_classes = np.count_nonzero(counts), np.count_nonzero(counts.sum(0))
+    df_between, df_within = groups - n_classes, len(x) - groups
+    if df_within == 0 or total == 0:
         return 0.0
-    return max(0.0, (between - df_between * within / df_within) / (between + within))
+    between = total - float(within.sum())
+    return max(0.0, (between - df_between * float(within.sum()) / df_within) / total)
 
 
 def spread(x: Floats, y: Ints, client: Ints) -> float:
@@ -77,20 +70,27 @@ def spread(x: Floats, y: Ints, client: Ints) -> float:
     clients' samples of these classes. Clients count by their degrees of freedom; those without any
     are left out. As `shift`.
     """
-    squares, freedom = (
-        np.zeros((client.max() + 1, y.max() + 1)),
-        np.zeros((client.max() + 1, y.max() + 1)),
-    )
-    for k, c in {*zip(client.tolist(), y.tolist(), strict=True)}:
-        part = x[(client == k) & (y == c)]
-        squares[k, c], freedom[k, c] = ((part - part.mean(0)) ** 2).sum(), len(part) - 1
+    counts, squares = _scatter(x, y, client)
+    freedom = np.maximum(counts - 1, 0)
     of_class = squares.sum(0) / np.maximum(freedom.sum(0), 1)  # [C]
     expected, weight = freedom @ of_class, freedom.sum(1)  # [N] each
-    seen = (expected > 0) & (weight > 0)
-    if not seen.any():
+    counted = (expected > 0) & (weight > 0)
+    if not counted.any():
         return 0.0
-    r, weight = np.sqrt(squares.sum(1)[seen] / expected[seen]), weight[seen] / weight[seen].sum()
+    r = np.sqrt(squares.sum(1)[counted] / expected[counted])
+    weight = weight[counted] / weight[counted].sum()
     return float(np.sqrt((weight * (r - (weight * r).sum()) ** 2).sum()))
+
+
+def _scatter(x: Floats, y: Ints, client: Ints) -> tuple[Ints, Floats]:
+    """Samples per client and class, and the sum of their squared distances to their mean, [N, C]
+    each."""
+    counts = np.zeros((client.max() + 1, y.max() + 1), np.int64)
+    squares = np.zeros(counts.shape)
+    for k, c in {*zip(client.tolist(), y.tolist(), strict=True)}:
+        part = x[(client == k) & (y == c)]
+        counts[k, c], squares[k, c] = len(part), ((part - part.mean(0)) ** 2).sum()
+    return counts, squares
 
 
 def clarity(x: Floats, y: Ints) -> float:
@@ -108,8 +108,10 @@ def _sampled(
     """(samples [n, d] in normalised units, labels [n], clients [n]) of the samples that are
     taken."""
     most = max(MIN_PER_CLIENT, MAX_SAMPLES // len(clients))
-    taken = [np.linspace(0, len(own) - 1, min(most, len(own))).astype(np.int64) for own in clients]
-    positions = np.concatenate([own[places] for own, places in zip(clients, taken, strict=True)])
+    taken = [
+        np.linspace(0, len(mine) - 1, min(most, len(mine))).astype(np.int64) for mine in clients
+    ]
+    positions = np.concatenate([mine[places] for mine, places in zip(clients, taken, strict=True)])
     ends = np.cumsum([len(places) for places in taken])
     parts = np.split(
         np.arange(len(positions)), ends[:-1]
@@ -117,17 +119,14 @@ def _sampled(
     labels = (
         None
         if skew.labels is None
-        else [own[at] for own, at in zip(skew.labels, taken, strict=True)]
+        else [labels[at] for labels, at in zip(skew.labels, taken, strict=True)]
     )
     index = torch.from_numpy(positions)
-    raw = data.train_x[index].to(torch.float32)
-    shape = (-1, *[1] * (raw.ndim - 2))
-    mean, std = (
-        torch.tensor(values, dtype=torch.float32).view(shape) for values in (data.mean, data.std)
-    )
-    x, y = Skew(labels, skew.turns).applied(parts, (raw - mean) / std, data.train_y[index])
+    raw = normalised(data.train_x[index].to(torch.float32, copy=True), data.mean, data.std)
+    x, y = Skew(labels, skew.turns).applied(parts, raw, data.train_y[index])
     if noise is not None:
         samples = Samples(x, y, per_sample(noise, parts, x))
+        # The name of the stream decides the draws: it stays.
         x = Read(torch.tensor(key(seed, "unlikeness")))(samples, torch.arange(len(x)), 0)
     owner = np.repeat(np.arange(len(clients)), [len(places) for places in taken])
     return x.flatten(1).double().numpy(), y.numpy(), owner

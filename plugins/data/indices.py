@@ -34,19 +34,19 @@ class Indices:
     @property
     def text(self) -> str:
         """The content of the file, JSON."""
-        held: dict[str, object] = {
+        content: dict[str, object] = {
             "clients": [part.tolist() for part in self.clients],
             "validation": self.validation.tolist(),
             "public": self.public.tolist(),
             "test_clients": [part.tolist() for part in self.test_clients],
         }
         if self.skew.labels is not None:
-            held["labels"] = [part.tolist() for part in self.skew.labels]
+            content["labels"] = [part.tolist() for part in self.skew.labels]
         if self.skew.turns is not None:
-            held["quarter_turns"] = self.skew.turns.tolist()
+            content["quarter_turns"] = self.skew.turns.tolist()
         if (drift := self.skew.drift) is not None:
-            held["drift"] = {key: getattr(drift, key).tolist() for key in DRIFT}
-        return json.dumps(held)
+            content["drift"] = {key: getattr(drift, key).tolist() for key in DRIFT}
+        return json.dumps(content)
 
 
 def read_indices(path: Path) -> Indices:
@@ -58,7 +58,7 @@ def read_indices(path: Path) -> Indices:
         )
         if len(clients) != len(test_clients):
             raise ValueError(f"{len(clients)} clients, but {len(test_clients)} test_clients")
-        skew = _skew(found, [len(own) for own in clients])
+        skew = _skew(found, [len(part) for part in clients])
         return Indices(
             clients, _indices(found["validation"]), _indices(found["public"]), test_clients, skew
         )
@@ -73,7 +73,7 @@ def _skew(found: dict[str, Any], sizes: list[int]) -> Skew:
     """The skew in the file. ValueError if it doesn't fit the clients."""
     labels = [_indices(part) for part in found["labels"]] if "labels" in found else None
     turns = _indices(found["quarter_turns"]) if "quarter_turns" in found else None
-    if labels is not None and [len(own) for own in labels] != sizes:
+    if labels is not None and [len(part) for part in labels] != sizes:
         raise ValueError("labels: not one for each sample of each client")
     if turns is not None and len(turns) != len(sizes):
         raise ValueError(f"{len(sizes)} clients, but {len(turns)} quarter_turns")

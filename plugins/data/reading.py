@@ -40,10 +40,10 @@ class Read:
     def __call__(self, samples: Samples, index: Tensor, step: int | Tensor) -> Tensor:
         """The samples `index` [B] as the client sees them in this step, [B, ...]."""
         noise: Noise | None = samples.noise
-        key, seen = fold(self.key, step), samples.x[index]
+        key, x = fold(self.key, step), samples.x[index]
         if self.augment:
-            seen = moved(seen, fold(key, MOVES))
-        return seen if noise is None else noisy(seen, noise.std[noise.row[index]], fold(key, NOISE))
+            x = moved(x, fold(key, MOVES))
+        return x if noise is None else noisy(x, noise.std[noise.row[index]], fold(key, NOISE))
 
 
 def moved(x: Tensor, key: Tensor) -> Tensor:

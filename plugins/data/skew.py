@@ -41,8 +41,8 @@ class Skew:
                 index = _index(
                     [
                         mine
-                        for mine, own in zip(clients, self.turns, strict=True)
-                        if own == quarters
+                        for mine, turns in zip(clients, self.turns, strict=True)
+                        if turns == quarters
                     ],
                     x,
                 )

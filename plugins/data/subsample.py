@@ -19,16 +19,16 @@ def subsample(labels: Ints, samples: int) -> Ints:
     """
     labels = np.asarray(labels)
     classes, sizes = np.unique(labels, return_counts=True)
-    n, count = (
+    whole, count = (
         len(labels),
         whole_number("samples", samples, len(classes), len(labels), ", all of the training set"),
     )
-    counts = np.maximum(rounded(count / n * sizes, count), 1)
+    counts = np.maximum(rounded(count / whole * sizes, count), 1)
     while counts.sum() > count:  # a class that rounds to none took one
         counts[counts.argmax()] -= 1
     rng = stream(0, "samples")
-    kept = [
-        rng.permutation(np.flatnonzero(labels == label))[:own]
-        for label, own in zip(classes, counts, strict=True)
+    drawn = [
+        rng.permutation(np.flatnonzero(labels == label))[:n]
+        for label, n in zip(classes, counts, strict=True)
     ]
-    return np.sort(np.concatenate(kept))
+    return np.sort(np.concatenate(drawn))

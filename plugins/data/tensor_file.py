@@ -67,12 +67,12 @@ def write(
     # sent one. The later ones are copied, and only they: the memories of hundreds of clients are
     # gigabytes.
     apart: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    memories: set[int] = set()
     for key, tensor in tensors.items():
         whole = tensor.contiguous()
         memory = whole.untyped_storage().data_ptr()
-        apart[key] = whole.clone() if memory in seen else whole
-        seen.add(memory)
+        apart[key] = whole.clone() if memory in memories else whole
+        memories.add(memory)
     # One key: safetensors writes several in any order, and the same content has to give the same
     # bytes.
     metadata = {kind: json.dumps({"head": head, "checksum": checksum})}

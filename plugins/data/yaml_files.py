@@ -58,9 +58,11 @@ def parsed(path: Path, name: str) -> object:
             raise UserError(
                 f"{name}: line {line}: the key {twice[1]!r} is there twice; keep one of them"
             ) from None
-        said = "; ".join(" ".join(part.split()) for part in (error.context, error.problem) if part)
+        problem = "; ".join(
+            " ".join(part.split()) for part in (error.context, error.problem) if part
+        )
         raise UserError(
-            f"{name}: line {line}: is not YAML ({said}); correct this line or the one before"
+            f"{name}: line {line}: is not YAML ({problem}); correct this line or the one before"
         ) from None
     except YAMLError as error:
         raise UserError(f"{name}: is not YAML ({' '.join(str(error).split())})") from None

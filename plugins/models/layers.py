@@ -151,19 +151,17 @@ class Conv(Weighted):
         return (f"{self.name}.weight", f"{self.name}.bias")[: 1 + self.bias]
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
-        own = self.of(run)
-        return F.conv2d(
-            run.images(x), own[0], own[1] if self.bias else None, self.stride, self.padding
-        )
+        weight, *bias = self.of(run)
+        return F.conv2d(run.images(x), weight, bias[0] if bias else None, self.stride, self.padding)
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
         # The weight is laid out once, for both passes.
-        seen, weight = run.images(x), run.images(run.params[self.names[0]])
+        laid_out, weight = run.images(x), run.images(run.params[self.names[0]])
 
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
-            of_x, *own = torch.ops.aten.convolution_backward(
+            of_x, *of_params = torch.ops.aten.convolution_backward(
                 grad,
-                seen,
+                laid_out,
                 weight,
                 [self.n_out],
                 [self.stride] * 2,
@@ -176,11 +174,11 @@ class Conv(Weighted):
             )
             # A gradient can have its input's layout; parameters keep theirs.
             return of_x, {
-                name: leaf.contiguous() for name, leaf in zip(self.names, own, strict=False)
+                name: leaf.contiguous() for name, leaf in zip(self.names, of_params, strict=False)
             }
 
         bias = run.params[self.names[1]] if self.bias else None
-        return F.conv2d(seen, weight, bias, self.stride, self.padding), pull
+        return F.conv2d(laid_out, weight, bias, self.stride, self.padding), pull
 
 
 @dataclass(frozen=True)
@@ -212,7 +210,7 @@ class BatchNorm(Weighted):
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
         weight, bias = self.of(run)
-        mean, var = held = [run.buffers[name] for name in self.running]
+        mean, var = running = [run.buffers[name] for name in self.running]
         if run.plain and run.mask is None and x.numel() > self.n:
             if run.train:
                 mean, var = mean.clone(), var.clone()  # the kernel overwrites them
@@ -222,7 +220,7 @@ class BatchNorm(Weighted):
             mean, var, bessel = self._moments(run, x)
             # The running statistics are data, not a path for gradients.
             moments, keep = (mean.detach(), (var * bessel).detach()), 1 - self.momentum
-            for name, old, now in zip(self.running, held, moments, strict=True):
+            for name, old, now in zip(self.running, running, moments, strict=True):
                 run.buffers[name] = keep * old + self.momentum * now
         factor = weight * torch.rsqrt(var + self.eps)
         shift = bias - mean * factor
@@ -302,15 +300,15 @@ class MaxPool(Block):
         return F.max_pool2d(run.images(x), self.size)
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
-        seen, window = run.images(x), [self.size] * 2
-        h, indices = torch.ops.aten.max_pool2d_with_indices(seen, window, window)
+        laid_out, window = run.images(x), [self.size] * 2
+        h, indices = torch.ops.aten.max_pool2d_with_indices(laid_out, window, window)
 
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
-            given = grad, seen, window, window, [0, 0], [1, 1], False, indices
+            given = grad, laid_out, window, window, [0, 0], [1, 1], False, indices
             # In the memory of its input, of which it reads the shape only. No block before it needs
             # its own output: `Order` puts a ReLU, the only block that does, behind the pool.
             return torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
-                *given, grad_input=seen
+                *given, grad_input=laid_out
             ), {}
 
         return h, pull
@@ -358,13 +356,13 @@ class Dropout(Block):
         if not run.train:
             run.dropping[self.name] = self.dims(x)
             return x
-        return x * self._kept(run, x)
+        return x * self._factors(run, x)
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
-        kept = self._kept(run, x)
-        return x * kept, lambda grad, through: (grad * kept, {})
+        factors = self._factors(run, x)
+        return x * factors, lambda grad, through: (grad * factors, {})
 
-    def _kept(self, run: Forward, x: Tensor) -> Tensor:
+    def _factors(self, run: Forward, x: Tensor) -> Tensor:
         """The factors of the input: 0 where it is dropped, 1 / (1 - p) elsewhere."""
         if run.drawn:
             return run.drawn[self.name][: len(x)]

@@ -99,6 +99,7 @@ def test_a_disk_that_takes_nothing(
     monkeypatch.setattr(os, "fsync", fail)
     for write in (
         lambda: write_whole(tmp_path / "file", "new"),
+        lambda: write_whole(tmp_path / "file", replaced),
         lambda: replace_folder(tmp_path / "folder", {"a": b"new"}),
         lambda: append(tmp_path / "grown", 3, b"new"),
     ):

@@ -52,12 +52,6 @@ def test_all_offsets_and_both_flips_come_up_equally_often() -> None:
     assert abs(chi_square - 161) < 5 * math.sqrt(2 * 161)
 
 
-def test_moved_images_hold_nothing_but_their_own_pixels() -> None:
-    x = images(20)
-    for image, seen in zip(x, moved(x, torch.tensor(9)), strict=True):
-        assert set(seen[1].flatten().tolist()) <= set(image[1].flatten().tolist())
-
-
 def reader(key: int, augment: bool = True) -> Read:
     return Read(torch.tensor(key), augment)
 

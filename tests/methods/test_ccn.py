@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import logistic_regression, mlp
 from tests.methods import by_hand as hand
+from tests.methods import test_sgdm
 
 T = 0.5
 SIZES = np.array(hand.SIZES)
@@ -62,7 +63,7 @@ def before_relu(w: hand.Tree, x: hand.Array) -> hand.Array:
 
 
 def means(
-    models: list[hand.Tree], of: Callable[[hand.Tree, hand.Array], hand.Array] = hand.hidden
+    models: Sequence[hand.Tree], of: Callable[[hand.Tree, hand.Array], hand.Array] = hand.hidden
 ) -> hand.Array:
     """z_r over all samples of client r, [3, 2]."""
     return np.stack(
@@ -182,23 +183,14 @@ def test_scaffolds_model_step_is_weighted_and_its_control_variates_are_not(engin
 def test_sgdm_averages_model_and_momentum_with_the_same_weights(engine: str) -> None:
     """Two rounds: v <- gamma v + g, w <- w - eta v; the server sends sum c_r w_r and sum c_r
     v_r."""
-    gamma = 0.7
-    ran = hand.run("sgdm+ccn", {"ccn": {"T": T}, "sgdm": {"gamma": gamma}}, engine=engine)
-    w, v = hand.W0, hand.zeros()
-    for _ in range(2):
-        local, momenta = [], []
-        for client in hand.CLIENTS:
-            w_k, v_k = w, v
-            for _ in range(2):
-                g = hand.gradient(w_k, hand.X[client], hand.Y[client])
-                v_k = hand.each(lambda v, g: gamma * v + g, v_k, g)
-                w_k = hand.each(lambda w, v: w - hand.LR * v, w_k, v_k)
-            local.append(w_k)
-            momenta.append(v_k)
+    settings = {"ccn": {"T": T}, "sgdm": {"gamma": test_sgdm.GAMMA}}
+    ran, reference = hand.run("sgdm+ccn", settings, engine=engine), test_sgdm.Reference("sgdm")
+    for _, _, batches in ran.rounds():
+        local, momenta = zip(*(reference.local(of) for of in batches), strict=True)
         c = weights(means(local))
-        w, v = hand.average(c, local), hand.average(c, momenta)
-    hand.same(ran.outcome.params, w)
-    hand.same(ran.state("sgdm")["v"], v)
+        reference.w, reference.v = hand.average(c, local), hand.average(c, momenta)
+    hand.same(ran.outcome.params, reference.w)
+    hand.same(ran.state("sgdm")["v"], reference.v)
 
 
 def test_with_fnr_z_is_that_of_the_unrefined_model(engine: str) -> None:
@@ -332,27 +324,6 @@ def recorded(method: CCN, z: torch.Tensor, n: list[int]) -> dict[str, torch.Tens
     """What a round of clients with n_k samples records."""
     base = torch.tensor(n, dtype=torch.float64) / sum(n)
     return dict(method.step(replace(server(z), base=base, weights=weighed(method, z, n))).metrics)
-
-
-def test_what_is_recorded_in_numbers() -> None:
-    """Row sums 2, 2, 1 at T = 1: Lambda = (e+1, e+1, 2e) / (2e+1); nu = (1/4, 1/4, 1/2), c ~
-    ((e+1)/4, (e+1)/4, e)."""
-    z = torch.tensor([[2.0, 0.0], [5.0, 0.0], [0.0, 3.0]])
-    c, e = weighed(CCN(T=1.0), z, [1, 1, 2]), math.e
-    total = (e + 1) / 2 + e
-    np.testing.assert_allclose(c, [(e + 1) / 4 / total, (e + 1) / 4 / total, e / total], rtol=1e-12)
-    seen = recorded(CCN(T=1.0), z, [1, 1, 2])
-    np.testing.assert_allclose(seen["S"], [[1, 1, 0], [1, 1, 0], [0, 0, 1]], atol=1e-15)
-    np.testing.assert_allclose(
-        seen["Lambda"], np.array([e + 1, e + 1, 2 * e]) / (2 * e + 1), rtol=1e-12
-    )
-    assert torch.equal(seen["weights"], c)
-    assert seen["weight_over_nu_min"].item() == pytest.approx((e + 1) / total, rel=1e-12)
-    assert seen["weight_over_nu_max"].item() == pytest.approx(2 * e / total, rel=1e-12)
-    assert seen["moved"].item() == pytest.approx(e / total - 1 / 2, rel=1e-12), (
-        "the third client takes from both"
-    )
-    assert seen["moved_most"].item() == 1 / 2
 
 
 @pytest.mark.parametrize(

@@ -11,22 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from fedml_noniid.plugins.core.component import Setting
-from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row
-from fedml_noniid.plugins.data.rotation import turned
 from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.evaluation import evaluate
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.personal import PERSONAL
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.models import build as network
 from fedml_noniid.plugins.models.networks import mlp
 from fedml_noniid.plugins.recipes import METHODS, build
 from fedml_noniid.plugins.simulate import simulate
@@ -284,40 +279,3 @@ def test_processes_and_a_checkpoint_keep_the_bits(recipe: str, tmp_path: Path) -
         assert kept.keys() == wanted.keys() and all(
             torch.equal(kept[key], leaf) for key, leaf in wanted.items()
         )
-
-
-def test_on_rotated_digits_own_models_are_better_than_the_one_model() -> None:
-    """The paper's claim for feature skew, on four angles and eight clients with labels alike.
-
-    Each client is tested on its own test images, turned as its own. FedAvg has the same data,
-    batches and weights.
-    """
-    gains = np.array([_accuracy("fedbn", seed) - _accuracy("fedavg", seed) for seed in range(4)])
-    assert gains.mean() > 2 * gains.std(ddof=1) / np.sqrt(len(gains)), gains
-
-
-def _accuracy(recipe: str, seed: int) -> float:
-    images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(seed).permutation(len(labels))
-    x = torch.tensor(images[order].reshape(-1, 1, 8, 8) / 16, dtype=torch.float32)
-    y, n = torch.tensor(labels[order]), 8
-    clients, owned = np.array_split(np.arange(1000), n), np.array_split(np.arange(1000, len(y)), n)
-    for k in range(n):
-        x[clients[k]], x[owned[k]] = turned(x[clients[k]], k % 4), turned(x[owned[k]], k % 4)
-    tests = [Samples(x[part], y[part]) for part in owned]
-    test = Samples(
-        x[1000:], y[1000:]
-    )  # every image turned as its client's: FedAvg's one model sees the same
-    net = network("mlp", (1, 8, 8), 10, {"hidden": 64, "batch_norm": True})
-    run = simulate(
-        recipe,
-        {},
-        Federation.of(Samples(x[:1000], y[:1000]), clients, test, tests=lambda: tests),
-        Plan(net, LocalTraining("sgd", 0.1, 1, 16), 10, n, seed, 10, engine="sequential"),
-    )
-    out = run.run()
-    if recipe == "fedavg":
-        assert (
-            evaluate(net, out.params, out.buffers, test).accuracy == out.rows[-1]["test_accuracy"]
-        )
-    return out.rows[-1]["test_accuracy"]

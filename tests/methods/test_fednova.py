@@ -146,23 +146,6 @@ def test_with_equal_steps_it_is_fedavg(engine: str, rho: float) -> None:
         torch.testing.assert_close(a[key], leaf, rtol=1e-12, atol=1e-14)
 
 
-def test_the_sum_of_the_coefficients_of_two_clients() -> None:
-    """1 and 9 samples in batches of 1, so 1 and 9 steps and p = 0.1, 0.9: tau_eff = 0.1 + 8.1 =
-    8.2.
-
-    The coefficients are 8.2 * 0.1 / 1 = 0.82 and 8.2 * 0.9 / 9 = 0.82, their sum is 1.64.
-    """
-    x, y = np.concatenate([hand.X, hand.X])[:10], np.concatenate([hand.Y, hand.Y])[:10]
-    of = hand.federation([np.array([0]), np.arange(1, 10)], x=x, y=y)
-    options: dict[str, Any] = {"rounds": 1, "cohort": 2, "lr": 0.05, "epochs": 1, "batch_size": 1}
-    ran = hand.run("fednova", of=of, **options)
-    outcome, (_, reply) = ran.outcome, ran.exchanges[0]
-    assert outcome.rows[0]["fednova_coefficient_sum"] == pytest.approx(1.64, rel=1e-12)
-    for key, leaf in outcome.params.items():
-        moved = sum(0.82 * delta.numpy() for delta in reply.deltas[key])
-        np.testing.assert_allclose(leaf.numpy(), hand.W0[key] + moved, rtol=1e-12)
-
-
 @pytest.mark.parametrize(("nu", "wanted"), [("direction", 7 / 6), ("weights", 1.0)])
 def test_the_sum_of_the_coefficients_is_recorded(engine: str, nu: str, wanted: float) -> None:
     """2, 4, 6 steps and p = 1/6, 2/6, 3/6: tau_eff = (2 + 8 + 18) / 6 = 14/3, sum p / a = 3 / 12; 1

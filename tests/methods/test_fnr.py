@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from fedml_noniid.plugins.core.component import Ask, Client, Reply, Server, Setting, Trace
 from fedml_noniid.plugins.core.data import Pass, Samples
@@ -16,7 +15,7 @@ from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.randomness import fold, identity
 from fedml_noniid.plugins.core.task import Task, autograd
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.engines.vectorized import functional
 from fedml_noniid.plugins.fnr.algorithm import FNR
 from fedml_noniid.plugins.fnr.authors import FNRAuthors
@@ -81,31 +80,6 @@ def refine(w: hand.Tree, batches: list[hand.Array]) -> hand.Tree:
     return hand.descend(w, batches, x=hand.PUBLIC_X, y=hand.PUBLIC_Y)
 
 
-def test_two_rounds_average_the_refined_models(engine: str) -> None:
-    """Lines 4-16: train all, refine floor(3 * 0.5) = 1, average all with |D_i|."""
-    ran = hand.run("fnr", {"fnr": REFINE}, engine=engine)
-    w = hand.W0
-    for t in range(2):
-        local = [hand.descend(w, [client] * 2) for client in hand.CLIENTS]  # lines 18-25
-        (_, reply), (ask, _) = ran.exchanges[2 * t : 2 * t + 2]
-        assert [job for job, _ in ran.jobs()[2 * t : 2 * t + 2]] == ["train", "fnr.refine"]
-
-        norms = np.stack([feature_norms(w_i) for w_i in local])  # line 26
-        np.testing.assert_allclose(reply.upload["fnr"]["F"], norms, rtol=1e-10)
-        scores = [hand.accuracy(w_i, hand.PUBLIC_X, hand.PUBLIC_Y) for w_i in local]  # line 27
-        np.testing.assert_allclose(reply.upload["fnr"]["A"], scores, rtol=1e-12)
-
-        (j,) = s_re = worst(local, 1)  # lines 10-11
-        assert list(ask.to) == s_re
-        delta = sum(norms[m] - norms[j] for m in range(3) if m not in s_re)  # line 12, algorithm 2
-        np.testing.assert_allclose(ask.each["fnr"]["delta"], delta[None], rtol=1e-9)
-
-        local[j] = refine(local[j], [PUBLIC] * 3)  # line 13
-        hand.same(refined_model(ran, 2 * t + 1), local[j])
-        w = hand.average(np.array(hand.SIZES) / 6, local)  # line 15, with the refined w_j
-    hand.same(ran.outcome.params, w)
-
-
 def test_mini_batches_of_the_public_split(engine: str) -> None:
     """Line 31: D_public in batches of 3, so 3 and 1 samples in each of the 2 epochs; all three
     clients refined."""
@@ -116,67 +90,6 @@ def test_mini_batches_of_the_public_split(engine: str) -> None:
     assert all(sorted(np.concatenate(of[:2])) == [0, 1, 2, 3] for of in batches)
     local = [refine(hand.descend(hand.W0, [hand.CLIENTS[j]] * 2), batches[j]) for j in range(3)]
     hand.same(ran.outcome.params, hand.average(np.array(hand.SIZES) / 6, local))
-
-
-def test_only_the_cohort_can_be_refined(engine: str) -> None:
-    """n is the number of clients in the round: floor(2 * 0.5) = 1 of the two that were drawn."""
-    ran = hand.run("fnr", {"fnr": REFINE}, engine=engine, cohort=2, rounds=3)
-    jobs = ran.jobs()
-    for (job, cohort), (again, to) in zip(jobs[::2], jobs[1::2], strict=True):
-        assert (job, again) == ("train", "fnr.refine")
-        assert len(to) == 1
-        assert set(to) < set(cohort)
-
-
-def of_j(fnr_reg: str, each: dict[str, Any]) -> float:
-    """J with classes (0, 0, 1, 1), so rho = (1/2, 1/2), at W0."""
-    f = feature_norms(hand.W0)
-    by_class: dict[str, Callable[[int], float]] = {
-        "published": lambda c: each["delta"][c],
-        "squared_live": lambda c: (each["mean"][c] - f[c]) ** 2,
-        "signed_live": lambda c: each["sum"][c] - each["others"] * f[c],
-        "off": lambda c: 0.0,
-    }
-    return sum(0.5 * by_class[fnr_reg](c) for c in (0, 1))
-
-
-@pytest.mark.parametrize(
-    ("fnr_reg", "each"),
-    [
-        ("published", {"delta": [3.0, -5.0]}),  # J = -1
-        ("squared_live", {"mean": [3.0, 0.25]}),
-        ("signed_live", {"sum": [3.0, -5.0], "others": 4.0}),
-        ("off", {}),
-    ],
-)
-def test_the_loss_of_the_refinement_is_cross_entropy_plus_lambda_j(
-    fnr_reg: str, each: dict[str, Any]
-) -> None:
-    """Eq. 9 and lines 34-39, lambda = 2."""
-    seen: list[float] = []
-
-    def listening(
-        loss: Callable[[Params], tuple[Tensor, Tree]], params: Params
-    ) -> tuple[Params, Tree]:
-        grads, aux = autograd(loss, params)
-        seen.append(aux["loss"].item())
-        return grads, aux
-
-    network = hand.given()
-    params, buffers = network.init(torch.Generator())
-    sent = {key: torch.tensor(value, dtype=torch.float64) for key, value in each.items()}
-    client = Client(
-        Task(network, SGD(hand.LR), grad=listening),
-        params,
-        buffers,
-        1,
-        public=D_PUBLIC,
-        each=sent,
-        keys=KEY,
-    )
-    FNRAuthors(lam=2.0, epochs=1, **PAPER | {"fnr_reg": fnr_reg}).answer(client)
-    wanted = hand.loss(hand.W0, hand.PUBLIC_X, hand.PUBLIC_Y) + 2.0 * of_j(fnr_reg, each)
-    assert seen == [pytest.approx(wanted, rel=1e-12)]
 
 
 def live(fnr_reg: str, lam: float, value: hand.Array, others: int) -> Callable[..., hand.Tree]:
@@ -620,33 +533,41 @@ def test_d_public_may_be_the_test_set(public_data: str, engine: str) -> None:
 
 
 @pytest.mark.parametrize("variant", [False, True])
-def test_what_the_server_records(engine: str, variant: bool) -> None:
-    """F, A, who was refined, and Delta of those; the accuracies' mean and smallest as columns."""
-    name = "fnr_authors" if variant else "fnr"
-    ran = (
-        by_authors(REFINE | {"p": 0.7, "fnr_reg": "off"}, engine, rounds=2)
-        if variant
-        else observed(REFINE | {"p": 0.7}, engine, rounds=2)
-    )
+@pytest.mark.parametrize(("p", "n_re"), [(0.5, 1), (0.7, 2)])
+def test_two_rounds_average_the_refined_models(
+    engine: str, p: float, n_re: int, variant: bool
+) -> None:
+    """Lines 4-16: train all, refine floor(3 p), average all with |D_i|. F, A, the refined clients
+    and their Delta are recorded."""
+    run, name = (by_authors, "fnr_authors") if variant else (observed, "fnr")
+    ran = run(REFINE | {"p": p}, engine, rounds=2)
+    assert [job for job, _ in ran.jobs()] == ["train", f"{name}.refine"] * 2
     found = ran.outcome.tensors
     w = hand.W0
     for t in range(2):
-        local = [hand.descend(w, [client] * 2) for client in hand.CLIENTS]
-        norms = np.stack([feature_norms(w_i) for w_i in local])
-        scores = [hand.accuracy(w_i, hand.PUBLIC_X, hand.PUBLIC_Y) for w_i in local]
-        s_re = worst(local, 2)
-        (best,) = set(range(3)) - set(s_re)
-        delta = np.array([norms[best] - norms[j] if j in s_re else np.zeros(2) for j in range(3)])
-        np.testing.assert_allclose(found[f"{name}/F"][t], norms, rtol=1e-10)
-        np.testing.assert_allclose(found[f"{name}/A"][t], scores, rtol=1e-12)
-        assert found[f"{name}/refined"][t].tolist() == [j in s_re for j in range(3)]
+        local = [hand.descend(w, [client] * 2) for client in hand.CLIENTS]  # lines 18-25
+        norms = np.stack([feature_norms(w_i) for w_i in local])  # line 26
+        scores = [hand.accuracy(w_i, hand.PUBLIC_X, hand.PUBLIC_Y) for w_i in local]  # line 27
+        s_re = worst(local, n_re)  # lines 10-11
+        rest = norms[[m for m in range(3) if m not in s_re]]
+        delta = np.zeros((3, 2))
+        delta[s_re] = [(rest - norms[j]).sum(0) for j in s_re]  # line 12, algorithm 2
+        (_, reply), (ask, _) = ran.exchanges[2 * t : 2 * t + 2]
+        for key, wanted in (("F", norms), ("A", scores)):
+            np.testing.assert_allclose(reply.upload[name][key], wanted, rtol=1e-10)
+            np.testing.assert_allclose(found[f"{name}/{key}"][t], wanted, rtol=1e-10)
+        assert list(ask.to) == s_re
+        np.testing.assert_allclose(ask.each[name]["delta"], delta[s_re], rtol=1e-9)
         np.testing.assert_allclose(found[f"{name}/delta"][t], delta, rtol=1e-9, atol=1e-14)
+        assert found[f"{name}/refined"][t].tolist() == [j in s_re for j in range(3)]
         row = ran.outcome.rows[t]
         assert row[f"{name}_accuracy_mean"] == pytest.approx(sum(scores) / 3, rel=1e-12)
         assert row[f"{name}_accuracy_worst"] == pytest.approx(min(scores), rel=1e-12)
         for j in s_re:
-            local[j] = refine(local[j], [PUBLIC] * 3)
-        w = hand.average(np.array(hand.SIZES) / 6, local)
+            local[j] = refine(local[j], [PUBLIC] * 3)  # line 13
+        hand.same(refined_model(ran, 2 * t + 1), local[s_re[0]])
+        w = hand.average(np.array(hand.SIZES) / 6, local)  # line 15, with the refined w_j
+    hand.same(ran.outcome.params, w)
     assert not {key for key in found if "refine." in key}, "the clients were not observed"
 
 

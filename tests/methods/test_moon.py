@@ -12,7 +12,6 @@ from fedml_noniid.plugins.baselines.moon import MOON
 from fedml_noniid.plugins.core.component import Client
 from fedml_noniid.plugins.core.data import Batch
 from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.trees import add
 from fedml_noniid.plugins.models import build
 from tests import federation
 from tests.methods import by_hand as hand
@@ -163,20 +162,13 @@ def test_both_old_models_run_in_eval_mode_with_their_own_buffers_and_without_gra
 
 
 def test_the_memory_is_the_client_s_model_with_its_buffers(engine: str) -> None:
-    simulation = federation.simulation(
-        "moon", dtype=torch.float64, batch_norm=True, engine=engine, rounds=1
-    )
-    exchanges = hand.tapped(simulation)
-    simulation.run()
-    ((ask, reply),) = exchanges
-    memory = simulation.engine.clients.memory["moon"]
-    for row, client in enumerate(reply.clients):
-        w_k = add(ask.params, {key: leaf[row] for key, leaf in reply.deltas.items()})
-        buffers = {key: leaf[row] for key, leaf in reply.buffers.items()}
-        for found, wanted in ((memory["w"], w_k), (memory["buffers"], buffers)):
-            assert found.keys() == wanted.keys()
-            for key, leaf in wanted.items():  # w_t + (w_k - w_t) is w_k up to rounding
-                torch.testing.assert_close(found[key][client], leaf, rtol=0, atol=1e-15)
+    w = hand.W0 | {"bn1.weight": np.ones(2), "bn1.bias": np.zeros(2)}
+    network = hand.given(w, {"bn1.mean": np.zeros(2), "bn1.var": np.ones(2)})
+    ran = hand.run("moon", engine=engine, network=network, rounds=1)
+    for k, w_k in enumerate(ran.local(0)):
+        hand.same(hand.row(ran.memory("moon")["w"], k), w_k)
+        buffers = hand.row(ran.exchanges[0][1].buffers, k)
+        hand.same(hand.row(ran.memory("moon")["buffers"], k), hand.arrays(buffers))
 
 
 def test_with_a_projection_head_the_contrast_is_of_its_output(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,15 @@ def resnet18() -> nn.Module:
     )
 
 
+def cnn(norm: bool) -> nn.Module:
+    def conv(n_in: int, n_out: int) -> list[nn.Module]:
+        norms = [nn.BatchNorm2d(n_out)] if norm else []
+        return [nn.Conv2d(n_in, n_out, 5, padding=2), *norms, nn.ReLU(), nn.MaxPool2d(2)]
+
+    dense = nn.Linear(64 * 4, 512), nn.ReLU(), nn.Linear(512, C)
+    return nn.Sequential(*conv(1, 32), *conv(32, 64), nn.Flatten(), *dense)
+
+
 def pfl_cnn() -> nn.Module:
     return nn.Sequential(
         *(
@@ -186,12 +196,14 @@ def images(shape: tuple[int, ...], n: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["open", "plain"])
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", [*NETWORKS, "cnn", "cnn with batch norm"])
 def test_a_network_equals_torchs_modules(kind: str, plain: bool) -> None:
     """Logits, gradient and running statistics of a batch in train mode, then the logits of another
     in eval mode."""
-    shape, reference = NETWORKS[kind]
-    network: Any = build(kind, shape, C)
+    norm = kind.endswith("norm")
+    shape, reference = NETWORKS.get(kind, ((1, 8, 8), partial(cnn, norm)))
+    options = {"batch_norm": True} if norm else {}
+    network: Any = build(kind.partition(" ")[0], shape, C, options)
     network = replace(network, plain=plain)
     params, buffers = map(doubled, network.init(torch.Generator().manual_seed(0)))
     theirs = reference().double()
@@ -371,7 +383,7 @@ def test_every_step_drops_something_else(monkeypatch: pytest.MonkeyPatch) -> Non
     """One client of three samples, two epochs: its two steps have two keys, and another round's two
     others."""
     factors: list[bytes] = []
-    kept = Dropout._kept
+    kept = Dropout._factors
 
     def watched(self: Dropout, run: Forward, x: Tensor) -> Tensor:
         found = kept(self, run, x)
@@ -379,7 +391,7 @@ def test_every_step_drops_something_else(monkeypatch: pytest.MonkeyPatch) -> Non
             factors.append(found.numpy().tobytes())
         return found
 
-    monkeypatch.setattr(Dropout, "_kept", watched)
+    monkeypatch.setattr(Dropout, "_factors", watched)
     outcome("pfl_cnn", "sequential", monkeypatch, sizes=(3,), epochs=2, rounds=2)
     assert len(factors) == len(set(factors)) == 4
 

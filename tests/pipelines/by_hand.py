@@ -3,17 +3,21 @@ test needs."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
 from fedml_noniid.pipelines.experiment import cache, check, config
+from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPER_FILES, RESULTS, Study
-from fedml_noniid.pipelines.papers.targets.spec import Target
+from fedml_noniid.pipelines.papers.targets import Built, Target, build
 
 PAPER, SIZE = "ccn", "smoke"
 PARAMS = """\
@@ -71,6 +75,11 @@ def paper(root: Path, targets: str = "{}", reported: str = "{}", params: str = P
     return root
 
 
+def folder(root: Path, study: str = "one") -> Path:
+    """The folder of a study."""
+    return root / RESULTS / PAPER / SIZE / "studies" / study
+
+
 def run(
     root: Path,
     scenario: str,
@@ -84,43 +93,63 @@ def run(
     params: Mapping[str, object] | None = None,
     tags: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
+    columns: Mapping[str, Sequence[float]] | None = None,
+    seconds: float = 0.5,
+    sha: str = "0",
 ) -> None:
     """Writes a finished run: its accuracy after each round (None: not measured), and what else it
     has."""
-    place = root / RESULTS / PAPER / SIZE / "studies" / study
-    key = f"{scenario}-{recipe}-{seed}"
-    folder = place / "runs" / key
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [
-        f"{t},{'' if value is None else value},10,20" for t, value in enumerate(accuracies, start=1)
-    ]
-    (folder / "rounds.csv").write_text(
-        "\n".join(["round,test_accuracy,bytes_up,bytes_down", *lines]) + "\n"
-    )
-    about: dict[str, object] = {
-        "scenario": scenario,
-        "recipe": recipe,
-        "composition": recipe,
-        "seed": seed,
-    }
-    settings = SETTINGS | {"train.rounds": len(accuracies)} | dict(params or {})
+    key, n = f"{scenario}-{recipe}-{seed}", len(accuracies)
+    runs = folder(root, study) / "runs" / key
+    runs.mkdir(parents=True, exist_ok=True)
+    by_column = {"round": range(1, n + 1), "test_accuracy": accuracies}
+    by_column |= {"bytes_up": [10] * n, "bytes_down": [20] * n, **(columns or {})}
+    rows = [["" if x is None else x for x in row] for row in zip(*by_column.values(), strict=True)]
+    text = "".join(",".join(map(str, row)) + "\n" for row in [list(by_column), *rows])
+    (runs / "rounds.csv").write_text(text)
     fingerprint = hashlib.sha256(f"{study} {key}".encode()).hexdigest()
-    about |= {
-        "params": settings,
-        "tags": {"fingerprint": fingerprint, **(tags or {})},
-        "notes": list(notes),
-    }
     made = cache.folder_of(root, fingerprint) / cache.MADE
     made.parent.mkdir(parents=True, exist_ok=True)
-    made.write_text(json.dumps({"seconds": [0.5] * len(accuracies)}))
-    about |= {"final": {}, "weights_sha256": "0", "rounds": len(accuracies)}
-    (folder / "run.json").write_text(json.dumps(about))
+    made.write_text(json.dumps({"seconds": [seconds] * n}))
+    about = {"scenario": scenario, "recipe": recipe, "composition": recipe, "seed": seed}
+    about |= {"params": SETTINGS | {"train.rounds": n} | dict(params or {}), "notes": list(notes)}
+    about |= {"tags": {"fingerprint": fingerprint, **(tags or {})}, "final": {}, "rounds": n}
+    (runs / "run.json").write_text(json.dumps(about | {"weights_sha256": sha}))
     if recorded is not None:
-        save_file(dict(recorded), folder / "recorded.safetensors")
+        save_file(dict(recorded), runs / "recorded.safetensors")
+    evaluation = folder(root, study) / "evaluation" / key
     if metrics is not None:
-        path = place / "evaluation" / key / "metrics.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(metrics))
+        evaluation.mkdir(parents=True, exist_ok=True)
+        (evaluation / "metrics.json").write_text(json.dumps(metrics))
+
+
+def clients(
+    root: Path, scenario: str, seed: int, counts: Sequence[Sequence[int]], study: str = "one"
+) -> None:
+    """Writes the samples of classes cat, dog and owl that each client has."""
+    place = folder(root, study) / "partitions" / f"{scenario}-{seed}"
+    place.mkdir(parents=True, exist_ok=True)
+    lines = [f"{k},{sum(of)},1.5,0.1,{','.join(map(str, of))}" for k, of in enumerate(counts)]
+    head = "client,samples,entropy,noise,cat,dog,owl"
+    (place / "clients.csv").write_text("\n".join([head, *lines]) + "\n")
+
+
+def built(
+    root: Path, kind: str, spec: Mapping[str, Any], of: str = PAPER, reported: Any = None
+) -> Built:
+    """A target of a kind of paper `of`, from the runs under `root`."""
+    target = Target("x", of, kind, "title", (), spec, reported)
+    return build(target, Measured(PAPER, SIZE, root))
+
+
+def rows(built: Built) -> list[dict[str, str]]:
+    """The lines of its CSV file."""
+    return list(csv.DictReader(io.StringIO(built.files["csv"].decode())))
+
+
+def is_picture(built: Built) -> bool:
+    """Whether it has a PNG picture that is not large."""
+    return built.files["png"].startswith(b"\x89PNG") and len(built.files["png"]) < 200_000
 
 
 def finals(
@@ -134,17 +163,6 @@ def finals(
 
 def diverged(root: Path, *keys: str, study: str = "one") -> None:
     """Items that have ended without a model."""
-    place = root / RESULTS / PAPER / SIZE / "studies" / study
+    place = folder(root, study)
     place.mkdir(parents=True, exist_ok=True)
     (place / DIVERGED).write_text(json.dumps(dict.fromkeys(keys, "round 3: not finite")))
-
-
-def assert_titles_as_reported(target: Target) -> None:
-    """Of a table: its rows and columns are those of the paper's numbers, in their order, and no
-    number is missing."""
-    assert target.reported is not None
-    assert list(target.spec["rows"]) == list(target.reported["rows"])
-    assert list(target.spec["columns"]) == target.reported["columns"]
-    assert all(
-        len(row) == len(target.reported["columns"]) for row in target.reported["rows"].values()
-    )

@@ -24,12 +24,14 @@ from fedml_noniid.cli import claims as cli
 from fedml_noniid.pipelines.experiment.config import checked
 from fedml_noniid.pipelines.experiment.tuning import Point, Trial, points
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.papers.claims import declared, page, published, trials, tuned, verbs
-from fedml_noniid.pipelines.papers.claims.quantities import parts
-from fedml_noniid.pipelines.papers.claims.spec import IMAGES, SIZES, Claims, of_paper
-from fedml_noniid.pipelines.papers.claims.verdict import Verdict
-from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPERS, SKIPPED, Study
-from fedml_noniid.pipelines.papers.studies import of_paper as of_studies
+from fedml_noniid.pipelines.papers import committed, tune, verbs
+from fedml_noniid.pipelines.papers.claims import IMAGES, SIZES, Claims, of_paper, of_papers
+from fedml_noniid.pipelines.papers.committed import Committed
+from fedml_noniid.pipelines.papers.contrasts import by_seed, evaluate
+from fedml_noniid.pipelines.papers.page import Page
+from fedml_noniid.pipelines.papers.runs import Measured
+from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPERS, RESULTS, SKIPPED
+from fedml_noniid.pipelines.papers.verdicts import Verdict
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import datasets
 from tests.pipelines import by_hand
@@ -91,18 +93,34 @@ def one(
 ) -> None:
     """A run in the folder of the study's claims."""
     by_hand.run(root, scenario, recipe, seed, accuracies, "own", **others)
-    studies = root / "papers" / "built" / by_hand.PAPER / by_hand.SIZE / "studies"
-    to = studies.parent / "claims"
-    if not to.exists():
-        to.symlink_to(studies.name)
+    if not studies(root).exists():
+        studies(root).symlink_to("studies")
 
 
 def verdicts(root: Path) -> list[Verdict]:
     """All of the paper's, at the size of by_hand."""
-    found = verbs.files(by_hand.SIZE, root)
-    return verbs.judged_all(
-        found, {of: verbs.measured_of(claims, root) for of, claims in found.items()}
-    )
+    return Page(of_papers(by_hand.SIZE, root), root, Committed()).verdicts
+
+
+def folder(root: Path) -> Path:
+    """Of the page."""
+    return root / RESULTS / "claims" / by_hand.SIZE
+
+
+def studies(root: Path) -> Path:
+    """Of the claims' runs."""
+    return root / RESULTS / by_hand.PAPER / by_hand.SIZE / "claims"
+
+
+def note(root: Path) -> None:
+    """Notes the claims as they are before their first run."""
+    claims = of_paper(by_hand.PAPER, by_hand.SIZE, root).claims
+    committed.declare(folder(root), claims.values(), {by_hand.PAPER: "abc1234"})
+
+
+def lines(root: Path, name: str) -> list[dict[str, str]]:
+    """A file beside the page."""
+    return list(csv.DictReader(io.StringIO((folder(root) / name).read_text())))
 
 
 def shown(root: Path) -> str:
@@ -184,12 +202,12 @@ def test_a_claim_over_several_methods_needs_them_all(tmp_path: Path) -> None:
     assert (
         first.word == "undecided"
         and first.weakest is not None
-        and first.weakest.part.words == "near: a less c"
+        and first.weakest.part == "near: a less c"
     )
     assert (
         second.word == "not held"
         and second.weakest is not None
-        and second.weakest.part.words == "near: c less a"
+        and second.weakest.part == "near: c less a"
     )
     own = ttest_1samp([1, -1, 1, -1, 0], 5).pvalue
     assert second.p == pytest.approx(2 * own), "the wrong side was chosen among two"
@@ -198,9 +216,10 @@ def test_a_claim_over_several_methods_needs_them_all(tmp_path: Path) -> None:
 
 def numbers(root: Path) -> list[list[float]]:
     """The first claim's parts, by seed."""
-    found = verbs.files(by_hand.SIZE, root)[by_hand.PAPER]
-    named = next(iter(found.claims.values()))
-    return [list(part.values.values()) for part in parts(named, verbs.measured_of(found, root))]
+    found = of_paper(by_hand.PAPER, by_hand.SIZE, root)
+    measured = Measured(by_hand.PAPER, by_hand.SIZE, root, found.studies)
+    claim = next(iter(found.claims.values())).claim
+    return [list(by_seed(evaluate(one, measured)).values()) for one in claim.contrasts()]
 
 
 @pytest.mark.parametrize(
@@ -291,9 +310,7 @@ def test_recorded_numbers(tmp_path: Path) -> None:
         )
     assert numbers(root) == [pytest.approx([0.4, 0.4])]
     written(root, {"statistic": "n_over_e", "scale": 1, "contrast": "level", "less": []})
-    for path in (root / "papers" / "built" / by_hand.PAPER / by_hand.SIZE).glob(
-        "studies/own/runs/*/rounds.csv"
-    ):
+    for path in studies(root).glob("own/runs/*/rounds.csv"):
         head = "round,test_accuracy,bytes_up,bytes_down,update_norm_server,update_norm_client"
         path.write_text(f"{head}\n1,0.1,1,1,1,4\n2,0.2,1,1,3,4\n")
     assert numbers(root) == [pytest.approx([0.5, 0.5])]
@@ -314,18 +331,9 @@ def test_neuron_drift_is_of_neurons_bound_to_classes_that_a_client_lacks(tmp_pat
     )
     for seed in (0, 1):
         one(root, "near", "a", seed, [0.1, 0.2], recorded=tensors)
-        folder = (
-            root
-            / "papers/built"
-            / by_hand.PAPER
-            / by_hand.SIZE
-            / "studies"
-            / "own"
-            / "partitions"
-            / f"near-{seed}"
-        )
-        folder.mkdir(parents=True)
-        (folder / "clients.csv").write_text(
+        partition = studies(root) / "own" / "partitions" / f"near-{seed}"
+        partition.mkdir(parents=True)
+        (partition / "clients.csv").write_text(
             "client,samples,entropy,noise,0,1\n0,5,0,0,5,0\n1,5,0,0,0,5\n"
         )
     assert numbers(root) == [pytest.approx([-0.25, -0.25])]
@@ -363,8 +371,7 @@ def test_a_diverged_run_leaves_a_claim_undecided(tmp_path: Path) -> None:
     root = written(tmp_path, {})
     ends(root, "near", "a", A)
     ends(root, "near", "b", B[:4])
-    folder = root / "papers" / "built" / by_hand.PAPER / by_hand.SIZE / "studies" / "own"
-    (folder / DIVERGED).write_text(json.dumps({"near-b-4": "round 3: not finite"}))
+    (studies(root) / "own" / DIVERGED).write_text(json.dumps({"near-b-4": "round 3: not finite"}))
     assert [found.word for found in verdicts(root)] == ["undecided"]
     assert "1 runs diverge: near-b-4" in shown(root)
 
@@ -373,79 +380,52 @@ def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
     root = written(tmp_path, {})
     ends(root, "near", "a", A)
     ends(root, "near", "b", B)
-    shown(root)
-    folder = root / "papers" / "built" / "claims" / by_hand.SIZE
-    (line,) = csv.DictReader(io.StringIO((folder / "claims.csv").read_text()))
+    text = shown(root)
+    (line,) = lines(root, "claims.csv")
     differences = [100 * (a - b) for a, b in zip(A, B, strict=True)]
+    half = student.ppf(0.975, 4) * stdev(differences) / math.sqrt(5)
     assert float(line["mean"]) == pytest.approx(fmean(differences))
-    assert float(line["high"]) == pytest.approx(
-        fmean(differences) + student.ppf(0.975, 4) * stdev(differences) / math.sqrt(5)
-    )
+    assert float(line["high"]) == pytest.approx(fmean(differences) + half)
     assert (line["claim"], line["seeds"], line["verdict"]) == ("c0", "5", "held")
-    values = list(csv.DictReader(io.StringIO((folder / "claims-values.csv").read_text())))
-    assert [float(one["value"]) for one in values if one["role"] == "of"] == pytest.approx(
-        [100 * a for a in A]
-    )
-    runs = {
-        run["item"]: run
-        for run in csv.DictReader(io.StringIO((folder / "claims-runs.csv").read_text()))
-    }
+    values = lines(root, "claims-values.csv")
+    of = [float(one["value"]) for one in values if one["role"] == "of"]
+    assert of == pytest.approx([100 * a for a in A])
+    runs = {run["item"]: run for run in lines(root, "claims-runs.csv")}
     assert len(runs) == 10 and {one["item"] for one in values} == set(runs)
-    assert {
-        (run["study"], run["weights_sha256"], len(run["fingerprint"])) for run in runs.values()
-    } == {("own", "0", 64)}
+    assert {(run["study"], run["weights_sha256"]) for run in runs.values()} == {("own", "0")}
     assert float(runs["near-a-1"]["accuracy"]) == pytest.approx(A[1])
-    rounds = list(
-        csv.DictReader(io.StringIO((folder / f"claims-rounds-{by_hand.PAPER}.csv").read_text()))
-    )
-    (found,) = [one for one in rounds if one["item"] == "near-b-0"]
+    rounds = {one["item"]: one for one in lines(root, f"claims-rounds-{by_hand.PAPER}.csv")}
+    found = rounds["near-b-0"]
     assert (float(found["1"]), float(found["2"])) == pytest.approx((B[0] / 2, B[0]))
-    html = (folder / "claims.html").read_text()
+    html = (folder(root) / "claims.html").read_text()
     assert "data:image/png;base64," in html
     assert html.count("<table>") == html.count('<div class="wide" tabindex="0"><table>') > 0
-    assert "- Means over the seeds: near: a 73.00, b 63.00.\n" in (folder / "claims.md").read_text()
-
-
-def test_running_one_claim_notes_all_claims_on_its_study(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its runs decide them too."""
-    root = written(tmp_path, {}, {"of": ["b"], "less": ["a"]})
-    ran: list[str] = []
-    monkeypatch.setattr(tuned, "settled", lambda place, study: study)
-    monkeypatch.setattr(
-        "fedml_noniid.pipelines.papers.study.execute", lambda place, study: ran.append(study.name)
-    )
-    verbs.claims(Workspace.of(root, {}), by_hand.SIZE, name="c1")
-    assert ran == ["own"]
-    assert set(declared.read(root / "papers" / "built" / "claims" / by_hand.SIZE)) == {"c0", "c1"}
+    assert "- Means over the seeds: near: a 73.00, b 63.00.\n" in text
 
 
 @pytest.mark.parametrize(("change", "wanted"), [({}, []), ({"holds": {"above": -5}}, ["own"])])
 def test_missing_runs_only_what_has_no_committed_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], wanted: list[str]
 ) -> None:
-    """A claim that was changed since has none."""
-    root = written(tmp_path, {})
+    """A claim that was changed since has none. All claims on a study that runs are noted."""
+    root = written(tmp_path, {}, {"of": ["b"], "less": ["a"]})
     ends(root, "near", "a", A)
     ends(root, "near", "b", B)
-    folder = root / "papers" / "built" / "claims" / by_hand.SIZE
-    claims = verbs.files(by_hand.SIZE, root)[by_hand.PAPER].claims
-    declared.declare(folder, claims.values(), {by_hand.PAPER: "abc1234"})
+    note(root)
     shown(root)
-    shutil.copytree(folder, tmp_path / "results")
-    written(root, change)
+    shutil.copytree(folder(root), tmp_path / "results")
+    (folder(root) / committed.DECLARED).unlink()
+    written(root, change, {"of": ["b"], "less": ["a"]})
     ran: list[str] = []
-    monkeypatch.setattr(
-        verbs, "published_at", lambda root, size: published.read(tmp_path / "results")
-    )
-    monkeypatch.setattr(tuned, "settled", lambda place, study: study)
+    monkeypatch.setattr(verbs, "Committed", lambda _: Committed(tmp_path / "results"))
+    monkeypatch.setattr(tune, "tuned", lambda place, study: study)
     monkeypatch.setattr(
         "fedml_noniid.pipelines.papers.study.execute", lambda place, study: ran.append(study.name)
     )
     place = Workspace.of(root, {})
-    verbs.claims(place, by_hand.SIZE, missing=True)
+    verbs.claims(place, by_hand.SIZE, missing=True, name="c0")
     assert ran == wanted
+    assert set(committed.declared(folder(root))) == ({"c0", "c1"} if wanted else set())
     verbs.claims(place, by_hand.SIZE)
     assert ran == [*wanted, "own"]
 
@@ -466,12 +446,11 @@ def test_an_experiment_on_a_cause_stands_with_its_claim_and_weakens_no_claim(
     ends(root, "near", "a", A)
     ends(root, "near", "b", B)
     (found,) = verdicts(root)
-    assert (found.word, found.tests) == ("not held", 1)
+    assert (found.word, found.n_tests) == ("not held", 1)
     text = shown(root)
     assert "Why? It is b. Tested: a less b; supported if above 0 points. Measured: +10.00 (" in text
     assert "**supported** (NOT written down before its first run, w0)" in text
-    values = (root / "papers" / "built" / "claims" / by_hand.SIZE / "claims-values.csv").read_text()
-    assert {line["claim"] for line in csv.DictReader(io.StringIO(values))} == {"c0", "w0"}
+    assert {line["claim"] for line in lines(root, "claims-values.csv")} == {"c0", "w0"}
     path.write_text(path.read_text().replace("explains: c0", "explains: c1"))
     with pytest.raises(UserError, match="w0: claim 'c1' is unknown"):
         shown(root)
@@ -483,10 +462,8 @@ def test_an_experiment_on_a_cause_stands_with_its_claim_and_weakens_no_claim(
         ({}, ["held", "held"]),
         ({"holds": {"above": -5}}, ["not run", "held"]),
         ({"tests": "other"}, ["not run", "held"]),
-        (
-            {"differs": "much", "states": "It is.", "where": "Table II"},
-            ["held", "held"],
-        ),  # words beside the test
+        # Words beside the test.
+        ({"differs": "much", "states": "It is.", "where": "Table II"}, ["held", "held"]),
     ],
 )
 def test_committed_numbers_are_judged_without_their_runs(
@@ -494,48 +471,29 @@ def test_committed_numbers_are_judged_without_their_runs(
 ) -> None:
     """As long as the claim is the one that was tested.
 
-    The other claim, whose runs are here, needs none.
+    The other claim, whose runs are here, needs none. `beside` is read back too.
     """
-    root = written(tmp_path, {}, {"of": ["b"], "less": ["c"]})
+    change = {"beside": {"bytes": "bytes_up"}} | change
+    root = written(tmp_path, {"beside": {"bytes": "bytes_up"}}, {"of": ["b"], "less": ["c"]})
     for recipe, values in (("a", A), ("b", B), ("c", [0.5, 0.5, 0.51, 0.5, 0.52])):
         ends(root, "near", recipe, values)
-    folder, to = root / "papers" / "built" / "claims" / by_hand.SIZE, tmp_path / "docs" / "results"
-    claims = verbs.files(by_hand.SIZE, root)[by_hand.PAPER].claims
-    declared.declare(folder, claims.values(), {by_hand.PAPER: "abc1234"})
-    before = shown(root)
-    to.mkdir(parents=True)
-    for path in folder.glob("claims*"):
-        (to / path.name).write_bytes(path.read_bytes())
+    note(root)
+    before, results = shown(root), tmp_path / "results"
+    shutil.copytree(folder(root), results)
     written(root, change, {"of": ["b"], "less": ["c"]})
     for seed in range(len(A)):
-        shutil.rmtree(
-            root
-            / "papers/built"
-            / by_hand.PAPER
-            / by_hand.SIZE
-            / "studies"
-            / "own"
-            / "runs"
-            / f"near-a-{seed}"
-        )
-    found = verbs.files(by_hand.SIZE, root)
-    measured = {of: verbs.measured_of(one, root) for of, one in found.items()}
-    known = published.read(to)
-    judged = verbs.judged_all(found, measured, known)
-    assert [one.word for one in judged] == words
-    assert [one.published for one in judged] == [words[0] == "held", False]
+        shutil.rmtree(studies(root) / "own" / "runs" / f"near-a-{seed}")
+    again = Page(of_papers(by_hand.SIZE, root), root, Committed(results))
+    assert [one.word for one in again.verdicts] == words
+    assert [one.is_committed for one in again.verdicts] == [words[0] == "held", False]
     if words[0] == "held":
-        again = verbs.files_of(found, root, by_hand.SIZE, known)
-        text = again["claims.md"].decode()
-        assert verbs.page.COMMITTED in text
-        assert text.replace(verbs.page.COMMITTED, "") == before or change
-        names = (
-            "claims.csv",
-            "claims-values.csv",
-            "claims-runs.csv",
-            f"claims-rounds-{by_hand.PAPER}.csv",
-        )
-        assert all(again[name] == (to / name).read_bytes() for name in names)
+        made = again.files()
+        text, remark = made["claims.md"].decode(), "; its numbers are the committed ones of"
+        assert remark in text
+        assert re.sub(f"{remark}.*?here", "", text) == before or "tests" not in change
+        rounds = f"claims-rounds-{by_hand.PAPER}.csv"
+        for name in ("claims.csv", "claims-values.csv", "claims-runs.csv", rounds):
+            assert made[name] == (results / name).read_bytes(), name
 
 
 def test_a_seed_without_a_finite_number_leaves_a_claim_undecided(tmp_path: Path) -> None:
@@ -554,21 +512,10 @@ def test_numbers_beside_a_claim_are_shown_and_decide_nothing(tmp_path: Path) -> 
     root = written(tmp_path, change)
     for seed, value in enumerate([0.5, 0.7, 0.5, 0.7, 0.6]):
         one(root, "near", "a", seed, [0.1, 0.6 + seed / 1000], metrics={"client_worst": value})
-    folder = root / "papers" / "built" / "claims" / by_hand.SIZE
     (found,) = verdicts(root)
-    assert found.word == "held" and [part.words for part in found.parts] == ["near: a"]
-    text = shown(root)
-    assert "- Beside it, not tested: near: a: its worst client, 0.60 (0.48 to 0.72).\n" in text
-    claims = verbs.files(by_hand.SIZE, root)[by_hand.PAPER].claims
-    declared.declare(folder, claims.values(), {by_hand.PAPER: "abc1234"})
-    shutil.copytree(folder, tmp_path / "results")
-    shown(root)
-    shutil.copytree(folder, tmp_path / "results", dirs_exist_ok=True)
-    again = published.read(tmp_path / "results").parts(claims["c0"])
-    assert [(part.words, part.is_tested, len(part.values)) for part in again] == [
-        ("near: a", True, 5),
-        ("near: a: its worst client", False, 5),
-    ]
+    assert found.word == "held" and [part.part for part in found.tested] == ["near: a"]
+    text = "- Beside it, not tested: near: a: its worst client, 0.60 (0.48 to 0.72).\n"
+    assert text in shown(root)
 
 
 def test_a_cause_in_other_words_keeps_its_numbers_and_says_so(tmp_path: Path) -> None:
@@ -585,20 +532,18 @@ def test_a_cause_in_other_words_keeps_its_numbers_and_says_so(tmp_path: Path) ->
             YAML(typ="safe", pure=True).dump(
                 {"why": {"w0": why | {"explains": "c0", "cause": cause}}}, file
             )
-        found.append(verbs.files(by_hand.SIZE, root)[by_hand.PAPER].whys["w0"])
+        found.append(of_papers(by_hand.SIZE, root)[by_hand.PAPER].whys["w0"])
     assert found[0].test == found[1].test and found[0].sha256 != found[1].sha256
 
 
 def test_a_claim_that_is_changed_after_its_first_run_says_so(tmp_path: Path) -> None:
     root = written(tmp_path, {})
-    folder = root / "papers" / "built" / "claims" / by_hand.SIZE
     assert "Test: no run yet." in shown(root)
-    claims = verbs.files(by_hand.SIZE, root)[by_hand.PAPER].claims
-    declared.declare(folder, claims.values(), {by_hand.PAPER: "abc1234"})
+    note(root)
     assert "written down before its first run (abc1234)" in shown(root)
     written(root, {"holds": {"above": -5}})
-    changed = verbs.files(by_hand.SIZE, root)[by_hand.PAPER].claims
-    declared.declare(folder, changed.values(), {by_hand.PAPER: "def5678"})
+    changed = of_papers(by_hand.SIZE, root)[by_hand.PAPER].claims
+    committed.declare(folder(root), changed.values(), {by_hand.PAPER: "def5678"})
     assert "CHANGED after its first run (first written at abc1234)" in shown(root)
 
 
@@ -662,14 +607,6 @@ def test_an_unknown_statistic_is_one_line(tmp_path: Path) -> None:
         verdicts(root)
 
 
-def test_one_claim_can_be_chosen(tmp_path: Path) -> None:
-    found = verbs.files(by_hand.SIZE, written(tmp_path, {}, {}))
-    assert list(verbs.chosen(found, None, None)) == ["c0", "c1"]
-    assert list(verbs.chosen(found, by_hand.PAPER, "c1")) == ["c1"]
-    with pytest.raises(UserError, match=r"claim 'c11' is unknown \(did you mean 'c1'\?\)"):
-        verbs.chosen(found, None, "c11")
-
-
 def test_hours_are_images_by_speed(tmp_path: Path) -> None:
     """1,437 images, 2 rounds of 1 epoch, 5 seeds, 2 methods, 100 images a second."""
     found = of_paper(by_hand.PAPER, by_hand.SIZE, written(tmp_path, {}))
@@ -690,74 +627,7 @@ def test_a_study_runs_only_what_a_claim_reads(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def ours() -> dict[str, dict[str, Claims]]:
     """Size -> paper -> the repository's claims."""
-    return {size: verbs.files(size, ROOT) for size in SIZES}
-
-
-def test_the_five_papers_have_their_claims(ours: dict[str, dict[str, Claims]]) -> None:
-    """30 or more in all, and an ID belongs to one paper."""
-    assert list(ours["small"]) == list(PAPERS)
-    assert sum(len(claims.claims) for claims in ours["small"].values()) >= 30
-    assert min(len(claims.claims) for claims in ours["small"].values()) >= 5
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("paper", PAPERS)
-def test_every_study_is_a_sound_experiment(
-    tmp_path: Path, ours: dict[str, dict[str, Claims]], paper: str, size: str
-) -> None:
-    """Its settings pass every check that comes before the data."""
-    for study in ours[size][paper].studies.values():
-        settings = by_hand.sound(study, tmp_path)
-        assert settings.data.name == (
-            "digits" if size == "smoke" else study.content["data"]["name"]
-        )
-
-
-SHARED = {  # paper -> recipes of its small studies
-    "fnr": {
-        "single-resnet": ["fedavg", "fnr", "fedprox", "scaffold", "fednova"],
-        "composed": ["fedprox+fnr"],
-    },
-    "fednnnn": {
-        "mnist-noniid-b": ["fedavg", "fednnnn"],
-        "mnist-noniid-ub": ["fedavg"],
-        "cifar-noniid-b": ["momentum"],
-    },
-    "ccn": {"cifar10-adam": ["fedavg", "fedbabu+ccn"], "cifar10-sgd": ["scaffold", "sgdm+ccn"]},
-    "fednlr": {
-        "cifar10": ["fedavg", "fednlr"],
-        "cifar10-dyn": ["feddyn"],
-        "ratios": ["width-1"],
-        "lr-001": ["fedavg"],
-    },
-    "rfedavg": {
-        "mnist-device": ["fedavg"],
-        "mnist-device-fedprox": ["fedprox"],
-        "cifar-silo": ["rfedavg_plus"],
-    },
-}
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_tables_of_size_small_are_made_of_the_claims_runs(
-    tmp_path: Path, ours: dict[str, dict[str, Claims]], paper: str
-) -> None:
-    """Runs with the same settings are trained once."""
-
-    def items(study: Study) -> dict[str, list[dict[str, object]]]:
-        settings = by_hand.sound(study, tmp_path)
-        found: dict[str, list[dict[str, object]]] = {}
-        for unit in settings.units():
-            found.setdefault(unit.recipe, []).append(settings.params(unit))
-        return found
-
-    studies = ours["small"][paper].studies.values()
-    claimed = [item for study in studies for several in items(study).values() for item in several]
-    for name, recipes in SHARED[paper].items():
-        own = items(of_studies(paper, "small", ROOT)[name])
-        assert [item for recipe in recipes for item in own[recipe] if item not in claimed] == [], (
-            name
-        )
+    return {size: of_papers(size, ROOT) for size in SIZES}
 
 
 def test_the_page_counts_tests_and_statements(ours: dict[str, dict[str, Claims]]) -> None:
@@ -774,7 +644,7 @@ def test_the_committed_page_is_made_of_the_committed_numbers(
     """All files but pictures, to the byte; but for the claims files' commits, which git knows."""
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     results = ROOT / "docs" / "results"
-    made = verbs.files_of(ours["small"], tmp_path, "small", published.read(results))
+    made = Page(ours["small"], tmp_path, Committed(results)).files()
     for name, content in made.items():
         if (results / name).is_file() and not name.endswith(".png"):
             texts = (content.decode(), (results / name).read_text())
@@ -792,14 +662,13 @@ def test_a_statement_is_escaped(tmp_path: Path) -> None:
     assert r"The paper states: a \*b\* c\_d. (Table I)" in shown(
         written(tmp_path, {"states": "a *b* c_d."})
     )
-    assert page.ABOUT["smoke"] in shown(tmp_path)
+    assert "**Size smoke proves nothing.**" in shown(tmp_path)
 
 
 def test_missing_data_are_named(tmp_path: Path) -> None:
     root = written(tmp_path, {})
-    folder = root / "papers" / "built" / by_hand.PAPER / by_hand.SIZE / "claims" / "own"
-    folder.mkdir(parents=True)
-    (folder / SKIPPED).write_text("data/raw/MNIST is missing\n")
+    (studies(root) / "own").mkdir(parents=True)
+    (studies(root) / "own" / SKIPPED).write_text("data/raw/MNIST is missing\n")
     assert "Its data are not there (data/raw/MNIST is missing)." in shown(root)
 
 
@@ -818,15 +687,16 @@ def test_write_copies_the_page_and_its_numbers(
         "claims.json",
         "claims.md",
     ]
-    assert page.ABOUT["small"] in (results / "claims.md").read_text()
+    assert "it does not refute a paper at its own scale" in (results / "claims.md").read_text()
 
 
 def test_a_tuned_study_runs_with_the_best_trial_of_each_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """b's second trial is the best; a's first diverged. The study keeps what no trial changes."""
-    study = verbs.files(by_hand.SIZE, ROOT)["fednnnn"].studies["claims-mnist-tuned"]
-    trials_ = {
+    claims = of_paper("fednnnn", by_hand.SIZE, ROOT)
+    study = claims.studies["claims-mnist-tuned"]
+    trials = {
         "fedavg": [
             _trial("fedavg", {"train": {"lr": 0.5}}),
             _trial("fedavg", {"train": {"lr": 0.1}}, 0.3),
@@ -836,43 +706,30 @@ def test_a_tuned_study_runs_with_the_best_trial_of_each_method(
             _trial("fednnnn", {"train": {"lr": 0.1}, "fednnnn": {"beta": 0.5}}, 0.6),
         ],
     }
-    monkeypatch.setattr(tuned, "prepared", lambda place, data: None)
+    monkeypatch.setattr(tune.study, "prepared", lambda place, data: None)
     monkeypatch.setattr(
-        tuned, "tried", lambda place, settings, scenarios, title: {scenarios[0]: trials_}
+        tune, "tried", lambda place, settings, scenarios, title: {scenarios[0]: trials}
     )
-    found = tuned.settled(Workspace.of(tmp_path, {}), study)
+    found = tune.tuned(Workspace.of(tmp_path, {}), study)
     assert found.content["recipes"]["fedavg"] == {"train": {"lr": 0.1}}
     assert found.content["recipes"]["fednnnn"] == {
         "fednnnn": {"beta": 0.5, "gamma": 0.8},
         "train": {"lr": 0.1},
     }
-    assert (
-        "tune" not in found.content and found.items == study.items and found.folder == study.folder
-    )
-    said = trials.read(tmp_path, study)
-    assert trials.lines("p", "s", said)[:2] == [
-        ["p", "s", "fedavg", "lr 0.1", "100", 0.3, "yes"],
-        ["p", "s", "fedavg", "lr 0.5", "100", None, ""],
+    assert "tune" not in found.content and found.items == study.items
+    page = Page({"fednnnn": claims}, tmp_path, Committed())
+    said = "2 trials for each method: fedavg lr 0.1; fednnnn lr 0.1, fednnnn.beta 0.5. "
+    assert said in page.what_ran["fednnnn claims-mnist-tuned"]
+    files = page.files()
+    table = files["claims-trials.csv"].decode().splitlines()
+    assert table[1:3] == [
+        "fednnnn,claims-mnist-tuned,fedavg,lr 0.1,100,0.3,yes",
+        "fednnnn,claims-mnist-tuned,fedavg,lr 0.5,100,,",
     ]
-    assert (
-        "2 trials for each method: fedavg lr 0.1; fednnnn lr 0.1, fednnnn.beta 0.5"
-        in trials.words(said)
-    )
-    assert [
-        line.split(" | ")[2:]
-        for line in trials.section(trials.lines("p", "s", said)).splitlines()[-2:]
-    ] == [
-        ["fedavg", "lr 0.1", "2", "the smallest |"],
-        ["fednnnn", "lr 0.1, fednnnn.beta 0.5", "2", "the smallest |"],
-    ]
-    within = [
-        ["p", "s", "a", f"lr {rate:g}", "1", 0.5, yes]
-        for rate, yes in ((1e-3, ""), (0.1, "yes"), (1, ""))
-    ]
-    assert trials.section(within).endswith("| within |") and trials.section([]) == ""
-    trials_["fedavg"].pop()
+    assert "| fedavg | lr 0.1 | 2 | the smallest |" in files["claims.md"].decode()
+    trials["fedavg"].pop()
     with pytest.raises(UserError, match="all trials of fedavg diverged"):
-        tuned.settled(Workspace.of(tmp_path, {}), study)
+        tune.tuned(Workspace.of(tmp_path, {}), study)
 
 
 def _trial(recipe: str, values: dict[str, dict[str, Any]], *accuracies: float) -> Trial:

@@ -18,7 +18,6 @@ from fedml_noniid.pipelines.experiment import cache, config, results
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import studies, study
-from fedml_noniid.pipelines.papers.targets.spec import of_targets
 from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.pipelines.stages import train
 from fedml_noniid.pipelines.tracking.store import Store
@@ -119,27 +118,6 @@ def test_like_takes_over_settings_and_sizes_but_for_whole_lists(tmp_path: Path) 
     assert smoke["seeds"] == [7] and smoke["train"]["rounds"] == 2
     assert smoke["train"]["model_options"] == {"hidden": 2} and smoke["train"]["lr"] == 0.2
     assert smoke["scenarios"]["even"]["clients"] == 2
-
-
-def test_a_size_s_null_holds_for_what_is_like_it(tmp_path: Path) -> None:
-    """`size: null` is the first study's, `normalise: null` the second's own, which the first's
-    smoke does not name."""
-    content = at(tmp_path, "smoke")["second"].content
-    assert content["data"] == {"name": "digits", "validation": 0.1, "public": 5}
-    assert "momentum" not in content["train"]
-    assert at(tmp_path, "paper")["second"].content["data"]["size"] == [16, 16]
-
-
-def test_every_study_is_a_whole_experiment(tmp_path: Path) -> None:
-    """Its params.yaml is read by the pipeline, and raw data are looked for in the repository."""
-    for size in studies.SIZES:
-        for one in at(tmp_path, size).values():
-            folder = tmp_path / one.folder
-            folder.mkdir(parents=True)
-            (folder / "params.yaml").write_text(one.yaml(tmp_path))
-            settings = config.load(folder)
-            assert (folder / settings.data.root).resolve() == tmp_path / "data" / "raw"
-            assert settings.machine.checkpoint_every == 1
 
 
 @pytest.mark.parametrize("paper", studies.PAPERS)
@@ -296,11 +274,11 @@ def test_what_is_settled_of_a_paper(place: Workspace) -> None:
 """
     )
     of = at(place.root, "paper", text).values()
-    assert [one.n_items for one in of] == [4, 2, 0]
-    assert study.settled(place.root, of) == (0, 6)
+    assert [len(one.items) for one in of] == [4, 2, 0]
+    assert study.progress(place.root, of) == (0, 6)
     execute(place, text, name="single")
     execute(place, text, name="never")
-    assert study.settled(place.root, of) == (2, 6)
+    assert study.progress(place.root, of) == (2, 6)
 
 
 def test_a_second_time_nothing_is_trained_and_the_results_are_the_same(
@@ -404,12 +382,6 @@ def test_what_a_study_no_longer_has_goes_from_its_folder(
     assert [path.name for path in (folder / "partitions").iterdir()] == ["even-1"]
 
 
-def test_two_sizes_with_the_same_settings_train_once(place: Workspace, trained: Trained) -> None:
-    execute(place)
-    execute(place, size="small")
-    assert trained == KEYS and found(place, "small") == found(place)
-
-
 def test_divergence_is_an_outcome_that_is_kept(place: Workspace, trained: Trained) -> None:
     """The pull to the old weights is so strong that it overshoots to infinity; the study's other
     items have models."""
@@ -491,12 +463,6 @@ def test_a_target_and_its_paper_by_the_command_line(
     whole = place.root / "papers" / "built" / "ccn" / "smoke"
     assert (whole / "report" / "ccn-tab9.md").read_text() == (single / "ccn-tab9.md").read_text()
     assert json.loads((whole / "metrics.json").read_text())["whole"] == 1
-
-
-def test_every_target_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["papers", "list", "--root", str(ROOT)]) == 0
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert listed == [name for paper in studies.PAPERS for name in of_targets(paper, ROOT)]
 
 
 @pytest.mark.parametrize(

@@ -4,29 +4,25 @@ here."""
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import report as stage
 from fedml_noniid.pipelines.papers import studies
-from fedml_noniid.pipelines.papers.targets.build import build
-from fedml_noniid.pipelines.papers.targets.measured import Measured, number, series
-from fedml_noniid.pipelines.papers.targets.spec import Built, address, of_targets, paper_of
-from fedml_noniid.pipelines.papers.targets.words import confirmed
+from fedml_noniid.pipelines.papers.contrasts import statistic
+from fedml_noniid.pipelines.papers.runs import Measured, series
+from fedml_noniid.pipelines.papers.targets import Built, address, build, of_targets, paper_of
+from fedml_noniid.pipelines.papers.words import confirmed
 from fedml_noniid.pipelines.reporting import text
 from fedml_noniid.pipelines.reporting.summary import Spread
 from fedml_noniid.plugins.core.errors import UserError
-from papers import curves, pictures
 from tests.pipelines import by_hand
-from tests.pipelines.by_hand import diverged, finals, paper, run
+from tests.pipelines.by_hand import diverged, finals, paper, rows, run
 
 PNG = b"\x89PNG\r\n"
 TABLE = """\
@@ -62,11 +58,6 @@ def made(root: Path, name: str = "t") -> Built:
     return build(of_targets(by_hand.PAPER, root)[name], Measured(by_hand.PAPER, by_hand.SIZE, root))
 
 
-def lines(built: Built) -> list[dict[str, str]]:
-    """Its CSV."""
-    return list(csv.DictReader(io.StringIO(built.files["csv"].decode())))
-
-
 def test_a_cell_has_mean_and_sample_deviation_and_what_the_paper_reports(tmp_path: Path) -> None:
     """70, 72, 74: mean 72, deviation sqrt((4 + 0 + 4) / 2) = 2."""
     finals(paper(tmp_path, TABLE, REPORTED), "near", {"a": [0.70, 0.72, 0.74], "b": [0.5]})
@@ -75,14 +66,14 @@ def test_a_cell_has_mean_and_sample_deviation_and_what_the_paper_reports(tmp_pat
     assert built.table[0] == ["", "Near", "Far"]
     assert built.table[1] == ["A", "72.00 ± 2.00 (90.5)", "50.00 ± 35.36 (80)"]
     assert built.table[2] == ["B", "50.00 (80)", "12.35"]
-    first, second = lines(built)[:2]
+    first, second = rows(built)[:2]
     assert float(first["measured"]) == pytest.approx(72) and float(
         first["measured_std"]
     ) == pytest.approx(2)
     assert (first["seeds"], first["reported"], first["reported_spread"]) == ("3", "90.5", "")
     assert float(first["difference"]) == pytest.approx(72 - 90.5)
     assert (second["seeds"], second["reported"], second["reported_spread"]) == ("2", "80.0", "0.5")
-    assert lines(built)[3]["difference"] == "", "the paper reports nothing there"
+    assert rows(built)[3]["difference"] == "", "the paper reports nothing there"
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
@@ -124,8 +115,8 @@ def test_one_diverged_seed_hides_neither_the_others_nor_itself(tmp_path: Path) -
     diverged(tmp_path, "near-b-2")
     built = made(tmp_path)
     assert built.table[2][1] == "91.00 ± 1.41; 1 of 3 seeds diverges (80)"
-    assert [row["diverged"] for row in lines(built)[::2]] == ["0", "1", "0", "0"]
-    b = lines(built)[2]
+    assert [row["diverged"] for row in rows(built)[::2]] == ["0", "1", "0", "0"]
+    b = rows(built)[2]
     assert (float(b["measured"]), b["seeds"], b["diverged"]) == (pytest.approx(91), "2", "1")
     assert built.words[0].endswith(
         "ranked last, as a seed diverges or all do: B; A less the best other (C) is +10.00 on "
@@ -169,12 +160,6 @@ def test_what_diverges_is_last_in_kendalls_tau(
     )
 
 
-def test_a_claimed_method_that_diverges_is_not_put_beside_the_others(tmp_path: Path) -> None:
-    finals(paper(tmp_path, TABLE, REPORTED), "near", {"a": [0.9], "b": [0.5]})
-    diverged(tmp_path, "near-a-1")
-    assert made(tmp_path).words == ("Near: ranked last, as a seed diverges or all do: A.",)
-
-
 def test_there_is_no_gain_where_a_seed_of_either_diverges(tmp_path: Path) -> None:
     """C in Far against Near, whose seed 1 diverged: the gain on seed 0 is not that of C."""
     finals(paper(tmp_path, GAINS, REPORTED), "near", {"a": [0.5], "b": [0.6], "c": [0.4]})
@@ -182,7 +167,7 @@ def test_there_is_no_gain_where_a_seed_of_either_diverges(tmp_path: Path) -> Non
     diverged(tmp_path, "near-c-1")
     built = made(tmp_path)
     assert built.table[3][1:] == ["40.00; 1 of 2 seeds diverges (70)", "70.00 ± 0.00 (60)"]
-    assert lines(built)[5]["gain"] == "" and len(built.words) == 2
+    assert rows(built)[5]["gain"] == "" and len(built.words) == 2
 
 
 LEAK = {"leak": "training has seen all 5 test samples"}
@@ -210,7 +195,7 @@ def test_a_leak_is_marked_and_not_ranked(tmp_path: Path) -> None:
         "70.00 (70)",
         "60.00 (60)",
     ]
-    assert [row["leak"] for row in lines(built)[:6:2]] == ["", LEAK["leak"], ""]
+    assert [row["leak"] for row in rows(built)[:6:2]] == ["", LEAK["leak"], ""]
     assert (
         "the order of 3 methods" in built.words[0]
         and "A less the best other (C) is +20.00 on" in built.words[0]
@@ -233,7 +218,7 @@ def test_notes_on_the_data_stand_by_the_cells_that_they_are_about(tmp_path: Path
     built = made(tmp_path)
     assert built.table[1][1:] == ["50.00 [1] (90.5)", "50.00 ± 0.00 [1] [2] (80)"]
     assert built.table[2][2] == "50.00"
-    assert [row["notes"] for row in lines(built)[:2]] == [
+    assert [row["notes"] for row in rows(built)[:2]] == [
         f"500 users; {DRAWN}",
         f"500 users; 500 users; {DRAWN}",
     ]
@@ -272,7 +257,7 @@ def test_no_sentence_on_a_figure_compares_a_line_of_which_a_seed_diverged(tmp_pa
     diverged(tmp_path, "near-b-1", "near-c-0")
     built = made(tmp_path, "f")
     assert built.words == () and built.missing == ("Right, A", "Right, B", "Right, C")
-    marks = {(row["line"], row["mark"]) for row in lines(built)}
+    marks = {(row["line"], row["mark"]) for row in rows(built)}
     assert marks == {("A", ""), ("B", "1 of 2 seeds diverges")}
 
 
@@ -345,13 +330,6 @@ def test_runs_at_unequal_settings_are_told_apart(tmp_path: Path) -> None:
         assert part in text
 
 
-def test_what_was_run_where_nothing_was(tmp_path: Path) -> None:
-    paper(tmp_path, TABLE, REPORTED)
-    assert ran(tmp_path) == "none of 24 planned runs has ended with a model."
-    paper(tmp_path, TABLE, REPORTED, by_hand.PARAMS.replace("[near, far]", "[]"))
-    assert ran(tmp_path) == "not run at size smoke."
-
-
 @pytest.mark.parametrize(
     ("ours", "tau"),
     [
@@ -385,24 +363,6 @@ def test_kendalls_tau_needs_three_methods_that_both_have_and_an_order(tmp_path: 
     built = made(tmp_path)
     assert built.taus == ()
     assert [sentence for sentence in built.words if "Kendall" in sentence] == []
-
-
-def test_methods_in_columns(tmp_path: Path) -> None:
-    targets = """\
-t:
-  kind: table
-  title: A table
-  protocol: []
-  methods: columns
-  columns: {A: {study: one, recipe: a}, B: {study: one, recipe: b}, C: {study: one, recipe: c}}
-  rows: {Near: {scenario: near}, Far: {scenario: far}}
-"""
-    reported = "t: {columns: [A, B, C], rows: {Near: [1, 2, 3], Far: [3, 2, 1]}}"
-    for scenario in ("near", "far"):
-        finals(paper(tmp_path, targets, reported), scenario, {"a": [0.1], "b": [0.2], "c": [0.3]})
-    built = made(tmp_path)
-    assert built.taus == (1.0, -1.0)
-    assert built.table[1] == ["Near", "0.10 (1)", "0.20 (2)", "0.30 (3)"]
 
 
 @pytest.mark.parametrize(
@@ -481,12 +441,12 @@ def test_gains_are_differences_seed_by_seed(tmp_path: Path) -> None:
     finals(paper(tmp_path, GAINS, REPORTED), "near", {"a": [0.5, 0.7], "b": [0.51, 0.73, 0.9]})
     built = made(tmp_path)
     assert built.table[2][1] == "71.33 ± 19.55 (80)\ngain +2.00 ± 1.41 (-10.50)"
-    b = lines(built)[2]
+    b = rows(built)[2]
     assert float(b["gain"]) == pytest.approx(2) and float(b["gain_std"]) == pytest.approx(
         math.sqrt(2)
     )
     assert float(b["gain_reported"]) == pytest.approx(80 - 90.5)
-    assert [lines(built)[0][key] for key in ("gain", "gain_std", "gain_reported")] == ["", "", ""]
+    assert [rows(built)[0][key] for key in ("gain", "gain_std", "gain_reported")] == ["", "", ""]
     assert built.words[0] == (
         "B against A: the mean gain of 1 methods is +2.00 (in the paper -10.50); paired t tests "
         "over seeds, with "
@@ -556,28 +516,23 @@ def test_an_address_from_its_parts() -> None:
 def test_statistics_of_a_run(tmp_path: Path) -> None:
     metrics = {"loss": 0.25, "traffic": math.inf, "name": "x"}
     run(paper(tmp_path), "near", "a", 0, [0.1, 0.8, None, 0.6, 0.4], metrics=metrics)
-    (one,) = Measured("ccn", "smoke", tmp_path).runs(
-        {"study": "one", "scenario": "near", "recipe": "a"}
-    )
-    for statistic, value in (
-        ("final", 0.4),
-        ("best", 0.8),
-        ("last2", 0.5),
-        ("last3", 0.6),
-        ("loss", 0.25),
-    ):
-        assert number(one, statistic) == pytest.approx(value), statistic
-    assert number(one, "traffic") is None and number(one, "unknown") is None
+    measured = Measured("ccn", "smoke", tmp_path)
+    (one,) = measured.group({"study": "one", "scenario": "near", "recipe": "a"}).runs
+    wanted = {"final": 0.4, "best": 0.8, "last2": 0.5, "last3": 0.6, "loss": 0.25}
+    wanted |= {"seconds": 2.5, "seconds_per_round": 0.5, "bytes_up": 10}
+    for name, value in wanted.items():
+        assert statistic(name, one, measured, "one") == pytest.approx(value), name
+    for name in ("traffic", "unknown"):
+        assert statistic(name, one, measured, "one") is None
     with pytest.raises(UserError, match="statistic 'name' is no number"):
-        number(one, "name")
+        statistic("name", one, measured, "one")
 
 
 def test_a_series_has_the_rounds_that_all_seeds_measured(tmp_path: Path) -> None:
     run(paper(tmp_path), "near", "a", 0, [0.1, None, 0.3, 0.4])
     run(tmp_path, "near", "a", 1, [0.5, 0.6, 0.7])
-    runs = Measured("ccn", "smoke", tmp_path).runs(
-        {"study": "one", "scenario": "near", "recipe": "a"}
-    )
+    at = {"study": "one", "scenario": "near", "recipe": "a"}
+    runs = Measured("ccn", "smoke", tmp_path).group(at).runs
     rounds, values = series(runs, "test_accuracy")
     assert rounds == [1, 3] and values.tolist() == [[0.1, 0.3], [0.5, 0.7]]
     assert series([], "test_accuracy")[0] == []
@@ -604,7 +559,7 @@ def test_curves(tmp_path: Path) -> None:
     assert built.words == ("Left: at the end B is highest (90.00), A lowest (60.00).",)
     found = [
         (row["panel"], row["line"], row["round"], row["seed_index"], float(row["value"]))
-        for row in lines(built)
+        for row in rows(built)
     ]
     assert ("Left", "A", "2", "1", 70.0) in found and len(found) == 6
 
@@ -614,47 +569,6 @@ def test_curves_without_any_run(tmp_path: Path) -> None:
     assert built.files == {} and len(built.missing) == 6
     later = CURVES.replace("near", "later").replace("far", "later")
     assert made(paper(tmp_path, later), "f").missing == ("not run at this size",)
-
-
-def test_dashed_lines_have_the_colour_of_the_others() -> None:
-    names = ["A", "A'", "B", "B'"]
-    looks = curves._looks({"baseline": "none", "dashed": {"A": "A'", "B": "B'"}}, names)
-    assert (
-        looks["A"]["color"] == looks["A'"]["color"] != looks["B"]["color"] == looks["B'"]["color"]
-    )
-    assert (
-        looks["A'"]["linestyle"] == looks["B'"]["linestyle"] == "solid" != looks["A"]["linestyle"]
-    )
-    plain = curves._looks({"baseline": "B"}, names)
-    assert (
-        plain["B"]["color"] == "#000000"
-        and len({str(look["color"]) for look in plain.values()}) == 4
-    )
-
-
-@pytest.mark.parametrize(
-    ("n", "letters", "together", "across"),
-    # One panel is 4.2 inches, two are 8.4; a column of 20 letters is 0.75 + 1.6 = 2.35 inches, one
-    # of 5 is 1.15.
-    [
-        (12, 20, 1, 3),
-        (12, 20, 2, 3),
-        (9, 20, 3, 3),
-        (8, 5, 1, 6),
-        (4, 5, 1, 4),
-        (8, 5, 2, 4),
-        (7, 5, 2, 6),
-        (3, 90, 1, 1),
-    ],
-)
-def test_a_legend_is_no_wider_than_the_figure(
-    n: int, letters: int, together: int, across: int
-) -> None:
-    figure, (axes, _) = pictures.panels(["", ""])
-    for _ in range(n):
-        axes.plot([0], [0], label="x" * letters)
-    pictures.legend(figure, axes, together)
-    assert figure.legends[0]._ncols == across
 
 
 SETTINGS = """\
@@ -676,7 +590,7 @@ def test_settings(tmp_path: Path) -> None:
     assert built.table[1] == ["Ours", "0.1", "2 (200)", "2 (-)"]
     assert built.table[2] == ["Given", "-", "-", "-"]
     assert built.words == ("5 of 6 settings are the paper's; not: Ours, Rounds.",)
-    assert lines(built)[1] == {"row": "Ours", "column": "Rounds", "ours": "2", "reported": "200"}
+    assert rows(built)[1] == {"row": "Ours", "column": "Rounds", "ours": "2", "reported": "200"}
 
 
 def test_a_setting_that_does_not_exist(tmp_path: Path) -> None:
@@ -716,7 +630,7 @@ def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     paper(tmp_path, "x: {kind: tabel, title: T, protocol: []}")
     with pytest.raises(
         UserError,
-        match="x: kind 'tabel' is unknown; allowed: table, settings, curves, functions of",
+        match="x: kind 'tabel' is unknown; allowed: table, curves, settings, functions of",
     ):
         made(tmp_path, "x")
 
@@ -752,22 +666,6 @@ def test_the_paper_stage_writes_a_report_and_its_numbers(
     html = (place / "report" / "report.html").read_text()
     assert "90.00 (90.5)" in html and "how it is done" in html and "data:image/png;base64," in html
     assert "Not there yet: B, Far." in (place / "report" / "t.md").read_text()
-
-
-def test_numbers_of_a_report_without_rankings() -> None:
-    whole, part = Built((), {}, ()), Built((), {}, (), ("something",))
-    assert stage.numbers({"a": whole, "b": part, "c": whole}) == {
-        "targets": 3,
-        "whole": 2,
-        "rankings": 0,
-    }
-
-
-@pytest.mark.parametrize("n", [1, 8, 11])
-def test_a_long_list_of_what_is_missing_is_cut(n: int) -> None:
-    names: Sequence[Any] = [f"cell {i}" for i in range(n)]
-    text = stage._some(names)
-    assert text.count("cell") == min(n, 8) and ("and 3 more" in text) == (n == 11)
 
 
 def test_a_cell_of_two_lines_is_one_row_of_markdown() -> None:

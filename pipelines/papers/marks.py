@@ -1,4 +1,4 @@
-"""Facts that a reader must know before comparing runs: leaks, notes on the data, diverged seeds.
+"""Marks what a reader must know before comparing runs: leaks, notes on the data, diverged seeds.
 
 All facts come from the runs' own files (run.json, diverged.json), so they hold for the runs as they
 were made.
@@ -12,11 +12,17 @@ from typing import NamedTuple
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.plugins.data.dataset import LEAK
 
-Place = tuple[str, str, str]  # study, scenario, recipe
+
+class Address(NamedTuple):
+    """Where runs of several seeds lie."""
+
+    study: str
+    scenario: str
+    recipe: str
 
 
 class Group(NamedTuple):
-    """The runs of one place, one per seed."""
+    """The runs of one address, one per seed."""
 
     runs: tuple[ItemResult, ...]
     diverged: tuple[int, ...]  # seeds without a model
@@ -31,6 +37,24 @@ class Group(NamedTuple):
         """The distinct notes of its runs."""
         return tuple(dict.fromkeys(notes_of(run) for run in self.runs if notes_of(run)))
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether its mean may be compared: no run has seen the test set, no seed diverged."""
+        return not self.leaks and not self.diverged
+
+    @property
+    def divergence(self) -> str:
+        """`1 of 3 seeds diverges`, "diverges" if no seed has ended, "" if no seed diverged."""
+        diverged, n = len(self.diverged), len(self.diverged) + len(self.runs)
+        if not diverged or not self.runs:
+            return "diverges" if diverged else ""
+        return f"{diverged} of {n} seeds diverge{'s' if diverged == 1 else ''}"
+
+    def divergence_of(self, name: str) -> list[str]:
+        """A sentence on a method with a diverged seed; none on another method."""
+        colon = ":" if self.runs else ""
+        return [f"{name}{colon} {self.divergence}."] if self.divergence else []
+
 
 def leak_of(run: ItemResult) -> str:
     """The part of the test set that the data or the method showed to training; "" if none."""
@@ -43,30 +67,17 @@ def notes_of(run: ItemResult) -> tuple[str, ...]:
     return tuple(note for note in run.notes if not note.startswith(LEAK))
 
 
-def some_diverge(diverged: int, ended: int) -> str:
-    """`1 of 3 seeds diverges`, "diverges" if no seed has ended, "" if no seed diverged."""
-    if not diverged or not ended:
-        return "diverges" if diverged else ""
-    return f"{diverged} of {diverged + ended} seeds diverge{'s' if diverged == 1 else ''}"
-
-
-def said_of(name: str, group: Group) -> list[str]:
-    """A sentence on a method with a diverged seed; no sentence on any other method."""
-    how = some_diverge(len(group.diverged), len(group.runs))
-    return [] if not how else [f"{name}: {how}." if group.runs else f"{name} {how}."]
-
-
-def mark(group: Group, used: Mapping[Place, Group]) -> str:
+def mark(group: Group, used: Mapping[Address, Group]) -> str:
     """The text behind a number. Notes are numbered in the order of `used`."""
     numbers = [
         f" [{n}]" for n, notes in enumerate(_all_notes(used), start=1) if notes in group.notes
     ]
-    how = some_diverge(len(group.diverged), len(group.runs)) if group.runs else ""
-    return (" LEAK" if group.leaks else "") + "".join(numbers) + (f"; {how}" if how else "")
+    diverged = f"; {group.divergence}" if group.runs and group.diverged else ""
+    return (" LEAK" if group.leaks else "") + "".join(numbers) + diverged
 
 
-def remarks(used: Mapping[Place, Group]) -> Iterator[str]:
-    """One sentence for each leak, each numbered note, and each place with a diverged seed."""
+def remarks(used: Mapping[Address, Group]) -> Iterator[str]:
+    """One sentence for each leak, each numbered note, and each address with a diverged seed."""
     for leak in dict.fromkeys(leak for group in used.values() for leak in group.leaks):
         who = _who([place for place, group in used.items() if leak in group.leaks], used)
         yield (
@@ -78,32 +89,29 @@ def remarks(used: Mapping[Place, Group]) -> Iterator[str]:
         yield f"[{number}] {who}: {'; '.join(notes)}."
     for (study, scenario, recipe), group in used.items():
         if group.diverged:
-            how = some_diverge(len(group.diverged), len(group.runs))
-            seeds = (
-                f"seed{'s' if len(group.diverged) > 1 else ''} "
-                f"{', '.join(map(str, group.diverged))}"
-            )
-            over = (
+            seeds = ", ".join(map(str, group.diverged))
+            many = "s" if len(group.diverged) > 1 else ""
+            rank = (
                 ". Its mean is that of the other seeds only, so it is ranked last"
                 if group.runs
                 else ""
             )
-            yield f"{study} ({scenario} {recipe}): {how} ({seeds}){over}."
+            yield f"{study} ({scenario} {recipe}): {group.divergence} (seed{many} {seeds}){rank}."
 
 
-def _all_notes(used: Mapping[Place, Group]) -> list[tuple[str, ...]]:
+def _all_notes(used: Mapping[Address, Group]) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(notes for group in used.values() for notes in group.notes))
 
 
-def _who(places: Sequence[Place], used: Mapping[Place, Group]) -> str:
+def _who(places: Sequence[Address], used: Mapping[Address, Group]) -> str:
     """The studies of `places`, each with its places in brackets.
 
     Without brackets, it is all places of the study.
     """
     found = []
-    for study in dict.fromkeys(place[0] for place in places):
-        own = [place for place in places if place[0] == study]
-        every = [place for place, group in used.items() if place[0] == study and group.runs]
-        some = f" ({', '.join(f'{scenario} {recipe}' for _, scenario, recipe in own)})"
-        found.append(study + ("" if own == every else some))
+    for study in dict.fromkeys(place.study for place in places):
+        listed = [place for place in places if place.study == study]
+        every = [place for place, group in used.items() if place.study == study and group.runs]
+        some = ", ".join(f"{place.scenario} {place.recipe}" for place in listed)
+        found.append(study if listed == every else f"{study} ({some})")
     return ", ".join(found)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fedml_noniid.pipelines.experiment.config import TrainSettings
 from fedml_noniid.pipelines.experiment.results import ItemResult
-from fedml_noniid.pipelines.papers.targets.marks import leak_of, notes_of
+from fedml_noniid.pipelines.papers.marks import leak_of, notes_of
 from fedml_noniid.plugins.rates import words
 
-# SILENT: settings of the machine, which the line leaves out. SAID: settings that have words of
+# SILENT: settings of the machine, which the line leaves out. WORDED: settings that have words of
 # their own.
 SILENT = {"train.engine", "train.device", "train.threads"}
-SAID = {
+WORDED = {
     "data.name",
     "data.size",
     "data.validation",
@@ -37,7 +37,7 @@ SAID = {
     "scenario.availability",
 }
 DEFAULTS = {f"train.{key}": field.default for key, field in TrainSettings.model_fields.items()}
-MOST = 8  # names in a list
+MAX_NAMES = 8  # in a list
 
 
 def what_ran(
@@ -151,7 +151,7 @@ def _rest(at: Mapping[str, object], section: str) -> str:
     rest = {
         key.removeprefix(section): value
         for key, value in at.items()
-        if key.startswith(section) and key not in SILENT | SAID and value not in (None, False)
+        if key.startswith(section) and key not in SILENT | WORDED and value not in (None, False)
         if key not in DEFAULTS or value != DEFAULTS[key]
     }
     return f", {_pairs(rest)}" if rest else ""
@@ -187,5 +187,5 @@ def _without(diverged: Collection[str]) -> str:
 
 
 def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    return ", ".join(names[:MOST]) + more
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

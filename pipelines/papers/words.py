@@ -1,4 +1,4 @@
-"""Shared parts of the targets' sentences: numbers over seeds, and what their differences show.
+"""Writes numbers over seeds, and what their differences show, for the tables' sentences.
 
 A difference is decided by the paired t test of pipelines/reporting/comparison.py: its 95 % interval
 leaves out 0.
@@ -6,13 +6,10 @@ leaves out 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from fedml_noniid.pipelines.reporting.comparison import LEVEL, holm, interval, p_value
 from fedml_noniid.pipelines.reporting.summary import Spread
-
-Name = TypeVar("Name", str, float)
 
 
 def plus_minus(value: Spread | None, decimals: int = 2, sign: str = "", unit: str = "") -> str:
@@ -31,7 +28,7 @@ def against(name: str, other: str, difference: Spread, decimals: int = 2, unit: 
     """
     ends = interval(difference)
     if ends is None or ends[0] == ends[1]:
-        return f"{name} less {other} is {told(difference, decimals, unit)}"
+        return f"{name} less {other} is {evidence(difference, decimals, unit)}"
     low, high = ends
     over = f"95 % interval over {difference.n} seeds"
     if low <= 0 <= high:
@@ -42,7 +39,7 @@ def against(name: str, other: str, difference: Spread, decimals: int = 2, unit: 
     return f"{name} is {side} {other} by {near:.{decimals}f} to {far:.{decimals}f}{unit} ({over})"
 
 
-def told(difference: Spread, decimals: int = 2, unit: str = "") -> str:
+def evidence(difference: Spread, decimals: int = 2, unit: str = "") -> str:
     """A mean difference with its 95 % interval: `+2.00, 95 % interval -1.00 to +5.00 over 3 seeds:
     undecided`."""
     mean, ends = f"{difference.mean:+z.{decimals}f}{unit}", interval(difference)
@@ -64,8 +61,3 @@ def confirmed(differences: Sequence[Spread]) -> tuple[int, int]:
     adjusted = holm([p_value(difference) for difference in differences])
     means = [one.mean for one, p in zip(differences, adjusted, strict=True) if p < LEVEL]
     return sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)
-
-
-def extremes(values: Mapping[Name, float]) -> tuple[Name, Name]:
-    """The names of the highest and of the lowest value."""
-    return max(values, key=lambda name: values[name]), min(values, key=lambda name: values[name])

@@ -1,22 +1,30 @@
-"""A target: an entry of `pipelines/papers/<paper>/targets.yaml` with the paper's own numbers."""
+"""Reads targets, the tables and figures of `pipelines/papers/<paper>/targets.yaml`, and builds them
+from the finished runs, beside the paper's own numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
-from fedml_noniid.pipelines.papers.studies import PAPERS, SIZES, folder_of, of_paper
+import fedml_noniid
+from fedml_noniid.pipelines.papers.runs import Measured
+from fedml_noniid.pipelines.papers.studies import PAPERS, folder_of, of_paper
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 
-# The module of the same name builds each of these kinds. Every other kind is a function of the
-# paper's figures.py.
-KINDS = ("table", "settings")
+# Every other kind is a function of papers/<paper>/figures.py, papers/curves.py or
+# papers/settings.py in the checkout.
+TABLE = "table"
 KEYS = ("kind", "title", "protocol")
 NOT_HERE = "not run at this size"
+CHECKOUT = Path(fedml_noniid.__file__).parents[1]
+NO_CHECKOUT = "it is made in a checkout of the repository only"
 
 
 @dataclass(frozen=True)
@@ -29,9 +37,8 @@ class Target:
     title: str
     protocol: tuple[str, ...]  # what runs, which settings the paper leaves open, and our choices
     spec: Mapping[str, Any]  # all keys, including those of its kind
-    reported: (
-        Mapping[str, Any] | None
-    )  # the paper's entry in reported.yaml: rows, columns, unit, ...
+    # The paper's entry in reported.yaml: rows, columns, unit, ...
+    reported: Mapping[str, Any] | None
 
     @property
     def studies(self) -> tuple[str, ...]:
@@ -56,13 +63,11 @@ class Built(NamedTuple):
     files: Mapping[str, bytes]  # by ending: csv, png, ...
     words: tuple[str, ...]  # sentences on the paper's claim, from our numbers
     missing: tuple[str, ...] = ()  # results that the target needs and that do not exist yet
-    taus: tuple[
-        float, ...
-    ] = ()  # Kendall's τ between the paper's ranking of methods and ours, by setting
+    # Kendall's τ between the paper's ranking of methods and ours, by setting.
+    taus: tuple[float, ...] = ()
     printed: Sequence[Sequence[str]] = ()  # the paper's own table, if ours has another layout
-    remarks: tuple[
-        str, ...
-    ] = ()  # leaks, notes on the data and diverged seeds of the runs that were read
+    # Leaks, notes on the data and diverged seeds of the runs that were read.
+    remarks: tuple[str, ...] = ()
 
 
 def nothing(missing: Sequence[str], words: Sequence[str] = ()) -> Built:
@@ -75,7 +80,7 @@ def of_targets(paper: str, root: Path) -> dict[str, Target]:
     folder = folder_of(known("paper", paper, PAPERS), root)
     path = folder / "targets.yaml"
     reported = read_yaml(folder / "reported.yaml")
-    studies = {size: of_paper(paper, size, root) for size in SIZES}
+    studies = of_paper(paper, "paper", root)
     found = {}
     for name, spec in read_yaml(path).items():
         where = f"{path}: {name}"
@@ -92,7 +97,7 @@ def of_targets(paper: str, root: Path) -> dict[str, Target]:
             reported.get(name),
         )
         for study in target.studies:
-            known(f"{where}: study", study, studies["paper"])
+            known(f"{where}: study", study, studies)
         found[name] = target
     return found
 
@@ -118,6 +123,37 @@ def address(target: str, place: str, *parts: Mapping[str, Any]) -> dict[str, Any
         raise UserError(
             f"{target}: {whole} names a key in braces that it lacks ({error})"
         ) from None
+
+
+def build(target: Target, measured: Measured) -> Built:
+    """Builds a target of any kind, with remarks on the runs that it reads.
+
+    UserError for a kind that is no table and no function of `papers/` in the checkout.
+    """
+    measured.forget()
+    built = builder(target)(target, measured)
+    return built._replace(remarks=measured.remarks())
+
+
+def builder(target: Target) -> Callable[[Target, Measured], Built]:
+    """The function that builds targets of this kind.
+
+    In an installed package, which has no pictures, a figure is said to be missing.
+    """
+    if target.kind == TABLE:
+        from fedml_noniid.pipelines.papers.table import build as table
+
+        return table
+    if not (CHECKOUT / "papers" / target.paper / "figures.py").is_file():
+        return lambda target, measured: nothing([NO_CHECKOUT])
+    if str(CHECKOUT) not in sys.path:
+        sys.path.insert(0, str(CHECKOUT))
+    for name in (f"papers.{target.paper}.figures", "papers.curves", "papers.settings"):
+        found = getattr(importlib.import_module(name), target.kind.replace("-", "_"), None)
+        if isinstance(found, FunctionType):
+            return found
+    allowed = f"{TABLE}, curves, settings, functions of papers/{target.paper}/figures.py"
+    raise UserError(f"{target.id}: kind {target.kind!r} is unknown; allowed: {allowed}")
 
 
 def paper_of(target: str, root: Path) -> str:

@@ -1,5 +1,4 @@
-"""Kind `settings`: a table of the paper's configuration, compared with the settings of our studies
-at this size.
+"""Makes kind `settings`: the paper's configuration beside the settings of our studies at this size.
 
 Keys: `rows` and `columns` map the paper's titles to parts of {study, path}. `path` names a key of
 the study, such as `train.rounds`. {value: ...} replaces it for a value that no study sets. `words`
@@ -11,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.spec import Built, Target
+from fedml_noniid.pipelines.papers.runs import Measured
+from fedml_noniid.pipelines.papers.targets import Built, Target
 from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins.core.errors import UserError
 
 NONE = "-"
 
 
-def build(target: Target, measured: Measured) -> Built:
+def settings(target: Target, measured: Measured) -> Built:
     """The table."""
     rows, columns = dict(target.spec["rows"]), dict(target.spec["columns"])
     cells = {

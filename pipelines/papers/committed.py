@@ -1,0 +1,157 @@
+"""Reads the committed numbers of the claims, in docs/results, and when each was written down.
+
+What has run before need not run again to be judged. A claim takes its numbers from there if its
+runs are not all here, and if its test and study are still the same.
+
+`declared.json` beside the page has the SHA-256 of each claim with its study, and the commit, from
+before the claim's first run. A claim whose SHA-256 is another one now was changed after its runs
+were seen.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from fedml_noniid.pipelines.experiment.results import record, table
+from fedml_noniid.pipelines.papers.claims import Named
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import write_whole
+
+FACTS, DECLARED = "claims.json", "declared.json"
+FILES = {
+    "values": "claims-values.csv",
+    "runs": "claims-runs.csv",
+    "trials": "claims-trials.csv",
+    "rounds": "claims-rounds-{}.csv",
+}
+RUNS = ["study", "item", "accuracy", "mib", "seconds", "weights_sha256"]
+RUNS += ["fingerprint", "mlflow_run", "commit", "cpu", "torch"]
+VALUES = ["part", "seed", "number", "role", "scenario", "recipe", "value", "item"]
+TRIALS = ["paper", "study", "recipe", "values", "seeds", "validation_accuracy", "chosen"]
+NUMBERS = ("accuracy", "mib", "seconds", "seed", "number", "value")
+Facts = Mapping[str, Mapping[str, str]]  # claim -> sha256, commit
+
+
+class Committed:
+    """The committed files, as far as there are any. UserError for files that can't be read."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder if folder and (folder / FACTS).is_file() else None
+        facts = record(self.folder / FACTS) if self.folder else {"claims": {}, "studies": {}}
+        try:
+            self.facts: Facts = facts["claims"]  # also the SHA-256 of the `test`
+            self.studies: Mapping[str, str] = facts["studies"]  # "paper study" -> what was run
+        except KeyError as error:
+            raise UserError(
+                f"{folder}/{FACTS}: the key {error} is missing; `noniid claims --write` makes it"
+            ) from None
+        self._values = self._frame(FILES["values"], ["paper", "claim", *VALUES])
+        self._runs = self._frame(FILES["runs"], ["paper", *RUNS])
+
+    def has(self, named: Named) -> bool:
+        """Whether it has all runs of the claim as it is now."""
+        is_same = self.facts.get(named.id, {}).get("test") == named.test
+        return is_same and set(named.items) <= set(self.runs_of(named)["item"])
+
+    def runs_of(self, named: Named) -> pd.DataFrame:
+        """The runs of the claim."""
+        found = self._runs
+        found = found[(found["paper"] == named.paper) & (found["study"] == named.claim.study)]
+        items = list(dict.fromkeys(named.items))
+        return found.set_index("item", drop=False).reindex(items).dropna(how="all")[RUNS]
+
+    def values_of(self, named: Named) -> pd.DataFrame:
+        """The claim's numbers, tested or shown beside."""
+        return self._values[self._values["claim"] == named.id][VALUES]
+
+    def trials(self, studies: Iterable[tuple[str, str]]) -> pd.DataFrame:
+        """The lines on tuning of (paper, study)."""
+        found, wanted = self._frame(FILES["trials"], TRIALS), set(studies)
+        return found[[pair in wanted for pair in zip(found["paper"], found["study"], strict=True)]]
+
+    def rounds(self, paper: str, studies: Iterable[str]) -> pd.DataFrame:
+        """The runs of studies: study, item, accuracy of each round."""
+        found = self._frame(FILES["rounds"].format(paper), ["study", "item"])
+        return found[found["study"].isin(set(studies))]
+
+    def _frame(self, name: str, columns: Sequence[str]) -> pd.DataFrame:
+        """A file as a table; an empty one without the file."""
+        path = self.folder / name if self.folder else None
+        if path is None or not path.is_file():
+            return pd.DataFrame(columns=columns)
+        found = pd.DataFrame(table(path))
+        try:
+            for column in set(columns) & set(NUMBERS):
+                found[column] = found[column].replace("", "nan").astype(float)
+            found[columns]  # a KeyError names missing columns
+            return found.astype({"seed": int}) if "seed" in columns else found
+        except (KeyError, ValueError) as error:
+            raise UserError(
+                f"{path}: can't be read ({error}); `noniid claims --write` makes it"
+            ) from None
+
+
+def stacked(frames: Iterable[pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
+    """The lines of all tables."""
+    full = [frame for frame in frames if len(frame)]
+    if not full:
+        return pd.DataFrame(columns=columns)
+    return pd.concat(full, ignore_index=True)[list(columns)]
+
+
+def declare(folder: Path, claims: Iterable[Named], commits: Mapping[str, str]) -> None:
+    """Notes the claims that `folder` does not know yet. `commits`: by paper."""
+    noted = dict(declared(folder))
+    new = {
+        one.id: {"sha256": one.sha256, "commit": commits[one.paper]}
+        for one in claims
+        if one.id not in noted
+    }
+    if new:
+        write_whole(folder / DECLARED, json.dumps(noted | new, indent=2, sort_keys=True) + "\n")
+
+
+def declared(folder: Path) -> Facts:
+    """The claims that were noted; empty without a run. UserError for a file that can't be read."""
+    path = folder / DECLARED
+    return record(path) if path.is_file() else {}
+
+
+def when_written(one: Named, facts: Facts, has_run: bool) -> str:
+    """Whether the claim is as it was before its first run, for people.
+
+    `has_run`: whether any of its runs is there.
+    """
+    fact = facts.get(one.id)
+    if fact is None:
+        return "NOT written down before its first run" if has_run else "no run yet"
+    if fact["sha256"] == one.sha256:
+        return f"written down before its first run ({fact['commit']})"
+    return f"CHANGED after its first run (first written at {fact['commit']})"
+
+
+def commit_of(path: Path) -> str:
+    """The last commit of a file. It says so where the file is uncommitted, or changed since."""
+    # A file name alone, with its folder as working directory: git follows no link of the package.
+    path = path.resolve()
+    try:
+        commit, changed = (
+            subprocess.run(
+                ["git", *command, "--", path.name],
+                cwd=path.parent,
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.strip()
+            for command in (("log", "-1", "--format=%h"), ("status", "--porcelain"))
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown: no git checkout"
+    if not commit:
+        return "not committed"
+    return f"{commit}, changed since" if changed else commit

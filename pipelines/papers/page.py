@@ -1,0 +1,394 @@
+"""Writes the page of verdicts, claims.md and claims.html, its pictures and its numbers as CSV.
+
+The words are in templates/claims.md.j2. The HTML page is made of the Markdown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fedml_noniid.pipelines.experiment.results import record, table
+from fedml_noniid.pipelines.papers import committed as files
+from fedml_noniid.pipelines.papers.claims import BESIDE, Claims, Named
+from fedml_noniid.pipelines.papers.committed import RUNS, TRIALS, VALUES, Committed, stacked
+from fedml_noniid.pipelines.papers.contrasts import by_seed
+from fedml_noniid.pipelines.papers.described import what_ran
+from fedml_noniid.pipelines.papers.runs import Measured
+from fedml_noniid.pipelines.papers.studies import RESULTS, TITLES, TUNED
+from fedml_noniid.pipelines.papers.verdicts import (
+    HELD,
+    NOT_HELD,
+    UNDECIDED,
+    VERDICTS,
+    Tested,
+    Verdict,
+    adjust,
+    judge,
+)
+from fedml_noniid.pipelines.reporting.comparison import interval
+from fedml_noniid.pipelines.reporting.figures import LABEL, style
+from fedml_noniid.pipelines.reporting.heatmap import as_png
+from fedml_noniid.pipelines.reporting.pages import html_page, render
+from fedml_noniid.pipelines.reporting.summary import TINY, spread
+from fedml_noniid.pipelines.reporting.text import NONE, as_csv
+
+PAGE, PICTURE = "claims.md", "claims-{}.png"
+TESTS = ["paper", "claim", "part", "statistic", "wanted", "mean", "low", "high", "seeds"]
+TESTS += ["p", "sign_p", "holm_p", "weakest", "verdict"]
+POINTS = "points"  # the unit of the claims that a picture shows
+LOOKS = {  # Okabe and Ito's palette
+    HELD: ("#009E73", "o"),
+    NOT_HELD: ("#D55E00", "s"),
+    UNDECIDED: ("#777777", "D"),
+}
+LR = re.compile(r"\blr ([\d.e-]+)")
+BUDGET = Path("docs") / "results" / "gpu-budget.csv"  # in a checkout; `noniid budget` makes it
+LAUNCH = 5e-6  # seconds, of one kernel: what a busy host needs to launch it
+OF_A_RUN = ["study", "item"]
+
+
+class Page:
+    """The verdicts on all claims of all papers, and what the page says on them."""
+
+    def __init__(self, claims: Mapping[str, Claims], root: Path, committed: Committed) -> None:
+        self.claims, self.root, self.committed = claims, root, committed
+        self.size = next(iter(claims.values())).size
+        self.measured = {
+            paper: Measured(paper, self.size, root, one.studies) for paper, one in claims.items()
+        }
+        self.verdicts = self._judged({paper: one.claims for paper, one in claims.items()})
+        self.whys = self._judged({paper: one.whys for paper, one in claims.items()})
+        self.every = [*self.verdicts, *self.whys]
+        declared = files.declared(root / RESULTS / "claims" / self.size)
+        self.facts = {**declared, **committed.facts}
+        # A line for each value, run and run of a claim, of all papers.
+        self.values = _joined(self.every, "values", VALUES)
+        self.runs = _joined(self.every, "runs", RUNS)
+        self.trials = self._trials()
+        self.what_ran = {
+            f"{paper} {name}": self._what_ran(paper, name)
+            for paper, one in claims.items()
+            for name in one.studies
+        }
+
+    def _judged(self, named: Mapping[str, Mapping[str, Named]]) -> list[Verdict]:
+        """All claims of all papers, adjusted together."""
+        found = []
+        for paper, of in named.items():
+            found += judge(list(of.values()), self.measured[paper], self.committed)
+        return adjust(found)
+
+    def of(self, paper: str, study: str | None = None) -> list[Verdict]:
+        """The verdicts of a paper, or those on claims and causes of one of its studies."""
+        if study is None:
+            return [one for one in self.verdicts if one.named.paper == paper]
+        return [one for one in self.every if (one.named.paper, one.claim.study) == (paper, study)]
+
+    def _studies(self, is_committed: bool) -> list[tuple[str, str]]:
+        """(paper, study) of the claims with committed numbers, or of the others."""
+        studies = dict.fromkeys((one.named.paper, one.claim.study) for one in self.every)
+        return [key for key in studies if self._is_committed(*key) == is_committed]
+
+    def _is_committed(self, paper: str, study: str) -> bool:
+        return any(one.is_committed for one in self.of(paper, study))
+
+    def _trials(self) -> pd.DataFrame:
+        """The trials of tuned studies: of the studies here, and the committed ones."""
+        lines = []
+        for paper, study in self._studies(False):
+            path = self.measured[paper].folder(study) / TUNED
+            for recipe, trials in (record(path) if path.is_file() else {}).items():
+                for place, (values, accuracy, seeds) in enumerate(trials):
+                    chosen = "" if place else "yes"
+                    lines.append([paper, study, recipe, values, seeds, accuracy, chosen])
+        here = pd.DataFrame(lines, columns=TRIALS)
+        return stacked([here, self.committed.trials(self._studies(True))], TRIALS)
+
+    def _what_ran(self, paper: str, study: str) -> str:
+        """What was run of a study, in one line: the committed one, if its numbers are."""
+        if self._is_committed(paper, study):
+            return self.committed.studies.get(f"{paper} {study}", "")
+        measured, plan = self.measured[paper], self.claims[paper].studies[study]
+        tuned = self.trials[(self.trials["paper"] == paper) & (self.trials["study"] == study)]
+        found = ""
+        if len(tuned):
+            best = tuned[tuned["chosen"] == "yes"]
+            each = "; ".join(f"{one.recipe} {one.values}" for one in best.itertuples())
+            most = max(tuned["recipe"].value_counts())
+            found = f"tuned on the validation split, {most} trials for each method: {each}. "
+        diverged = measured.diverged_items(study)
+        return f"{found}{plan.what}: {what_ran(measured.of_study(study), plan.items, diverged)}"
+
+    def files(self) -> dict[str, bytes]:
+        """The page and all that lies beside it."""
+        forests = {paper: _forest(self.of(paper), TITLES[paper]) for paper in self.claims}
+        pictures = {PICTURE.format(of): drawn for of, drawn in forests.items() if drawn}
+        text = render("claims.md.j2", self._context(pictures)).rstrip() + "\n"
+        html = html_page(f"The papers' claims, size {self.size}", text, pictures)
+        # GitHub and the site give a heading the same anchor.
+        html = re.sub(r"<h3>([a-z0-9-]+)</h3>", r'<h3 id="\1">\1</h3>', html)
+        tests = {one.named.id: one.named.test for one in self.every if not one.missing}
+        facts = {id_: {**self.facts[id_], "test": tests[id_]} for id_ in tests if id_ in self.facts}
+        record_ = {"claims": facts, "studies": self.what_ran}
+        runs = self.runs.drop_duplicates(["paper", *OF_A_RUN])
+        found = {
+            PAGE: text.encode(),
+            "claims.html": html.encode(),
+            **pictures,
+            files.FACTS: (json.dumps(record_, indent=1, sort_keys=True) + "\n").encode(),
+            "claims.csv": as_csv(TESTS, (line for one in self.every for line in _tests(one))),
+            files.FILES["values"]: _csv(self.values),
+            files.FILES["runs"]: _csv(runs.drop(columns="claim")),
+        }
+        if len(self.trials):
+            found[files.FILES["trials"]] = _csv(self.trials, digits=6)
+        for paper in self.claims:
+            if len(rounds := self._rounds(paper)):
+                found[files.FILES["rounds"].format(paper)] = _csv(rounds, digits=6)
+        return found
+
+    def _rounds(self, paper: str) -> pd.DataFrame:
+        """The test accuracy of every round of every run behind the claims of a paper."""
+        lines = [
+            {"study": study, "item": run.key}
+            | {str(t): row["test_accuracy"] for t, row in enumerate(run.rows, start=1)}
+            for of, study in self._studies(False)
+            if of == paper
+            for run in self.measured[paper].of_study(study)
+        ]
+        kept = [study for of, study in self._studies(True) if of == paper]
+        both = [pd.DataFrame(lines), self.committed.rounds(paper, kept)]
+        rounds = max((len(one.columns) for one in both), default=2) - 2
+        return stacked(both, [*OF_A_RUN, *map(str, range(1, rounds + 1))])
+
+    def _context(self, pictures: Mapping[str, bytes]) -> dict[str, Any]:
+        """The numbers of the page, and the functions that write them."""
+        tested = [one for one in self.verdicts if not one.counted]
+        papers = [
+            {
+                "id": paper,
+                "title": TITLES[paper],
+                "commit": files.commit_of(claims.path),
+                "picture": picture if (picture := PICTURE.format(paper)) in pictures else "",
+                "verdicts": self.of(paper),
+                "studies": list(
+                    dict.fromkeys(x.claim.study for x in self.every if x.named.paper == paper)
+                ),
+                "machines": self._machines(paper),
+                "claims": claims,
+                "measured": self.measured[paper],
+            }
+            for paper, claims in self.claims.items()
+        ]
+        return {
+            "size": self.size,
+            "papers": papers,
+            "n": len(self.verdicts),
+            "n_tested": len(tested),
+            "n_statements": len({one.claim.states for one in self.verdicts}),
+            "whys": self.whys,
+            "what_ran": self.what_ran,
+            "summary": self._summary(),
+            "tuned": self._tuned(),
+            "costs": self._costs(),
+            "launch": f"{1e6 * LAUNCH:g}",
+            "wanted": lambda one: f"{one.claim.holds.words} {one.claim.unit}".rstrip(),
+            "number": _number,
+            "levels": _levels,
+            "beside": _beside,
+            "hours": _hours,
+            "seconds": lambda one: one.runs["seconds"].sum() / 3600,
+            "written": lambda one: files.when_written(one.named, self.facts, len(one.runs) > 0),
+            "plain": _plain,
+            "tiny": TINY,
+        }
+
+    def _summary(self) -> list[list[str]]:
+        rows, totals = [["paper", "claims", *VERDICTS, "CPU hours, reckoned", "measured"]], []
+        for paper, claims in self.claims.items():
+            found = [one.word for one in self.of(paper)]
+            reckoned = sum(claims.hours(name) for name in claims.studies)
+            totals.append([len(found), *map(found.count, VERDICTS), reckoned, self._hours(paper)])
+            rows.append(_summary_line(TITLES[paper], totals[-1]))
+        return [*rows, _summary_line("all", [sum(column) for column in zip(*totals, strict=True)])]
+
+    def _hours(self, paper: str) -> float:
+        """CPU hours of all runs of a paper's claims that ended. A run of two claims counts once."""
+        ids = [one.named.id for one in self.of(paper)]
+        runs = self.runs[self.runs["claim"].isin(ids)]
+        known = runs["fingerprint"].where(runs["fingerprint"] != "", runs["study"] + runs["item"])
+        return float(runs[~known.duplicated()]["seconds"].sum()) / 3600
+
+    def _machines(self, paper: str) -> list[Any]:
+        """(cpu, torch, commit) behind a paper's numbers."""
+        ids = [one.named.id for one in self.of(paper)]
+        runs = self.runs[self.runs["claim"].isin(ids) & self.runs["accuracy"].notna()]
+        found = runs.assign(commit=runs["commit"].str[:7])[["cpu", "torch", "commit"]]
+        return sorted(set(found.itertuples(index=False, name=None)))
+
+    def _tuned(self) -> list[list[str]]:
+        """What was chosen, and where its step size lies in the study's grid."""
+        rows = [["paper", "study", "method", "chosen", "trials", "step size"]]
+        for (paper, study), of in self.trials.groupby(["paper", "study"], sort=False):
+            grid = {float(rate) for values in of["values"] for rate in LR.findall(values)}
+            for one in of[of["chosen"] == "yes"].itertuples():
+                n, rate = (of["recipe"] == one.recipe).sum(), LR.search(one.values)
+                place = "within"
+                if rate is None or len(grid) < 2:
+                    place = "not tuned"
+                elif float(rate[1]) in (max(grid), min(grid)):
+                    place = "the largest" if float(rate[1]) == max(grid) else "the smallest"
+                rows.append([paper, study, one.recipe, one.values, str(n), place])
+        return rows
+
+    def _costs(self) -> list[list[str]]:
+        """CPU hours, hours of a GPU as reckoned, and bytes of each study that has run."""
+        path = self.root / BUDGET
+        launches = {  # of a step, by method; none without the table
+            line["recipe"]: float(line["launches_per_step"])
+            for line in (table(path) if path.is_file() else [])
+            if line["engine"] == "sequential"
+        }
+        rows = [["paper", "study", "runs", "CPU hours", "GPU hours, reckoned", "MiB of a run"]]
+        ended = self.runs[self.runs["accuracy"].notna()]
+        for paper, claims in self.claims.items():
+            for study in claims.studies:
+                runs = ended[(ended["paper"] == paper) & (ended["study"] == study)]
+                runs = runs.drop_duplicates("item")
+                if len(runs):
+                    cells = runs["item"].str.rpartition("-")[0]
+                    means = runs["mib"].groupby(cells).mean().dropna()
+                    ends = [f"{end:.4g}" for end in (means.min(), means.max()) if len(means)]
+                    mib = " to ".join(dict.fromkeys(ends)) or NONE
+                    hours = f"{runs['seconds'].sum() / 3600:.2g}"
+                    gpu = _gpu_hours(claims, study, set(runs["item"]), launches)
+                    rows.append([paper, study, str(len(runs)), hours, gpu, mib])
+        return rows
+
+
+def _joined(found: Iterable[Verdict], name: str, columns: Sequence[str]) -> pd.DataFrame:
+    """The tables `name` of all verdicts, with the paper and the claim of each line."""
+    frames = [getattr(one, name).assign(paper=one.named.paper, claim=one.named.id) for one in found]
+    return stacked(frames, ["paper", "claim", *columns])
+
+
+def _csv(frame: pd.DataFrame, digits: int = 10) -> bytes:
+    return as_csv(list(frame.columns), frame.itertuples(index=False, name=None), digits)
+
+
+def _gpu_hours(claims: Claims, study: str, items: set[str], launches: Mapping[str, float]) -> str:
+    """Hours of a GPU that waits for the host: the launches of all steps."""
+    if not launches:
+        return NONE
+    content, seconds, base = claims.studies[study].content, 0.0, launches["fedavg"]
+    for scenario in content["scenario_names"]:
+        steps = claims.images(study, scenario) / content["train"]["batch_size"]
+        for recipe in content["recipe_names"]:
+            methods = str((content["recipes"][recipe] or {}).get("recipe", recipe)).split("+")
+            each = base + sum(launches.get(method, base) - base for method in methods)
+            n = sum(f"{scenario}-{recipe}-{seed}" in items for seed in content["seeds"])
+            seconds += n * steps * each * LAUNCH
+    return f"{seconds / 3600:.2g}"
+
+
+def _tests(one: Verdict) -> Iterable[list[object]]:
+    """The lines of claims.csv."""
+    about = [one.named.paper, one.named.id]
+    if not one.tested:
+        statistic, holds = one.claim.statistic, one.claim.holds.words
+        yield [*about, None, statistic, holds, *[None] * 8, one.word]
+    for tested in one.tested:
+        compared = tested.compared
+        wanted = f"{'above' if tested.side > 0 else 'below'} {tested.bound:g}"
+        ps = (None, None, None) if one.counted else (compared.p, compared.sign_p, one.holm_p)
+        numbers = [tested.mean, *(tested.interval or (None, None)), len(compared.differences), *ps]
+        weakest = "yes" if tested is one.weakest else ""
+        yield [*about, tested.part, one.claim.statistic, wanted, *numbers, weakest, one.word]
+
+
+def _number(one: Verdict, tested: Tested | None) -> str:
+    """A tested number: its mean, with the interval."""
+    decimals = one.claim.decimals
+    if tested is None or tested.mean is None:
+        return NONE
+    mean = f"{tested.mean:+z.{decimals}f}"
+    if tested.interval is None or one.counted:
+        return mean
+    low, high = tested.interval
+    return f"{mean} ({low:+z.{decimals}f} to {high:+z.{decimals}f})"
+
+
+def _levels(one: Verdict) -> str:
+    """What the methods reach: `near: a 73.00, b 63.00; far: a 61.00, b 58.00`."""
+    values = one.values[one.values["role"] != BESIDE].drop_duplicates(["scenario", "item"])
+    found: dict[str, list[str]] = {}
+    for (scenario, recipe), of in values.groupby(["scenario", "recipe"], sort=False):
+        mean = f"{recipe} {fmean(of['value']):z.{one.claim.decimals}f}"
+        found.setdefault(scenario, []).append(mean)
+    return "; ".join(f"{scenario}: {', '.join(means)}" for scenario, means in found.items())
+
+
+def _beside(one: Verdict) -> list[str]:
+    """The numbers that are not tested: their means over the seeds, with intervals."""
+    decimals, found = one.claim.decimals, []
+    for part, of in one.values[one.values["role"] == BESIDE].groupby("part", sort=False):
+        numbers = by_seed(of).values()
+        text, ends = f"{part}, {fmean(numbers):z.{decimals}f}", interval(spread(numbers))
+        if ends is not None:
+            text += f" ({ends[0]:z.{decimals}f} to {ends[1]:z.{decimals}f})"
+        found.append(text)
+    return found
+
+
+def _summary_line(title: str, totals: Sequence[float]) -> list[str]:
+    *counts, reckoned, measured = totals
+    hours = [_hours(reckoned), _hours(measured) if measured else NONE]
+    return [title, *(f"{count:.0f}" for count in counts), *hours]
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.2g}" if hours < 10 else f"{hours:.0f}"
+
+
+def _plain(states: str) -> str:
+    """One line. Markdown's signs are escaped."""
+    text = " ".join(states.split())
+    return "".join(f"\\{sign}" if sign in "*_`|<>[]$\\#" else sign for sign in text)
+
+
+def _forest(found: Sequence[Verdict], title: str) -> bytes | None:
+    """The picture of a paper's claims in points: the weakest number of each, with its interval and
+    its bound.
+
+    None if none has run.
+    """
+    shown = [
+        (one, one.weakest.mean, one.weakest.interval, one.weakest.bound)
+        for one in reversed(found)
+        if one.claim.unit == POINTS and one.weakest and one.weakest.interval
+    ]
+    if not shown:
+        return None
+    figure = Figure(figsize=(6.4, LABEL * len(shown) + 1.1), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    style(axes)
+    for place, (one, mean, ends, bound) in enumerate(shown):
+        colour, marker = LOOKS.get(one.word, LOOKS[UNDECIDED])
+        axes.plot(ends, [place, place], color=colour, linewidth=1.6)
+        axes.plot([mean], [place], color=colour, marker=marker, markersize=5)
+        axes.plot([bound, bound], [place - 0.35, place + 0.35], color="black", linewidth=1)
+    axes.set_yticks(range(len(shown)), [f"{one.named.id}: {one.word}" for one, *_ in shown])
+    axes.set_ylim(-0.7, len(shown) - 0.3)
+    axes.set_xlabel("points; black: the bound of the claim")
+    axes.set_title(title, loc="left", fontsize=11)
+    return as_png(figure)

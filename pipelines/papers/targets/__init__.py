@@ -1,2 +1,0 @@
-"""The tables and figures of the papers, built from studies as
-`pipelines/papers/<paper>/targets.yaml` says."""
