@@ -142,7 +142,7 @@ def test_an_edit_of_the_users_file_trains_again(study: Path) -> None:
         (
             "patience: 4",
             "patienc: 4",
-            "unknown option 'patienc' (did you mean 'patience'?); allowed: patience, rounds",
+            "OWN.Counts.patienc is unknown (did you mean 'patience'?); allowed: patience, rounds",
         ),
         (
             "{OWN.Counts: {patience: 4}}",
