@@ -78,7 +78,7 @@ LOCAL: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("fednova", {"mu": 0.1}, {"optimizer": "adam"}, "fednova: mu = 0.1 .*'adam'.* sgd"),
     ("fednova", {"mu": 1 / hand.LR}, {}, "fednova: mu = 2.0 .* below 1 / lr = 2.0"),
     *(
-        (form, {"gamma": 0.7}, options, f"{form}: .*train.{words}")
+        (form, {"gamma": 0.7}, options, f"{form}: .*{words}")
         for form in ("sgdm", "sgdm_local")
         for options, words in (
             ({"optimizer": "adam"}, "optimizer = 'adam'"),
