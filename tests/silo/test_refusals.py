@@ -75,7 +75,7 @@ UPLOADS: dict[str, tuple[Callable[[Leaves], Leaves], str, str]] = {
         "extra",
         "has 'deltas/more'",
     ),
-    "too large": (changed(filled(1e20)), "range", "has 1e+20, which must lie in"),
+    "too large": (changed(filled(1e20)), "range", "has 1e+20; allowed: from -1"),
     "absurd samples": (
         lambda good: good | {"n": torch.tensor(10**9)},
         "samples",
@@ -84,7 +84,7 @@ UPLOADS: dict[str, tuple[Callable[[Leaves], Leaves], str, str]] = {
     "no samples": (
         lambda good: good | {"n": torch.tensor(0)},
         "range",
-        "'n' has 0, which must lie in [1",
+        "'n' has 0; allowed: from 1",
     ),
 }
 # Bad uploads that are no tensors: (the frames behind the head, the refusal, words of the reason).

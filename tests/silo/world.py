@@ -151,7 +151,8 @@ def simulated(
     data, precision = parts(skewed=skewed), more.pop("precision", "float32")
     held_out = {"validation": data.validation, "public": data.public, "tests": data.client_tests}
     federation = Federation.of(data.train, data.clients, data.test, **held_out, **more)
-    local = LocalTraining("sgd", LR, EPOCHS, BATCH, augment=skewed, precision=precision)
+    how = {"augment": skewed, "precision": precision}
+    local = LocalTraining(lr=LR, epochs=EPOCHS, batch_size=BATCH, **how)
     made = network(batch_norm, skewed)
     plan = Plan(made, local, rounds, cohort or 3, SEED, engine="sequential")
     return simulate(recipe, settings, federation, plan).run()
