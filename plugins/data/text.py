@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import MOST, Range
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Floats
 from fedml_noniid.plugins.data.user_files import GLOVE, WIDTH
@@ -22,6 +23,8 @@ PAD, UNKNOWN = (
     1,
 )  # the first two entries of every vocabulary; PAD is only at the end of a sequence
 SPECIALS = ("<pad>", "<unk>")
+Vocabulary = Annotated[int, Range(len(SPECIALS) + 1, MOST)]  # tokens that are told apart
+Length = Annotated[int, Range(1, 1000)]  # tokens of a text
 
 # Characters that get blanks around them, are removed, or become a blank.
 _PUNCTUATION = str.maketrans(

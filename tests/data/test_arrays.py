@@ -215,10 +215,8 @@ def test_a_layout_that_may_be_both_or_none_is_asked_for(root, shape):
 
 
 def test_layout_is_for_four_axes(root):
-    with refuse("layout='HWC' is refused; allowed: auto, since", "x has 2 axes"):
+    with refuse("layout = 'HWC' is refused; allowed: auto, since", "x has 2 axes"):
         load("arrays", root, layout="HWC")
-    with refuse("data set arrays: layout 'hwc' is unknown", "HWC"):
-        load("arrays", root, layout="hwc")
 
 
 def test_floats_on_the_scale_of_bytes_are_noted(root):
@@ -250,10 +248,10 @@ def test_without_a_test_file_a_share_of_the_samples_tests(root):
     whole = torch.cat((found.train_x, found.test_x))[:, 0]
     assert whole.sort().values.tolist() == list(range(0, 120, 3))
     assert len(load("arrays", root, test_share=0.5).test_y) == 20
-    with refuse("test_share=2 is refused; allowed: a number between 0 and 1"):
+    with refuse("test_share = 2 is refused; allowed: a number between 0 and 1"):
         load("arrays", root, test_share=2)
     write(root, "test")
-    with refuse("test_share=0.5 is refused; allowed: none, since", "test.npz: x is the test set"):
+    with refuse("test_share = 0.5 is refused; allowed: none, since", "test.npz: x is the test set"):
         load("arrays", root, test_share=0.5)
 
 
@@ -297,7 +295,6 @@ def test_arrays_in_memory_are_those_of_the_files(root):
             lambda: of_arrays(X, Y, X, Y + 1),
             "test_y is '3' in y[2], but no training sample is; allowed: 0, 1, 2",
         ),
-        (lambda: of_arrays(X, Y, layout="WHC"), "layout 'WHC' is unknown (did you mean 'HWC'?)"),
         (
             lambda: of_arrays(X, np.array([{}] * 6)),
             "train_y is object [6]; allowed: whole numbers or text [6]",
@@ -406,7 +403,7 @@ def test_the_first_pixel_that_is_no_number_is_named(root, bad):
     x = np.zeros((6, 3, 4, 5))
     x[3, 1, 2, 4] = x[3, 2, 0, 0] = x[5, 0, 0, 0] = bad
     file = write(root, x=x)
-    with refuse(f"{file}: x[3, 1, 2, 4]=", "is refused; allowed: finite numbers of float32"):
+    with refuse(f"{file}: x[3, 1, 2, 4] = ", "is refused; allowed: finite numbers of float32"):
         load("arrays", root)
 
 
@@ -505,7 +502,7 @@ def test_nothing_is_unpickled(root, tmp_path):
 
 
 def test_size_needs_images(root):
-    with refuse("size=[8, 8] is refused; allowed: none", "uint8 of 3"):
+    with refuse("size = [8, 8] is refused; allowed: none", "uint8 of 3"):
         load("arrays", root, size=[8, 8])
     write(root, x=IMAGE)
     write(root, "test", x=IMAGE[:4])

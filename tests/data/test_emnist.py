@@ -11,7 +11,6 @@ import pytest
 import torch
 from torchvision.datasets import EMNIST
 
-from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.datasets import load
 from tests.data.reading import Breaking, contents, idx, refuse, serving
 
@@ -192,11 +191,3 @@ def test_wrong_labels(root):
     labels.write_bytes(idx(np.arange(7)))
     with refuse(f"{labels}: damaged (has labels outside 1 to 26)"):
         load("emnist", root, split="letters")
-
-
-def test_refused_split():
-    with refuse(
-        "data set emnist: split 'by_class' is unknown (did you mean 'byclass'?); allowed: "
-        "byclass, balanced"
-    ):
-        datasets.check("emnist", {"split": "by_class"})

@@ -175,7 +175,7 @@ def test_two_classes(n_classes, times, law, part, seed):
         )
     except UserError as error:
         # A class that runs out: not for equal sizes, which fit here.
-        if law and "total=" in str(error):
+        if law and "total = " in str(error):
             return
         raise
     dealt = np.concatenate(clients)
@@ -213,7 +213,7 @@ def test_two_classes_of_mnist():
 
 def test_two_classes_by_a_power_law_want_fewer_samples_than_mnist_has():
     refuse(
-        "total=60000 is refused; allowed: 1000 to 46729;",
+        "total = 60000 is refused; allowed: 1000 to 46729;",
         "two_classes",
         MNIST,
         clients=100,

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import real_number, whole_number
+from fedml_noniid.plugins.core.options import Range
+from fedml_noniid.plugins.data.checks import whole_number
 from fedml_noniid.plugins.data.types import Ints
 
 # Attempts before a partition gives up. Digits with 20 clients, Dirichlet(0.1) and min_size 10 need
@@ -19,7 +20,8 @@ from fedml_noniid.plugins.data.types import Ints
 MAX_ATTEMPTS = 20_000
 MAX_DRAWS = 50_000_000
 
-ZeroToOne = Annotated[float, "from 0 to 1"]
+Concentration = Annotated[float, Range(0, 1_000_000, open="(")]  # of a symmetric Dirichlet
+Spread = Annotated[float, Range(0, 10, open="(")]  # of a law of sizes
 
 
 def client_count(n_clients: object, n: int) -> int:
@@ -32,11 +34,6 @@ def minimum_size(min_size: object, n: int, n_clients: int, low: int = 1) -> int:
     return whole_number(
         "min_size", min_size, low, n // n_clients, f" ({n} samples over {n_clients} clients)"
     )
-
-
-def concentration(key: str, value: object) -> float:
-    """The parameter of a symmetric Dirichlet distribution."""
-    return real_number(key, value, lambda a: 0 < a <= 1e6, "a number above 0, at most 1e6")
 
 
 def drawn_until(

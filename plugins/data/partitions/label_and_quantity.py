@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import Count
 from fedml_noniid.plugins.data.checks import refusal, whole_number
 from fedml_noniid.plugins.data.partitions.assigning import (
+    Concentration,
+    Spread,
     assign,
     assign_classes,
-    concentration,
     dirichlet_counts,
     drawn_until,
     minimum_size,
@@ -34,10 +36,10 @@ def two_classes(
     rng: np.random.Generator,
     *,
     sizes: Literal["balanced", "power_law", "lognormal"] = "balanced",
-    total: int | None = None,
-    min_size: int = 10,
-    exponent: float | None = None,
-    sigma: float | None = None,
+    total: Count | None = None,
+    min_size: Count = 10,
+    exponent: Spread | None = None,
+    sigma: Spread | None = None,
 ) -> list[Ints]:
     """Every client holds 2 distinct classes, every class lies with 2 n_clients / C clients
     (FedNNNN's non-IID).
@@ -54,7 +56,7 @@ def two_classes(
     n = len(labels)
     classes, supply = np.unique(labels, return_counts=True)
     holders = _holders(n_clients, len(classes))
-    law = size_law(sizes, exponent, sigma, ("balanced", "power_law", "lognormal"))
+    law = size_law(sizes, exponent, sigma)
     # Each client has to hold one sample of each of its classes.
     wanted = (
         n
@@ -100,7 +102,12 @@ def two_classes(
 
 
 def mixed(
-    labels: Ints, n_clients: int, rng: np.random.Generator, *, beta: float = 0.5, min_size: int = 10
+    labels: Ints,
+    n_clients: int,
+    rng: np.random.Generator,
+    *,
+    beta: Concentration = 0.5,
+    min_size: Count = 10,
 ) -> list[Ints]:
     """Client k holds class k and one more, every class lies with 2 clients, cut by Dirichlet(beta,
     beta).
@@ -121,7 +128,6 @@ def mixed(
             else "none: mixed needs 2 classes or more"
         )
         raise refusal("clients", n_clients, allowed)
-    beta = concentration("beta", beta)
     min_size = minimum_size(min_size, n, n_clients)
     first = np.arange(n_clients)
     second = _without_fixed_points(n_clients, rng)  # the other client of class c
