@@ -147,7 +147,7 @@ def test_no_hook_changes_what_it_is_given(
         real = getattr(sequential, name)
 
         def watching(*args: Any) -> Any:
-            found = given(*args[:4])  # behind them, where training puts the model
+            found = given(*args[:5])  # behind them, where training puts the model
             before = frozen_copy(found)
             answered = real(*args)
             assert_equal(before, found, f"{name}, on the client")

@@ -29,7 +29,7 @@ from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.data.types import Floats, Ints
 from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate, pooled
 from fedml_noniid.plugins.engines.hashing import weights_sha256
-from fedml_noniid.plugins.engines.personal import evaluate_client, evaluate_clients
+from fedml_noniid.plugins.engines.personal import ClientModels
 
 LAST = 5  # last rounds, for their mean and spread
 
@@ -104,7 +104,8 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         tests = [
             seen._replace(y=item.labelled(seen.y, k)) for k, seen in enumerate(item.client_tests())
         ]
-        scored = evaluate_clients(item.network, params, buffers, parts, tests, item.unit.seed)
+        models = ClientModels(item.network, params, buffers, parts, item.unit.seed)
+        scored = [models.evaluate(k, test) if len(test.y) else None for k, test in enumerate(tests)]
         on_own_tests = np.array([np.nan if one is None else one.accuracy for one in scored])
         if (whole := pooled(item.network, scored, tests)) is not None:
             accuracy, loss = whole.accuracy, whole.loss
@@ -183,9 +184,8 @@ def _tested(item: Item, params: Params, buffers: Params, parts: Tree) -> list[_V
         first = int(clients[0])
         if parts:
             test = item.test_of(first)
-            seen = evaluate_client(
-                item.network, params, buffers, parts, test, first, item.unit.seed
-            )
+            models = ClientModels(item.network, params, buffers, parts, item.unit.seed)
+            seen = models.evaluate(first, test)
         else:
             test = item.test._replace(y=item.labelled(item.test.y, first))
             seen = evaluate(item.network, params, buffers, test)

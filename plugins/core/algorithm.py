@@ -73,7 +73,7 @@ class Algorithm:
         """
         found = tuple(sorted(components, key=identity))
         for c in found:
-            _sound(c, setting)
+            _check(c, setting)
         for a, b in combinations(sorted(found, key=lambda c: c.name), 2):
             if a.name == b.name:
                 raise RecipeError(
@@ -81,7 +81,7 @@ class Algorithm:
                 )
             clash = sorted(claim.value for claim in a.exclusive & b.exclusive)
             owned = "; ".join(f"both own the {what}, and {reason}" for what, reason in clash)
-            if why := _apart(a, b) or _apart(b, a) or owned:
+            if why := _unsound(a, b) or _unsound(b, a) or owned:
                 raise RecipeError(
                     f"{a.name!r} and {b.name!r} can't be combined: {why}; drop one of them"
                 )
@@ -95,9 +95,9 @@ class Algorithm:
     @property
     def needs(self) -> Needs:
         """What the components need together."""
-        own = [Needs(), *(c.needs for c in self.components)]
+        parts = [Needs(), *(c.needs for c in self.components)]
         return Needs(
-            **{f.name: max(getattr(needs, f.name) for needs in own) for f in fields(Needs)}
+            **{f.name: max(getattr(needs, f.name) for needs in parts) for f in fields(Needs)}
         )
 
     @property
@@ -134,7 +134,7 @@ class Algorithm:
 
     def init(self, at: Server) -> State:
         """The server before the first exchange."""
-        slices = {c.name: call(c, "init_server", _seen(at, {}, c)) for c in self.components}
+        slices = {c.name: call(c, "init_server", _view(at, {}, c)) for c in self.components}
         return State(at.params, at.buffers, slices)
 
     def begin(self, state: State, at: Server) -> Generator[Ask, Reply, State]:
@@ -148,14 +148,14 @@ class Algorithm:
         now = replace(at, params=state.params, buffers=state.buffers)
 
         def each(hook: str) -> dict[Component, Any]:
-            return {c: call(c, hook, _seen(now, slices, c)) for c in components}
+            return {c: call(c, hook, _view(now, slices, c)) for c in components}
 
-        shared, own = _named(each("broadcast")), _named(each("message"))
-        replies = yield Ask(TRAIN, at.cohort, now.params, now.buffers, shared, own)
+        shared, each_client = _named(each("broadcast")), _named(each("message"))
+        replies = yield Ask(TRAIN, at.cohort, now.params, now.buffers, shared, each_client)
         now = replace(now, start=now.params, replies=replies, trained=replies.deltas)
         refined: dict[Component, Reply | None] = {}
         for c in components:
-            refined[c] = yield from _asked(c, "refine", _seen(now, slices, c))
+            refined[c] = yield from _asked(c, "refine", _view(now, slices, c))
         found = self.owned(Exclusive.REFINEMENT, refined)
         if found is not None:
             anew = {c: reply.upload for c, reply in refined.items() if reply is not None}
@@ -209,20 +209,20 @@ class Algorithm:
         which may change."""
         now, changes = replace(at, params=state.params, buffers=state.buffers), {}
         for c in self.components:
-            changes[c] = yield from _asked(c, "finish", _seen(now, state.slices, c))
+            changes[c] = yield from _asked(c, "finish", _view(now, state.slices, c))
         change = self.owned(Exclusive.CLASSIFIER, changes)
         return state if change is None else state._replace(params=change.params)
 
     def _survey(self, now: Server, slices: Tree) -> Generator[Ask, Reply, Tree]:
         changed = dict(slices)
         for c in self.components:
-            change = yield from _asked(c, "survey", _seen(now, slices, c))
+            change = yield from _asked(c, "survey", _view(now, slices, c))
             if change is not None:
                 changed[c.name] = slices[c.name] | change.state
         return changed
 
 
-def _sound(c: Component, setting: Setting) -> None:
+def _check(c: Component, setting: Setting) -> None:
     """RecipeError if a component can't run, breaks the contract, or changes more than it owns."""
     check_kind(c)
     c.check(setting)
@@ -238,7 +238,7 @@ def _sound(c: Component, setting: Setting) -> None:
         raise RecipeError(f"{c.name!r} is for simulations and can't be deployed: it trains {why}")
 
 
-def _apart(a: Component, b: Component) -> str:
+def _unsound(a: Component, b: Component) -> str:
     """Why `a` can't be combined with `b`, in what they need; "" if it can."""
     if a.needs.pooled:
         return (
@@ -264,17 +264,17 @@ def _named(found: dict[Component, T]) -> dict[str, T]:
     return {c.name: result for c, result in found.items()}
 
 
-def _seen(now: Server, slices: Tree, c: Component) -> Server:
+def _view(now: Server, slices: Tree, c: Component) -> Server:
     """The server as one component sees it: its own state, key and uploads, and the data that it
     declares."""
     public = now.public if c.needs.public is not Public.NOTHING else Server.public
-    replies = _own(now.replies, c) if isinstance(now.replies, Reply) else now.replies
+    replies = _uploads_of(now.replies, c) if isinstance(now.replies, Reply) else now.replies
     return replace(
         now, state=slices.get(c.name, {}), public=public, replies=replies, scope=identity(c)
     )
 
 
-def _own(reply: Reply, c: Component) -> Reply:
+def _uploads_of(reply: Reply, c: Component) -> Reply:
     return replace(reply, upload=reply.upload.get(c.name, {}))
 
 
@@ -287,7 +287,7 @@ def _asked(c: Component, hook: str, server: Server) -> Generator[Ask, Reply, Any
     reply: Reply | None = None
     while True:
         try:
-            ask = asks.send(None if reply is None else _own(reply, c))
+            ask = asks.send(None if reply is None else _uploads_of(reply, c))
         except StopIteration as stop:
             return checked(c, hook, stop.value, server)
         except Exception as error:  # of any kind: the code is the method's

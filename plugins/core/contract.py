@@ -158,10 +158,10 @@ def failure(c: Component, hook: str, error: Exception) -> Exception:
         return error
     last = traceback.extract_tb(error.__traceback__)[-1]
     at = next((f for f in traceback.extract_tb(error.__traceback__)[::-1] if f.name == hook), last)
-    told = " ".join(str(error).split())[:200]
+    words = " ".join(str(error).split())[:200]
     return RecipeError(
         f"{c.name!r}: {hook} failed, {at.filename}, line {at.lineno}: {type(error).__name__}: "
-        f"{told}"
+        f"{words}"
     )
 
 
@@ -214,10 +214,10 @@ def _public(kind: type) -> set[str]:
 def _unknown(kind: type) -> tuple[str, ...]:
     """The public names of a component that no runtime reads: no hooks, no fields, and not used by
     its functions."""
-    own = [parent for parent in kind.__mro__ if parent not in (Component, object)]
-    used = {name for parent in own for value in vars(parent).values() for name in _names(value)}
+    parents = [parent for parent in kind.__mro__ if parent not in (Component, object)]
+    used = {name for parent in parents for value in vars(parent).values() for name in _names(value)}
     known = used | _public(Component) | {field.name for field in dataclasses.fields(kind)}
-    return tuple(sorted({name for parent in own for name in _public(parent)} - known))
+    return tuple(sorted({name for parent in parents for name in _public(parent)} - known))
 
 
 def _names(value: Any) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -83,9 +84,9 @@ class Pass:
             mask, live, last = (
                 None if of is None else of[s] for of in (self.mask, self.live, self.last)
             )
-            yield Batch(self.seen(index, s), rows_at(self.samples.y, index), mask, live, last)
+            yield Batch(self.inputs(index, s), rows_at(self.samples.y, index), mask, live, last)
 
-    def seen(self, index: Tensor, step: int | Tensor) -> Tensor:
+    def inputs(self, index: Tensor, step: int | Tensor) -> Tensor:
         """The samples of a batch, [B, ...]."""
         return (
             rows_at(self.samples.x, index)
@@ -100,15 +101,13 @@ class Pass:
 
     def total(self, fn: Callable[[Batch], Tree]) -> Tree:
         """sum over batches of fn(batch)."""
-        found: Tree | None = None
-        for batch in self:
-            part = fn(batch)
-            found = part if found is None else add(found, part)
-        if found is None:
+        parts = map(fn, self)
+        first = next(parts, None)
+        if first is None:
             raise UserError(
                 "a client without samples has no mean; every client needs at least one sample"
             )
-        return found
+        return reduce(add, parts, first)
 
     def mean(self, fn: Callable[[Batch], Tree]) -> Tree:
         """The mean over all samples of the trees fn(batch), leaves [B, ...] -> [...]."""

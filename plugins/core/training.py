@@ -97,7 +97,7 @@ def descend(
     params, buffers, state, *_ = start
     state = state or step.optimizer.init(params)
     steps = total = next(iter(params.values())).new_zeros(())
-    seen: Params = {}
+    summed: Params = {}
     for s, batch in enumerate(batches):
         batch = batch if key is None else batch._replace(keys=key, step=s)
 
@@ -120,10 +120,9 @@ def descend(
         steps = steps + (1 if batch.live is None else batch.live)
         if batch.last_epoch is not None:
             part = {"h": left["h"], "n": torch.ones_like(left["h"][:, 0])}
-            seen = combined(torch.add, seen, scale(batch.last_epoch, tree_map(batch.sum, part)))
-    return Descent(
-        params, buffers, state, steps, total, seen["h"] / seen["n"].clamp(min=1) if seen else None
-    )
+            summed = combined(torch.add, summed, scale(batch.last_epoch, tree_map(batch.sum, part)))
+    mean = summed["h"] / summed["n"].clamp(min=1) if summed else None
+    return Descent(params, buffers, state, steps, total, mean)
 
 
 def scaled(update: Params, factor: Params) -> Params:
@@ -233,9 +232,9 @@ def ended(
         planned,
     )
     bare = whole._replace(features=absent(NO_FEATURES))
-    own = ((c, whole if c.needs.last_epoch else bare, view) for c, view in views.items())
+    seen_by = ((c, whole if c.needs.last_epoch else bare, view) for c, view in views.items())
     return whole, {
-        c.name: _completed(call(c, "report", trace, view), view) for c, trace, view in own
+        c.name: _completed(call(c, "report", trace, view), view) for c, trace, view in seen_by
     }
 
 

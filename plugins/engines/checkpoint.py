@@ -187,10 +187,10 @@ def _unpacked(blocks: bytes) -> tuple[list[dict[str, float]], list[Params]]:
         block = blocks[begin:at]
         head = json.loads(block[LENGTH : LENGTH + int.from_bytes(block[:LENGTH], "little")])
         new = json.loads(head["__metadata__"]["rows"])
-        own: list[Params] = [{} for _ in new]
+        tensors: list[Params] = [{} for _ in new]
         for name, leaf in safetensors.torch.load(block).items():
             n, _, key = name.partition("/")
-            own[int(n)][key] = leaf
+            tensors[int(n)][key] = leaf
         rows += new
-        recorded += own
+        recorded += tensors
     return rows, recorded

@@ -52,10 +52,10 @@ def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
     without samples."""
     models = {SENT: ask.params, **ask.shared}
     found: dict[str, list[Tensor]] = {name: [] for name in models}
-    held = []
+    n_samples = []
     for client in ask.to:
         samples, at = clients.tests.get(client), clients.row[client]
-        held.append(0 if samples is None else len(samples.y))
+        n_samples.append(0 if samples is None else len(samples.y))
         if samples is not None and clients.drift is not None:
             samples = samples._replace(y=clients.drift.drift.labels(samples.y, at, round_))
         for name, params in models.items():
@@ -72,7 +72,7 @@ def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
         name: torch.stack(pairs).view(-1, 2) for name, pairs in found.items()
     }  # [M, 2]: hits, loss
     sizes = [len(clients.indices[client]) for client in ask.to]
-    n, tested = numbers([*sizes, *held], clients.device).view(2, -1)  # one copy to the device
+    n, tested = numbers([*sizes, *n_samples], clients.device).view(2, -1)  # one copy to the device
     none = torch.zeros(len(ask.to), device=clients.device)
     return Reply(ask.to, {}, {}, {TEST: {**parts, "n": tested}}, n, none, none)
 

@@ -153,7 +153,9 @@ def _built(path: Path) -> bool:
             subprocess.run(command, check=True, capture_output=True, text=True)
             made.replace(path)
     except (OSError, subprocess.CalledProcessError) as error:
-        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-        LOG.warning("steps run in Python, because the compiler failed: %s", said.partition("\n")[0])
+        reason = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+        LOG.warning(
+            "steps run in Python, because the compiler failed: %s", reason.partition("\n")[0]
+        )
         return False
     return True

@@ -105,8 +105,8 @@ def _passes(
     parts = (torch.split(leaf, batch_size) for leaf in (samples.x, samples.y, positions))
     model = replace(cast("Any", network), plain=True)
     for step, (x, y, index) in enumerate(zip(*parts, strict=True)):
-        seen = x if read is None else read(samples, index, step)
-        logits = model(params, buffers, seen, False).logits
+        inputs = x if read is None else read(samples, index, step)
+        logits = model(params, buffers, inputs, False).logits
         predictions.append(logits.argmax(1))
         losses.append(F.cross_entropy(logits, y, reduction="sum"))
     return torch.cat(predictions), torch.stack(losses).double().sum() / len(positions)

@@ -404,7 +404,7 @@ def _batches(steps: Pass, first: int | Tensor = 0) -> Iterator[Batch]:
     parts, labels = (
         of.unbind() if sizes is None else torch.split(of, list(sizes)) for of in (index, ys)
     )
-    xs = (steps.seen(of, first + s) for s, of in enumerate(parts))
+    xs = (steps.inputs(of, first + s) for s, of in enumerate(parts))
     masks, lives = (repeat(None) if of is None else of.unbind() for of in (steps.mask, steps.live))
     return map(Batch, xs, labels, masks, lives)
 

@@ -1,7 +1,7 @@
 """Splits off the personal part of a model: the batch norms, with `Needs(personal_norms=True)`.
 
 It is {"params": ..., "buffers": ...}. `split_personal` takes it out of w_0. So no model that is
-sent, averaged or stored by the server has it. Each client has its own in its memory, under
+sent, averaged or stored by the server has it. Each client has its personal in its memory, under
 PERSONAL, and begins with that of w_0. Local training trains both parts together. Other methods see
 the shared part only. Their passes take the personal part from `client.task`; after local training,
 that is the trained one.
@@ -9,8 +9,8 @@ that is the trained one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -26,18 +26,18 @@ PERSONAL = "own"  # among the names of methods in a client's memory
 
 
 def split_personal(params: Params, buffers: Params) -> tuple[Params, Params, Tree]:
-    """(shared parameters, shared buffers, own part): own are the layers that have buffers.
+    """(shared parameters, shared buffers, personal part): layers with buffers are personal.
 
-    No own part: {}.
+    No personal part: {}.
     """
     norms = {name.rpartition(".")[0] for name in buffers}
-    own = {name: leaf for name, leaf in params.items() if name.rpartition(".")[0] in norms}
-    shared = {name: leaf for name, leaf in params.items() if name not in own}
-    return shared, {}, {"params": own, "buffers": buffers} if buffers else {}
+    personal = {name: leaf for name, leaf in params.items() if name.rpartition(".")[0] in norms}
+    shared = {name: leaf for name, leaf in params.items() if name not in personal}
+    return shared, {}, {"params": personal, "buffers": buffers} if buffers else {}
 
 
 def personalized(client: Client, memory: Tree) -> Client:
-    """The client whose passes take its own part."""
+    """The client whose passes take its personal part."""
     return (
         replace(client, task=replace(client.task, personal=memory[PERSONAL]))
         if PERSONAL in memory
@@ -46,23 +46,23 @@ def personalized(client: Client, memory: Tree) -> Client:
 
 
 def joined(params: Params, buffers: Params, memory: Tree) -> tuple[Params, Params]:
-    """The received model with the client's own part, as it trains."""
-    own = memory.get(PERSONAL, {})
-    return params | own.get("params", {}), buffers | own.get("buffers", {})
+    """The received model with the client's personal part, as it trains."""
+    personal = memory.get(PERSONAL, {})
+    return params | personal.get("params", {}), buffers | personal.get("buffers", {})
 
 
 def parted(
     memory: Tree, params: Params, buffers: Params, state: Tree
 ) -> tuple[Tree, tuple[Params, Params, Tree]]:
-    """(memory with the trained own part, and without it: parameters, buffers, the optimiser's
+    """(memory with the trained personal part, and without it: parameters, buffers, the optimiser's
     state)."""
     names = {name for tree in memory[PERSONAL].values() for name in tree}
     trained = {"params": params, "buffers": buffers}
-    own = {
+    personal = {
         part: {name: trained[part][name] for name in tree}
         for part, tree in memory[PERSONAL].items()
     }
-    return memory | {PERSONAL: own}, (
+    return memory | {PERSONAL: personal}, (
         without(params, names),
         without(buffers, names),
         without(state, names),
@@ -86,49 +86,27 @@ def without(tree: Tree, names: set[str]) -> Tree:
     }
 
 
-def evaluate_clients(
-    network: Network,
-    params: Params,
-    buffers: Params,
-    own: Tree,
-    tests: Sequence[Samples],
-    seed: int,
-) -> list[Evaluation | None]:
-    """Each client's model, the given one with its own part, on `tests` of the same client; None
-    without samples.
+class ClientModels(NamedTuple):
+    """The clients' models: one shared part, and the personal parts, leaves [N, ...]."""
 
-    `own`: the clients' own parts, leaves [N, ...]. Noise of the test samples is drawn from `seed`
-    and the client.
-    """
-    return [
-        evaluate_client(network, params, buffers, own, samples, client, seed)
-        if len(samples.y)
-        else None
-        for client, samples in enumerate(tests)
-    ]
+    network: Network
+    params: Params
+    buffers: Params
+    personal: Tree
+    seed: int  # noise of the test samples is drawn from it and the client
+
+    def evaluate(self, client: int, samples: Samples) -> Evaluation:
+        """A client's model on samples."""
+        model = client_model(self.params, self.buffers, self.personal, client)
+        read = noise_of(samples, client, self.seed)
+        return evaluate(self.network, *model, samples, read=read)
 
 
-def evaluate_client(
-    network: Network,
-    params: Params,
-    buffers: Params,
-    own: Tree,
-    samples: Samples,
-    client: int,
-    seed: int,
-) -> Evaluation:
-    """The model with a client's own part on samples; as in `evaluate_clients`."""
-    return evaluate(
-        network,
-        *client_model(params, buffers, own, client),
-        samples,
-        read=noise_of(samples, client, seed),
-    )
-
-
-def client_model(params: Params, buffers: Params, own: Tree, client: int) -> tuple[Params, Params]:
-    """The model with a client's own part; `own`: as in `evaluate_clients`."""
-    mine = row(own, client)
+def client_model(
+    params: Params, buffers: Params, personal: Tree, client: int
+) -> tuple[Params, Params]:
+    """The model with a client's personal part; `personal`: of all clients, leaves [N, ...]."""
+    mine = row(personal, client)
     return params | mine["params"], buffers | mine["buffers"]
 
 

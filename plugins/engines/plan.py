@@ -52,8 +52,8 @@ class LocalTraining:
     def build(self, lr: float | None = None) -> Optimizer:
         """The pure optimiser, with the step size `lr`; None: the largest of the schedule."""
         kind = OPTIMIZERS[known("optimizer", self.optimizer, OPTIMIZERS)]
-        own = {} if self.momentum is None else {"momentum": self.momentum}
-        return kind(self.rate.start if lr is None else lr, weight_decay=self.weight_decay, **own)
+        given = {} if self.momentum is None else {"momentum": self.momentum}
+        return kind(self.rate.start if lr is None else lr, weight_decay=self.weight_decay, **given)
 
     def check(self, shape: tuple[int, ...], device: torch.device) -> None:
         """UserError if these settings can't train on samples of this shape on this device."""
@@ -144,9 +144,10 @@ class Start(NamedTuple):
         params, buffers = initial_model(network, plan.seed, like)
         classifier = network.layers[-1].parameters if algorithm.needs.fixed_classifier else ()
         fixed = {name: params[name] for name in sorted({*classifier, *network.frozen})}
-        trained, own = {name: leaf for name, leaf in params.items() if name not in fixed}, Tree()
+        trained = {name: leaf for name, leaf in params.items() if name not in fixed}
+        personal: Tree = {}
         if algorithm.needs.personal_norms:
-            trained, buffers, own = split_personal(trained, buffers)
+            trained, buffers, personal = split_personal(trained, buffers)
         if not trained:
             raise RecipeError(
                 f"{algorithm.name}: of train.model = {network.name!r} nothing would be left to "
@@ -154,7 +155,7 @@ class Start(NamedTuple):
                 "layer before its classifier; use a model with a hidden layer, such as mlp"
             )
         configured = replace(cast("Any", network), precision=plan.local.precision)
-        task = Task(configured, plan.local.build(plan.lr(1)), fixed, own)
+        task = Task(configured, plan.local.build(plan.lr(1)), fixed, personal)
         return Start(algorithm, plan, algorithm.prepared(task), trained, buffers)
 
     def task_at(self, t: int) -> Task:

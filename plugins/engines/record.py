@@ -104,9 +104,9 @@ class Evaluation(Callback):
                 if self.drift is None
                 else self.drift.labels(self.test.y, client, exchange.round)
             )
-            task, own = exchange.task, self.test._replace(y=y)
+            task, samples = exchange.task, self.test._replace(y=y)
             found.append(
-                evaluate(task.network, task.whole(params), buffers, own).per_class_accuracy
+                evaluate(task.network, task.whole(params), buffers, samples).per_class_accuracy
             )
         return torch.stack(found)
 
@@ -127,12 +127,12 @@ class Evaluation(Callback):
             measured: tuple[Tensor, ...] = scores(network, *model, samples)
         else:
             views = self.drift.views(samples.y, end.number)
-            seen = [scores(network, *model, samples._replace(y=y)) for _, y in views]
+            by_view = [scores(network, *model, samples._replace(y=y)) for _, y in views]
             shares = torch.tensor(
                 [share for share, _ in views], dtype=torch.float64, device=samples.y.device
             )
             accuracy, loss = (
-                (torch.stack(values) * shares).sum() for values in zip(*seen, strict=True)
+                (torch.stack(values) * shares).sum() for values in zip(*by_view, strict=True)
             )
             measured = accuracy, loss
         found = dict(zip(SCORES, measured, strict=True))
@@ -234,12 +234,28 @@ def _cosines(deltas: Params, start: Params, params: Params) -> Tensor:
 
 
 def split_row(found: Columns) -> tuple[Row, Params]:
-    """(columns of rounds.csv, tensors to record), on the host: one copy from the device for
-    each."""
-    aside = {key: leaf for key, leaf in found.items() if isinstance(leaf, Tensor) and leaf.ndim}
-    return _on_host({key: value for key, value in found.items() if key not in aside}), _copied(
-        aside
-    )
+    """(columns of rounds.csv, tensors to record), on the host."""
+    copies = _on_host({key: value for key, value in found.items() if isinstance(value, Tensor)})
+    recorded = {key: leaf for key, leaf in copies.items() if leaf.ndim}
+    numbers = {key: leaf.item() for key, leaf in copies.items() if not leaf.ndim}
+    numbers |= {key: value for key, value in found.items() if not isinstance(value, Tensor)}
+    row = {key: numbers[key] for key in found if key in numbers}
+    return row, recorded
+
+
+def _on_host(found: Params) -> Params:
+    """Copies of the tensors on the host, in one transfer from a device.
+
+    float64 holds each value exactly.
+    """
+    away = {key: leaf.detach() for key, leaf in found.items() if leaf.device.type != "cpu"}
+    copies = {key: leaf.detach().clone() for key, leaf in found.items() if key not in away}
+    if away:
+        flat = torch.cat([leaf.double().reshape(-1) for leaf in away.values()]).cpu()
+        parts = torch.split(flat, [leaf.numel() for leaf in away.values()])
+        for (key, leaf), part in zip(away.items(), parts, strict=True):
+            copies[key] = part.to(leaf.dtype).reshape(leaf.shape)
+    return {key: copies[key] for key in found}
 
 
 def stacked(recorded: Sequence[Params]) -> Params:
@@ -256,35 +272,6 @@ def stacked(recorded: Sequence[Params]) -> Params:
                 earlier.clear()
             earlier.append(leaf)
     return {key: torch.stack(leaves) for key, leaves in series.items()}
-
-
-def _on_host(found: Mapping[str, Tensor | float]) -> dict[str, float]:
-    """The numbers, with all 0-d tensors in one copy from the device.
-
-    float64 holds each of their values exactly.
-    """
-    there = {key: value for key, value in found.items() if isinstance(value, Tensor)}
-    values = torch.stack([value.double() for value in there.values()]).cpu().tolist()
-    whole = {key for key, value in there.items() if not value.is_floating_point()}
-    here = {
-        key: int(value) if key in whole else value for key, value in zip(there, values, strict=True)
-    }
-    return {key: here.get(key, value) for key, value in found.items()}
-
-
-def _copied(found: Params) -> Params:
-    """Copies of the tensors on the host, in one transfer from a device.
-
-    float64 holds each value exactly.
-    """
-    there = {key: leaf.detach() for key, leaf in found.items() if leaf.device.type != "cpu"}
-    copies = {key: leaf.detach().clone() for key, leaf in found.items() if key not in there}
-    if there:
-        flat = torch.cat([leaf.double().reshape(-1) for leaf in there.values()]).cpu()
-        parts = torch.split(flat, [leaf.numel() for leaf in there.values()])
-        for (key, leaf), part in zip(there.items(), parts, strict=True):
-            copies[key] = part.to(leaf.dtype).reshape(leaf.shape)
-    return {key: copies[key] for key in found}
 
 
 def rounds_csv(rows: Sequence[Mapping[str, float]]) -> str:

@@ -35,7 +35,7 @@ from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.record import Evaluation, Recording, split_row, stacked
 from fedml_noniid.plugins.engines.sequential import plain
-from fedml_noniid.plugins.engines.storage import apart
+from fedml_noniid.plugins.engines.storage import unaliased
 
 T = TypeVar("T")
 Asking = Generator[Ask, Reply, Row]
@@ -127,7 +127,7 @@ class Run:
         done: RoundResult = yield from self._exchanged(
             self.algorithm.round(before, self._server(t, cohort)), t
         )
-        found, last = _unaliased(done), t == self.plan.rounds
+        found, last = _without_scratch(done), t == self.plan.rounds
         row, recorded, done = yield from self._ended(before, found, t, last)
         if not last:
             rows = [*self.rows, row]
@@ -286,25 +286,25 @@ class Run:
 class Checkpointing(Callback):
     """Writes the checkpoints of a run, which goes on from the last one if there is one."""
 
-    def __init__(self, kept: Checkpoints, every: int = 1) -> None:
+    def __init__(self, checkpoints: Checkpoints, every: int = 1) -> None:
         """`every`: rounds from one checkpoint to the next; there is one after the last round
         too."""
-        self.kept, self.every = kept, every
+        self.checkpoints, self.every = checkpoints, every
 
     def on_start(self, run: Run) -> None:
-        self.kept.of(run.algorithm.name)
-        if self.kept.exists():
-            run.restore(self.kept.read(run.trees))
+        self.checkpoints.of(run.algorithm.name)
+        if self.checkpoints.exists():
+            run.restore(self.checkpoints.read(run.trees))
 
     def on_round(self, run: Run, row: Row) -> None:
         if run.over or run.done % self.every == 0:
-            self.kept.write(run.checkpoint())
+            self.checkpoints.write(run.checkpoint())
 
     def state(self) -> dict[str, Any]:
         return {}
 
 
-def _unaliased(done: RoundResult) -> RoundResult:
+def _without_scratch(done: RoundResult) -> RoundResult:
     """The round without leaves in the memory of the clients' updates, which the next round
     overwrites."""
     trees = {
@@ -312,7 +312,7 @@ def _unaliased(done: RoundResult) -> RoundResult:
         "evaluated": done.evaluated or {},
         "metrics": done.metrics,
     }
-    found = apart(trees, done.trained)
+    found = unaliased(trees, done.trained)
     return RoundResult(
         State(**found["state"]), found["evaluated"] or None, found["metrics"], done.trained
     )

@@ -20,7 +20,7 @@ from fedml_noniid.plugins.data.batches import Order
 from fedml_noniid.plugins.engines.clients import Clients, to_device
 from fedml_noniid.plugins.engines.local import ClientAxis, StepInputs, train
 from fedml_noniid.plugins.engines.personal import personalized
-from fedml_noniid.plugins.engines.storage import apart, replace_row, rows_for
+from fedml_noniid.plugins.engines.storage import replace_row, rows_for, unaliased
 
 
 def plain(task: Task) -> Task:
@@ -90,15 +90,15 @@ class Sequential:
         read, _ = clients.reads(key)
         steps = self._pass(order, clients.train, read, clients.needs.last_epoch)
         # Made once, and only where a component reads it.
-        seen = cache(partial(self._client, ask, round_, key, client))
-        axis = ClientAxis(lambda _: seen(), self.gradient)
+        view = cache(partial(self._client, ask, round_, key, client))
+        axis = ClientAxis(lambda _: view(), self.gradient)
         trees: Tree = {"key": key, "each": row(ask.each, position), "memory": self._memory(client)}
         inputs = StepInputs(steps, clients.drawn(ask, host_key, [order]), out)
         found, answers = train(
             clients.algorithm, self.task, axis, ask, trees, inputs, clients.graphs
         )
         replace_row(clients.memory, clients.row[client], answers.pop("memory"))
-        answers = apart(answers, found.params)
+        answers = unaliased(answers, found.params)
         if clients.asked_again(ask):
             clients.store(client, found.params, found.buffers)
         for name, leaf in found.params.items():  # a client without a step ends where it began
@@ -114,9 +114,9 @@ class Sequential:
         clients, client = self.clients, ask.to[position]
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.trained[client]
         model = ask._replace(params=params, buffers=buffers)
-        seen = self._client(model, round_, key, client)
+        view = self._client(model, round_, key, client)
         sent, memory = ask._replace(each=row(ask.each, position)), self._memory(client)
-        found = answer(clients.algorithm, personalized(seen, memory), sent, memory)
+        found = answer(clients.algorithm, personalized(view, memory), sent, memory)
         replace_row(clients.memory, clients.row[client], memory | {ask.owner: found.memory})
         zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
         return {

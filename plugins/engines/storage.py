@@ -38,7 +38,7 @@ def rows_for(like: Params, m: int, memory: Callable[[int], Tensor] | None = None
     return tree_map(rows, like)
 
 
-def apart(tree: Tree, scratch: Tree) -> Tree:
+def unaliased(tree: Tree, scratch: Tree) -> Tree:
     """The tree, with copies of the leaves that lie in the memory of `scratch`, which is used
     again."""
     used = {_memory(leaf) for leaf in leaves(scratch)}
@@ -67,7 +67,7 @@ def shared(size: int) -> Tensor:
     return torch.frombuffer(mmap.mmap(-1, max(size, ALIGNED), flags=flags), dtype=torch.uint8)
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     """Where a tensor lies in an arena."""
 
     offset: int  # bytes
@@ -87,35 +87,35 @@ class SharedStorage:
         self._used = 0
 
     def put(self, tree: Tree) -> Tree:
-        """Copies a tree in and returns its places.
+        """Copies a tree in and returns its slots.
 
         A leaf that does not fit is returned as an array of numpy's.
         """
         return tree_map(self._leaf, tree)
 
-    def get(self, places: Tree) -> Tree:
-        """The tree whose places `put` returned, as views."""
+    def get(self, slots: Tree) -> Tree:
+        """The tree whose slots `put` returned, as views."""
         return tree_map(
             lambda at: torch.from_numpy(at) if isinstance(at, np.ndarray) else self._view(at),
-            places,
+            slots,
         )
 
     def _leaf(self, leaf: Tensor) -> Any:
-        """The leaf's Place; where it does not fit, an array of numpy's."""
+        """The leaf's Slot; where it does not fit, an array of numpy's."""
         n = leaf.numel() * leaf.element_size()
         if self._used + n > len(self._bytes):
             return leaf.detach().contiguous().numpy()
-        place = Place(self._used, tuple(leaf.shape), leaf.dtype)
+        slot = Slot(self._used, tuple(leaf.shape), leaf.dtype)
         self._used += -(-n // ALIGNED) * ALIGNED
-        self._view(place).copy_(leaf)
-        return place
+        self._view(slot).copy_(leaf)
+        return slot
 
-    def _view(self, place: Place) -> Tensor:
-        n = place.dtype.itemsize * math.prod(place.shape)
-        return self._bytes[place.offset : place.offset + n].view(place.dtype).reshape(place.shape)
+    def _view(self, slot: Slot) -> Tensor:
+        n = slot.dtype.itemsize * math.prod(slot.shape)
+        return self._bytes[slot.offset : slot.offset + n].view(slot.dtype).reshape(slot.shape)
 
 
 def replace_row(stacked: Tree, index: int, tree: Tree) -> None:
-    """Writes `tree` into row `index` of a stacked tree, in place: for storage that belongs to the
+    """Writes `tree` into row `index` of a stacked tree, in slot: for storage that belongs to the
     engine."""
     tree_map(lambda rows, leaf: rows[index].copy_(leaf), stacked, tree)

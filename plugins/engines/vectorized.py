@@ -28,7 +28,7 @@ from fedml_noniid.plugins.engines.compiled import Compiled, compiled_for
 from fedml_noniid.plugins.engines.local import ClientAxis, StepInputs, train
 from fedml_noniid.plugins.engines.packing import stack
 from fedml_noniid.plugins.engines.personal import personalized
-from fedml_noniid.plugins.engines.storage import apart, rows_for
+from fedml_noniid.plugins.engines.storage import rows_for, unaliased
 from fedml_noniid.plugins.models.model import Model
 
 NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
@@ -36,14 +36,14 @@ NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
 MAX_STEP_RATIO = 2.0
 
 
-def chunks(lengths: Sequence[int], size: int, apart: float = MAX_STEP_RATIO) -> list[list[int]]:
+def chunks(lengths: Sequence[int], size: int, ratio: float = MAX_STEP_RATIO) -> list[list[int]]:
     """Groups of positions that run side by side, from few steps to many.
 
-    A group has at most `size` positions, and none has more than `apart` times the steps of another.
+    A group has at most `size` positions, and none has more than `ratio` times the steps of another.
     """
     found: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if not found or len(found[-1]) == size or lengths[position] > apart * lengths[found[-1][0]]:
+        if not found or len(found[-1]) == size or lengths[position] > ratio * lengths[found[-1][0]]:
             found.append([])
         found[-1].append(position)
     return found
@@ -88,19 +88,19 @@ class Vectorized:
         host, pieces = clients.keys(ask, round_), []
         keys = host.to(clients.device)
         # A GPU has memory for clients that wait, and needs few launches.
-        apart = MAX_STEP_RATIO if clients.device.type == "cpu" else math.inf
+        max_ratio = MAX_STEP_RATIO if clients.device.type == "cpu" else math.inf
         if ask.job not in self._sizes:
             self._sizes[ask.job] = self.chunk_size(ask)
-        parts = chunks([len(order.sizes) for order in orders], self._sizes[ask.job], apart)
+        parts = chunks([len(order.sizes) for order in orders], self._sizes[ask.job], max_ratio)
         out = self._memory(ask) if training and len(parts) == 1 else None
         for chunk in parts:
             moving = [orders[position] for position in chunk]
             rows, found = self._piece(ask, round_, chunk, moving, (host, keys), out)
             # Rows of different clients: no two writes meet.
-            memory, kept = found.pop("memory"), clients.memory
+            memory, stored = found.pop("memory"), clients.memory
             tree_map(
                 lambda leaf, new, rows=rows: leaf.index_copy_(0, rows, new),
-                {k: kept[k] for k in memory},
+                {k: stored[k] for k in memory},
                 memory,
             )
             pieces.append(found)
@@ -229,7 +229,7 @@ class Vectorized:
         )
         # The models become differences in place. A component that sends one of their tensors sends
         # a copy.
-        answers = apart(answers, found.params)
+        answers = unaliased(answers, found.params)
         mean = found.loss / found.steps.clamp(min=1)
         return answers | {
             "params": found.params,
@@ -248,8 +248,8 @@ class Vectorized:
 
         def one(trees: Tree) -> Tree:
             sent = ask._replace(each=trees["each"])
-            seen = personalized(self._client(ask, round_, trees), trees["memory"])
-            found = answer(clients.algorithm, seen, sent, trees["memory"])
+            view = personalized(self._client(ask, round_, trees), trees["memory"])
+            found = answer(clients.algorithm, view, sent, trees["memory"])
             named = {
                 field: {ask.owner: getattr(found, field)}
                 for field in ("upload", "memory", "metrics")
@@ -271,8 +271,8 @@ class Vectorized:
                 assert reading is not None
                 return reading(samples, index, step)
 
-            seen: Tensor = torch.func.vmap(one)(keys, index)
-            return seen
+            view: Tensor = torch.func.vmap(one)(keys, index)
+            return view
 
         return read
 

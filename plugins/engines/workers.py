@@ -50,7 +50,7 @@ class _Worker(NamedTuple):
             self.connection.send(what)
 
     def receive(self) -> Tree:
-        """Returns the places of an answer. Raises the worker's error."""
+        """Returns the slots of an answer. Raises the worker's error."""
         with _alive():
             found: Tree | BaseException = self.connection.recv()
         if isinstance(found, BaseException):
@@ -98,7 +98,7 @@ class Workers:
             "shared": ask.shared,
             "each": ask.each,
         }
-        places = self._asks.put(trees)
+        slots = self._asks.put(trees)
         busy: dict[Connection, tuple[int, list[int]]] = {}
         found: list[Tree] = []
         rows: list[Tensor] = []
@@ -106,7 +106,7 @@ class Workers:
         def give(number: int, first: bool) -> None:
             if piece := self._piece(ask, left, sizes, number):
                 worker = self._workers[number]
-                worker.send((ask.job, ask.to, ask.owner, places, round_, piece, first))
+                worker.send((ask.job, ask.to, ask.owner, slots, round_, piece, first))
                 busy[worker.connection] = number, piece
 
         for number in range(self.processes):
@@ -243,11 +243,11 @@ def _work(
     torch.set_num_threads(1)
     try:
         while True:
-            job, to, owner, places, round_, piece, first = connection.recv()
+            job, to, owner, slots, round_, piece, first = connection.recv()
             if first:
                 answers.clear()
             try:
-                found = engine.some(Ask(job, to, owner=owner, **asks.get(places)), round_, piece)
+                found = engine.some(Ask(job, to, owner=owner, **asks.get(slots)), round_, piece)
                 connection.send(answers.put(found))
             except Exception as error:  # of any kind: the main process raises it again
                 error.add_note("in a worker process:\n" + traceback.format_exc())

@@ -294,22 +294,6 @@ def test_refined_replies_keep_what_others_sent_up() -> None:
     assert done.state.slices["reads"]["x"] == 3.0
 
 
-def test_client_models_come_one_at_a_time() -> None:
-    seen: list[float] = []
-
-    @dataclass(frozen=True)
-    class Reads(Component):
-        name: ClassVar[str] = "reads"
-
-        def step(self, server: Server) -> Change:
-            seen.extend(w["w"].item() for w, _ in server.client_models())
-            seen.extend(buffers["mean"].item() for _, buffers in server.client_models())
-            return Change()
-
-    round_of(Reads())
-    assert seen == [11.0, 12.0, 15.0, 4.0, 8.0, 0.0]
-
-
 def test_finish_leaves_the_model_where_nobody_changes_it() -> None:
     algorithm, state = started(Counts())
     said, final = play(algorithm.finish(state, server()))
@@ -357,18 +341,6 @@ def test_two_claims_on_one_thing_are_refused_with_both_names_and_the_reason() ->
     message, (what, why) = str(error.value), Exclusive.SERVER_STEP.value
     assert all(word in message for word in ("'doubles'", "'stays'", what, why))
     assert Exclusive.DRIFT.value[0] not in message and "\n" not in message
-
-
-def test_every_claim_has_its_reason() -> None:
-    assert all(len(claim.value) == 2 and all(claim.value) for claim in Exclusive)
-
-
-@pytest.mark.parametrize("pair", ["rfedavg+rfedavg_plus", "rfedavg_plus+rfedavg"])
-def test_two_feature_regularisers_are_refused(pair: str) -> None:
-    with pytest.raises(
-        RecipeError, match=r"'rfedavg' and 'rfedavg_plus'.*feature distribution regulariser"
-    ):
-        build(pair, {}, SETTING)
 
 
 def test_a_component_twice_is_refused() -> None:

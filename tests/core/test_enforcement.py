@@ -9,14 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import (
     OWNS,
     Answer,
     Ask,
-    Asks,
     Change,
     Client,
     Component,
@@ -27,9 +25,8 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Trace,
 )
-from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.core.trees import Tree
 from fedml_noniid.plugins.recipes import METHODS
 from tests import federation
 
@@ -47,46 +44,6 @@ def made(hook: str, does: Callable[..., Any], **more: Any) -> type[Component]:
     return dataclass(frozen=True)(type("Made", (Component,), {"name": "made", hook: does, **more}))
 
 
-@dataclass(frozen=True)
-class ReadsOwn(Component):
-    """Reads the whole local set."""
-
-    name: ClassVar[str] = "reads"
-
-    def report(self, trace: Trace, client: Client) -> Answer:
-        return Answer({"counts": client.local_set.class_counts(3)})
-
-
-@dataclass(frozen=True)
-class ReadsPublic(Component):
-    """Reads the public split on the client."""
-
-    name: ClassVar[str] = "reads"
-
-    def prepare(self, client: Client) -> Tree:
-        return {"mean": client.public.mean(lambda batch: {"x": batch.x})["x"]}
-
-
-@dataclass(frozen=True)
-class ReadsPublicOnTheServer(Component):
-    """Reads the public split on the server."""
-
-    name: ClassVar[str] = "reads"
-
-    def step(self, server: Server) -> Change:
-        return Change(metrics={"mean": server.public.x.mean()})
-
-
-@dataclass(frozen=True)
-class ReadsFeatures(Component):
-    """Reads the features of the last epoch."""
-
-    name: ClassVar[str] = "reads"
-
-    def report(self, trace: Trace, client: Client) -> Answer:
-        return Answer({"z": trace.features.clone()})
-
-
 @pytest.mark.parametrize(
     "use",
     [iter, len, lambda own: own[0], lambda own: own.n],
@@ -97,160 +54,119 @@ def test_what_is_absent_says_why_in_every_use(use: Callable[[Any], object]) -> N
         use(Client.local_set)
 
 
+def reads_local_set(self: Component, trace: Trace, client: Client) -> Answer:
+    return Answer({"counts": client.local_set.class_counts(3)})
+
+
+def reads_public(self: Component, client: Client) -> Tree:
+    return {"mean": client.public.mean(lambda batch: {"x": batch.x})["x"]}
+
+
+def reads_public_on_the_server(self: Component, server: Server) -> Change:
+    return Change(metrics={"mean": server.public.x.mean()})
+
+
+def reads_features(self: Component, trace: Trace, client: Client) -> Answer:
+    return Answer({"z": trace.features.clone()})
+
+
+PUBLIC, LOCAL, LAST = Needs(public=Public.UNLABELLED), Needs(local_set=True), Needs(last_epoch=True)
+# What a hook reads, the need that allows it, and what is said without it.
 READS = [
-    (ReadsOwn, Needs(local_set=True), r"client\.local_set .*Needs\(local_set=True\)"),
-    (ReadsPublic, Needs(public=Public.UNLABELLED), r"client\.public .*Needs\(public=\.\.\.\)"),
     (
-        ReadsPublicOnTheServer,
-        Needs(public=Public.UNLABELLED),
-        r"server\.public .*Needs\(public=\.\.\.\)",
+        "report",
+        reads_local_set,
+        Needs(local_set=True),
+        r"client\.local_set .*Needs\(local_set=True\)",
     ),
-    (ReadsFeatures, Needs(last_epoch=True), r"trace\.features .*Needs\(last_epoch=True\)"),
+    ("prepare", reads_public, PUBLIC, r"client\.public .*Needs\(public=\.\.\.\)"),
+    ("step", reads_public_on_the_server, PUBLIC, r"server\.public .*Needs\(public=\.\.\.\)"),
+    (
+        "report",
+        reads_features,
+        Needs(last_epoch=True),
+        r"trace\.features .*Needs\(last_epoch=True\)",
+    ),
 ]
 
 
 @ENGINES
+@pytest.mark.parametrize("others", [False, True], ids=["", "another declares"])
 @pytest.mark.parametrize(
-    ("kind", "needs", "words"), READS, ids=[kind.__name__ for kind, *_ in READS]
+    ("hook", "does", "needs", "words"), READS, ids=[does.__name__ for _, does, *_ in READS]
 )
 def test_what_is_read_must_be_declared(
-    kind: type[Component], needs: Needs, words: str, engine: str, monkeypatch: pytest.MonkeyPatch
+    hook: str,
+    does: Callable[..., Any],
+    needs: Needs,
+    words: str,
+    others: bool,
+    engine: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(RecipeError, match=words):
-        run(kind, monkeypatch, engine=engine)
-    run(type("Declares", (kind,), {"needs": needs}), monkeypatch, engine=engine)
-
-
-@ENGINES
-@pytest.mark.parametrize(
-    ("kind", "needs", "words"), READS, ids=[kind.__name__ for kind, *_ in READS]
-)
-def test_what_another_component_declares_does_not_help(
-    kind: type[Component], needs: Needs, words: str, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """By the component itself: what another one declares does not help."""
     everything = Needs(local_set=True, public=Public.LABELLED, last_epoch=True)
-    declares = dataclass(frozen=True)(
-        type("Declares", (Component,), {"name": "declares", "needs": everything})
-    )
-    monkeypatch.setitem(METHODS, "declares", declares)
-    monkeypatch.setitem(METHODS, kind.name, kind)
+    declares = type("Declares", (Component,), {"name": "declares", "needs": everything})
+    monkeypatch.setitem(METHODS, "declares", dataclass(frozen=True)(declares))
+    monkeypatch.setitem(METHODS, "made", made(hook, does))
+    recipe = "declares+made" if others else "made"
     with pytest.raises(RecipeError, match=words):
-        federation.run(f"declares+{kind.name}", rounds=1, engine=engine)
+        federation.run(recipe, rounds=1, engine=engine)
+    run(made(hook, does, needs=needs), monkeypatch, engine=engine)
 
 
-@dataclass(frozen=True)
-class Logits(Component):
-    name: ClassVar[str] = "made"
-
-    def logits(self, logits: Tensor, w: Params, client: Client) -> Tensor:
-        return 2 * logits
+def asked_for_nothing(found: Any) -> Any:
+    """A hook that may ask and asks nothing."""
+    return found
+    yield
 
 
-@dataclass(frozen=True)
-class Refine(Component):
-    name: ClassVar[str] = "made"
-
-    def refine(self, server: Server) -> Asks:
-        return server.replies
-        yield Ask("none", ())
-
-
-@dataclass(frozen=True)
-class Average(Component):
-    name: ClassVar[str] = "made"
-
-    def average(self, server: Server) -> Params:
-        return server.params
-
-
-@dataclass(frozen=True)
-class Learn(Component):
-    name: ClassVar[str] = "made"
-
-    def learn(self, server: Server) -> Change:
-        return Change(params=server.params)
-
-
-@dataclass(frozen=True)
-class Finish(Component):
-    name: ClassVar[str] = "made"
-
-    def finish(self, server: Server) -> Asks:
-        return Change(params=server.params)
-        yield Ask("none", ())
-
-
-OWNERS: dict[str, type[Component]] = {
-    "logits": Logits,
-    "refine": Refine,
-    "average": Average,
-    "learn": Learn,
-    "finish": Finish,
+# Hooks whose results only one component may own.
+OWNERS: dict[str, Callable[..., Any]] = {
+    "logits": lambda self, logits, w, client: 2 * logits,
+    "refine": lambda self, server: asked_for_nothing(server.replies),
+    "average": lambda self, server: server.params,
+    "learn": lambda self, server: Change(params=server.params),
+    "finish": lambda self, server: asked_for_nothing(Change(params=server.params)),
 }
 
 
 @pytest.mark.parametrize("hook", OWNS)
 def test_overriding_what_only_one_may_own_is_refused_when_composed(hook: str) -> None:
-    kind, claim = OWNERS[hook], OWNS[hook]
-    with pytest.raises(
-        RecipeError, match=rf"'made' changes the {claim.value[0]} .*add {claim} to `exclusive`"
-    ):
-        Algorithm.compose([kind()], SETTING)
-    Algorithm.compose([type("Claims", (kind,), {"exclusive": frozenset({claim})})()], SETTING)
+    does, owned = OWNERS[hook], OWNS[hook]
+    words = rf"'made' changes the {owned.value[0]} .*add {owned} to `exclusive`"
+    with pytest.raises(RecipeError, match=words):
+        Algorithm.compose([made(hook, does)()], SETTING)
+    Algorithm.compose([made(hook, does, exclusive=frozenset({owned}))()], SETTING)
 
 
-@dataclass(frozen=True)
-class BringsAnOptimizer(Component):
-    name: ClassVar[str] = "made"
-
-    def optimizer(self, given: Optimizer) -> Optimizer:
-        return given
-
-
-@dataclass(frozen=True)
-class StartsWarm(Component):
-    name: ClassVar[str] = "made"
-
-    def warm_start(self, client: Client) -> Tree:
-        return client.task.optimizer.init(client.params)
-
-
-@dataclass(frozen=True)
-class Steps(Component):
-    name: ClassVar[str] = "made"
-
-    def step(self, server: Server) -> Change:
-        return Change(params=server.params)
-
-
-@dataclass(frozen=True)
-class Evaluates(Component):
-    name: ClassVar[str] = "made"
-
-    def step(self, server: Server) -> Change:
-        return Change(evaluated=server.params)
-
-
-RESULTS = [
-    (BringsAnOptimizer, Exclusive.OPTIMIZER),
-    (StartsWarm, Exclusive.OPTIMIZER_MEMORY),
-    (Steps, Exclusive.SERVER_STEP),
-    (Evaluates, Exclusive.SERVER_STEP),
+RESULTS: list[tuple[str, Callable[..., Any], Exclusive]] = [
+    ("optimizer", lambda self, given: given, Exclusive.OPTIMIZER),
+    (
+        "warm_start",
+        lambda self, client: client.task.optimizer.init(client.params),
+        Exclusive.OPTIMIZER_MEMORY,
+    ),
+    ("step", lambda self, server: Change(params=server.params), Exclusive.SERVER_STEP),
+    ("step", lambda self, server: Change(evaluated=server.params), Exclusive.SERVER_STEP),
 ]
 
 
 @ENGINES
-@pytest.mark.parametrize(("kind", "claim"), RESULTS, ids=[kind.__name__ for kind, _ in RESULTS])
-def test_a_result_that_is_not_claimed_is_refused_in_the_first_round(
-    kind: type[Component], claim: Exclusive, engine: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("hook", "does", "owned"), RESULTS)
+def test_a_result_of_another_owner_is_refused_in_the_first_round(
+    hook: str,
+    does: Callable[..., Any],
+    owned: Exclusive,
+    engine: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An option may decide about these, so composing can't tell."""
-    Algorithm.compose([kind()], SETTING)
-    with pytest.raises(
-        RecipeError, match=rf"'made' changes the {claim.value[0]} .*add {claim} to `exclusive`"
-    ):
-        run(kind, monkeypatch, engine=engine)
-    run(type("Claims", (kind,), {"exclusive": frozenset({claim})}), monkeypatch, engine=engine)
+    Algorithm.compose([made(hook, does)()], SETTING)
+    words = rf"'made' changes the {owned.value[0]} .*add {owned} to `exclusive`"
+    with pytest.raises(RecipeError, match=words):
+        run(made(hook, does), monkeypatch, engine=engine)
+    run(made(hook, does, exclusive=frozenset({owned})), monkeypatch, engine=engine)
 
 
 def test_what_is_asked_must_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,24 +88,6 @@ def test_a_step_changes_nothing_in_place_but_the_gradient(
     assert first["w"].data_ptr() not in elsewhere
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_the_state_keeps_its_structure(name: str, options: dict[str, float]) -> None:
-    pure = build(name, 0.1, options.get("momentum"), options.get("weight_decay", 0.0))
-    params = {"w": torch.ones(2, 3, dtype=torch.float64)}
-    before = pure.init(params)
-    _, after = pure.step(params, before, params)
-    assert before.keys() == after.keys()
-    for key in before:
-        pairs = (
-            zip(before[key].items(), after[key].items(), strict=True)
-            if isinstance(before[key], dict)
-            else []
-        )
-        assert all(
-            k == l_ and a.shape == b.shape and a.dtype == b.dtype for (k, a), (l_, b) in pairs
-        )
-
-
 @pytest.mark.parametrize("norm", [0.5, 100.0])
 def test_clipped_gradients_are_torchs(norm: float) -> None:
     """(3, 4) and 12 have norm 13."""

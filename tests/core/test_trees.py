@@ -99,12 +99,6 @@ def test_n_bytes_counts_each_dtype_at_its_size() -> None:
     assert trees.n_bytes({}) == 0
 
 
-def test_leaves_come_in_insertion_order() -> None:
-    assert [
-        leaf.item() for leaf in trees.leaves({"z": torch.tensor(1), "a": {"b": torch.tensor(2)}})
-    ] == [1, 2]
-
-
 def test_nothing_is_changed_in_place() -> None:
     before = lists(A), lists(B)
     (

@@ -262,13 +262,3 @@ def test_what_does_not_fit_travels_by_itself() -> None:
     places = arena.put(TREE)
     assert same(arena.get(places), TREE)
     assert isinstance(places["view"], np.ndarray)
-
-
-def test_another_process_sees_it() -> None:
-    arena = SharedStorage(ALIGNED)
-    places = arena.put({"a": torch.zeros(3)})
-    if (child := os.fork()) == 0:
-        arena.get(places)["a"].fill_(7)
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert arena.get(places)["a"].tolist() == [7, 7, 7]
