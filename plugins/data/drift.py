@@ -131,11 +131,11 @@ def drift(
                 )
         concepts[number, list(pair)] = list(pair)[::-1]
     group = np.arange(n_clients) % len(swap)  # [N]
-    own = np.where([not pair for pair in swap], 0, np.arange(1, 1 + len(swap)))[
+    after = np.where([not pair for pair in swap], 0, np.arange(1, 1 + len(swap)))[
         group
     ]  # [N], after the drift
     begins = at + step * group if kind == "incremental" else np.full(n_clients, at)
     ends = at + step if kind == "recurrent" else np.inf
     rounds = sorted({*begins.tolist(), *([ends] if kind == "recurrent" else [])})
-    drifted = [own * (begins <= t) * (t < ends) for t in rounds]
+    drifted = [after * (begins <= t) * (t < ends) for t in rounds]
     return Drift(concepts, np.array(rounds, np.int64), np.stack(drifted))

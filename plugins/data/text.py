@@ -64,12 +64,12 @@ def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
     )
     found = np.full((len(texts), length), PAD, dtype=np.int32)
     for row, tokens in zip(found, texts, strict=True):
-        kept = [number.get(token, UNKNOWN) for token in tokens[:length]] or [UNKNOWN]
-        row[: len(kept)] = kept
+        known = [number.get(token, UNKNOWN) for token in tokens[:length]] or [UNKNOWN]
+        row[: len(known)] = known
     return torch.from_numpy(found)
 
 
-class Read(NamedTuple):
+class Encoded(NamedTuple):
     """Texts as a network reads them."""
 
     train_x: Tensor  # [n, length] int32
@@ -81,20 +81,20 @@ class Read(NamedTuple):
 def read_texts(
     train: Sequence[str],
     test: Sequence[str],
-    seen: Sequence[str],
+    source: Sequence[str],
     root: Path,
     size: int,
     length: int,
     noun: str,
-) -> Read:
+) -> Encoded:
     """Tokens of texts in two parts, and the vectors of a vocabulary of `size` entries at most, made
-    of `seen` texts.
+    of `source` texts.
 
     See `encode` for `length` and `embedding` for `root`. `noun`: "tweets", for the notes. Raises
     UserError as these.
     """
     first, second = ([tokenise(one) for one in part] for part in (train, test))
-    words = vocabulary(first if seen is train else map(tokenise, seen), size)
+    words = vocabulary(first if source is train else map(tokenise, source), size)
     vectors, where = embedding(words, root)
     train_x, test_x = encode(first, words, length), encode(second, words, length)
     cut = sum(len(tokens) > length for part in (first, second) for tokens in part)
@@ -104,7 +104,7 @@ def read_texts(
         f"{cut} of {len(first) + len(second)} {noun} cut to {length} tokens",
         where,
     ]
-    return Read(train_x, test_x, vectors, notes)
+    return Encoded(train_x, test_x, vectors, notes)
 
 
 def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:

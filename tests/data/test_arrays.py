@@ -85,10 +85,17 @@ def test_labels_are_any_whole_numbers():
     assert found.classes == ["7", "8", "9"] and found.test_y.tolist() == [2, 1, 0, 2, 1, 0]
 
 
-def test_owners_of_numbers(root):
-    """Numbered in sorted order over both files: -5, 2, 7, 2**63."""
-    write(root, client=np.array([7, -5, 7, 7, 2, 2]))
-    write(root, "test", client=np.array([2, 2**63, 7, 7], dtype=np.uint64))
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        (np.array([7, -5, 7, 7, 2, 2]), np.array([2, 2**63, 7, 7], dtype=np.uint64)),
+        (np.array(list("cBccaa")), np.array(list("adcc"))),
+    ],
+)
+def test_owners(root, train, test):
+    """Numbered in sorted order over both files: -5, 2, 7, 2**63, and B, a, c, d."""
+    write(root, client=train)
+    write(root, "test", client=test)
     found = load("arrays", root)
     assert found.train_owner.tolist() == [2, 0, 2, 2, 1, 1] and found.test_owner.tolist() == [
         1,
@@ -97,18 +104,6 @@ def test_owners_of_numbers(root):
         2,
     ]
     assert found.train_owner.dtype == found.test_owner.dtype == torch.int64
-
-
-def test_owners_of_text(root):
-    write(root, client=np.array(["zoe", "ada", "zoe", "Bob", "ada", "ada"]))
-    write(root, "test", client=np.array(["margarete", "ada", "zoe", "zoe"]))
-    found = load("arrays", root)
-    assert found.train_owner.tolist() == [3, 1, 3, 0, 1, 1] and found.test_owner.tolist() == [
-        2,
-        1,
-        3,
-        3,
-    ]
 
 
 def test_class_names(root):

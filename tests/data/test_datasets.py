@@ -223,19 +223,6 @@ def test_an_unwritable_place_is_named_and_left_alone(digits, tmp_path):
     assert contents(tmp_path) == {Path("file"): b"mine"}
 
 
-def test_an_interrupted_save_leaves_the_old_file(digits, tmp_path, monkeypatch):
-    path = tmp_path / "digits.safetensors"
-    path.write_text("old")
-
-    def full_disk(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with refuse(path, "No space left on device"):
-        digits.save(path)
-    assert contents(tmp_path) == {Path(path.name): b"old"}
-
-
 # MNIST
 
 

@@ -35,7 +35,7 @@ from fedml_noniid.plugins.engines.evaluation import evaluate
 from fedml_noniid.plugins.engines.hashing import model_tensors
 from fedml_noniid.plugins.engines.run import Checkpointing, Outcome
 from tests import federation
-from tests.data.test_skew import dealt, item, settings
+from tests.data.test_skew import item, partitioned, settings
 from tests.test_parity import close
 
 SUDDEN: dict[str, Any] = {"drift": {"at": 2, "swap": [[1, 7]]}}
@@ -152,12 +152,12 @@ def test_pooled_samples_drift_and_shared_ones_do_not(digits: Dataset, recipe: st
 
 
 def test_the_file_holds_the_drift(digits: Dataset, tmp_path: Path) -> None:
-    wanted = dealt(digits, settings(MIXED)).indices
+    wanted = partitioned(digits, settings(MIXED)).indices
     (tmp_path / "indices.json").write_text(wanted.text)
     found = read_indices(tmp_path / "indices.json")
     assert found.text == wanted.text and found.skew.drift is not None
     assert json.loads(wanted.text)["drift"]["clients"] == [[1, 2, 0, 1, 2]]
-    plain = json.loads(dealt(digits, settings({})).indices.text)
+    plain = json.loads(partitioned(digits, settings({})).indices.text)
     assert plain == {key: value for key, value in json.loads(wanted.text).items() if key != "drift"}
 
 
@@ -202,7 +202,7 @@ def test_the_words_of_tables_and_reports(digits: Dataset, tmp_path: Path) -> Non
 def test_from_python_as_from_a_file(digits: Dataset) -> None:
     given: dict[str, Any] = {"alpha": 1.0, "seed": 3, "validation": 0.1, "public": 40, **MIXED}
     split = nd.partition(nd.load("digits"), "dirichlet", 5, **given)
-    assert split.indices.text == dealt(digits, settings(MIXED)).indices.text
+    assert split.indices.text == partitioned(digits, settings(MIXED)).indices.text
     late = nd.partition(nd.load("digits"), "iid", 5, drift={"at": 50, "swap": [[1, 7]]})
     with pytest.raises(
         UserError, match="drift: labels change until round 50; allowed: until 4, the last round"

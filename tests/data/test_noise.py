@@ -77,11 +77,6 @@ def test_space_is_niid_benchs_grid(n: int) -> None:
         assert np.array_equal(found[net_id], 0.3 * mask * (net_id < n - 1))
 
 
-@pytest.mark.parametrize("form", ["level", "equal", "space"])
-def test_sigma_0_is_no_noise(form: str) -> None:
-    assert bool((deviations(form, 0.0, 5, IMAGE, GREY) == 0).all())
-
-
 def test_features_that_are_no_images_have_levels_too() -> None:
     """Each column has its own scale."""
     assert deviations("level", 0.5, 2, (2,), torch.tensor([1.0, 3.0])).tolist() == [

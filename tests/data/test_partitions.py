@@ -111,9 +111,11 @@ def test_by_classes(population, data):
     classes = data.draw(st.lists(one, min_size=n_clients, max_size=n_clients))
     clients = partition("by_classes", labels, indices, n_clients, seed, classes=classes)
     held = np.array([[c in mine for c in present] for mine in classes])
-    dealt = np.sort(np.concatenate(clients))
-    check(dealt, clients, n_clients)
-    assert np.array_equal(dealt, np.sort(indices[np.isin(labels[indices], present[held.any(0)])]))
+    assigned = np.sort(np.concatenate(clients))
+    check(assigned, clients, n_clients)
+    assert np.array_equal(
+        assigned, np.sort(indices[np.isin(labels[indices], present[held.any(0)])])
+    )
     counts = class_counts(labels, clients, present.max() + 1)[:, present]
     assert (counts[~held] == 0).all()
     share = (supply / np.maximum(held.sum(0), 1))[None].repeat(n_clients, 0)

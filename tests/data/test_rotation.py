@@ -75,7 +75,3 @@ def test_refusals(degrees: list[int], shape: tuple[int, ...], message: str) -> N
     with pytest.raises(UserError) as error:
         turns(degrees, 4, shape)
     assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_every_angle_is_a_whole_number_of_quarters() -> None:
-    assert turns((0, 90, 180, 270), 4, SQUARE).tolist() == [0, 1, 2, 3]

@@ -178,9 +178,9 @@ def test_two_classes(n_classes, times, law, part, seed):
         if law and "total = " in str(error):
             return
         raise
-    dealt = np.concatenate(clients)
-    assert len(np.unique(dealt)) == len(dealt) == total
-    check(dealt, clients, n_clients, least=10)
+    assigned = np.concatenate(clients)
+    assert len(np.unique(assigned)) == len(assigned) == total
+    check(assigned, clients, n_clients, least=10)
     counts = class_counts(labels, clients, n_classes)
     assert ((counts > 0).sum(1) == 2).all()
     assert ((counts > 0).sum(0) == 2 * times).all()
@@ -268,11 +268,11 @@ def test_two_classes_give_up():
 def test_similarity(population, s):
     labels, indices, n_clients, seed = population
     clients = partition("similarity", labels, indices, n_clients, seed, s=s)
-    dealt = np.concatenate(clients)
+    assigned = np.concatenate(clients)
     alike = int(s * len(indices))
-    assert set(dealt) <= set(indices)
-    assert len(indices) - len(dealt) == alike % n_clients + (len(indices) - alike) % n_clients
-    check(dealt, clients, n_clients)
+    assert set(assigned) <= set(indices)
+    assert len(indices) - len(assigned) == alike % n_clients + (len(indices) - alike) % n_clients
+    check(assigned, clients, n_clients)
     assert np.ptp(sizes_of(clients)) == 0
     if s == 0:
         assert all(labels[a].max() <= labels[b].min() for a, b in pairwise(clients))

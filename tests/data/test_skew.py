@@ -72,13 +72,13 @@ def settings(skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Con
     return config.checked(content, "params.yaml")
 
 
-def dealt(data: Dataset, of: Config) -> Partition:
+def partitioned(data: Dataset, of: Config) -> Partition:
     return partition_of(data, of.data, of.scenarios["s"], "s", 3)
 
 
 def item(data: Dataset, skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Item:
     of = settings(skews, recipe, **train)
-    return Item.of(of, Unit("s", recipe, 3), data, dealt(data, of).indices)
+    return Item.of(of, Unit("s", recipe, 3), data, partitioned(data, of).indices)
 
 
 def run(data: Dataset, skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Outcome:
@@ -126,7 +126,7 @@ def test_only_the_clients_training_samples_change(digits: Dataset, skews: dict[s
 
 def test_a_client_counts_the_labels_that_it_sees(digits: Dataset) -> None:
     """Its own counts of classes are those of the wrong labels; the statistics count true ones."""
-    found = dealt(digits, settings({"label_noise": {"rate": 1.0, "kind": "pair"}}))
+    found = partitioned(digits, settings({"label_noise": {"rate": 1.0, "kind": "pair"}}))
     assert found.indices.skew.labels is not None
     for counts, own in zip(found.counts, found.indices.skew.labels, strict=True):
         assert np.bincount(own, minlength=10).tolist() == np.roll(counts, 1).tolist()
@@ -137,7 +137,7 @@ def test_a_client_counts_the_labels_that_it_sees(digits: Dataset) -> None:
 
 
 def test_statistics_name_the_skews(digits: Dataset) -> None:
-    plain, found = (dealt(digits, settings(skews)) for skews in ({}, LABEL_NOISE | ROTATION))
+    plain, found = (partitioned(digits, settings(skews)) for skews in ({}, LABEL_NOISE | ROTATION))
     seen = (
         "feature_shift",
         "feature_spread",
@@ -167,7 +167,7 @@ def test_the_table_of_clients_and_the_words_of_a_report(digits: Dataset, tmp_pat
     partitions(place, of)
     found = results.table(place.partition("s", 3) / "clients.csv")
     assert [row["rotation"] for row in found] == ["0", "90", "180", "270", "0"]
-    wanted = dealt(digits, of).columns["label_noise"]
+    wanted = partitioned(digits, of).columns["label_noise"]
     assert [float(row["label_noise"]) for row in found] == pytest.approx(wanted, abs=1e-6)
     assert [key for key in found[0] if key.isdigit()] == list(digits.classes)
     about = report._about(tmp_path, of.scenarios["s"], "s-3")
@@ -189,7 +189,7 @@ def test_from_python_as_from_a_file(digits: Dataset) -> None:
         **ROTATION,
     }
     split = nd.partition(nd.load("digits"), "dirichlet", 5, **given)
-    assert split.indices.text == dealt(digits, settings(LABEL_NOISE | ROTATION)).indices.text
+    assert split.indices.text == partitioned(digits, settings(LABEL_NOISE | ROTATION)).indices.text
     assert "degrees" not in repr(split), "only the partition's own options are named"
     with pytest.raises(
         UserError,
@@ -202,7 +202,7 @@ def test_from_python_as_from_a_file(digits: Dataset) -> None:
     "skews", [{}, LABEL_NOISE, ROTATION, LABEL_NOISE | ROTATION], ids=lambda of: "+".join(of)
 )
 def test_the_file_holds_the_skews(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
-    wanted = dealt(digits, settings(skews)).indices
+    wanted = partitioned(digits, settings(skews)).indices
     path = tmp_path / "indices.json"
     path.write_text(wanted.text)
     found = read_indices(path)

@@ -297,11 +297,3 @@ def test_fednlr_scales_the_classifier_and_leaves_the_lstm() -> None:
     wanted = [2 * mu / (mu + 1), 2 / (mu + 1)]
     wanted = wanted if logits[0] > logits[1] else wanted[::-1]
     assert factors["fc.weight"].tolist() == pytest.approx(wanted, rel=1e-5)
-
-
-def test_ccn_before_a_relu_is_refused() -> None:
-    with pytest.raises(
-        UserError,
-        match=r"ccn: z_act = 'pre', but the classifier of model = 'lstm' does not read",
-    ):
-        simulation("ccn", {"ccn": {"z_act": "pre"}}).run()

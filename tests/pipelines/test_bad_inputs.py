@@ -300,7 +300,9 @@ CASES = {
         ("y is", "[30]"), lambda raw: arrays(raw, train_y=np.arange(29) % 3), ARRAYS
     ),
     "labels below 0": Case(
-        ("y[0]", "-1"), lambda raw: arrays(raw, train_y=np.arange(30) % 3 - 1), ARRAYS
+        ("y[2]", "no training sample is; allowed: -1, 0, 1"),
+        lambda raw: arrays(raw, train_y=np.arange(30) % 3 - 1),
+        ARRAYS,
     ),
     "labels of fractions": Case(
         ("y is float64",), lambda raw: arrays(raw, train_y=np.ones(30) / 2), ARRAYS
@@ -309,7 +311,9 @@ CASES = {
         ("test.npz", "0, 1, 2"), lambda raw: arrays(raw, test_y=np.full(10, 3)), ARRAYS
     ),
     "a class that is empty": Case(
-        ("no sample has 1",), lambda raw: arrays(raw, train_y=np.arange(30) % 2 * 2), ARRAYS
+        ("y[1]", "no training sample is; allowed: 0, 2"),
+        lambda raw: arrays(raw, train_y=np.arange(30) % 2 * 2),
+        ARRAYS,
     ),
     "another shape in test": Case(
         ("test.npz", "[5]", "[4]"), lambda raw: arrays(raw, test_x=np.ones((10, 5))), ARRAYS

@@ -73,19 +73,19 @@ def dirichlet_counts(
     """Samples per class and client in independent attempts, [A, C, n_clients]; an impossible
     attempt is all 0."""
     counts = np.zeros((attempts, len(sizes), n_clients), np.int64)
-    held = np.zeros((attempts, n_clients), np.int64)
+    given = np.zeros((attempts, n_clients), np.int64)
     possible = np.ones(attempts, bool)
     for c, size in enumerate(sizes):
         share = rng.dirichlet(np.full(n_clients, alpha), attempts)
         if capped:
-            share *= held < sizes.sum() / n_clients
+            share *= given < sizes.sum() / n_clients
         edges = share.cumsum(1)
         total = edges[:, -1:]
         # With a tiny alpha, a client that is full can have drawn the whole class.
         possible &= total[:, 0] > 0
         cuts = np.floor(edges / np.where(total > 0, total, 1) * size).astype(np.int64)
         counts[:, c] = np.diff(cuts, axis=1, prepend=0)
-        held += counts[:, c]
+        given += counts[:, c]
     counts[~possible] = 0
     return counts
 
@@ -100,12 +100,12 @@ def assign_classes(
     class ever has more shards left than clients are still to come.
     """
     left = quota.copy()
-    held = np.zeros((len(quota), n_clients), bool)
+    given = np.zeros((len(quota), n_clients), bool)
     for client in rng.permutation(n_clients):
         chosen = np.lexsort((rng.random(len(quota)), -left))[:per_client]
-        held[chosen, client] = True
+        given[chosen, client] = True
         left[chosen] -= 1
-    return held
+    return given
 
 
 def assign(labels: Ints, classes: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
@@ -114,7 +114,7 @@ def assign(labels: Ints, classes: Ints, counts: Ints, rng: np.random.Generator) 
     Samples beyond them stay out.
     """
     members = (rng.permutation(np.flatnonzero(labels == label)) for label in classes)
-    by_class = [cut(own, row) for own, row in zip(members, counts, strict=True)]
+    by_class = [cut(mine, row) for mine, row in zip(members, counts, strict=True)]
     return joined(*by_class)
 
 
@@ -123,9 +123,9 @@ def cut(positions: Ints, sizes: Ints) -> list[Ints]:
     return np.split(positions, sizes.cumsum())[:-1]
 
 
-def joined(*dealt: Sequence[Ints]) -> list[Ints]:
+def joined(*assigned: Sequence[Ints]) -> list[Ints]:
     """What each client got of several deals; positions, ascending."""
-    return [np.sort(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
+    return [np.sort(np.concatenate(parts)) for parts in zip(*assigned, strict=True)]
 
 
 def by_client(client: Ints, n_clients: int) -> list[Ints]:

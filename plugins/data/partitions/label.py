@@ -92,10 +92,10 @@ def shards(
     quota = np.full(n_classes, holders)  # shards of each class
     quota[rng.permutation(np.flatnonzero(sizes > holders))[:extra]] += 1
 
-    held = assign_classes(quota, n_clients, per_client, rng)  # [C, n_clients] bool
+    has = assign_classes(quota, n_clients, per_client, rng)  # [C, n_clients] bool
     counts = np.zeros((n_classes, n_clients), np.int64)
     for c, size in enumerate(sizes):
-        counts[c, held[c]] = _random_cut(int(size), int(quota[c]), rng)
+        counts[c, has[c]] = _random_cut(int(size), int(quota[c]), rng)
     return assign(labels, classes, counts, rng)
 
 
@@ -171,8 +171,8 @@ def by_classes(
     samples are equal.
     """
     present, supply = np.unique(labels, return_counts=True)
-    held = _held(classes, n_clients, present)  # [C, n_clients]
-    holders = held.sum(1)
+    has = _named_classes(classes, n_clients, present)  # [C, n_clients]
+    holders = has.sum(1)
     if (supply < holders).any():
         few = int((holders - supply).argmax())
         allowed = (
@@ -181,9 +181,9 @@ def by_classes(
         )
         raise refusal("classes", classes, allowed)
 
-    counts = held * (supply // np.maximum(holders, 1))[:, None]
+    counts = has * (supply // np.maximum(holders, 1))[:, None]
     for c, spare in enumerate(np.where(holders > 0, supply % np.maximum(holders, 1), 0)):
-        counts[c, rng.permutation(np.flatnonzero(held[c]))[:spare]] += 1
+        counts[c, rng.permutation(np.flatnonzero(has[c]))[:spare]] += 1
     clients = assign(labels, present, counts, rng)
     if sizes == "all":
         return clients
@@ -191,24 +191,26 @@ def by_classes(
     return [np.sort(rng.permutation(mine)[:smallest]) for mine in clients]
 
 
-def _held(classes: Sequence[Sequence[int]], n_clients: int, present: Ints) -> NDArray[np.bool_]:
+def _named_classes(
+    classes: Sequence[Sequence[int]], n_clients: int, present: Ints
+) -> NDArray[np.bool_]:
     """Which client holds which class, [C, n_clients].
 
     UserError unless each client's classes exist and are distinct.
     """
     if len(classes) != n_clients:
         raise refusal("classes", classes, f"a list of {n_clients} lists of classes, one per client")
-    held = np.zeros((len(present), n_clients), bool)
+    has = np.zeros((len(present), n_clients), bool)
     for k, mine in enumerate(classes):
         for label in mine:
             place = np.flatnonzero(present == label)
-            if len(place) == 0 or held[place[0], k]:
+            if len(place) == 0 or has[place[0], k]:
                 because = "" if len(present) > 20 else f": {', '.join(map(str, present))}"
                 raise refusal(
                     f"classes[{k}]", label, f"each class of the training set once{because}"
                 )
-            held[place[0], k] = True
-    return held
+            has[place[0], k] = True
+    return has
 
 
 def _by_label(labels: Ints, positions: Ints) -> Ints:

@@ -156,33 +156,33 @@ def _holders(n_clients: int, n_classes: int) -> int:
     return 2 * n_clients // n_classes
 
 
-def _split(sizes: Ints, held: NDArray[np.bool_], supply: Ints) -> Ints | None:
+def _split(sizes: Ints, has: NDArray[np.bool_], supply: Ints) -> Ints | None:
     """How many samples each client gets of its two classes, [C, N]; None if the classes have too
     few.
 
-    Rows add up to at most `supply` [C], columns to `sizes` [N]; where `held` [C, N], the count is
+    Rows add up to at most `supply` [C], columns to `sizes` [N]; where `has` [C, N], the count is
     at least 1. The start is half and half. It is scaled in turn to what the classes have and to the
     sizes, then rounded. At last samples move between classes until no class gives more than it has.
     """
-    share = held * (sizes / 2)
+    share = has * (sizes / 2)
     for _ in range(100):
         share *= np.minimum(1, supply / share.sum(1))[:, None]
         share *= sizes / share.sum(0)
-    a, b = np.nonzero(held.T)[1].reshape(-1, 2).T  # the two classes of each client
+    a, b = np.nonzero(has.T)[1].reshape(-1, 2).T  # the two classes of each client
     client = np.arange(len(sizes))
-    counts = np.zeros(held.shape, np.int64)
+    counts = np.zeros(has.shape, np.int64)
     counts[a, client] = np.clip(np.rint(share[a, client]), 1, sizes - 1)
     counts[b, client] = sizes - counts[a, client]
     while ((over := counts.sum(1) - supply) > 0).any():
         # [C, C]: how many samples of one class the clients that hold both can turn into the other
-        room = np.asarray(np.where(held, counts - 1, 0) @ held.T, np.int64)
+        room = np.asarray(np.where(has, counts - 1, 0) @ has.T, np.int64)
         path = _relief(over, room)
         if path is None:
             return None
         steps = list(pairwise(path))
         amount = int(min(over[path[0]], -over[path[-1]], *(room[x, y] for x, y in steps)))
         for x, y in steps:
-            _move(counts, np.flatnonzero(held[x] & held[y]), x, y, amount)
+            _move(counts, np.flatnonzero(has[x] & has[y]), x, y, amount)
     return counts
 
 
@@ -190,12 +190,12 @@ def _relief(over: Ints, room: Ints) -> list[int] | None:
     """The shortest path from a class with too much to a class with too little; each step has `room`
     [C, C]."""
     paths = [[int(c)] for c in np.flatnonzero(over > 0)]
-    seen = over > 0
+    reached = over > 0
     for path in paths:  # grows
         if over[path[-1]] < 0:
             return path
-        for c in np.flatnonzero((room[path[-1]] > 0) & ~seen):
-            seen[c] = True
+        for c in np.flatnonzero((room[path[-1]] > 0) & ~reached):
+            reached[c] = True
             paths.append([*path, int(c)])
     return None
 

@@ -46,11 +46,11 @@ def made_tweets(root: Path, *, users: Annotated[int, Range(1, 10_000)] = 40) -> 
     user's 12 to 36 sentences, every sixth is for the test. `root` isn't used; the draws do not
     depend on an experiment's seed. Raises UserError for a number of users that isn't allowed.
     """
-    said = [_sentences(user) for user in range(users)]
-    owner = np.repeat(np.arange(users), [len(one) for one in said])
-    is_test = np.concatenate([np.arange(len(one)) % 6 == 5 for one in said])
-    tokens = [text.tokenise(sentence) for one in said for sentence, _ in one]
-    label = np.array([mood for one in said for _, mood in one])
+    sentences = [_sentences(user) for user in range(users)]
+    owner = np.repeat(np.arange(users), [len(one) for one in sentences])
+    is_test = np.concatenate([np.arange(len(one)) % 6 == 5 for one in sentences])
+    tokens = [text.tokenise(sentence) for one in sentences for sentence, _ in one]
+    label = np.array([mood for one in sentences for _, mood in one])
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     words = text.vocabulary((tokens[i] for i in train), 1000)  # which is more than there are
     x = text.encode(tokens, words, LENGTH)

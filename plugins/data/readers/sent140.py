@@ -245,13 +245,13 @@ def _leaf(folder: Path, users: int, pick: str, least: int) -> _Parts:
         for name, user in train.items()
     }
     number, note = _chosen(counts, users, pick, least, folder / "train")
-    kept, held = _users_tweets(train, number), _users_tweets(test, number)
-    if not held.texts:
+    mine, tested = _users_tweets(train, number), _users_tweets(test, number)
+    if not tested.texts:
         raise UserError(
             f"{folder / 'test'}: has no tweet of the {users} chosen users; preprocess.sh needs "
             "-t sample"
         )
-    return _Parts(kept, held, kept, [f"{note} (LEAF's files)"])
+    return _Parts(mine, tested, mine, [f"{note} (LEAF's files)"])
 
 
 def _users_tweets(found: Mapping[str, leaf.User], number: Mapping[str, int]) -> _Tweets:
