@@ -1,5 +1,4 @@
-"""How a run trains: the network, what a client does in a round, how many rounds with which clients,
-and the engine."""
+"""Describes how a run trains: network, local training, rounds, cohorts, engine."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "rmsprop": R
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains in one round."""
+    """Describes how a client trains in one round."""
 
     optimizer: str  # sgd, adam, rmsprop
     lr: float | Rate
@@ -77,7 +76,7 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a run that the data do not decide."""
+    """Holds the settings of a run that the data do not decide."""
 
     network: Model
     local: LocalTraining
@@ -129,7 +128,7 @@ class Plan:
 
 
 class Start(NamedTuple):
-    """What every process of a run makes for itself from the same settings and seed."""
+    """Holds what every process of a run makes from the same settings and seed."""
 
     algorithm: Algorithm
     plan: Plan
