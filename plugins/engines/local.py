@@ -325,8 +325,11 @@ class LocalSteps:
                 features = part if features is None else features + part
                 weight = weight + fraction.sum(-1)
             moved, after = step_of(gradient, params, state, step, into)
-            params, state = select(batch.live, moved, params), select(batch.live, after, state)
-            buffers = select(batch.live, left["buffers"], buffers)
+            if batch.live is None:
+                params, state, buffers = moved, after, left["buffers"]
+            else:
+                params, state = select(batch.live, moved, params), select(batch.live, after, state)
+                buffers = select(batch.live, left["buffers"], buffers)
         mean = None if features is None else features / weight.clamp(min=1).unsqueeze(-1)
         count = zero + _length(steps)
         total = _step_losses(losses, steps, written is not None).sum(0) if losses else zero
