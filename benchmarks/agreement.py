@@ -42,7 +42,7 @@ def distance(a: Weights, b: Weights) -> float:
 def complaint(job: Job, bare: Weights, weights: Weights, same_order: bool) -> str:
     """The reason why the engine did not do the work, or "".
 
-    `same_order`: whether it kept the order of batches.
+    `same_order`: whether it keeps the order of batches.
     """
     if not weights.keys() >= job.weights.keys():
         return "did not do the work: weights are missing"

@@ -56,8 +56,8 @@ def compare(
                 )
     path.unlink()
     rows = [
-        {"engine": name, "problem": failed[name]} if name in failed else row(workload, name, own)
-        for name, own in runs.items()
+        {"engine": name, "problem": failed[name]} if name in failed else row(workload, name, of)
+        for name, of in runs.items()
     ]
     return {"what": workload.what, "steps": workload.steps, "rows": rows}
 

@@ -13,7 +13,7 @@ from benchmarks.workloads import Workload, network
 
 @dataclass(frozen=True)
 class Engine:
-    """A program that runs a job in a process of its own."""
+    """A program that runs a job in a separate process."""
 
     name: str
     module: str
@@ -49,7 +49,7 @@ PEERS = {
 }
 
 
-# The bare loop is the limit, so it gets all the help. Peers run with their own defaults.
+# The bare loop is the limit, so it gets all the help. Peers run with their defaults.
 BARE = Engine("bare loop", "benchmarks.bare", large_pages=True)
 
 
@@ -65,7 +65,7 @@ def ours(workload: Workload) -> list[Engine]:
 
 
 def variants(workload: Workload) -> list[Engine]:
-    """Our engines with a choice that is not the default, for the comparison of engines alone."""
+    """Our engines with a choice that is not the default, for the comparison of engines only."""
     if network(workload).dense:
         return [Engine("ours, vectorized, steps in Python", "benchmarks.ours", "python-vectorized")]
     # Dense models are slower in bf16. Its weights differ, so the final loss is compared.

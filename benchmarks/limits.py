@@ -122,8 +122,8 @@ def without_route() -> int:
     return int(values[names.index("OutNoRoutes")])
 
 
-def alone() -> str:
-    """The rest of this file in a network namespace of its own."""
+def without_network() -> str:
+    """The rest of this file in a separate network namespace."""
     command = f"ip link set lo up && {sys.executable} -m benchmarks.limits --inside"
     done = subprocess.run(
         ["unshare", "-rn", "sh", "-c", command], capture_output=True, text=True, check=False
@@ -147,13 +147,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.inside:
                 before = without_route()
                 ran = equal(Path(folder))
-                said = (
+                line = (
                     f"network namespace: {len(ran)} runs with same weights, "
                     f"{without_route() - before} packets outwards"
                 )
-                sys.stdout.write(said + "\n")
+                sys.stdout.write(line + "\n")
                 return 0
-            lines = [*equal(Path(folder)), many(Path(folder)), idle(Path(folder)), alone()]
+            lines = [
+                *equal(Path(folder)),
+                many(Path(folder)),
+                idle(Path(folder)),
+                without_network(),
+            ]
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -17,13 +17,13 @@ class Watch:
     """Measures the machine's load and the CPU time of other processes, from its creation on."""
 
     def __init__(self) -> None:
-        self._began, self._busy, self._own = time.perf_counter(), _busy(), _own()
+        self._began, self._busy, self._ours = time.perf_counter(), _busy(), _ours()
 
     def found(self) -> dict[str, Any]:
         """The facts of the machine for a report."""
         cores = os.cpu_count() or 1
         seconds = (time.perf_counter() - self._began) * cores
-        others = (_busy() - self._busy) - (_own() - self._own)
+        others = (_busy() - self._busy) - (_ours() - self._ours)
         return {
             "cpu": _model(),
             "cores": cores,
@@ -52,7 +52,7 @@ def _busy() -> float:
     return sum(ticks[i] for i in BUSY) / os.sysconf("SC_CLK_TCK")
 
 
-def _own() -> float:
+def _ours() -> float:
     """CPU seconds of this process and of the children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)

@@ -40,24 +40,24 @@ def cost(job: Job, name: str) -> dict[str, Any]:
         else None
     )
     plain: list[float] = []
-    own: list[float] = []
+    seconds: list[float] = []
     end: list[float] = []
     try:
         for _ in range(TURNS):
-            for recipe, rounds in (("fedavg", plain), (name, own)):
+            for recipe, rounds in (("fedavg", plain), (name, seconds)):
                 meter, _ = timed(
                     simulation(job, ENGINE, recipe, public if recipe == name else None)
                 )
                 # `begin` is part of the first round's time, `finish` of the last round's.
                 *walls, last = meter.wall[job.warm : len(job.cohorts)]
                 rounds.append(median(walls))
-            end.append(max(0.0, last - own[-1]))
+            end.append(max(0.0, last - seconds[-1]))
     except UserError as error:
         return {"problem": str(error)}
     return {
-        "ratio": ratio(own, plain),
+        "ratio": ratio(seconds, plain),
         "end": ratio(end, plain),
-        "wall_s": own,
+        "wall_s": seconds,
         "fedavg_s": plain,
         "problem": "",
     }

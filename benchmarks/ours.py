@@ -39,7 +39,9 @@ def simulation(
     Steps in C++ are used where there are any, though the job is short; `python-` does without.
     """
     settings = Workload(**job.settings)
-    indices = [np.arange(job.own(k).start, job.own(k).stop) for k in range(settings.clients)]
+    indices = [
+        np.arange(job.samples_of(k).start, job.samples_of(k).stop) for k in range(settings.clients)
+    ]
     precision = "bf16" if engine.startswith("bf16-") else "float32"
     local = LocalTraining("sgd", settings.lr, settings.epochs, settings.batch, precision=precision)
     rounds = settings.warm + settings.rounds

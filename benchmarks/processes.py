@@ -1,4 +1,4 @@
-"""Runs each measurement in a process of its own with one thread: one at a time, or several that
+"""Runs each measurement in a separate process with one thread: one at a time, or several that
 take turns by round."""
 
 from __future__ import annotations

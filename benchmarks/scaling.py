@@ -41,14 +41,14 @@ def sweep(engines: Sequence[Engine], quick: bool, folder: Path, log: Log) -> dic
         paths = _written(points, folder)
         for engine in engines:
             log(f"scaling, {name}, in turns: {engine.name}")
-            own = []
+            found_at = []
             for outcome in in_turns([(engine, path) for path in paths], MLP.at_once):
                 if isinstance(outcome, FailedError):
                     raise outcome
-                own.append(outcome[0])
+                found_at.append(outcome[0])
             found[name]["engines"][engine.name] = {
-                "wall_s": [median(one["wall"]) for one in own],
-                "peak_mb": [one["peak_mb"] for one in own],
+                "wall_s": [median(one["wall"]) for one in found_at],
+                "peak_mb": [one["peak_mb"] for one in found_at],
             }
         for path in paths:
             path.unlink()

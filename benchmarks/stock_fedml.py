@@ -75,7 +75,7 @@ def run(deployment: Deployment, parts: Parts, folder: Path, deadline_s: float = 
         context.Process(target=_process, args=(rank, deployment, folder), daemon=True)
         for rank in ranks
     ]
-    with claim(WAIT_S):
+    with lock_ports(WAIT_S):
         for rank in ranks:
             check_port(rank)
         try:
@@ -125,7 +125,7 @@ def check_port(rank: int) -> None:
 
 
 @contextmanager
-def claim(wait_s: float) -> Iterator[None]:
+def lock_ports(wait_s: float) -> Iterator[None]:
     """Keeps other runs on this machine off FedML's ports.
 
     UserError if one still holds them after `wait_s`.
@@ -142,7 +142,7 @@ def claim(wait_s: float) -> Iterator[None]:
                 break
             if time.monotonic() > end:
                 raise UserError(
-                    f"another run has held FedML's ports for {wait_s:.0f} s ({path}); let it "
+                    f"another run has used FedML's ports for {wait_s:.0f} s ({path}); let it "
                     "end first"
                 )
             time.sleep(0.2)
@@ -155,12 +155,12 @@ def no_phoning_home() -> Iterator[None]:
     gets an empty one."""
     from fedml.core.mlops.mlops_configs import MLOpsConfigs
 
-    kept = MLOpsConfigs.__dict__["fetch_all_configs"]
+    original = MLOpsConfigs.__dict__["fetch_all_configs"]
     MLOpsConfigs.fetch_all_configs = staticmethod(lambda: ({}, {}, {"LOG_SERVER_URL": ""}, {}))
     try:
         yield
     finally:
-        MLOpsConfigs.fetch_all_configs = kept
+        MLOpsConfigs.fetch_all_configs = original
 
 
 def wait_for_server(timeout_s: float) -> None:
@@ -257,14 +257,14 @@ def _fedml(rank: int, deployment: Deployment, folder: Path) -> None:
         args = fedml.init(args, check_env=False, should_init_logs=False)
 
     shard = shards.read(folder / SHARD.replace("{rank}", str(rank)), rank, deployment.silos)
-    own = shard.parts["train" if rank else "test"]
-    model = Model(deployment.network(tuple(own.x.shape[1:]), shard.n_classes, shard.embedding))
+    samples = shard.parts["train" if rank else "test"]
+    model = Model(deployment.network(tuple(samples.x.shape[1:]), shard.n_classes, shard.embedding))
     trainer_class, aggregator_class = make_pair(deployment.train_args.recipe)
     # The constructor of the runner runs everything; `.run()` would only leave a file in the home
     # folder.
-    cpu, n, k = torch.device("cpu"), len(own.y), rank - 1
+    cpu, n, k = torch.device("cpu"), len(samples.y), rank - 1
     if rank:
-        dataset = (n, 0, None, None, {k: n}, {k: batches(own)}, None, shard.n_classes)
+        dataset = (n, 0, None, None, {k: n}, {k: batches(samples)}, None, shard.n_classes)
         fedml.FedMLRunner(args, cpu, dataset, model, trainer_class(model, args, shard))
         return
     aggregator = aggregator_class(model, args, shard)

@@ -62,20 +62,20 @@ def ends(spec: Mapping[str, Any], lines: Panels) -> Iterable[str]:
             )
 
 
-def curves(target: Target, measured: Measured, says: Sequence[Says] = (ends,)) -> Built:
+def curves(target: Target, measured: Measured, sentences: Sequence[Says] = (ends,)) -> Built:
     """The picture and its numbers.
 
-    `missing` names lines without runs. `says`: functions that make the sentences.
+    `missing` names lines without runs. `sentences`: functions that make the sentences.
     """
     spec = target.spec
-    own = {
+    methods = {
         str(name): of if isinstance(of, Mapping) else {"recipe": of}
         for name, of in spec["lines"].items()
     }
     drawn: dict[str, dict[str, Line]] = {str(panel["title"]): {} for panel in spec["panels"]}
     missing: list[str] = []
     for title, panel in zip(drawn, spec["panels"], strict=True):
-        for name, of in own.items():
+        for name, of in methods.items():
             where = address(target.id, title, panel, of)
             runs = measured.found(where, f"{title}, {name}", missing)
             rounds, values = series(runs, str(where.get("column", "test_accuracy")))
@@ -96,12 +96,14 @@ def curves(target: Target, measured: Measured, says: Sequence[Says] = (ends,)) -
         for t, value in zip(one.rounds, row, strict=True)
     ]
     header = ["panel", "line", "round", "seed_index", "value", "mark"]
-    picture = _picture(spec, list(own), {title: lines for title, lines in drawn.items() if lines})
+    picture = _picture(
+        spec, list(methods), {title: lines for title, lines in drawn.items() if lines}
+    )
     compared = {
         title: {name: one for name, one in of.items() if one.is_compared}
         for title, of in drawn.items()
     }
-    words = tuple(sentence for of in says for sentence in of(spec, compared))
+    words = tuple(sentence for of in sentences for sentence in of(spec, compared))
     return Built((), {"png": picture, "csv": as_csv(header, rows)}, words, tuple(missing))
 
 

@@ -54,7 +54,7 @@ class Job:
         )  # batch norms start with torch's statistics
         return module.train()
 
-    def own(self, client: int) -> slice:
+    def samples_of(self, client: int) -> slice:
         """The positions of a client's samples."""
         return slice(client * self.per_client, (client + 1) * self.per_client)
 
@@ -158,9 +158,9 @@ def _cpu_of(process: int) -> float:
 
 def peak_mb() -> float:
     """The peak memory of this process plus the present private memory of its descendants."""
-    own = _kilobytes(Path("/proc/self/status"), "VmHWM:")
+    process = _kilobytes(Path("/proc/self/status"), "VmHWM:")
     rollups = [Path(f"/proc/{child}/smaps_rollup") for child in children()]
-    return (own + sum(_kilobytes(rollup, "Private_") for rollup in rollups)) / 1024
+    return (process + sum(_kilobytes(rollup, "Private_") for rollup in rollups)) / 1024
 
 
 def _kilobytes(file: Path, prefix: str) -> int:

@@ -61,8 +61,8 @@ def _ready(job: Job, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def _loader(job: Job, client: int) -> Iterable[Any]:
-    own = TensorDataset(job.x[job.own(client)], job.y[job.own(client)])
-    return DataLoader(own, batch_size=job.batch, shuffle=True)
+    samples = TensorDataset(job.x[job.samples_of(client)], job.y[job.samples_of(client)])
+    return DataLoader(samples, batch_size=job.batch, shuffle=True)
 
 
 def measure(job: Job, mode: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:

@@ -41,7 +41,7 @@ def train(message: Message, context: Context) -> Message:
     module = job.module()
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(module.parameters(), job.lr)
-    x, y = job.x[job.own(client)], job.y[job.own(client)]
+    x, y = job.x[job.samples_of(client)], job.y[job.samples_of(client)]
     order = torch.Generator().manual_seed(config["server-round"] * job.clients + client)
     for _ in range(job.epochs):
         for rows in torch.split(torch.randperm(len(y), generator=order), job.batch):

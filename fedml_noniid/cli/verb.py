@@ -28,8 +28,16 @@ class Verb(TyperCommand):
     """A verb."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parses the words behind the verb, and keeps them."""
+        """Parses the words behind the verb, and stores them.
+
+        UserError for an option with one value that is given twice: typer would take the last one.
+        """
         ctx.meta[WORDS] = list(args)
+        given = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(list(args))[2]
+        for one in given:
+            repeats = getattr(one, "multiple", False) or getattr(one, "is_flag", False)
+            if given.count(one) > 1 and not repeats:
+                raise UserError(f"{one.opts[0]} is given twice; allowed: once")
         return super().parse_args(ctx, args)
 
 

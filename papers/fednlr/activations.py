@@ -57,15 +57,19 @@ def activations(target: Target, measured: Measured) -> Built:
     groups = {
         name: measured.group(where | {"recipe": recipe}) for name, recipe in spec["methods"].items()
     }
-    said = [sentence for name, group in groups.items() for sentence in group.divergence_of(name)]
+    divergences = [
+        sentence for name, group in groups.items() for sentence in group.divergence_of(name)
+    ]
     runs = {name: {run.seed: run for run in group.runs} for name, group in groups.items()}
     seeds = sorted(set.intersection(*(set(of) for of in runs.values())))
     if not seeds:
         missing = tuple(
             name for name, group in groups.items() if not group.runs and not group.diverged
         )
-        return Built((), {}, tuple(said), missing or (() if said else ("a seed of both",)))
-    seen = [
+        return Built(
+            (), {}, tuple(divergences), missing or (() if divergences else ("a seed of both",))
+        )
+    drifts = [
         _read(target, measured, {name: of[seed] for name, of in runs.items()}) for seed in seeds
     ]
     lines = [
@@ -77,29 +81,29 @@ def activations(target: Target, measured: Measured) -> Built:
             name,
             float(after[m]),
         ]
-        for one in seen
+        for one in drifts
         for m, bound in enumerate(one.bound)
         for name, after in one.after.items()
     ]
     words = [
-        *said,
+        *divergences,
         f"Shown is seed {seeds[0]}.",
-        *(sentence for one in seen for sentence in _words(one)),
+        *(sentence for one in drifts for sentence in _words(one)),
     ]
     printed = [["", *map(str, (target.reported or {})["columns"])]]
     for title, values in (target.reported or {})["rows"].items():
         printed.append([str(title), *("" if value is None else str(value) for value in values)])
-    files = {"csv": as_csv(HEADER, lines), "png": _picture(seen[0])}
-    return Built(_table(seen[0]), files, tuple(words), printed=printed)
+    files = {"csv": as_csv(HEADER, lines), "png": _picture(drifts[0])}
+    return Built(_table(drifts[0]), files, tuple(words), printed=printed)
 
 
 def _read(target: Target, measured: Measured, runs: Mapping[str, ItemResult]) -> _Drift:
     study, clients = str(target.spec["study"]), list(target.spec["clients"])
     one = next(iter(runs.values()))
-    held = measured.client_samples(study, one.scenario, one.seed)
-    if held is None:
+    samples = measured.client_samples(study, one.scenario, one.seed)
+    if samples is None:
         raise UserError(f"{target.id}: study {study} has no partition {one.scenario}-{one.seed}")
-    for client, n in enumerate((held.counts > 0).sum(1)):
+    for client, n in enumerate((samples.counts > 0).sum(1)):
         if n != 1:
             raise UserError(
                 f"{target.id}: client {client} has {n} classes; table 4 needs clients with one "
@@ -114,7 +118,7 @@ def _read(target: Target, measured: Measured, runs: Mapping[str, ItemResult]) ->
         )
     start, *others = before.values()
     highest, second = start.topk(2, dim=0).values
-    classes = held.counts.argmax(1)[clients]
+    classes = samples.counts.argmax(1)[clients]
     return _Drift(
         one.seed,
         one.rows[-2]["test_accuracy"] if len(one.rows) > 1 else float("nan"),
@@ -160,18 +164,18 @@ def _words(drift: _Drift) -> Iterator[str]:
             "compared."
         )
         return
-    own = _told(drift, "bound to its class", np.flatnonzero(drift.bound == drift.classes[1]))
-    more = _told(
+    bound = _change(drift, "bound to its class", np.flatnonzero(drift.bound == drift.classes[1]))
+    more = _change(
         drift, "more active there than on C-1", np.flatnonzero(drift.before[1] > drift.before[0])
     )
     yield (
-        f"{about}: {own}; {more}. By definition 1, sample by sample, {drift.strictly} of "
+        f"{about}: {bound}; {more}. By definition 1, sample by sample, {drift.strictly} of "
         f"{len(drift.bound)} neurons "
         "are bound to any class."
     )
 
 
-def _told(drift: _Drift, kind: str, neurons: Ints) -> str:
+def _change(drift: _Drift, kind: str, neurons: Ints) -> str:
     """The change of a kind of neurons on C-2, in words."""
     if not len(neurons):
         return f"no neuron is {kind}"
@@ -180,8 +184,8 @@ def _told(drift: _Drift, kind: str, neurons: Ints) -> str:
         f"{change.mean():+.3f} by {name} ({(change < 0).sum()} fall)"
         for name, change in changes.items()
     ]
-    base, own = (abs(change.mean()) for change in changes.values())
-    less = f"{'less' if own < base else 'not less'} with {list(changes)[1]}"
+    base, other = (abs(change.mean()) for change in changes.values())
+    less = f"{'less' if other < base else 'not less'} with {list(changes)[1]}"
     many = "neuron" if len(neurons) == 1 else "neurons"
     return f"on C-2, {len(neurons)} {many} {kind}: on average {' and '.join(parts)}, {less}"
 

@@ -48,7 +48,7 @@ def probabilities(w: Weights, x: Values) -> Values:
     return np.asarray(scores / scores.sum())
 
 
-def trained(client: int, own_rates: bool = False) -> Weights:
+def trained(client: int, nlr_rates: bool = False) -> Weights:
     """The network after a step of `client` (0 or 1) on the centre of its class, with FedNLR's or
     equal rates."""
     w, x = START, CENTRES[client]
@@ -56,7 +56,7 @@ def trained(client: int, own_rates: bool = False) -> Weights:
     gradients = Weights(np.outer((w.classes.T @ error) * (h > 0), x), np.outer(error, h))
     means = Weights(h, w.classes @ h)
     factors = [
-        rates(mean, depth) if own_rates else np.ones(2) for depth, mean in enumerate(means, start=1)
+        rates(mean, depth) if nlr_rates else np.ones(2) for depth, mean in enumerate(means, start=1)
     ]
     return Weights(
         *(old - LR * f[:, None] * g for old, f, g in zip(w, factors, gradients, strict=True))
@@ -79,12 +79,12 @@ def example_network(target: Target, measured: Measured) -> Built:
     numbers of eq. 9."""
     assert target.reported is not None
     x = CENTRES[1]
-    models = {"before": START, "FedAvg": trained(0), "FedNLR": trained(0, own_rates=True)}
+    models = {"before": START, "FedAvg": trained(0), "FedNLR": trained(0, nlr_rates=True)}
     values = {name: [*activations(w, x), *probabilities(w, x)] for name, w in models.items()}
     table = [["", "before", "after client 1, FedAvg", "change", "after client 1, FedNLR", "change"]]
     agree = 0
     for place, (title, printed) in enumerate(target.reported["rows"].items()):
-        before, after, own = (float(values[name][place]) for name in ("before", "FedAvg", "FedNLR"))
+        before, after, nlr = (float(values[name][place]) for name in ("before", "FedAvg", "FedNLR"))
         agree += sum(
             f"{ours:.2f}" == f"{theirs:.2f}"
             for ours, theirs in zip((before, after), printed, strict=True)
@@ -95,8 +95,8 @@ def example_network(target: Target, measured: Measured) -> Built:
                 f"{before:.3f} ({printed[0]:g})",
                 f"{after:.3f} ({printed[1]:g})",
                 f"{after - before:+.3f}",
-                f"{own:.3f}",
-                f"{own - before:+.3f}",
+                f"{nlr:.3f}",
+                f"{nlr - before:+.3f}",
             ]
         )
     down = {name: values[name][1] - values["before"][1] for name in ("FedAvg", "FedNLR")}

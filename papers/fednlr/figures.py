@@ -62,8 +62,8 @@ def _read(target: Target, measured: Measured, places: Mapping[Place, Mapping[str
     """
     seeds, cells = {}, {}
     missing: list[str] = []
-    for place, own in places.items():
-        at = {"study": target.spec.get("study"), "scenario": target.spec["scenario"], **own}
+    for place, parts in places.items():
+        at = {"study": target.spec.get("study"), "scenario": target.spec["scenario"], **parts}
         cells[place] = NOT_HERE
         if measured.is_wanted(at):
             measured.found(at, ", ".join(filter(None, place)), missing)
@@ -180,10 +180,12 @@ def layers(target: Target, measured: Measured) -> Built:
     if means:
         figure, (axes,) = panels([""], x="the layer that is scaled", y=ACCURACY, size=(7, 3.8))
         for marker, colour, mu in zip(MARKERS, COLOURS, mus, strict=False):
-            own = {names.index(layer): value for (layer, one), value in means.items() if one == mu}
+            points_of = {
+                names.index(layer): value for (layer, one), value in means.items() if one == mu
+            }
             axes.plot(
-                list(own),
-                list(own.values()),
+                list(points_of),
+                list(points_of.values()),
                 marker,
                 color=colour,
                 label=mu.replace(" ", " = "),

@@ -139,14 +139,14 @@ def _compared(claim: str, ours: Values, other: str, theirs: Values) -> str:
     """In how many rounds one line is above another, and the mean ratio in the two halves of the
     rounds."""
     ratio = ours / theirs
-    said = f"{claim} is above {other} in {int((ratio > 1).sum())} of {len(ratio)} rounds"
+    text = f"{claim} is above {other} in {int((ratio > 1).sum())} of {len(ratio)} rounds"
     if len(ratio) > 1:
         early, late = (part.mean() for part in np.array_split(ratio, 2))
-        said += (
+        text += (
             f", {early:.2f} times as large in the first half of them on average, {late:.2f} "
             "times in the second"
         )
-    return said
+    return text
 
 
 class _Layer(NamedTuple):

@@ -55,16 +55,16 @@ def noise_samples(target: Target, measured: Measured) -> Built:
     lines: list[list[object]] = []
     words = []
     for axes, sigma in zip(grid, levels, strict=True):
-        seen = _on_scale(data, _seen(data, one, sigma))
+        shown = _on_scale(data, _noisy(data, one, sigma))
         lines += [
-            [f"{sigma:g}", n, f"{value:.6f}"] for n, value in enumerate(seen.flatten().tolist())
+            [f"{sigma:g}", n, f"{value:.6f}"] for n, value in enumerate(shown.flatten().tolist())
         ]
         axes.imshow(
-            seen.clamp(0, 1)[0].permute(1, 2, 0).squeeze(2).numpy(), cmap="gray", vmin=0, vmax=1
+            shown.clamp(0, 1)[0].permute(1, 2, 0).squeeze(2).numpy(), cmap="gray", vmin=0, vmax=1
         )
         axes.set_axis_off()
         if sigma:
-            outside = 100 * ((seen < 0) | (seen > 1)).double().mean().item()
+            outside = 100 * ((shown < 0) | (shown > 1)).double().mean().item()
             words.append(f"{outside:.0f} % at {sigma:g}")
     name = data.classes[int(data.test_y[place])]
     about = (
@@ -76,7 +76,7 @@ def noise_samples(target: Target, measured: Measured) -> Built:
     )
 
 
-def _seen(data: Dataset, x: Tensor, sigma: float) -> Tensor:
+def _noisy(data: Dataset, x: Tensor, sigma: float) -> Tensor:
     """A sample [1, ...] with noise, as a client of deviation `sigma` reads it."""
     std = noise.deviations("equal", sigma, 1, tuple(x.shape[1:]), data.scale)[0]
     drawn = torch.tensor(key(0, "figure 1", round(1000 * sigma)))

@@ -45,10 +45,10 @@ def of_clients(
     settings = config.load(folder)
     data = _data(measured, str(address["study"]), settings.data)
     labels = data.train_y.numpy()
-    held = read_indices(
+    indices = read_indices(
         folder / "partitions" / f"{run.scenario}-{run.seed}" / "indices.json"
     ).clients
-    parts = [positions[np.isin(labels[positions], classes)] for positions in held]
+    parts = [positions[np.isin(labels[positions], classes)] for positions in indices]
     train = settings.train
     network = build_network(
         train.model,

@@ -46,12 +46,12 @@ def features(target: Target, measured: Measured) -> Built:
     shown = [(title, one) for title, three in found.items() for one in three]
     points = [_embedded(np.concatenate([one.phi for one in three])) for three in found.values()]
     begins = np.cumsum([0, *(len(one.label) for _, one in shown)])
-    own = np.split(np.concatenate(points), begins[1:-1])
+    points_of = np.split(np.concatenate(points), begins[1:-1])
     figure, grid = panels(
         [f"{title}, client {one.client + 1}" for title, one in shown], len(classes)
     )
     lines = []
-    for place, (axes, (title, one), at) in enumerate(zip(grid, shown, own, strict=True)):
+    for place, (axes, (title, one), at) in enumerate(zip(grid, shown, points_of, strict=True)):
         for c, marker, colour in zip(classes, MARKERS, COLOURS, strict=False):
             x, y = at[one.label == c].T
             axes.scatter(
@@ -116,8 +116,8 @@ def parameter_study(target: Target, measured: Measured) -> Built:
                 drawn.setdefault(title, {})[name] = points
             if len(compared) > 1:
                 ends = zip(("highest", "lowest"), extremes(compared), strict=True)
-                said = ", ".join(f"{word} at {x:g} ({compared[x]:.2f} %)" for word, x in ends)
-                words.append(f"{title}, {name}: {said}.")
+                texts = ", ".join(f"{word} at {x:g} ({compared[x]:.2f} %)" for word, x in ends)
+                words.append(f"{title}, {name}: {texts}.")
     if not drawn:
         return nothing(missing)
     figure, grid = panels(list(drawn), 2, y=ACCURACY)
@@ -165,11 +165,11 @@ def efficiency(target: Target, measured: Measured) -> Built:
         for level in (level * best for level in spec["levels"]):
             reached = {m: first(curve, level) for m, curve in curves.items()}
             heights.setdefault(title, {})[f"{100 * level:.1f}"] = reached
-        said = (
+        texts = (
             f"{m}{measured.mark(places[m])} {'does not' if math.isnan(t) else f'in round {t:.0f}'}"
             for m, t in reached.items()
         )
-        words.append(f"{title}: {100 * level:.1f} % are reached by {', '.join(said)}.")
+        words.append(f"{title}: {100 * level:.1f} % are reached by {', '.join(texts)}.")
     for panel in spec["seconds"]:
         for group, place in panel["bars"].items():
             name = f"{panel['title']}, {group}"
@@ -224,7 +224,7 @@ def fairness(target: Target, measured: Measured) -> Built:
     missing: list[str] = []
     words: list[str] = []
     for panel in target.spec["panels"]:
-        title, said = str(panel["title"]), []
+        title, texts = str(panel["title"]), []
         for name, recipe in target.spec["lines"].items():
             place = {**panel, "recipe": recipe}
             runs = measured.found(place, f"{title}, {name}", missing)
@@ -233,8 +233,8 @@ def fairness(target: Target, measured: Measured) -> Built:
                 drawn.setdefault(title, {})[name] = _by_client(
                     measured, str(panel["study"]), runs[0]
                 )
-                said.append(f"{name} {plus_minus(value, unit=' %')}{measured.mark(place)}")
-        words += [f"{title}: the worst client has {', '.join(said)}."] if said else []
+                texts.append(f"{name} {plus_minus(value, unit=' %')}{measured.mark(place)}")
+        words += [f"{title}: the worst client has {', '.join(texts)}."] if texts else []
     if not drawn:
         return nothing(missing)
     figure, grid = panels(list(drawn), 2, "client", ACCURACY)

@@ -321,23 +321,23 @@ def of_paper(paper: str, size: str, root: Path) -> Claims:
 
 
 def _studies(
-    paper: str, size: str, path: Path, own: Mapping[str, Any]
+    paper: str, size: str, path: Path, entries: Mapping[str, Any]
 ) -> tuple[dict[str, Study], dict[str, float]]:
     """The studies of the file, and their images a second."""
     papers = read_yaml(path.parent / "params.yaml")["studies"]
-    both = sorted(set(own) & set(papers))
+    both = sorted(set(entries) & set(papers))
     if both:
         raise UserError(f"{path}: study {both[0]!r} is in params.yaml too; allowed: another name")
     found, speeds = {}, {}
     plain = {
         name: {key: value for key, value in settings.items() if key != SPEED}
-        for name, settings in own.items()
+        for name, settings in entries.items()
     }
-    for name in own:
+    for name in entries:
         where = f"{path}: study {name!r}"
         study = resolved(paper, name, size, {**papers, **plain}, f"{path}: study")
         found[name] = replace(study, kind="claims")
-        speeds[name] = _speed(where, name, own)
+        speeds[name] = _speed(where, name, entries)
         seeds = study.content.get("seeds") or []
         if len(seeds) < MIN_SEEDS[size]:
             raise UserError(
@@ -348,11 +348,11 @@ def _studies(
     return found, speeds
 
 
-def _speed(where: str, name: str, own: Mapping[str, Any]) -> float:
+def _speed(where: str, name: str, entries: Mapping[str, Any]) -> float:
     """Images a second of a study, or of the first study that it is like and that has a speed."""
-    while name in own and SPEED not in own[name]:
-        name = str(own[name].get("like"))
-    speed = own.get(name, {}).get(SPEED)
+    while name in entries and SPEED not in entries[name]:
+        name = str(entries[name].get("like"))
+    speed = entries.get(name, {}).get(SPEED)
     if not isinstance(speed, int | float) or speed <= 0:
         raise UserError(f"{where}: {SPEED}={speed!r} is refused; allowed: a number above 0")
     return float(speed)

@@ -78,7 +78,7 @@ def _settings(run: ItemResult) -> str:
     at = run.params
     pixels = at.get("data.size")
     size = f" at {'x'.join(map(str, pixels))}" if isinstance(pixels, Sequence) else ""
-    held = (
+    validation = (
         f", {100 * _number(at['data.validation']):g} % of it held out"
         if at.get("data.validation")
         else ""
@@ -92,7 +92,7 @@ def _settings(run: ItemResult) -> str:
         else f"{at.get('train.epochs')} epochs"
     )
     return (
-        f"{at.get('data.name')}{size}{_rest(at, 'data.')}{held}{public}, "
+        f"{at.get('data.name')}{size}{_rest(at, 'data.')}{validation}{public}, "
         f"{at.get('train.model')}{network}, "
         f"{len(run.rows)} rounds of {local}, batches of {at.get('train.batch_size')}, "
         f"{at.get('train.optimizer')} {words(at.get('train.lr', 0.0))}{_rest(at, 'train.')}"
@@ -121,18 +121,18 @@ def _scenario(run: ItemResult) -> str:
 def _recipe(run: ItemResult) -> str:
     """The hyper-parameters that the run's entry has set."""
     shared = ("data.", "scenario.", "train.")
-    own = {
+    values = {
         key.removeprefix(f"{run.composition}."): value
         for key, value in run.params.items()
         if "." in key and not key.startswith(shared)
     }
     parts = [] if run.composition == run.recipe else [run.composition]
-    parts += [_pairs(own)] if own else []
+    parts += [_pairs(values)] if values else []
     return f" ({': '.join(parts)})" if parts else ""
 
 
 def _variants(
-    runs: Sequence[ItemResult], says: Callable[[ItemResult], str], before: str = ""
+    runs: Sequence[ItemResult], words_of: Callable[[ItemResult], str], before: str = ""
 ) -> str:
     """The text that all runs share.
 
@@ -140,7 +140,7 @@ def _variants(
     """
     found: dict[str, list[str]] = {}
     for run in runs:
-        found.setdefault(before + says(run), []).append(run.key)
+        found.setdefault(before + words_of(run), []).append(run.key)
     if len(found) == 1:
         return next(iter(found))
     return " / ".join(f"{text} [{_list(keys)}]" for text, keys in found.items() if text)

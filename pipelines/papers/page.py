@@ -165,8 +165,8 @@ class Page:
             if of == paper
             for run in self.measured[paper].of_study(study)
         ]
-        kept = [study for of, study in self._studies(True) if of == paper]
-        both = [pd.DataFrame(lines), self.committed.rounds(paper, kept)]
+        committed = [study for of, study in self._studies(True) if of == paper]
+        both = [pd.DataFrame(lines), self.committed.rounds(paper, committed)]
         rounds = max((len(one.columns) for one in both), default=2) - 2
         return stacked(both, [*OF_A_RUN, *map(str, range(1, rounds + 1))])
 

@@ -108,8 +108,8 @@ class Study:
 def folder_of(paper: str, root: Path) -> Path:
     """The folder with a paper's params.yaml, targets.yaml and reported.yaml: the root's own, or the
     package's."""
-    own = root / PAPER_FILES / paper
-    return own if own.is_dir() else Path(__file__).parent / paper
+    local = root / PAPER_FILES / paper
+    return local if local.is_dir() else Path(__file__).parent / paper
 
 
 def of_paper(paper: str, size: str, root: Path) -> dict[str, Study]:
@@ -149,28 +149,27 @@ def resolved(paper: str, name: str, size: str, studies: Mapping[str, Any], where
 
 
 def _resolved(
-    name: str, studies: Mapping[str, Any], where: str, seen: tuple[str, ...]
+    name: str, studies: Mapping[str, Any], where: str, followed: tuple[str, ...]
 ) -> dict[str, Any]:
     """A study with the settings of those that it is like."""
-    own = studies[known(where, name, studies)] or {}
-    base = own.get("like")
+    study = studies[known(where, name, studies)] or {}
+    base = study.get("like")
     if base is None:
-        return copy.deepcopy(dict(own))
-    if base in seen or base == name:
+        return copy.deepcopy(dict(study))
+    if base in followed or base == name:
         raise UserError(f"{where} {name!r} is like itself, by way of {base!r}")
-    inherited = _resolved(base, studies, where, (*seen, name))
+    inherited = _resolved(base, studies, where, (*followed, name))
     for entries, names in REPLACED.items():
-        if entries in own:
+        if entries in study:
             for settings in (inherited, *(inherited.get(size) or {} for size in SIZES)):
                 settings.pop(entries, None)
                 settings.pop(names, None)
-    found = _laid_over(inherited, own)
-    # A size may take away a key that only the study's own settings have, so its null is kept until
-    # then.
+    found = _laid_over(inherited, study)
+    # A size may take away a key that only the study itself has, so its null stays until then.
     return found | {
-        size: _laid_over(inherited.get(size) or {}, own.get(size) or {}, keep_null=True)
+        size: _laid_over(inherited.get(size) or {}, study.get(size) or {}, keep_null=True)
         for size in SIZES
-        if size in inherited or size in own
+        if size in inherited or size in study
     }
 
 

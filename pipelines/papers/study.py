@@ -28,19 +28,19 @@ log = logging.getLogger(__name__)
 
 def execute(place: Workspace, study: studies.Study) -> None:
     """Runs what is left of a study, in its folder below `place.root`."""
-    own = workspace(place, study)
+    inside = workspace(place, study)
     name = f"{study.paper} {study.name}"
     if not study.is_run:
-        shutil.rmtree(own.root, ignore_errors=True)
-    write_whole(own.root / config.FILE, study.yaml(place.root))
+        shutil.rmtree(inside.root, ignore_errors=True)
+    write_whole(inside.root / config.FILE, study.yaml(place.root))
     if not study.is_run:
         log.info("%s: not run at size %s", name, study.size)
         return
-    settings = config.load(own.root)
+    settings = config.load(inside.root)
     check.check(settings)
-    skipped = own.root / studies.SKIPPED
+    skipped = inside.root / studies.SKIPPED
     try:
-        prepared(own, settings.data)
+        prepared(inside, settings.data)
     except UserError as error:
         if study.size != "small":
             raise
@@ -49,10 +49,10 @@ def execute(place: Workspace, study: studies.Study) -> None:
         log.info("%s is skipped: %s", name, error)
         return
     skipped.unlink(missing_ok=True)
-    partitions(own, settings)
-    diverged = train(own, settings, name)
-    evaluated(own, settings, name)
-    write_whole(own.root / studies.DIVERGED, json.dumps(diverged, indent=2) + "\n")
+    partitions(inside, settings)
+    diverged = train(inside, settings, name)
+    evaluated(inside, settings, name)
+    write_whole(inside.root / studies.DIVERGED, json.dumps(diverged, indent=2) + "\n")
 
 
 def workspace(place: Workspace, study: studies.Study) -> Workspace:

@@ -41,9 +41,9 @@ def tune(place: Workspace, paper: str, name: str, size: str, on: str = SPLITS[0]
     """
     known("split", on, SPLITS)
     one = grid_of(paper, name, size, place.root)
-    own, settings = _opened(place, one)
-    study.prepared(own, settings.data)
-    found = tried(own, settings, settings.scenario_names, f"{paper} {name}, tuning", on)
+    inside, settings = _opened(place, one)
+    study.prepared(inside, settings.data)
+    found = tried(inside, settings, settings.scenario_names, f"{paper} {name}, tuning", on)
     rows = [["recipe", "scenario", "settings", f"{on} accuracy, %", "chosen"]]
     for scenario, by_recipe in found.items():
         for recipe, trials in by_recipe.items():
@@ -80,15 +80,15 @@ def tuned(place: Workspace, one: studies.Study) -> studies.Study:
         return one
     content = copy.deepcopy(dict(one.content))
     seeds = " ".join(map(str, content.pop("tune")["seeds"]))
-    own, settings = _opened(place, replace(one, kind="tune"))
+    inside, settings = _opened(place, replace(one, kind="tune"))
     try:
-        study.prepared(own, settings.data)
+        study.prepared(inside, settings.data)
     except UserError:
         if one.size != "small":
             raise
         return replace(one, content=content)
     scenario, title = tuning.scenario_of(settings), f"{one.paper} {one.name}, tuning"
-    found = tried(own, settings, [scenario], title)[scenario]
+    found = tried(inside, settings, [scenario], title)[scenario]
     record: dict[str, list[list[Any]]] = {}
     for recipe, trials in found.items():
         best, *_ = ranked = tuning.ranked(trials)
@@ -112,6 +112,6 @@ def tuned(place: Workspace, one: studies.Study) -> studies.Study:
 
 def _opened(place: Workspace, one: studies.Study) -> tuple[Workspace, config.Config]:
     """The study's folders, with its params.yaml, and its settings."""
-    own = study.workspace(place, one)
-    write_whole(own.root / config.FILE, one.yaml(place.root))
-    return own, config.load(own.root)
+    inside = study.workspace(place, one)
+    write_whole(inside.root / config.FILE, one.yaml(place.root))
+    return inside, config.load(inside.root)

@@ -85,12 +85,12 @@ def claims(
         from fedml_noniid.pipelines.papers.tune import tuned
 
         for of, study in dict.fromkeys((one.paper, one.claim.study) for one in needed):
-            own = found[of]
+            claims_ = found[of]
             # All claims on the study: its runs decide them too.
-            begun = [one for one in own.every.values() if one.claim.study == study]
+            begun = [one for one in claims_.every.values() if one.claim.study == study]
             committed.declare(folder, begun, commits)
-            log.info("%s %s: about %.2g CPU hours", of, study, own.hours(study))
-            execute(place, tuned(place, own.studies[study]))
+            log.info("%s %s: about %.2g CPU hours", of, study, claims_.hours(study))
+            execute(place, tuned(place, claims_.studies[study]))
     for file, content in Page(found, place.root, known_).files().items():
         write_whole(folder / file, content)
     return folder / PAGE

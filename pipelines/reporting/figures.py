@@ -1,6 +1,6 @@
 """Pictures of the report, drawn with matplotlib into PNG bytes.
 
-Each line has its name on the right, best on top.
+The lines' names stand on the right, the highest end on top.
 """
 
 from __future__ import annotations
@@ -41,6 +41,16 @@ COLOURS = (
 )
 DASHES = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 LABEL = 0.24  # inches from one line's name to the next
+# The legend beside a panel.
+NAMES: dict[str, Any] = {
+    "loc": "upper left",
+    "bbox_to_anchor": (1.01, 1.0),
+    "frameon": False,
+    "fontsize": 11,
+    "borderaxespad": 0.0,
+    "handlelength": 2.2,
+    "labelspacing": 0.35,
+}
 NO_RESULT = "no result"
 
 
@@ -55,19 +65,24 @@ class Curve:
     std: Values | None  # [t], None with one seed
     traffic: Values  # [t] MiB transferred up to and with the round, mean over seeds
 
+    @property
+    def name(self) -> str:
+        """`scaffold 91.0`: its last value."""
+        return f"{self.label} {self.mean[-1]:.1f}"
+
 
 def accuracy(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes:
     """Test accuracy per round: a line for the mean over seeds, and a band of one standard
     deviation.
 
-    The upper panel has all rounds. The lower one enlarges the second half of them, and names each
-    line at its end.
+    The upper panel has all rounds. The lower one enlarges the second half of them, and names the
+    lines in the order of their ends.
     """
     curves, looks = _curves(scenario), _looks(scenario, recipes)
     figure, (whole, late) = _canvas(len(curves), panels=2)
     for axes in (whole, late):
         for curve in curves:
-            axes.plot(curve.rounds, curve.mean, **looks[curve.recipe])
+            axes.plot(curve.rounds, curve.mean, label=curve.name, **looks[curve.recipe])
             if curve.std is not None:
                 lower, upper = curve.mean - curve.std, curve.mean + curve.std
                 colour = looks[curve.recipe]["color"]
@@ -79,11 +94,7 @@ def accuracy(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes:
     late.set_xlim(min(last / 2, last - 1), last)
     late.set_ylim(*_limits(curves, 0.5))
     late.set_xlabel("round (second half, enlarged)" if last > 2 else "round")
-    low, high = late.get_ylim()
-    ends = [float((curve.mean[-1] - low) / (high - low)) for curve in curves]
-    heights = _spread_out(ends, _gap(len(curves)))
-    for curve, end, height in zip(curves, ends, heights, strict=True):
-        _name_line(late, curve, looks[curve.recipe], [(1, end), (1.05, height), (1.13, height)])
+    late.legend(**NAMES)
     return as_png(figure)
 
 
@@ -100,15 +111,12 @@ def traffic(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes:
     if not curves:
         return as_png(figure)
     for curve in curves:
-        axes.plot(curve.traffic, curve.mean, **looks[curve.recipe])
-        axes.plot(
-            curve.traffic[-1], curve.mean[-1], "o", color=looks[curve.recipe]["color"], markersize=5
-        )
+        axes.plot(curve.traffic, curve.mean, label=curve.name, **looks[curve.recipe])
+        end = curve.traffic[-1], curve.mean[-1]
+        axes.plot(*end, "o", color=looks[curve.recipe]["color"], markersize=5)
     axes.set_xlim(left=0)
     axes.set_ylim(*_limits(curves, 0.25))
-    heights = _spread_out([1.0] * len(curves), _gap(len(curves)))
-    for curve, height in zip(curves, heights, strict=True):
-        _name_line(axes, curve, looks[curve.recipe], [(1.04, height), (1.13, height)])
+    axes.legend(**NAMES)
     return as_png(figure)
 
 
@@ -236,7 +244,7 @@ def _looks(scenario: ScenarioSummary, recipes: Sequence[str]) -> dict[str, dict[
 
 def _canvas(lines: int, panels: int) -> tuple[Figure, list[Axes]]:
     """Panels on top of each other, narrow enough that a phone shows the letters large enough."""
-    height = _panel(lines)
+    height = max(3.4, LABEL * lines + 0.9)  # inches: room for the names of all lines
     figure = Figure(
         figsize=(6.4, height if panels == 1 else 2.7 + height), dpi=200, layout="constrained"
     )
@@ -250,17 +258,6 @@ def _canvas(lines: int, panels: int) -> tuple[Figure, list[Axes]]:
     return figure, list(panel)
 
 
-def _gap(lines: int) -> float:
-    """Distance of two names as a fraction of the lowest panel, whose lettering takes about 0.7
-    inches below it."""
-    return LABEL / (_panel(lines) - 0.7)
-
-
-def _panel(lines: int) -> float:
-    """Height in inches of the lowest panel with its lettering: room for the names of all lines."""
-    return max(3.4, LABEL * lines + 0.9)
-
-
 def _limits(curves: Sequence[Curve], since: float) -> tuple[float, float]:
     """Range of accuracy, with a margin, that holds the curves after the fraction `since` of their
     rounds."""
@@ -271,41 +268,3 @@ def _limits(curves: Sequence[Curve], since: float) -> tuple[float, float]:
     )
     margin = max(0.06 * (high - low), 0.5)
     return low - margin, min(high + margin, 100.5)
-
-
-def _name_line(
-    axes: Axes, curve: Curve, look: dict[str, Any], path: Sequence[tuple[float, float]]
-) -> None:
-    """Writes a line's name and last value at the end of a sample of the line along `path`
-    (fractions of the panel)."""
-    x, y = zip(*path, strict=True)
-    axes.plot(x, y, transform=axes.transAxes, clip_on=False, **(look | {"linewidth": 1.4}))
-    weight = "bold" if look["color"] == BASELINE_COLOUR else "normal"
-    name = f"{curve.label} {curve.mean[-1]:.1f}"
-    axes.text(
-        x[-1] + 0.015,
-        y[-1],
-        name,
-        transform=axes.transAxes,
-        va="center",
-        fontsize=11,
-        fontweight=weight,
-    )
-
-
-def _spread_out(heights: Sequence[float], gap: float) -> list[float]:
-    """Descending heights, moved as little as possible so that neighbours are `gap` apart and all
-    lie in 0..1."""
-    groups: list[list[float]] = []  # labels that touch, by the heights that they want
-    for height in heights:
-        groups.append([height])
-        while len(groups) > 1 and _edge(groups[-2], gap, -1) - _edge(groups[-1], gap, +1) < gap:
-            groups[-2:] = [groups[-2] + groups[-1]]
-    return [_edge(group, gap, +1) - i * gap for group in groups for i in range(len(group))]
-
-
-def _edge(group: Sequence[float], gap: float, side: int) -> float:
-    """Height of the highest (side +1) or lowest (-1) label of a group, centred on the heights that
-    its labels want."""
-    half = (len(group) - 1) * gap / 2
-    return min(max(sum(group) / len(group), half), max(1 - half, half)) + side * half

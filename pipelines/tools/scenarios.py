@@ -6,15 +6,14 @@ It reads the files of the partition stage. `noniid partition` runs that stage an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from tabulate import tabulate
 
 from fedml_noniid.pipelines.experiment import config, results
-from fedml_noniid.pipelines.reporting import text
-from fedml_noniid.pipelines.reporting.summary import Spread, spread
 from fedml_noniid.plugins.core.errors import UserError
 
 # Key of statistics.json -> title of the column, decimals.
@@ -58,41 +57,25 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class Row:
-    """One scenario: its partition in words, and each statistic over its seeds."""
-
-    scenario: str
-    partition: str
-    statistics: Mapping[str, Spread]
-
-
-def read(root: Path, settings: config.Config) -> tuple[list[Row], list[str]]:
-    """(scenarios of params.yaml, missing partitions).
+def read(root: Path, settings: config.Config) -> tuple[pd.DataFrame, list[str]]:
+    """(the statistics of the partitions of params.yaml, a row each; those that are missing).
 
     UserError if all partitions are missing, or for a bad file.
     """
     rows, missing = [], []
-    for name in settings.scenario_names:
-        made = []
-        for seed in settings.seeds:
-            path = root / "partitions" / f"{name}-{seed}" / "statistics.json"
-            if path.is_file():
-                made.append(_statistics(path))
-            else:
-                missing.append(f"{name}-{seed}")
-        if made:
-            spreads = {
-                key: spread([found[key] for found in made if key in found]) for key in TITLES
-            }
-            known = {key: value for key, value in spreads.items() if value is not None}
-            rows.append(Row(name, described(settings.scenarios[name]), known))
+    for name, seed in itertools.product(settings.scenario_names, settings.seeds):
+        path = root / "partitions" / f"{name}-{seed}" / "statistics.json"
+        if path.is_file():
+            partition = described(settings.scenarios[name])
+            rows.append({"scenario": name, "partition": partition, **_statistics(path)})
+        else:
+            missing.append(f"{name}-{seed}")
     if not rows:
         raise UserError(
             f"{root / 'partitions'}: holds no partition of params.yaml; run `noniid partition` "
             "first"
         )
-    return rows, missing
+    return pd.DataFrame(rows), missing
 
 
 def described(scenario: config.Scenario) -> str:
@@ -106,41 +89,30 @@ def described(scenario: config.Scenario) -> str:
     return scenario.partition + (f" ({options})" if options else "") + noise + words
 
 
-def markdown(rows: Sequence[Row], missing: Sequence[str]) -> str:
+def markdown(found: pd.DataFrame, missing: Sequence[str]) -> str:
     """The table, a line per statistic and a column per scenario, and its notes."""
-    lines = [
-        ["statistic", *(row.scenario for row in rows)],
-        ["partition", *(row.partition for row in rows)],
-    ]
-    lines += [
-        [TITLES[key][0], *(_cell(row.statistics.get(key), key) for row in rows)]
-        for key in _keys(rows)
-    ]
+    scenarios = dict(list(found.groupby("scenario", sort=False)))
+    lines = [["partition", *(rows["partition"].iloc[0] for rows in scenarios.values())]]
+    for key in _keys(found):
+        title, decimals = TITLES[key]
+        lines.append([title, *(_cell(rows[key].dropna(), decimals) for rows in scenarios.values())])
     notes = [NOTE] + ([f"Not made, so not in the table: {', '.join(missing)}."] if missing else [])
-    aligned = ["left", *["right"] * len(rows)]
-    cells = tabulate(lines[1:], lines[0], "pipe", disable_numparse=True, colalign=aligned)
+    aligned = ["left", *["right"] * len(scenarios)]
+    header = ["statistic", *scenarios]
+    cells = tabulate(lines, header, "pipe", disable_numparse=True, colalign=aligned)
     return "\n\n".join([cells, *notes]) + "\n"
 
 
-def table(rows: Sequence[Row]) -> bytes:
+def table(found: pd.DataFrame) -> bytes:
     """All numbers unrounded as CSV, one line per scenario.
 
     With one seed the standard deviation is empty.
     """
-    keys = _keys(rows)
-    header = [
-        "scenario",
-        "partition",
-        "seeds",
-        *(f"{key}_{part}" for key in keys for part in ("mean", "std")),
-    ]
-    lines: list[list[object]] = []
-    for row in rows:
-        cells = (part for key in keys for part in (row.statistics.get(key) or (None, None))[:2])
-        lines.append(
-            [row.scenario, row.partition, max(found.n for found in row.statistics.values()), *cells]
-        )
-    return text.as_csv(header, lines, digits=None)
+    scenarios = found.groupby(["scenario", "partition"], sort=False)
+    numbers = scenarios[_keys(found)].agg(["mean", "std"])
+    numbers.columns = ["_".join(names) for names in numbers.columns]
+    numbers.insert(0, "seeds", scenarios.size())
+    return bytes(numbers.reset_index().to_csv(index=False).encode())
 
 
 def _statistics(path: Path) -> dict[str, float]:
@@ -148,23 +120,21 @@ def _statistics(path: Path) -> dict[str, float]:
     found = results.numbers(content)
     for key in COLUMNS:
         if key not in found:
-            problem = (
-                "is missing" if key not in content else f"is {content[key]!r}, expected a number"
-            )
+            problem = f"is {content[key]!r}, expected a number" if key in content else "is missing"
             raise UserError(f"{path}: {key} {problem}; {results.RERUN}")
     return found
 
 
-def _keys(rows: Sequence[Row]) -> list[str]:
+def _keys(found: pd.DataFrame) -> list[str]:
     """The columns with a number in at least one scenario."""
-    return [key for key in TITLES if any(key in row.statistics for row in rows)]
+    return [key for key in TITLES if key in found]
 
 
-def _cell(found: Spread | None, key: str) -> str:
-    if found is None:
+def _cell(values: pd.Series[float], decimals: int) -> str:
+    """Mean and deviation over the seeds."""
+    if not len(values):
         return ""
-    decimals = TITLES[key][1]
+    mean, std = values.mean(), values.std()
     # The same numbers, summed in another order, differ in their last bits.
-    if (found.std or 0) <= 1e-12 * abs(found.mean):
-        return f"{found.mean:,.{decimals}f}"
-    return f"{found.mean:,.{decimals}f} ± {found.std:,.{decimals}f}"
+    agree = len(values) == 1 or std <= 1e-12 * abs(mean)
+    return f"{mean:,.{decimals}f}" + ("" if agree else f" ± {std:,.{decimals}f}")

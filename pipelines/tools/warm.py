@@ -54,7 +54,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 SILOS = {
     "deploy": (
         "fedml_noniid.plugins.silo.pair",
-        "fedml_noniid.plugins.silo.roles",
+        "fedml_noniid.plugins.silo.silo_client",
         f"{ROOM}.stages.deploy",
     )
 }

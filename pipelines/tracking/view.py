@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 from fedml_noniid.pipelines.tracking import runs
@@ -16,6 +17,40 @@ SECTION = "which-method-is-best"
 BY_ROUND = "test_accuracy"
 BARS = ("final/test_accuracy", "final/client_worst", "final/traffic_mib")
 METHOD = "method"  # tag: the name of a run's group in the view
+# The colours of MLflow's pages, in their order. A hash of a group's name selects one: two groups
+# often get the same.
+PALETTE = (
+    "a6630c",
+    "c83243",
+    "b45091",
+    "8a63bf",
+    "434a93",
+    "137dae",
+    "04867d",
+    "308613",
+    "facb66",
+    "1f272d",
+    "445461",
+    "5f7281",
+    "8396a5",
+    "93320b",
+    "be501e",
+    "de7921",
+    "f2be88",
+    "115026",
+    "277c43",
+    "3ba65e",
+    "8ddda8",
+    "9e102c",
+    "c82d4c",
+    "e65b77",
+    "f792a6",
+    "0e538b",
+    "2272b4",
+    "4299e0",
+    "8acaff",
+)
+SPACES = 30  # tried at the end of a name
 
 
 def link(address: str, experiment_id: str) -> str:
@@ -33,8 +68,9 @@ def prepare(client: Any, experiment_id: str) -> None:
     metrics = sorted({name for run in found for name in run.data.metrics})
     several = len({run.data.params.get("scenario") for run in found}) > 1
     names = {run.info.run_id: _name(run, several) for run in found}
+    coloured = with_own_colours(dict.fromkeys(names.values()))
     for run in found:
-        if run.data.tags.get(METHOD) != (name := names[run.info.run_id]):
+        if run.data.tags.get(METHOD) != (name := coloured[names[run.info.run_id]]):
             client.set_tag(run.info.run_id, METHOD, name)
     section = {
         "uuid": SECTION,
@@ -51,7 +87,7 @@ def prepare(client: Any, experiment_id: str) -> None:
             "groupByKeys": [{"mode": "tag", "groupByData": METHOD}],
         },
         "useGroupedValuesInCharts": True,
-        "groupsExpanded": {f"tag.{METHOD}.{name}": False for name in names.values()},
+        "groupsExpanded": {f"tag.{METHOD}.{name}": False for name in coloured.values()},
         "compareRunCharts": [
             _by_round(),
             *(_chart("BAR", name) for name in BARS if name in metrics),
@@ -81,6 +117,26 @@ def prepare(client: Any, experiment_id: str) -> None:
     client.set_experiment_tag(experiment_id, TAG, f"deflate;{packed}")
 
 
+def with_own_colours(names: Iterable[str]) -> dict[str, str]:
+    """Name -> the name with spaces at its end that no page shows, for which MLflow selects a colour
+    of its own.
+
+    MLflow keeps the colours of groups in the browser, so a view can't name them. Of the unused
+    colours, a name gets the one that is farthest from the used ones. A new name at the end does not
+    change the others.
+    """
+    used: list[str] = []
+    found = {}
+    for name in names:
+        colours = {name + k * " ": _colour(f"tag.{METHOD}.{name}{k * ' '}") for k in range(SPACES)}
+        found[name] = max(
+            colours,
+            key=lambda text: min((_distance(colours[text], other) for other in used), default=0),
+        )
+        used.append(colours[found[name]])
+    return found
+
+
 def _name(run: Any, several: bool) -> str:
     """The name of a run's group: its recipe, its scenario if there are several, and what keeps it
     apart from others."""
@@ -93,6 +149,20 @@ def _name(run: Any, several: bool) -> str:
         tags.get("kind"),
     )
     return ", ".join(str(part) for part in parts if part) or run.info.run_name
+
+
+def _colour(group: str) -> str:
+    """The colour that MLflow's pages select for a group."""
+    low = high = 0
+    for letter in group:
+        low = (low + ord(letter)) % 255
+        high = (high + low) % 255
+    return PALETTE[(low | high << 8) % len(PALETTE)]
+
+
+def _distance(one: str, other: str) -> int:
+    """How different two colours are: the squared distance of their RGB values."""
+    return sum((a - b) ** 2 for a, b in zip(bytes.fromhex(one), bytes.fromhex(other), strict=True))
 
 
 def _by_round() -> dict[str, Any]:

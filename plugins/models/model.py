@@ -211,8 +211,11 @@ class Model:
     @property
     def written_out(self) -> bool:
         """Whether there is `gradient`."""
-        chained = all(isinstance(block, CHAIN) for block in self.blocks)
-        return chained and self.precision == "float32"
+        return self._chained and self.precision == "float32"
+
+    @cached_property
+    def _chained(self) -> bool:
+        return all(isinstance(block, CHAIN) for block in self.blocks)
 
     def gradient(
         self,

@@ -78,40 +78,39 @@ def mask_of(clients: int) -> Tensor:
     return torch.arange(BATCH) < counts.unsqueeze(-1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+# Kind, clients, type, plain: networks of matrices also for several clients.
+FORMS = [
+    *[
+        (kind, clients, dtype, False)
+        for kind in DENSE
+        for clients in (0, CLIENTS)
+        for dtype in (torch.float32, torch.float64)
+    ],
+    *[(kind, 0, torch.float32, plain) for kind in CONVOLUTIONAL for plain in (False, True)],
+]
+
+
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("clients", [0, CLIENTS], ids=["one", "several"])
-@pytest.mark.parametrize("kind", DENSE)
+@pytest.mark.parametrize("form", FORMS, ids=str)
 def test_the_gradient_is_autograds_to_the_bit(
-    kind: str, clients: int, masked: bool, dtype: torch.dtype
+    form: tuple[str, int, torch.dtype, bool], masked: bool
 ) -> None:
-    made, params, x, y = drawn(kind, clients, dtype)
+    kind, clients, dtype, plain = form
+    made, params, x, y = drawn(kind, clients, dtype, plain)
     mask = mask_of(clients).squeeze(0) if masked else None
     axes = 1 if clients else 0
-    grads, losses, out = made.gradient(params, {}, x, y, mask, axes=axes)
     expected, expected_loss = by_autograd(made, params, x, y, mask, axes)
-    assert grads.keys() == expected.keys()
-    for key, leaf in expected.items():
-        assert torch.equal(grads[key], leaf), key
-        assert grads[key].is_contiguous()
-    assert torch.equal(masked_mean(losses, mask, axes), expected_loss)
-    assert torch.equal(out.features, made(params, {}, x, True, axes=axes).features)
-
-
-@pytest.mark.parametrize("plain", [False, True], ids=["open", "plain"])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("kind", CONVOLUTIONAL)
-def test_so_it_is_with_convolutions_pools_and_dropout(kind: str, masked: bool, plain: bool) -> None:
-    made, params, x, y = drawn(kind, 0, torch.float32, plain)
-    mask = mask_of(0).squeeze(0) if masked else None
-    expected, expected_loss = by_autograd(made, params, x, y, mask, 0)
-    drawn_ahead = next(made.draws_ahead(params, {}, x[:1], KEY.unsqueeze(0), BATCH))
-    grads, losses, _ = made.gradient(params, {}, x, y, mask, drawn_ahead)
+    features = made(params, {}, x, True, key=KEY, axes=axes).features
+    ahead = None
+    if made.draws:
+        ahead = next(made.draws_ahead(params, {}, x[:1], KEY.unsqueeze(0), BATCH))
+    grads, losses, out = made.gradient(params, {}, x, y, mask, ahead, axes=axes)
     assert grads.keys() == expected.keys()
     for key, leaf in expected.items():
         assert torch.equal(grads[key], leaf), key
         assert grads[key].is_contiguous() and grads[key].abs().sum() > 0
-    assert torch.equal(masked_mean(losses, mask), expected_loss)
+    assert torch.equal(masked_mean(losses, mask, axes), expected_loss)
+    assert torch.equal(out.features, features)
 
 
 def test_a_relu_before_several_pools_reads_its_own_output() -> None:

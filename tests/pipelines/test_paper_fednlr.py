@@ -435,7 +435,7 @@ def test_example_1_s_steps_are_those_of_the_loss_s_differences(client: int) -> N
 
 def test_example_1_s_step_with_fednlr_s_rates() -> None:
     np.testing.assert_allclose(
-        flat(example.trained(0, own_rates=True)), stepped(0, nlr_factors()), atol=1e-9
+        flat(example.trained(0, nlr_rates=True)), stepped(0, nlr_factors()), atol=1e-9
     )
 
 

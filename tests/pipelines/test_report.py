@@ -98,6 +98,13 @@ def write_run(root: Path, recipe: str, seed: int, course: Sequence[float], **opt
     return run
 
 
+def write_runs(root: Path, finals: Mapping[str, Sequence[float]], **options: Any) -> None:
+    """Runs of one round each: recipe -> the final accuracy of seed 0, 1, ..."""
+    for recipe, of in finals.items():
+        for seed, final in enumerate(of):
+            write_run(root, recipe, seed, [final], **options)
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Three recipes on three seeds, six rounds each; rounds two to six as good as the last."""
@@ -192,10 +199,8 @@ def test_ranks_mark_what_cannot_be_told_apart_from_the_best(tmp_path: Path) -> N
 
     a - c: 0.3 and 0.31, t = 61. d is no worse than c.
     """
-    courses = {"a": (0.54, 0.53), "b": (0.50, 0.51), "c": (0.24, 0.22), "d": (0.24, 0.22)}
-    for recipe, finals in courses.items():
-        for seed, final in enumerate(finals):
-            write_run(tmp_path, recipe, seed, [final])
+    finals = {"a": (0.54, 0.53), "b": (0.50, 0.51), "c": (0.24, 0.22), "d": (0.24, 0.22)}
+    write_runs(tmp_path, finals)
     scenario = sum_up(tmp_path, ["c", "b", "a", "d"], [0, 1])
     shown = columns(tables.cells(scenario))
     assert shown["method"] == ("a", "b", "c", "d") and shown["rank"] == ("1", "2 ≈", "3", "3")
@@ -203,16 +208,16 @@ def test_ranks_mark_what_cannot_be_told_apart_from_the_best(tmp_path: Path) -> N
 
 
 RARE = {"majority_accuracy": 0.97, "balanced_accuracy": 0.5, "macro_f1": 0.49, "classes_named": 1.0}
+TWO = RARE | {"classes_named": 2.0}
 
 
 def test_a_constant_answer_is_not_praised(tmp_path: Path) -> None:
     """fnr is above FedAvg on every seed, but not above always naming the most frequent class."""
     write_params(tmp_path, ["fedavg", "scaffold", "fnr"], SEEDS)
-    for seed in SEEDS:
-        write_run(tmp_path, "fedavg", seed, [0.90], metrics=RARE | {"classes_named": 2.0})
-        write_run(tmp_path, "scaffold", seed, [0.97], metrics=RARE)
-        named = 1.0 + (seed != 1)
-        write_run(tmp_path, "fnr", seed, [0.96], metrics=RARE | {"classes_named": named})
+    write_runs(tmp_path, {"fedavg": [0.90] * 3, "fnr": [0.96]}, metrics=TWO)
+    write_runs(tmp_path, {"scaffold": [0.97] * 3}, metrics=RARE)
+    write_run(tmp_path, "fnr", 1, [0.96], metrics=RARE)
+    write_run(tmp_path, "fnr", 2, [0.96], metrics=TWO)
     scenario = sum_up(tmp_path)
     assert ranks(scenario) == [("scaffold", 0), ("fnr", 0), ("fedavg", 0)]
     of = report.section(scenario)
@@ -245,11 +250,9 @@ def test_a_method_that_beats_the_majority_is_named_with_those_that_do_not(tmp_pa
 
     c is above the majority class by one of 100 test samples.
     """
-    for seed, (a, b) in enumerate([(0.96, 0.90), (0.97, 0.91), (0.80, 0.89)]):
-        for recipe, final in {"a": a, "b": b, "c": 0.81}.items():
-            named = 1.0 if (recipe, seed) == ("a", 2) else 2.0
-            metrics = RARE | {"majority_accuracy": 0.80, "classes_named": named}
-            write_run(tmp_path, recipe, seed, [final], metrics=metrics)
+    finals = {"a": (0.96, 0.97), "b": (0.90, 0.91, 0.89), "c": [0.81] * 3}
+    write_runs(tmp_path, finals, metrics=TWO | {"majority_accuracy": 0.80})
+    write_run(tmp_path, "a", 2, [0.80], metrics=RARE | {"majority_accuracy": 0.80})
     scenario = sum_up(tmp_path, ["a", "b", "c"])
     assert ranks(scenario) == [("a", 0), ("b", 1), ("c", 0)]
     of = report.section(scenario)
@@ -306,10 +309,8 @@ def test_an_interval_that_holms_adjustment_does_not_confirm_decides_nothing(tmp_
 
     1.667 +- 2.4841 * 0.5774.
     """
-    for seed, samples in enumerate((1, 2, 2)):
-        write_run(tmp_path, "fedavg", seed, [0.5])
-        write_run(tmp_path, "fnr", seed, [0.5 + samples / 100])
-        write_run(tmp_path, "scaffold", seed, [0.5 - (seed - 1) / 10])
+    of = {"fedavg": [0.5] * 3, "fnr": (0.51, 0.52, 0.52), "scaffold": (0.6, 0.5, 0.4)}
+    write_runs(tmp_path, of)
     fnr, scaffold = tables.compared(sum_up(tmp_path))[0][1][1:]
     assert fnr[2:5] == ["+0.23 to +3.10", "0.038", "0.075"] and fnr[-1] == "undecided"
     assert scaffold[2] == "-24.84 to +24.84" and scaffold[-1] == "undecided"
@@ -317,9 +318,7 @@ def test_an_interval_that_holms_adjustment_does_not_confirm_decides_nothing(tmp_
 
 def test_methods_that_differ_by_one_sample_are_not_told_apart(tmp_path: Path) -> None:
     """One of the 100 test samples on every seed: no seeds would help."""
-    for seed in SEEDS:
-        write_run(tmp_path, "fedavg", seed, [0.5])
-        write_run(tmp_path, "fnr", seed, [0.51])
+    write_runs(tmp_path, {"fedavg": [0.5] * 3, "fnr": [0.51] * 3})
     scenario = sum_up(tmp_path)
     assert tables.compared(scenario)[0][1][1][-1] == "no difference"
     _, undecided, needed = report.section(scenario)["answer"]
@@ -367,25 +366,20 @@ def test_methods_with_the_same_weights_are_equal_not_undecided(tmp_path: Path) -
 def test_the_answer_says_how_many_seeds_would_decide(
     tmp_path: Path, differences: Sequence[float], needed: str
 ) -> None:
-    for seed, difference in enumerate(differences):
-        write_run(tmp_path, "fedavg", seed, [0.5])
-        write_run(tmp_path, "fnr", seed, [0.5 + difference])
+    write_runs(tmp_path, {"fedavg": [0.5] * 3, "fnr": [0.5 + one for one in differences]})
     answer = report.section(sum_up(tmp_path))["answer"]
     assert len(answer) == 3 and answer[2].startswith(f"The smallest gap, {needed}")
 
 
 def test_a_long_list_of_equals_is_a_number(tmp_path: Path) -> None:
-    names = [f"m{i}" for i in range(9)]
-    for recipe in [*names, "bad"]:
-        for seed in SEEDS:
-            write_run(tmp_path, recipe, seed, [0.5 if recipe != "bad" else 0.1 + seed / 100])
-    answer = report.section(sum_up(tmp_path, [*names, "bad"]))["answer"]
+    finals = {f"m{i}": (0.5, 0.5, 0.5) for i in range(9)} | {"bad": (0.10, 0.11, 0.12)}
+    write_runs(tmp_path, finals)
+    answer = report.section(sum_up(tmp_path, list(finals)))["answer"]
     assert "apart from 8 others (marked ≈) at 5 %" in answer[1]
 
 
 def test_one_seed_claims_nothing(tmp_path: Path) -> None:
-    for recipe, finals in FINALS.items():
-        write_run(tmp_path, recipe, 0, [finals[0]])
+    write_runs(tmp_path, FINALS)
     scenario = sum_up(tmp_path, seeds=[0])
     assert "Fewer than two seeds in common can't tell methods apart" in said(scenario)
     assert not {"±", "≈"} & set(plain(tables.cells(scenario)))
@@ -418,9 +412,7 @@ def test_without_fedavg_or_a_common_seed_nothing_is_compared(tmp_path: Path) -> 
 
 def test_without_an_evaluation_the_size_of_the_test_set_is_not_known(tmp_path: Path) -> None:
     """Equal differences then prove nothing, since one sample's worth is unknown."""
-    for seed in SEEDS:
-        write_run(tmp_path, "fedavg", seed, [0.5], evaluated=False)
-        write_run(tmp_path, "fnr", seed, [0.625], evaluated=False)
+    write_runs(tmp_path, {"fedavg": [0.5] * 3, "fnr": [0.625] * 3}, evaluated=False)
     scenario = sum_up(tmp_path)
     assert "Nothing is evaluated: the size of the test set" in said(scenario)
     assert tables.compared(scenario)[0][1][1][-1] == "undecided"
@@ -450,11 +442,10 @@ def test_a_leak_is_named_everywhere_and_has_no_rank(tmp_path: Path) -> None:
     """Nor has centralised training; the leader and its lead are those of what can be compared."""
     leak = {"public": "labelled", "leak": "fnr trains on the test set"}
     names = ["fedavg", "fnr", "fnr-leak", "centralised"]
-    for seed in (0, 1):
-        write_run(tmp_path, "fedavg", seed, [0.5], tags={"no_effect": "mu is 0"})
-        write_run(tmp_path, "fnr", seed, [0.6], tags={"public": "labelled"})
-        write_run(tmp_path, "fnr-leak", seed, [0.99], composition="fnr", tags=leak)
-        write_run(tmp_path, "centralised", seed, [0.9], tags={"federated": "no"})
+    write_runs(tmp_path, {"fedavg": (0.5, 0.5)}, tags={"no_effect": "mu is 0"})
+    write_runs(tmp_path, {"fnr": (0.6, 0.6)}, tags={"public": "labelled"})
+    write_runs(tmp_path, {"fnr-leak": (0.99, 0.99)}, composition="fnr", tags=leak)
+    write_runs(tmp_path, {"centralised": (0.9, 0.9)}, tags={"federated": "no"})
     scenario = sum_up(tmp_path, names, [0, 1])
     assert ranks(scenario) == [("fnr", 1), ("fedavg", 2), ("fnr-leak", 0), ("centralised", 0)]
     of = report.section(scenario)
@@ -502,7 +493,7 @@ def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path) -> None:
         "No value was tuned",
         "All methods had the same training settings.",
         "4 clients, partition dirichlet (alpha 0.1), 50% of them take part in each round.",
-        "A client holds 10 to 30 (median 20) training samples of 1 to 2 (median 1.5) classes.",
+        "A client has 10 to 30 (median 20) training samples of 1 to 2 (median 1.5) classes.",
         "label distance 0.46 on average and 0.50 at most",
         "entropy of a client's labels 0.25 bits on average (1.00: all classes alike",
         "Gini coefficient of the sizes 0.25",
@@ -530,12 +521,12 @@ def test_the_stage_refuses_a_file_that_was_cut_off(
     command = ["report", "--root", str(root)]
     assert stages.main(command) == 0
     assert "report/report.html is written" in caplog.text
-    before = {path.name: path.read_bytes() for path in (root / "report").iterdir()}
+    before = contents(root / "report")
     rounds = root / "runs" / "skew-fnr-0" / "rounds.csv"
     rounds.write_text(rounds.read_text()[:-9])
     assert stages.main(command) == 2
     assert f"{rounds}: is missing or was changed" in capsys.readouterr().err
-    assert before == {path.name: path.read_bytes() for path in (root / "report").iterdir()}
+    assert before == contents(root / "report")
 
 
 def test_a_partition_without_its_measures_is_refused(root: Path) -> None:
@@ -556,7 +547,7 @@ def test_the_same_results_give_the_same_bytes(root: Path) -> None:
         made.write_text(json.dumps({"seconds": [seconds] * 6, "tags": {"git_commit": commit}}))
         (result,) = (one for one in results.read(root) if one.key == "skew-fnr-0")
         assert result.seconds == (seconds,) * 6 and result.tags["git_commit"] == commit
-        written.append({path.name: path.read_bytes() for path in report.write(root).iterdir()})
+        written.append(contents(report.write(root)))
     assert written[0] == written[1]
 
 
@@ -664,6 +655,10 @@ def test_unequal_training_settings_are_named(root: Path) -> None:
     assert f"UNEQUAL training settings, compare with care: {unequal}" in page
     terminal = " ".join((folder / "table.txt").read_text().split())
     assert f"Training settings that were not the same for all methods: {unequal}" in terminal
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def tuned(root: Path, values: Mapping[str, Any], **records: Mapping[str, Any] | None) -> list[str]:
@@ -797,24 +792,13 @@ def test_pictures_of_very_short_runs(tmp_path: Path, course: list[float]) -> Non
         assert picture is not None and picture.startswith(b"\x89PNG")
 
 
-def test_names_of_lines_keep_their_order_and_distance() -> None:
-    placed = figures._spread_out([0.9, 0.89, 0.88, 0.2], 0.1)
-    assert placed == pytest.approx(
-        [0.99, 0.89, 0.79, 0.2]
-    )  # the three are centred on what they want
-    stacked = figures._spread_out([1.0] * 4, 0.1)
-    assert stacked == pytest.approx([1.0, 0.9, 0.8, 0.7])
-    low = figures._spread_out([0.02, 0.01, 0.0], 0.1)
-    assert low == pytest.approx([0.2, 0.1, 0.0])
-
-
 @pytest.mark.parametrize(
     ("file", "content", "told"),
     [
         (
             "runs/skew-fnr-0/rounds.csv",
             "round,test_accuracy,bytes_up,bytes_down\n" + "1,much,1,1\n" * 6,
-            "line 2, column test_acc",
+            "line 2: could not convert string to float: 'much'",
         ),
         (
             "runs/skew-fnr-0/rounds.csv",
@@ -861,7 +845,7 @@ def test_no_results_is_an_error_that_says_what_to_run(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_the_old_report(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = report.write(root)
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = contents(folder)
 
     def full_disk(*_: object) -> int:
         raise OSError(28, "No space left on device")
@@ -869,5 +853,5 @@ def test_a_failed_write_leaves_the_old_report(root: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(UserError, match="No space left on device"):
         report.write(root)
-    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert before == contents(folder)
     assert not [name for name in os.listdir(root) if name.startswith(".report")]

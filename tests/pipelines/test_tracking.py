@@ -21,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mlflow
 import numpy as np
 import pytest
 import torch
@@ -41,6 +42,7 @@ from fedml_noniid.pipelines.tracking.sync import sync, sync_reports
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.engines.cohort import draw_cohort
+from tests.recipe_table import PARAMETERS
 
 REPOSITORY = Path(runs.__file__).parents[3]
 SHAPE, CLASSES = (1, 2, 2), ("a", "b", "c")
@@ -967,7 +969,7 @@ def test_the_stage_s_deployment_stands_beside_the_simulated_runs(
     about = {"recipe": "near", "scenario": "skewed", "seed": "7", "composition": "fedprox"}
     assert about.items() <= run.data.tags.items() and about.items() <= run.data.params.items()
     assert run.data.tags["kind"] == "deployment" and run.data.tags["simulated_sha256"] == "f00d"
-    groups = {run.info.run_name: run.data.tags[view.METHOD] for run in active(store)}
+    groups = {run.info.run_name: run.data.tags[view.METHOD].rstrip() for run in active(store)}
     assert groups == {name: "near, skewed, deployment", "iid-fedavg-0": "fedavg, iid"}, (
         "no mean over simulated and deployed runs"
     )
@@ -1017,7 +1019,7 @@ def test_the_view_shows_three_charts_grouped_by_recipe(store: Store, finish: Fin
         finish(key)
         sync(store, store.repository, "toy")
         groups = {run.data.tags["method"] for run in active(store)}
-        assert groups == expected
+        assert {group.rstrip() for group in groups} == expected
     experiment = store.client().get_experiment_by_name("toy")
     packed = experiment.tags["mlflow.sharedViewState.overview"].removeprefix("deflate;")
     state = json.loads(zlib.decompress(base64.b64decode(packed)))
@@ -1029,12 +1031,36 @@ def test_the_view_shows_three_charts_grouped_by_recipe(store: Store, finish: Fin
     assert state["groupsExpanded"] == {f"tag.method.{group}": False for group in groups}
 
 
+def test_each_method_has_a_colour_of_its_own() -> None:
+    assert view._colour("param.recipe.fedprox") == view._colour("param.recipe.ccn") == "115026", (
+        "as MLflow shows them"
+    )
+    names = list(PARAMETERS)[:20]
+    coloured = view.with_own_colours(names)
+    assert [text.rstrip() for text in coloured.values()] == list(coloured) == names
+    assert len({view._colour(f"tag.method.{text}") for text in coloured.values()}) == 20
+    assert view.with_own_colours(names[:9]).items() <= coloured.items(), (
+        "a new method does not change the others"
+    )
+
+
+def test_the_colours_are_those_of_mlflow_s_pages() -> None:
+    """Another version of MLflow may have others.
+
+    Its hash of a name is beside them: `charCodeAt`, modulo 255.
+    """
+    palette = ",".join(f'"#{colour}"' for colour in view.PALETTE)
+    pages = Path(mlflow.__file__).parent / "server" / "js" / "build" / "static" / "js"
+    (found,) = [text for path in pages.glob("main.*.js") if palette in (text := path.read_text())]
+    assert "t=(t+e.charCodeAt(r))%255,n=(n+t)%255;return r.T[(t|n<<8)%r.T.length]" in found
+
+
 def test_a_run_that_has_begun_stands_in_its_group(store: Store) -> None:
     Live(
         store, "toy", "iid-fnr-0", {"recipe": "fnr", "scenario": "iid"}, {"fingerprint": "x"}
     ).log_rounds([])
     (run,) = active(store)
-    assert run.info.status == "RUNNING" and run.data.tags["method"] == "fnr"
+    assert run.info.status == "RUNNING" and run.data.tags["method"].rstrip() == "fnr"
 
 
 def test_of_a_server_the_link_is_printed(

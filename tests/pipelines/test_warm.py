@@ -7,6 +7,8 @@ Stages are stood in for by a function; the last tests run the true ones.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -242,6 +244,12 @@ def test_the_command_imports_little_before_it_knows() -> None:
         check=True,
     ).stdout.split()
     assert int(said[0]) < 120 and said[1] == "False"
+
+
+def test_what_is_imported_is_there() -> None:
+    """An import that fails costs the stages time, and nobody sees it."""
+    for name in itertools.chain(*warm.MODULES.values(), *warm.SILOS.values()):
+        assert importlib.util.find_spec(name.partition(":")[0]), name
 
 
 def test_imports_leave_no_thread_that_ran_torch_and_no_gpu(

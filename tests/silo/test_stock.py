@@ -86,9 +86,9 @@ def test_a_run_needs_its_ports_for_itself(tmp_path):
                 world.deployment("fedavg", 1), world.parts(public=False), tmp_path, DEADLINE_S
             )
     with (
-        stock_fedml.claim(DEADLINE_S),
-        pytest.raises(UserError, match="another run has held FedML's ports for 0 s"),
-        stock_fedml.claim(0.0),
+        stock_fedml.lock_ports(DEADLINE_S),
+        pytest.raises(UserError, match="another run has used FedML's ports for 0 s"),
+        stock_fedml.lock_ports(0.0),
     ):
         pass
 
