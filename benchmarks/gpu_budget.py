@@ -83,7 +83,7 @@ def of_round(
     n = sum(setting.sizes)
     clients = np.split(np.arange(n), np.cumsum(setting.sizes)[:-1])
     local = LocalTraining(
-        "sgd", lr=0.1, epochs=1, batch_size=setting.batch_size, steps=steps, cuda_graphs=cuda_graphs
+        lr=0.1, epochs=1, batch_size=setting.batch_size, local_steps=steps, cuda_graphs=cuda_graphs
     )
     with fake_gpu() as watch:
         x = torch.empty(n + 20, *setting.shape, device=DEVICE)

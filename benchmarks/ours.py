@@ -43,7 +43,9 @@ def simulation(
         np.arange(job.samples_of(k).start, job.samples_of(k).stop) for k in range(settings.clients)
     ]
     precision = "bf16" if engine.startswith("bf16-") else "float32"
-    local = LocalTraining("sgd", settings.lr, settings.epochs, settings.batch, precision=precision)
+    local = LocalTraining(
+        lr=settings.lr, epochs=settings.epochs, batch_size=settings.batch, precision=precision
+    )
     rounds = settings.warm + settings.rounds
     os.environ[SWITCH] = "0" if engine.startswith("python-") else "1"
     kind, _, workers = engine.removeprefix("bf16-").removeprefix("python-").partition(":")

@@ -57,7 +57,7 @@ def run(rounds: int, device: torch.device, size: Size = Size(), workers: int = 1
     users = [np.arange(k * size.images, (k + 1) * size.images) for k in range(size.users)]
 
     def simulation(rounds: int) -> Simulation:
-        local = LocalTraining("sgd", lr=0.1, epochs=1, batch_size=10)
+        local = LocalTraining(lr=0.1, epochs=1, batch_size=10)
         network = build("pfl_cnn", (3, 32, 32), 10)
         plan = Plan(
             network, local, rounds, size.cohort, 0, evaluate_every=size.every, workers=workers

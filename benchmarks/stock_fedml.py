@@ -64,7 +64,7 @@ def run(deployment: Deployment, parts: Parts, folder: Path, deadline_s: float = 
     comm = {"backend": "GRPC", "grpc_ipconfig_path": str(folder / ADDRESSES)}
     write_whole(
         folder / CONFIG,
-        yaml.safe_dump(deployment.model_dump() | {"comm_args": comm}, sort_keys=False),
+        yaml.safe_dump(deployment.model_dump(by_alias=True) | {"comm_args": comm}, sort_keys=False),
     )
 
     context = multiprocessing.get_context("forkserver")

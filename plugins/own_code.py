@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from fedml_noniid.plugins.core.errors import UserError, nearest, shown
+from fedml_noniid.plugins.core.errors import UserError, closest, shown
 
 T = TypeVar("T")
 
@@ -22,9 +22,10 @@ def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) ->
         return ours[name]
     own = f"a subclass of {kind.__name__} of your own as package.module.Class"
     if not isinstance(name, str) or "." not in name:
-        known = nearest(str(name), ours)
         raise UserError(
-            f"{what} {shown(name)} is unknown{known}; allowed: {', '.join(ours)}, or {own}"
+            f"{what} {shown(name)} is unknown",
+            allowed=f"{', '.join(ours)}, or {own}",
+            meant=closest(name, ours),
         )
     module, _, attribute = name.rpartition(".")
     try:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.core.options import (
@@ -47,8 +48,8 @@ class Rate:
         if not 0 < rate <= self.start:
             name = type(self).__name__
             raise UserError(
-                f"lr: {name} gives {shown(rate)} in round {t}; allowed: above 0, at most "
-                f"{self.start:g}"
+                f"lr: {name} gives {shown(rate)} in round {t}",
+                allowed=f"above 0, at most {self.start:g}",
             )
         return rate
 
@@ -95,7 +96,7 @@ class Cosine(Rate):
     def __post_init__(self) -> None:
         if self.end > self.start:
             raise UserError(
-                f"end = {self.end:g} is refused; allowed: at most start = {self.start:g}"
+                where=("end",), value=self.end, allowed=f"at most start = {self.start:g}"
             )
 
     def decayed(self, p: int, rounds: int) -> float:
@@ -126,10 +127,9 @@ def rate_of(value: float | Mapping[str, object]) -> Rate:
     """
     if not isinstance(value, Mapping):
         return Rate(value)
-    options = {
+    options: dict[str, Any] = {
         key: tuple(given) if isinstance(given, list) else given for key, given in value.items()
     }
-    name = options.pop("decay", "none")
-    kind = find("decay", name, DECAYS, Rate)
-    check_options(f"decay = {name}", kind, options, ("decay",))
-    return kind(**options)  # type: ignore[arg-type]  # they are checked
+    kind = find("decay", options.pop("decay", "none"), DECAYS, Rate)
+    check_options(kind, options, ("decay",))
+    return kind(**options)

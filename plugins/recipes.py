@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from fedml_noniid.plugins.baselines.ccvr import CCVR
 from fedml_noniid.plugins.baselines.centralised import Centralised
@@ -31,8 +31,8 @@ from fedml_noniid.plugins.baselines.sgdm import SGDM, SGDMLocal, SGDMServer
 from fedml_noniid.plugins.ccn.algorithm import CCN
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Component, Public, Setting
-from fedml_noniid.plugins.core.errors import nearest, shown
-from fedml_noniid.plugins.core.options import RecipeError, fault, hints
+from fedml_noniid.plugins.core.errors import UserError, closest, together
+from fedml_noniid.plugins.core.options import RecipeError, check_options
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
 from fedml_noniid.plugins.fednnnn.algorithm import FedNNNN
 from fedml_noniid.plugins.fnr.algorithm import FNR
@@ -88,10 +88,11 @@ def parse(recipe: str) -> tuple[str, ...]:
     names = [name.strip() for name in recipe.split("+")]
     for name in names:
         if name not in METHODS and name != "fedavg":
+            names = ["fedavg", *sorted(METHODS)]
             raise RecipeError(
-                f"recipe {recipe!r}: method {name!r} is "
-                f"unknown{nearest(name, ['fedavg', *METHODS])}; "
-                f"allowed: fedavg, {', '.join(sorted(METHODS))}"
+                f"recipe {recipe!r}: method {name!r} is unknown",
+                allowed=", ".join(names),
+                meant=closest(name, names),
             )
     if len(set(names)) < len(names):
         raise RecipeError(
@@ -109,24 +110,25 @@ def words(method: str) -> dict[str, tuple[str, ...]]:
     """The allowed words of each hyper-parameter of a method that takes a word."""
     return {
         key: get_args(hint)
-        for key, hint in hints(METHODS[method]).items()
+        for key, hint in get_type_hints(METHODS[method]).items()
         if get_origin(hint) is Literal
     }
 
 
 def check_settings(recipe: str, settings: Settings) -> None:
-    """RecipeError for a hyper-parameter that no method of the recipe has, or a value of the wrong
-    kind or range."""
+    """RecipeError with every mistake: a method that is not part of the recipe, a hyper-parameter
+    that its method does not have, a value of the wrong kind or range."""
     methods = parse(recipe)
-    for method, values in settings.items():
-        if method not in methods:
-            allowed = ", ".join(methods) or "none, fedavg has no hyper-parameters"
-            raise RecipeError(
-                f"recipe {recipe!r}: settings for {method!r}{nearest(method, methods)}, which "
-                "is not part of it; "
-                f"allowed: {allowed}"
-            )
-        _check(recipe, method, values)
+    with together(kind=RecipeError) as checked:
+        for method, values in settings.items():
+            with checked(method):
+                if method not in methods:
+                    raise UserError(
+                        f"is no method of recipe {recipe!r}",
+                        allowed=", ".join(methods) or "none, fedavg has no hyper-parameters",
+                        meant=closest(method, methods),
+                    )
+                check_options(METHODS[method], values)
 
 
 def build(recipe: str, settings: Settings, setting: Setting) -> Algorithm:
@@ -142,22 +144,7 @@ def build(recipe: str, settings: Settings, setting: Setting) -> Algorithm:
             setting.n_public or leaks
         ):
             raise RecipeError(
-                f"{c.name}: needs a public split, but data.public is 0; set data.public to a "
-                "number of samples"
+                f"{c.name}: needs a public split, but public is 0; set public to a number of "
+                "samples"
             )
     return Algorithm.compose(components, setting)
-
-
-def _check(recipe: str, method: str, values: Mapping[str, Any]) -> None:
-    """RecipeError for an unknown hyper-parameter, or a value of the wrong kind, word or range."""
-    known = hints(METHODS[method])
-    for key, value in values.items():
-        if key not in known:
-            variants = [name for name, kind in METHODS.items() if issubclass(kind, METHODS[method])]
-            having = [name for name in variants if key in hyper_parameters(name)]
-            raise RecipeError(
-                f"recipe {recipe!r}: {method} has no hyper-parameter {key!r}{nearest(key, known)}; "
-                f"allowed: {', '.join(known) or 'none'}{f'; {having[0]} has it' if having else ''}"
-            )
-        if wrong := fault(known[key], value):
-            raise RecipeError(f"{method}: {key} = {shown(value)} {wrong}")

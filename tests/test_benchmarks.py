@@ -405,9 +405,3 @@ def test_pfls_benchmark_at_a_small_size() -> None:
     assert found["steps_per_s"] == pytest.approx(2 * 3 * 2 / found["seconds"])
     assert found["seconds_for_1500_rounds"] == pytest.approx(750 * found["seconds"])
     assert (found["engine"], found["device"]) == ("sequential", "cpu")
-
-
-def test_a_number_of_repetitions_is_at_least_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--repetitions", "0"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == "error: --repetitions = '0' is refused; allowed: greater than or equal to 1"

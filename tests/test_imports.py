@@ -24,7 +24,6 @@ EVERYTHING = {
     "engines",
     "recipes",
     "privacy",
-    "settings",
     "silo",
     "extras",
 } | METHODS
@@ -39,7 +38,6 @@ ALLOWED = {
     "rates": {"core", "own_code"},
     "engines": {"core", "data", "models", "own_code", "rates"},  # an engine is handed an algorithm
     "recipes": {"core"} | METHODS,
-    "settings": {"core", "data", "models", "engines", "own_code", "rates"},
     "simulate": {"core", "engines", "recipes"},
     "privacy": {"core", "data"},
     "silo": EVERYTHING,

@@ -20,7 +20,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 STATEMENTS = {
     SOURCE: 16900,
     TESTS: 21200,
-    ("plugins/core",): 796,
+    ("plugins/core",): 910,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1872,
     ("plugins/baselines/scaffold.py",): 30,

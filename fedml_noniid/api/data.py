@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedml_noniid.api.settings import plain
 from fedml_noniid.plugins.core.errors import UserError, shown
+from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.data.readers.arrays import new_samples, of_arrays
@@ -151,6 +152,9 @@ def from_frame(
         "drop": _columns(drop),
         "missing": missing,
     }
+    check_options(
+        datasets.DATASETS["table"], {"file": "", **given, **options, "test_share": test_share}
+    )
     raw = of_frame(frame, test, **given, **options, test_share=test_share)
     return _of(name, raw, normalise, _of_rows(of_frame, frame, test, given, test_share, options))
 
@@ -189,8 +193,11 @@ def from_texts(
         "text": _column(text),
         "vocabulary": vocabulary,
         "length": length,
-        "vectors": _path("vectors", vectors),
     }
+    check_options(
+        datasets.DATASETS["text"], {"file": "", **given, **options, "test_share": test_share}
+    )
+    options["vectors"] = _path("vectors", vectors)
     raw = of_texts(frame, test, **given, **options, test_share=test_share)
     return _of(name, raw, "channel", _of_rows(of_texts, frame, test, given, test_share, options))
 
@@ -222,6 +229,7 @@ def from_arrays(
     arrays: 40 training and 10 test samples of 4, 2 classes
     note: test set: 10 of 50 samples, drawn by label with a fixed seed
     """
+    check_options(datasets.DATASETS["arrays"], {"layout": layout, "test_share": test_share})
     optional = {"test_x": test_x, "test_y": test_y, "owner": owner, "test_owner": test_owner}
     found = {
         key: None if value is None else to_array(key, value) for key, value in optional.items()
@@ -330,7 +338,7 @@ def _like(dataset: Dataset, x: object) -> Tensor:
         )
     if not fits.all():
         at = tuple(np.argwhere(~fits)[0].tolist())
-        raise UserError(f"x{list(at)}={found[at]} is refused; allowed: {allowed}, not normalised")
+        raise UserError(f"x{list(at)} = {found[at]} is refused; allowed: {allowed}, not normalised")
     return torch.from_numpy(found.astype(np.float32))
 
 

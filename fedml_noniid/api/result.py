@@ -190,7 +190,7 @@ class Result:
         ['no', 'yes']
         """
         model = self.model(seed, client)
-        with settings.spoken("predict"):
+        with settings.arguments("predict"):
             samples = self.data.samples(x)
         numbers = torch.cat([model(part).argmax(1) for part in torch.split(samples, BATCH)])
         names: NDArray[np.str_] = np.array(self.data.classes)[numbers.numpy()]

@@ -271,7 +271,7 @@ def _executed(
     place = None if folder is None else folder_of(where, folder)
     whole, first = data.data if isinstance(data, Split) else data, points[0][1]
     processes = first.machine.processes or 1
-    with settings.spoken(where):
+    with settings.arguments(where):
         on_gpu = any(resolve_device(checked.train.device).type == "cuda" for _, checked in points)
     if on_gpu and processes > 1:
         raise UserError(f"{where}: processes = {processes} is refused on a GPU; allowed: 1")
@@ -281,7 +281,7 @@ def _executed(
     found: dict[int, Files | str] = {}  # the files of a job, or why there are none
     with (
         in_turn(),
-        settings.spoken(where),
+        settings.arguments(where),
         Display(where, len(units), bars=progress, lines=False) as display,
     ):
         jobs = [
@@ -343,7 +343,7 @@ def _done(job: _Job) -> Files | str:
     try:
         made = trained(item, simulation, "")
     except NonFiniteError as error:
-        return settings.in_words(str(error))
+        return str(error)
     tensors = {name: leaf.to(item.device) for name, leaf in made.tensors.items()}
     measured = measure(item, tensors, made.rows)
     return Files(made.files(), measured.files(), tuple(row[SECONDS] for row in made.rows))

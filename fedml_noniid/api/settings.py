@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from fedml_noniid.pipelines.experiment.config import (
     Config,
     DataSettings,
     MachineSettings,
-    Scenario,
     TrainSettings,
 )
+from fedml_noniid.pipelines.experiment.scenario import Scenario
 from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.errors import UserError, nearest
+from fedml_noniid.plugins.core.errors import Mistake, UserError, closest, located
 from fedml_noniid.plugins.data.partitions import PARTITIONS
 
 # Of training, what params.yaml has no default for: the values of the default experiment.
@@ -75,7 +76,7 @@ def of(
     own_lists = str(scenario["partition"]).startswith(
         GIVEN
     )  # checked by `partition`; iid stands in for it here
-    with spoken(where):
+    with arguments(where):
         filled = _with_methods(entries, sections["method"])
         content = {
             "experiment": where,
@@ -96,13 +97,16 @@ def of(
                 update={"data": DataSettings.model_construct(**whole, **data)}
             )
         if own_lists:
-            dealt = settings.scenarios[name].model_copy(update={"partition": scenario["partition"]})
-            settings = settings.model_copy(update={"scenarios": {name: dealt}})
-        if where != "partition" and (late := settings.late()):  # dealing knows no rounds
-            raise UserError("\n".join(late))
+            given_lists = settings.scenarios[name].model_copy(
+                update={"partition": scenario["partition"]}
+            )
+            settings = settings.model_copy(update={"scenarios": {name: given_lists}})
+        if where != "partition":  # which knows no rounds
+            check.check_drifts(settings)
         missing = settings.scenarios[name].availability
         if missing is not None:
-            missing.read(Path(), settings.train.rounds, settings.scenarios[name].clients)
+            with located("availability"):
+                missing.read(Path(), settings.train.rounds, settings.scenarios[name].clients)
         composed = {
             recipe: check.compose(settings, recipe, name) for recipe in settings.recipe_names
         }
@@ -149,22 +153,20 @@ def unknown(
 
     With `entries`, methods and seeds are allowed too.
     """
-    if entries is None:
-        return UserError(
-            f"{where}: unknown argument {key!r}{nearest(key, allowed)}; allowed: "
-            f"{', '.join(allowed)}"
-        )
-    having = [method for method in recipes.METHODS if key in recipes.hyper_parameters(method)]
-    having.sort(
-        key=lambda method: not any(method in entry for entry in entries)
-    )  # those that are meant come first
-    hint = f" ({having[0]} has it: {having[0]}={{{key!r}: ...}})" if having else ""
-    words = ["seeds", *allowed]
-    return UserError(
-        f"{where}: unknown argument {key!r}{hint or nearest(key, [*words, *recipes.METHODS])}; "
-        f"allowed: {', '.join(words)}, and a method's name with a dictionary of its "
-        "hyper-parameters"
+    words, more = [*allowed], ""
+    if entries is not None:
+        words, more = ["seeds", *words], ", and a method's name with its hyper-parameters"
+        having = [method for method in recipes.METHODS if key in recipes.hyper_parameters(method)]
+        having.sort(key=lambda method: not any(method in entry for entry in entries))
+        if having:  # those of the recipe come first
+            more += f"; {having[0]} has it: {having[0]}={{{key!r}: ...}}"
+    error = UserError(
+        "is no argument",
+        where=(key,),
+        allowed=", ".join(words) + more,
+        meant=closest(key, [*words, *(recipes.METHODS if more else ())]),
     )
+    return error.below(source=where)
 
 
 def plain(value: Any) -> Any:
@@ -181,24 +183,23 @@ def plain(value: Any) -> Any:
 
 
 @contextmanager
-def spoken(where: str) -> Iterator[None]:
-    """UserErrors inside name arguments in place of the sections of params.yaml."""
+def arguments(where: str) -> Iterator[None]:
+    """UserErrors inside name arguments of `where` in place of the sections of params.yaml."""
     try:
         yield
     except UserError as error:
-        lines = [in_words(line) for line in str(error).splitlines()]
-        kept = dict.fromkeys(lines)
-        raise type(error)("\n".join(f"{where}: {line}" for line in kept)) from None
+        flat = error.changed(lambda one: argument(one, where))
+        raise flat from None
 
 
-def in_words(line: str) -> str:
-    """A line of an error, with the names of arguments."""
-    line = line.removeprefix(f"{config.FILE}: ")
-    line = re.sub(r"^(?:data|train|machine|scenarios\.[\w+-]+)(?:\.|: )", "", line)
-    line = re.sub(r"^(unknown key ')(?:data|train|machine|scenarios\.[\w+-]+)\.", r"\1", line)
-    line = re.sub(r"^seeds\.(\d+)", r"seeds[\1]", line)
-    line = re.sub(r"^recipes(?:\.|: )(?:[\w+-]+: (?=recipe ))?", "", line)
-    return re.sub(r"\b(?:data|train|machine)\.(?=[a-z])", "", line)
+def argument(mistake: Mistake, source: str = "") -> Mistake:
+    """A mistake in params.yaml as one in the arguments of a function.
+
+    Arguments have the names of the keys, without a section: of scenarios and recipes, there is one.
+    """
+    sections = {"data": 1, "train": 1, "machine": 1, "scenarios": 2, "recipes": 2}
+    skipped = sections.get(str(next(iter(mistake.where), "")), 0)
+    return replace(mistake, where=mistake.where[skipped:], source=source)
 
 
 def _with_methods(entries: Entries, methods: Values) -> dict[str, dict[str, Any]]:
@@ -215,9 +216,6 @@ def _with_methods(entries: Entries, methods: Values) -> dict[str, dict[str, Any]
             **{method: methods[method] for method in methods if method in own},
             **plain(entry),
         }
-    for method in [method for method in methods if method not in used]:
-        raise UserError(
-            f"settings for {method!r}, which is not part of any recipe; recipes: "
-            f"{', '.join(entries)}"
-        )
+    for method in methods.keys() - used:
+        raise UserError("is part of no recipe", where=(method,), allowed=", ".join(entries))
     return filled

@@ -194,13 +194,13 @@ def partition(
             )
         if key not in known:
             raise settings.unknown("partition", key, ["seed", *taken])
-    with settings.spoken("partition"):
+    with settings.arguments("partition"):
         seed = whole_number("seed", seed, 0, 2**63 - 1)
     checked = settings.of(
         "partition", data.settings, data.from_memory, {"fedavg": {}}, [seed], given
     )
     (name,) = checked.scenario_names
-    with settings.spoken("partition"):
+    with settings.arguments("partition"):
         made = partition_of(
             data.dataset, checked.data, checked.scenarios[name], name, checked.seeds[0], lists
         )

@@ -12,6 +12,7 @@ import typer
 from fedml_noniid.cli.verb import Root, group, verb, workspace
 from fedml_noniid.pipelines import edge
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import validated
 
 Config = Annotated[Path, typer.Option(help="fedml_config.yaml of this machine.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the CA and the kits.")]
@@ -181,10 +182,12 @@ def shards(
 
     `noniid run partition` makes the partition. Rank 0, the server, gets the test set.
     """
-    from fedml_noniid.plugins.data import noise
+    from fedml_noniid.pipelines.experiment.scenario import NoiseSettings
     from fedml_noniid.plugins.silo import shards as cutting
 
-    count = cutting.cut(data, indices, out, public, sigma, form or noise.FORMS[0], test)
+    given = {"sigma": sigma or 0.0} | ({} if form is None else {"form": form})
+    noise = validated(NoiseSettings, given)
+    count = cutting.cut(data, indices, out, public, sigma and noise.sigma, noise.form, test)
     typer.echo(f"{count} shards and the server's file are in {out}")
 
 

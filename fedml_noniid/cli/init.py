@@ -12,8 +12,7 @@ import typer
 
 from fedml_noniid.cli.verb import WORDS, verb
 from fedml_noniid.pipelines import edge
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.core.errors import UserError, known
 
 if TYPE_CHECKING:
     from fedml_noniid.pipelines.tools.init import StudyOptions

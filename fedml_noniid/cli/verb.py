@@ -13,8 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.core.errors import UserError, known
 
 Root = Annotated[
     Path, typer.Option("--root", help="Folder of params.yaml.", show_default="this one")

@@ -10,42 +10,43 @@ from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Setting
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, located, together
 
 
 def check(settings: config.Config) -> None:
-    """Raises UserError with a line for each drift after the last round, and each recipe that can't
-    be composed."""
-    errors = dict.fromkeys(f"{config.FILE}: {line}" for line in settings.late())  # a set, in order
-    for name in settings.recipe_names:
-        for scenario in settings.scenario_names:
-            try:
-                algorithm = compose(settings, name, scenario)
-                leak = algorithm.leak
-                if leak and "leak" not in name:
+    """UserError with every drift after the last round, and every recipe that can't be composed."""
+    with together(source=config.FILE) as checked:
+        with checked():
+            check_drifts(settings)
+        for name in settings.recipe_names:
+            for scenario in settings.scenario_names:
+                with checked("recipes", name):
+                    algorithm = compose(settings, name, scenario)
+                    if algorithm.leak and "leak" not in name:
+                        raise UserError(
+                            f"{algorithm.leak}; its name has to say so in every table: call the "
+                            f"entry {name + '-leak'!r}"
+                        )
+        if settings.deploy is not None:
+            name = settings.deploy.recipe
+            with checked("recipes", name):
+                compose(settings, name, settings.deploy.scenario)
+                with located("can't be deployed"):
+                    compose(settings, name, settings.deploy.scenario, deployed=True)
+
+
+def check_drifts(settings: config.Config) -> None:
+    """UserError for every drift that would go on after the last round."""
+    rounds = settings.train.rounds
+    with together() as checked:
+        for name in settings.scenario_names:
+            drift = settings.scenarios[name].drift
+            with checked("scenarios", name, "drift"):
+                if drift is not None and drift.last > rounds:
                     raise UserError(
-                        f"{leak}; its name has to say so in every table: call the entry "
-                        f"{name + '-leak'!r}"
+                        f"labels change until round {drift.last}",
+                        allowed=f"until {rounds}, the last round",
                     )
-            except UserError as error:
-                errors[f"{config.FILE}: recipes.{name}: {error}"] = None
-    if settings.deploy is not None:
-        errors |= dict.fromkeys(_undeployable(settings, settings.deploy))
-    if errors:
-        raise UserError("\n".join(errors))
-
-
-def _undeployable(settings: config.Config, deploy: config.DeploySettings) -> list[str]:
-    """The error of the deployed recipe, if it has one."""
-    name, simulated = deploy.recipe, False
-    try:
-        compose(settings, name, deploy.scenario)
-        simulated = True
-        compose(settings, name, deploy.scenario, deployed=True)
-    except UserError as error:
-        what = f"deploy.recipe = {name!r} can't be deployed" if simulated else f"recipes.{name}"
-        return [f"{config.FILE}: {what}: {error}"]
-    return []
 
 
 def compose(settings: config.Config, name: str, scenario: str, deployed: bool = False) -> Algorithm:
@@ -55,14 +56,12 @@ def compose(settings: config.Config, name: str, scenario: str, deployed: bool = 
         clients.clients,
         clients.cohort,
         train.optimizer,
-        train.local.rate.start,
+        train.rate.start,
         settings.data.public,
         train.model in models.OF_TEXT,
         deployed,
     )
     algorithm = recipes.build(settings.composition(name), settings.recipes[name].settings, setting)
     for component in algorithm.components:
-        component.optimizer(
-            train.local.build()
-        )  # the component may refuse the optimiser of `train`
+        component.optimizer(train.build())  # it may refuse the optimiser of `train`
     return algorithm

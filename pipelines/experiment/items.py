@@ -140,7 +140,7 @@ class Item:
         )
         plan = Plan(
             self.network,
-            train.local,
+            train,
             train.rounds,
             scenario.cohort,
             self.unit.seed,

@@ -5,14 +5,13 @@ Cuts the held-out parts, assigns the rest, describes the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedml_noniid.pipelines.experiment.config import DataSettings, Scenario
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, located
 from fedml_noniid.plugins.data import drift, feature_skew, label_noise, rotation, statistics
 from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.dataset import Dataset
@@ -50,9 +49,9 @@ def assign(
     drawn from the samples that no client has.
     """
     labels = data.train_y.numpy()
-    with blamed("data"):
+    with located("data"):
         split = _held_out(labels, held_out, given, seed)
-    with blamed(f"scenarios.{name}"):
+    with located("scenarios", name):
         clients = (
             [*given]
             if given is not None
@@ -131,9 +130,8 @@ def _held_out(
     if not len(free):
         for key in ("validation", "public"):
             if value := getattr(held_out, key):
-                raise UserError(
-                    f"{key} = {value} is refused; allowed: 0, as the clients have all samples"
-                )
+                allowed = "0, as the clients have all samples"
+                raise UserError(where=(key,), value=value, allowed=allowed)
         return TrainingParts(every, free, free)
     cut = hold_out(labels[free], held_out.validation, held_out.public, seed)
     validation, public = free[cut.validation], free[cut.public]
@@ -161,12 +159,3 @@ def skewed(scenario: Scenario, data: Dataset, clients: Sequence[Ints], seed: int
             given.kind, given.at, given.every, given.swap, len(clients), len(data.classes)
         )
     return Skew(labels, turns, drifts)
-
-
-@contextmanager
-def blamed(key: str) -> Iterator[None]:
-    """Errors inside get the name of the key."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{key}: {error}") from None

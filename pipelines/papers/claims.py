@@ -19,14 +19,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from fedml_noniid.pipelines.papers.contrasts import Contrast
 from fedml_noniid.pipelines.papers.studies import PAPERS, Study, folder_of, resolved
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, located
+from fedml_noniid.plugins.core.options import Section, validated
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.yaml_files import read_yaml
-from fedml_noniid.plugins.settings import Section, mistakes
 
 FILE = "claims.yaml"
 SIZES = ("smoke", "small")
@@ -367,11 +367,8 @@ def _claims(
             raise UserError(
                 f"{where}: the ID is refused; allowed: small letters, digits and single dashes"
             )
-        try:
-            claim = kind.model_validate(values)
-        except ValidationError as error:
-            lines = mistakes(error, {"": kind, "holds": Holds})
-            raise UserError("\n".join(f"{where}: {line}" for line in lines)) from None
+        with located(source=where):
+            claim = validated(kind, values)
         study = studies[known(f"{where}: study", claim.study, studies)]
         for scenario, recipe in claim.cells:
             known(f"{where}: scenario", scenario, study.content["scenario_names"])

@@ -6,7 +6,6 @@ A page for a browser is made from the same Markdown, with its pictures inside.
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import jinja2
 from markdown_it import MarkdownIt
-from markupsafe import Markup, escape
 
 from fedml_noniid.pipelines.reporting import comparison, text
 from fedml_noniid.plugins.rates import words
@@ -42,18 +40,9 @@ def html_page(title: str, page: str, pictures: Mapping[str, bytes]) -> str:
     body = body.replace("<table>", '<div class="wide" tabindex="0"><table>')
     body = body.replace("</table>", "</table></div>").replace("&lt;br&gt;", "<br>")
     for name, picture in pictures.items():
-        body = body.replace(f'src="{name}"', f'src="{inline(picture)}"')
+        inside = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+        body = body.replace(f'src="{name}"', f'src="{inside}"')
     return render("page.html.j2", {"title": title, "body": body})
-
-
-def inline(picture: bytes) -> str:
-    """The address of a picture that lies in the page itself."""
-    return "data:image/png;base64," + base64.b64encode(picture).decode()
-
-
-def as_code(value: object) -> Markup:
-    """Text for a page of HTML. What stands between backticks is code."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(value))))
 
 
 @cache
@@ -65,7 +54,6 @@ def _environment(folder: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"inline": inline, "code": as_code}
     environment.filters |= {name: getattr(text, name) for name in text.FILTERS}
     environment.globals |= {"rate": words}
     environment.globals |= {name: getattr(comparison, name) for name in comparison.FOR_TEMPLATES}

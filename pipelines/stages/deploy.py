@@ -26,7 +26,7 @@ from fedml_noniid.plugins.data.partitions import partition
 from fedml_noniid.plugins.data.skew import Skew
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines.cohort import cohort_size
-from fedml_noniid.plugins.settings import LocalSettings
+from fedml_noniid.plugins.engines.local_training import RunSettings
 from fedml_noniid.plugins.silo import loopback
 from fedml_noniid.plugins.silo import settings as deployments
 from fedml_noniid.plugins.silo.settings import Deployment
@@ -91,6 +91,7 @@ def deployment_of(settings: config.Config, wanted: config.DeploySettings) -> Dep
     """
     train = settings.train_of(wanted.recipe)
     share = settings.scenarios[wanted.scenario].participation
+    shared = RunSettings.model_fields.keys() - {"optimizer", "lr"}
     content = {
         "common_args": {"random_seed": wanted.seed},
         "data_args": {"dataset": settings.data.name},
@@ -104,7 +105,7 @@ def deployment_of(settings: config.Config, wanted: config.DeploySettings) -> Dep
             "client_num_per_round": wanted.silos,
             "client_optimizer": train.optimizer,
             "learning_rate": train.lr,
-            **train.model_dump(include=set(LocalSettings.model_fields)),
+            **train.model_dump(include=shared),
         },
         "device_args": {"threads": train.threads},
     }

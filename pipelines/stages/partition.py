@@ -13,10 +13,11 @@ from functools import partial
 
 from fedml_noniid.pipelines.experiment import cache, config
 from fedml_noniid.pipelines.experiment.config import Config
-from fedml_noniid.pipelines.experiment.partitioning import blamed, partition_of
+from fedml_noniid.pipelines.experiment.partitioning import partition_of
 from fedml_noniid.pipelines.experiment.provenance import digest, plan
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting.heatmap import heatmap
+from fedml_noniid.plugins.core.errors import located
 from fedml_noniid.plugins.data import statistics
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.types import Floats, Ints
@@ -54,7 +55,7 @@ def _sizes(statistics: dict[str, float]) -> str:
 def _files(place: Workspace, settings: Config, name: str, seed: int) -> dict[str, bytes]:
     """Partitions the data and describes the partition."""
     data = Dataset.read(place.dataset(settings.data.name))
-    with blamed(config.FILE):
+    with located(source=config.FILE):
         made = partition_of(data, settings.data, settings.scenarios[name], name, seed)
     counts = made.counts
     return {

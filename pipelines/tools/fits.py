@@ -16,13 +16,13 @@ import torch
 
 from fedml_noniid.pipelines.experiment import check, config
 from fedml_noniid.pipelines.experiment.config import FILE, Config
-from fedml_noniid.pipelines.experiment.partitioning import assign, blamed
+from fedml_noniid.pipelines.experiment.partitioning import assign
 from fedml_noniid.pipelines.experiment.provenance import contents, preparing
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import plan
 from fedml_noniid.plugins import models
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, located, together
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
@@ -48,7 +48,7 @@ def checked(place: Workspace) -> tuple[Config, str]:
     check.check(settings)
     if (place.root / "dvc.yaml").is_file():
         _deploys(read_yaml(place.root / "dvc.yaml"), settings)
-    with blamed(f"{FILE}: train.device"):
+    with located("train", "device", source=FILE):
         resolve_device(settings.train.device)
     try:
         data = _prepared(place, settings)
@@ -59,42 +59,28 @@ def checked(place: Workspace) -> tuple[Config, str]:
 
 
 def fits(settings: Config, data: Dataset) -> None:
-    """UserError with a line for each scenario, model and recipe that the data do not allow."""
-    errors: dict[str, None] = {}  # a set, in order
+    """UserError with every scenario, model and recipe that the data do not allow."""
     partitions: dict[tuple[str, int], Indices] = {}
-    for name, seed in itertools.product(settings.scenario_names, settings.seeds):
-        try:
-            partitions[name, seed] = assign(
-                data, settings.data, settings.scenarios[name], name, seed
-            )
-        except UserError as error:
-            errors[f"{FILE}: {error}"] = None
     shape, train = tuple(data.train_x.shape[1:]), settings.train
-    try:
-        network = models.build(
-            train.model, shape, len(data.classes), train.model_options, data.embedding
-        )
-    except UserError as error:
-        errors[f"{FILE}: train.model: {error}"] = None
-    else:
-        for recipe in settings.recipe_names:
-            try:
+    with together(source=FILE) as checked:
+        for name, seed in itertools.product(settings.scenario_names, settings.seeds):
+            with checked():
+                scenario = settings.scenarios[name]
+                partitions[name, seed] = assign(data, settings.data, scenario, name, seed)
+        network = None
+        with checked("train", "model"):
+            network = models.build(
+                train.model, shape, len(data.classes), train.model_options, data.embedding
+            )
+        for recipe in settings.recipe_names if network is not None else ():
+            with checked("recipes", recipe):
                 _set_up(settings, recipe, network, data)
-            except UserError as error:
-                errors[f"{FILE}: recipes.{recipe}: {error}"] = None
     wanted = settings.deploy
-    if wanted is not None and not errors:
-        from fedml_noniid.pipelines.stages import (
-            deploy,
-        )  # with gRPC, which only few experiments need
+    if wanted is not None:
+        from fedml_noniid.pipelines.stages import deploy  # with gRPC, which few experiments need
 
-        try:
-            deploy.deployment_of(settings, wanted)
-            deploy.divided(settings, wanted, data, partitions[wanted.scenario, wanted.seed])
-        except UserError as error:
-            errors[str(error)] = None
-    if errors:
-        raise UserError("\n".join(errors))
+        deploy.deployment_of(settings, wanted)
+        deploy.divided(settings, wanted, data, partitions[wanted.scenario, wanted.seed])
 
 
 def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> None:
@@ -111,7 +97,7 @@ def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> Non
     ]
     public = one if settings.data.public else None
     engine = "sequential" if train.engine == "auto" else train.engine
-    plan = Plan(network, train.local, 1, n, 0, engine=engine, memory_mb=settings.machine.memory_mb)
+    plan = Plan(network, train, 1, n, 0, engine=engine, memory_mb=settings.machine.memory_mb)
     of = Federation.of(
         one, clients, one, validation=one if settings.data.validation else None, public=public
     )

@@ -23,9 +23,8 @@ from fedml_noniid.pipelines.experiment import cache, check, config, tuning
 from fedml_noniid.pipelines.tools import fits
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.component import Public
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, known
 from fedml_noniid.plugins.data import datasets, user_files
-from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.partitions import BY_OWNER, PARTITIONS

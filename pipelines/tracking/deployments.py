@@ -153,7 +153,7 @@ def _params(deployment: Deployment) -> dict[str, object]:
 
     No path, no address.
     """
-    from fedml_noniid.plugins.settings import LocalSettings
+    from fedml_noniid.plugins.engines.local_training import RunSettings
 
     train, model = deployment.train_args, deployment.model_args
     found: dict[str, object] = {
@@ -166,10 +166,8 @@ def _params(deployment: Deployment) -> dict[str, object]:
         "train.threads": deployment.device_args.threads,
         "train.model": model.model,
         "train.model_options": model.model_options,
-        "train.optimizer": train.client_optimizer,
-        "train.lr": train.learning_rate,
     }
-    local = train.model_dump(include=set(LocalSettings.model_fields))
+    local = train.model_dump(include=set(RunSettings.model_fields))
     others = deployment.model_dump(include={"comm_args", *PASSED}, exclude_none=True)
     # A path, an address or a password is text, and no word.
     plain = {

@@ -58,7 +58,7 @@ class FedDC(Component):
     def check(self, setting: Setting) -> None:
         if setting.optimizer != "sgd":
             raise RecipeError(
-                f"feddc: train.optimizer = {setting.optimizer!r} has no fixed step size, which "
+                f"feddc: optimizer = {setting.optimizer!r} has no fixed step size, which "
                 "Delta_k divides by; "
                 "allowed: sgd"
             )

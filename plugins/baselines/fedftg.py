@@ -63,6 +63,7 @@ from fedml_noniid.plugins.core.component import (
 from fedml_noniid.plugins.core.data import Batch, cross_entropies
 from fedml_noniid.plugins.core.optimizers import SGD, Adam
 from fedml_noniid.plugins.core.options import (
+    MOST,
     Count,
     CountOrNone,
     NonNegative,
@@ -90,8 +91,9 @@ class FedFTG(Component):
     iterations: CountOrNone = 10  # I, per round: authors' code
     generator_steps: CountOrNone = 1  # I_g, per iteration: authors' code
     model_steps: CountOrNone = 5  # I_d, per iteration: authors' code
-    # authors' script for CIFAR-10; one sample would be standardised to 0
-    batch_size: Annotated[int, Range(2)] = 50
+    batch_size: Annotated[int, Range(2, MOST)] = (
+        50  # authors' script for CIFAR-10; one sample would be standardised to 0
+    )
     noise_dim: Count = 100  # of z: authors' code
     hidden: Count = 256  # of G; ours
     generator_lr: Positive = 0.01  # of Adam: authors' code

@@ -77,12 +77,12 @@ class FedNova(Component):
     def check(self, setting: Setting) -> None:
         if self.mu * setting.lr >= 1:
             raise RecipeError(
-                f"fednova: mu = {self.mu} must be below 1 / train.lr = {1 / setting.lr}, "
+                f"fednova: mu = {self.mu} must be below 1 / lr = {1 / setting.lr}, "
                 "where one step would take the client back to the received model"
             )
         if self.mu and setting.optimizer != "sgd":
             raise RecipeError(
-                f"fednova: mu = {self.mu} with train.optimizer = {setting.optimizer!r}, whose "
+                f"fednova: mu = {self.mu} with optimizer = {setting.optimizer!r}, whose "
                 "steps do not have "
                 "the length eta mu that a_k counts; allowed: 0, or the optimizer sgd"
             )

@@ -53,7 +53,7 @@ class Scaffold(Component):
     def check(self, setting: Setting) -> None:
         if setting.optimizer != "sgd":
             raise RecipeError(
-                f"scaffold: train.optimizer = {setting.optimizer!r} has no fixed step size, "
+                f"scaffold: optimizer = {setting.optimizer!r} has no fixed step size, "
                 "which option II "
                 "of the control variate divides by; allowed: sgd, or the recipe scaffold_i"
             )

@@ -11,7 +11,7 @@ CCN compares "SGDM" and cites this paper and one without momentum, so there are 
 - `sgdm_server`: heavy ball on the server, d = gamma d + u, w = w + d, with the average update u.
   MOON's code multiplies u by 1 - gamma and FL-bench takes Nesterov's step; both are other methods.
 gamma = 0.9 is our choice; CCN gives none. In the first two methods it is the momentum of local
-training, and train.momentum must not differ from it. `sgdm_server` leaves local training alone.
+training, and momentum must not differ from it. `sgdm_server` leaves local training alone.
 
 Meeting others: g includes the terms that other methods add. CCN's weights apply to w and v.
 FNR-FL's refinement runs with gamma too, from v = 0, and leaves the averaged v alone. In
@@ -52,7 +52,7 @@ class SGDMLocal(Component):
     def check(self, setting: Setting) -> None:
         if setting.optimizer != "sgd":
             raise RecipeError(
-                f"{self.name}: is SGD with momentum, got train.optimizer = "
+                f"{self.name}: is SGD with momentum, got optimizer = "
                 f"{setting.optimizer!r}; allowed: sgd, or the "
                 "recipe sgdm_server"
             )
@@ -62,9 +62,9 @@ class SGDMLocal(Component):
         assert isinstance(given, SGD), "`check` refuses others"
         if given.momentum not in (0, self.gamma):
             raise RecipeError(
-                f"{self.name}: train.momentum = {given.momentum} and {self.name}.gamma = "
+                f"{self.name}: momentum = {given.momentum} and {self.name}.gamma = "
                 f"{self.gamma} are the same "
-                "number of one optimiser; leave train.momentum at null"
+                "number of one optimiser; leave momentum at null"
             )
         return replace(given, momentum=self.gamma)
 

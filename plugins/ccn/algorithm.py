@@ -150,7 +150,7 @@ def pre_activation(client: Client, params: Params, buffers: Params, batch: Batch
     z = client.task.pre_activation(params, buffers, batch.x)
     if z is None:
         raise RecipeError(
-            "ccn: z_act = 'pre', but the classifier of train.model = "
+            "ccn: z_act = 'pre', but the classifier of model = "
             f"{client.task.network.name!r} does not read the "
             "output of a ReLU, as configured; allowed with it: post"
         )

@@ -1,32 +1,147 @@
-"""Mistakes of a user, explained in one line."""
+"""Mistakes of a user, as data: what is wrong, where, the value, and what is allowed.
+
+`str()` of an error has one line per mistake. That is the only place that writes them.
+"""
 
 from __future__ import annotations
 
+import copy
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 shown = reprlib.repr  # of a value in a message: as Python writes it, but cut if it is long
+ABSENT: Final = ...  # in place of a value; it stays the same object between processes
+# What is wrong with a value or a key. What does not begin with "is" is a sentence of its own.
+REFUSED, UNKNOWN, MISSING = "is refused", "is unknown", "is missing"
+Where = tuple[str | int, ...]  # keys from the outermost section to the value; numbers are places
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mistake of a user."""
+
+    what: str = REFUSED
+    where: Where = ()
+    value: object = ABSENT
+    allowed: str = ""
+    meant: str = ""  # the allowed word that is closest
+    source: str = ""  # the file, function or command that the keys belong to
+
+    def __str__(self) -> str:
+        name = ""
+        for key in self.where:
+            name += f"[{key}]" if isinstance(key, int) else f"{'.' if name else ''}{key}"
+        value = "" if self.value is ABSENT else shown(self.value)
+        subject = " = ".join(part for part in (name, value) if part)
+        joint = " " if self.what.startswith("is ") else ": "
+        line = f"{subject}{joint}{self.what}" if subject else self.what
+        line += f" (did you mean {self.meant!r}?)" if self.meant else ""
+        line += f"; allowed: {self.allowed}" if self.allowed else ""
+        return f"{self.source}: {line}" if self.source else line
 
 
 class UserError(ValueError):
-    """Bad input. The message is one line: what is wrong, where (file, key, value), what is allowed.
+    """Bad input: one mistake or several. `UserError("a sentence")` has no key and no value.
 
     Every command line prints it without a traceback and exits with code 2.
     """
+
+    mistakes: tuple[Mistake, ...]
+
+    def __init__(
+        self,
+        what: str = REFUSED,
+        *,
+        where: Where = (),
+        value: object = ABSENT,
+        allowed: str = "",
+        meant: str = "",
+    ) -> None:
+        super().__init__(what)
+        self.mistakes = (Mistake(what, where, value, allowed, meant),)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.mistakes))
+
+    @classmethod
+    def of(cls, mistakes: Iterable[Mistake]) -> Self:
+        """One error with all of these mistakes, each of them once."""
+        error = cls()
+        error.mistakes = tuple({str(mistake): mistake for mistake in mistakes}.values())
+        return error
+
+    def changed(self, change: Callable[[Mistake], Mistake]) -> Self:
+        """The same kind of error with other mistakes."""
+        error = copy.copy(self)
+        error.mistakes = tuple(map(change, self.mistakes))
+        return error
+
+    def below(self, *where: str | int, source: str = "") -> Self:
+        """The same with these keys before its own; `source`: what they are keys of."""
+        return self.changed(
+            lambda one: replace(one, where=(*where, *one.where), source=source or one.source)
+        )
 
 
 class NonFiniteError(UserError):
     """A loss or an update stopped being finite. The message names client and round."""
 
 
-def nearest(word: str, allowed: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"` for the allowed word that is closest to `word`, or `""` if none is
-    close.
+@contextmanager
+def located(*where: str | int, source: str = "") -> Iterator[None]:
+    """UserErrors inside get these keys before their own; `source`: what they are keys of."""
+    try:
+        yield
+    except UserError as error:
+        raise error.below(*where, source=source) from error.__cause__
+
+
+@contextmanager
+def together(
+    source: str = "", kind: type[UserError] = UserError
+) -> Iterator[Callable[..., AbstractContextManager[None]]]:
+    """Yields `located`, which now collects. At the end, all UserErrors are raised as one."""
+    found: list[Mistake] = []
+
+    @contextmanager
+    def collected(*where: str | int) -> Iterator[None]:
+        try:
+            yield
+        except UserError as error:
+            found.extend(error.below(*where, source=source).mistakes)
+
+    yield collected
+    if found:
+        raise kind.of(found)
+
+
+def closest(word: object, allowed: Iterable[str]) -> str:
+    """The allowed word that is closest to `word`, or "" if none is close.
 
     Upper and lower case count as the same.
     """
-    close = difflib.get_close_matches(
-        word.casefold(), found := {name.casefold(): name for name in allowed}, n=1
+    names = {name.casefold(): name for name in allowed}
+    close = difflib.get_close_matches(str(word).casefold(), names, n=1)
+    return names[close[0]] if close else ""
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """`" (did you mean 'x'?)"` for the closest of the allowed words, or "" if none is close."""
+    close = closest(word, allowed)
+    return f" (did you mean {close!r}?)" if close else ""
+
+
+def known(kind: str, name: object, allowed: Iterable[str]) -> str:
+    """`name`, if it is one of `allowed`. UserError with the nearest match otherwise."""
+    names = list(allowed)
+    if isinstance(name, str) and name in names:
+        return name
+    raise UserError(
+        f"{kind} {shown(name)} is unknown",
+        allowed=", ".join(names) or "none",
+        meant=closest(name, names),
     )
-    return f" (did you mean {found[close[0]]!r}?)" if close else ""

@@ -104,3 +104,6 @@ class RMSProp(Optimizer):
         if self.momentum:
             v = tree_map(lambda v, d: self.momentum * v + d, state["v"], v)
         return scale(-self.lr, v), {"s": s} | ({"v": v} if self.momentum else {})
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "rmsprop": RMSProp}

@@ -1,17 +1,51 @@
-"""Ranges of options, as annotations of the fields of a dataclass, and their check.
+"""The one check of settings: types and ranges stand at the fields, pydantic compares.
 
-Words are `Literal`s.
+`check_options` checks the options of a dataclass (a method, a callback, a schedule) or of a
+function (a reader, a partition, a network). Sections of files are pydantic models, `Section`.
+`validated` makes them, and turns what pydantic finds into a UserError.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import inspect
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, is_dataclass
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from fedml_noniid.plugins.core.errors import UserError, nearest, shown
+from pydantic import BaseModel, ConfigDict, Strict, ValidationError, create_model
+from pydantic_core import core_schema
+
+from fedml_noniid.plugins.core.errors import (
+    ABSENT,
+    MISSING,
+    REFUSED,
+    UNKNOWN,
+    Mistake,
+    UserError,
+    Where,
+    closest,
+)
+
+LONGEST_KEY = 97  # characters of a key in a message
+MOST = 1_000_000_000  # of anything that is counted: products of such numbers fit into 64 bits
+# Whether the settings that are read passed every check before. Checks that import torch are left
+# out then.
+CHECKED: ContextVar[bool] = ContextVar("CHECKED", default=False)
 
 
 class RecipeError(UserError):
@@ -20,8 +54,10 @@ class RecipeError(UserError):
 
 @dataclass(frozen=True)
 class Range:
-    """An interval of numbers; `open` names the ends that do not belong to it: "", "(", ")" or
-    "()"."""
+    """An interval of numbers, also as the annotation of an option.
+
+    `open` names the ends that do not belong to it: "", "(", ")" or "()".
+    """
 
     low: float = -math.inf
     high: float = math.inf
@@ -33,83 +69,208 @@ class Range:
 
     def __str__(self) -> str:
         if math.isinf(self.high):
-            return f"be above {self.low:g}" if "(" in self.open else f"be at least {self.low:g}"
-        ends = ("(" if "(" in self.open else "["), (")" if ")" in self.open else "]")
-        return f"lie in {ends[0]}{self.low:g}, {self.high:g}{ends[1]}"
+            return f"above {self.low}" if "(" in self.open else f"from {self.low} up"
+        return {
+            "": f"from {self.low} to {self.high}",
+            "(": f"above {self.low}, at most {self.high}",
+            ")": f"from {self.low}, below {self.high}",
+            "()": f"between {self.low} and {self.high}",
+        }[self.open]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        allowed = f"a {'whole ' if source is int else ''}number {self}"
+
+        def within(value: object, kind: Callable[[object], Any]) -> Any:
+            try:
+                number = kind(value)
+            except ValidationError:
+                number = math.nan
+            if number in self:
+                return number
+            raise UserError(value=value, allowed=allowed)
+
+        return core_schema.no_info_wrap_validator_function(within, handler(source))
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Annotation of a text that is one of some names. They are asked for when it is checked."""
+
+    names: Callable[[], Iterable[str]]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._known)
+
+    def _known(self, value: object) -> object:
+        if not CHECKED.get():
+            unknown((), value, self.names())
+        return value
 
 
 Positive = Annotated[float, Range(0, open="(")]
 NonNegative = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]
-Momentum = Annotated[float, Range(0, 1, open=")")]
-Decay = Annotated[float, Range(0, 1, open="(")]
-Count = Annotated[int, Range(1)]
-CountOrNone = Annotated[int, Range(0)]
+Share = Annotated[float, Range(0, 1, open="(")]
+Below1 = Annotated[float, Range(0, 1, open=")")]
+Momentum = Below1
+Decay = Share
+Count = Annotated[int, Range(1, MOST)]
+CountOrNone = Annotated[int, Range(0, MOST)]
+Width = Annotated[int, Range(1, 1_000_000)]  # of a layer
+WidthOrNone = Annotated[int, Range(0, 1_000_000)]
+Seed = Annotated[int, Range(0, 2**63 - 1)]
+Label = Annotated[int, Range(0, 2**63 - 1)]  # of a class
+WHOLE = Range(-(2**63), 2**63 - 1)
 
-_KINDS = {float: "a finite number", int: "a whole number", bool: "true or false", str: "text"}
+M = TypeVar("M", bound=BaseModel)
+STRICT = ConfigDict(
+    extra="forbid",
+    frozen=True,
+    strict=True,
+    allow_inf_nan=False,
+    protected_namespaces=(),
+    arbitrary_types_allowed=True,
+)
+# What pydantic calls a mistake -> what is allowed.
+ALLOWED = {
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "keys with values",
+    "model_type": "keys with values",
+    "tuple_type": "a list",
+    "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
+    "none_required": "null",
+}
 
 
-def hints(kind: type) -> dict[str, Any]:
-    """The fields of a dataclass, each with its type and ranges."""
-    found = get_type_hints(kind, include_extras=True)
-    return {field.name: found[field.name] for field in dataclasses.fields(kind) if field.init}
+class Section(BaseModel):
+    """A section of a file: unknown keys and values of the wrong kind are errors, nothing is
+    converted."""
+
+    model_config = STRICT
 
 
-def fault(hint: Any, value: object) -> str:
-    """What is wrong with a value of a field, as the rest of a sentence; "" if nothing is."""
-    if get_origin(hint) is Literal:
-        words = get_args(hint)
-        if type(value) is not str:
-            return "must be text"
-        return (
-            ""
-            if value in words
-            else f"is unknown{nearest(value, words)}; allowed: {', '.join(words)}"
+class OpenSection(Section):
+    """A section beside whose keys the options of something else may stand."""
+
+    model_config = STRICT | ConfigDict(extra="allow")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What stands beside the keys."""
+        return dict(self.model_extra or {})
+
+
+def unknown(where: Where, value: object, names: Iterable[object]) -> None:
+    """UserError unless `value`, which stands at `where`, is one of `names`."""
+    if value not in (listed := list(names)):
+        words = list(map(str, listed))
+        raise UserError(
+            UNKNOWN if isinstance(value, str) else REFUSED,
+            where=where,
+            # A key is its own value.
+            value=ABSENT if where and where[-1] == value else value,
+            allowed=", ".join(words) or "none",
+            meant=closest(value, words),
         )
-    if get_origin(hint) is tuple:
-        each = get_args(hint)[0]
-        if not isinstance(value, tuple | list):
-            return "must be a list"
-        return next(
-            (f"has {shown(one)}, which {wrong}" for one in value if (wrong := fault(each, one))), ""
-        )
-    plain, *ranges = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    if plain not in _KINDS:  # of a user's own class, which checks it itself
-        return ""
-    number = plain is float and isinstance(value, int | float) and not isinstance(value, bool)
-    if not (_finite(value) if number else type(value) is plain):  # type: ignore[arg-type]  # a number
-        return f"must be {_KINDS[plain]}"
-    return next((f"must {allowed}" for allowed in ranges if value not in allowed), "")
+
+
+@functools.cache
+def model_of(*kinds: Callable[..., object]) -> type[BaseModel]:
+    """The options of dataclasses, and of functions: what is keyword-only there."""
+    fields: dict[str, Any] = {}
+    for kind in kinds:
+        hints = get_type_hints(kind, include_extras=True)
+        for one in inspect.signature(kind).parameters.values():
+            if is_dataclass(kind) or one.kind is one.KEYWORD_ONLY:
+                default = ... if one.default is one.empty else one.default
+                fields[one.name] = (_checked(hints[one.name]), default)
+    return create_model("Options", __config__=STRICT, **fields)
 
 
 def check_options(
-    where: str, kind: type, values: Mapping[str, object], also: Iterable[str] = ()
+    kind: Callable[..., object] | tuple[Callable[..., object], ...],
+    values: Mapping[str, object],
+    also: Iterable[str] = (),
 ) -> None:
-    """UserError unless `values` fit the fields of a dataclass.
+    """UserError with every mistake unless `values` are options of `kind`.
 
-    `also`: further keys that the error names as allowed.
+    `also`: further keys that may stand beside them, for near misses.
     """
-    known = hints(kind)
-    for key, value in values.items():
-        if key not in known:
-            allowed = ", ".join([*known, *also]) or "none"
-            raise UserError(
-                f"{where}: unknown option {key!r}{nearest(str(key), known)}; allowed: {allowed}"
-            )
-        if wrong := fault(known[key], value):
-            raise UserError(f"{where}: {key} = {shown(value)} {wrong}")
-    absent = dataclasses.MISSING
-    for field in dataclasses.fields(kind):
-        if (
-            field.name in known
-            and field.name not in values
-            and field.default is field.default_factory is absent
-        ):
-            raise UserError(f"{where}: {field.name} is missing; it has no default")
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
+    model = cast("type[BaseModel]", kind) if is_section else model_of(*kinds)
+    validated(model, values, also)
 
 
-def _finite(value: float) -> bool:
+def validated(model: type[M], values: object, also: Iterable[str] = ()) -> M:
+    """The values as a model. UserError with every mistake; `also` as above."""
     try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number too large for a float
-        return False
+        return model.model_validate(values)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        raise UserError.of(
+            mistake for one in found for mistake in _mistakes(one, model, also)
+        ) from None
+
+
+def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator[Mistake]:
+    """One error of pydantic; one of our validators may hold several."""
+    where = tuple(_short(part) for part in one["loc"] if part != "[key]")
+    context = one.get("ctx", {})
+    if isinstance(context.get("error"), UserError):
+        yield from context["error"].below(*where).mistakes
+    elif one["type"] == "extra_forbidden":
+        names = [*_keys(model, where[:-1]), *also]
+        yield Mistake(
+            UNKNOWN,
+            where,
+            allowed=", ".join(names) or "none",
+            meant=closest(where[-1], names),
+        )
+    elif one["type"] == "missing":
+        yield Mistake(MISSING, where)
+    elif one["type"] == "literal_error":
+        words = re.findall("'([^']*)'", context["expected"]) or [context["expected"]]
+        yield Mistake(
+            UNKNOWN if isinstance(one["input"], str) else REFUSED,
+            where,
+            one["input"],
+            ", ".join(words),
+            closest(one["input"], words),
+        )
+    else:
+        allowed = ALLOWED.get(one["type"], one["msg"]).format(**context)
+        yield Mistake(REFUSED, where, one["input"], allowed)
+
+
+def _short(key: str | int) -> str | int:
+    return key if isinstance(key, int) or len(key) <= LONGEST_KEY else f"{key[:LONGEST_KEY]}..."
+
+
+def _keys(kind: Any, where: tuple[str | int, ...]) -> list[str]:
+    """The keys of the section that `where` leads to below a type."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        fields = kind.model_fields
+        names = {field.alias or name: name for name, field in fields.items()}
+        return _keys(fields[names[str(where[0])]].annotation, where[1:]) if where else [*names]
+    if get_origin(kind) in (dict, list):
+        return _keys(get_args(kind)[-1], where[1:])
+    return next((keys for part in get_args(kind) if (keys := _keys(part, where))), [])
+
+
+def _checked(hint: Any) -> Any:
+    """The type that an option is checked with. A class of a user checks its own values."""
+    if hint is int:
+        return Annotated[int, WHOLE]
+    if get_origin(hint) in (Union, UnionType):
+        return Union[tuple(map(_checked, get_args(hint)))]  # noqa: UP007, of a list
+    if get_origin(hint) is tuple:
+        return Annotated[hint, Strict(False)]
+    ours = hint in (float, bool, str, type(None))
+    return hint if ours or get_origin(hint) in (Annotated, Literal, list, dict) else Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.errors import UserError, nearest
+from fedml_noniid.plugins.core.errors import UserError, closest, located
 from fedml_noniid.plugins.data import tensor_file
-from fedml_noniid.plugins.data.checks import is_finite
 
 NORMALISATIONS = ("channel", "half", "none")
 TENSORS = ("train_x", "train_y", "test_x", "test_y")
@@ -154,6 +154,7 @@ def mean_and_deviation(normalise: object) -> tuple[float, float] | None:
 
     UserError if `normalise` is not allowed.
     """
+    most = sys.float_info.max
     match normalise:
         case "channel":
             return None
@@ -161,18 +162,21 @@ def mean_and_deviation(normalise: object) -> tuple[float, float] | None:
             return 0.5, 0.5
         case "none":
             return 0.0, 1.0
-        case [mean, deviation] if is_finite(mean) and is_finite(deviation) and deviation > 0:
-            return float(mean), float(deviation)
+        case [int() | float() as mean, int() | float() as deviation]:
+            if abs(mean) <= most and 0 < deviation <= most:
+                return float(mean), float(deviation)
+    names = ", ".join(NORMALISATIONS)
     raise UserError(
-        f"normalise {normalise!r} is refused{nearest(str(normalise), NORMALISATIONS)}; allowed: "
-        f"{', '.join(NORMALISATIONS)}, or [mean, deviation] of pixels from 0 to 1 with a "
-        "deviation above 0"
+        value=normalise,
+        allowed=f"{names}, or [mean, deviation] of pixels from 0 to 1 with a deviation above 0",
+        meant=closest(normalise, NORMALISATIONS),
     )
 
 
 def _scaling(raw: Raw, normalise: object) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(mean, std) of `Dataset.of`."""
-    given = mean_and_deviation(normalise)
+    with located("normalise"):
+        given = mean_and_deviation(normalise)
     if not raw.train_x.is_floating_point() and raw.train_x.dtype is not torch.uint8:
         return (), ()
     if given is None:

@@ -24,10 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.data.checks import known, refusal, whole_number
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.types import Ints
-
-KINDS = ("sudden", "incremental", "recurrent")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,26 +97,6 @@ class SampleDrift(NamedTuple):
         return torch.from_numpy(self.drift.concepts).to(y.device)[concept, y]
 
 
-def check(kind: str, every: int | None, swap: Sequence[Sequence[int]]) -> None:
-    """UserError for an unknown kind, a missing or useless `every`, and pairs that swap nothing."""
-    known("drift.kind", kind, KINDS)
-    if kind == "sudden" and every is not None:
-        raise refusal(
-            "drift.every", every, "incremental, recurrent drift; a sudden one has no second round"
-        )
-    if kind != "sudden" and every is None:
-        raise refusal("drift.every", every, f"a number of rounds, which {kind} drift needs")
-    pairs = (
-        "a list of pairs of two classes such as [[1, 2], [3, 4]]; [] for clients that keep "
-        "their labels"
-    )
-    if not any(swap):
-        raise refusal("drift.swap", [list(pair) for pair in swap], pairs)
-    for pair in swap:
-        if pair and (len(pair) != 2 or pair[0] == pair[1]):
-            raise refusal("drift.swap", list(pair), pairs)
-
-
 def drift(
     kind: str,
     at: int,
@@ -132,28 +110,32 @@ def drift(
     Client i swaps the pair number i modulo their number; an empty one keeps all.
 
     `at` is the round in which it begins, from 1. `every`, in rounds: from one group to the next
-    (`incremental`), or until the first labels come back (`recurrent`). Raises UserError for what
-    `check` refuses, for a round below 1, for a class that the data lack, and for more pairs than
-    clients.
+    (`incremental`), or until the first labels come back (`recurrent`). Raises UserError for a class
+    that the data lack, and for more pairs than clients.
     """
-    check(kind, every, swap)
-    whole_number("drift.at", at, 1)
-    step = 0 if every is None else whole_number("drift.every", every, 1)
+    step = every or 0
     if len(swap) > n_clients:
-        raise refusal(
-            "drift.swap", [list(pair) for pair in swap], f"at most one pair per client, {n_clients}"
+        raise UserError(
+            where=("drift", "swap"),
+            value=swap,
+            allowed=f"at most one pair per client, {n_clients}",
         )
     concepts = np.tile(np.arange(n_classes), (1 + len(swap), 1))
     for number, pair in enumerate(swap, start=1):
         for label in pair:
-            whole_number("drift.swap", label, 0, n_classes - 1, f", the {n_classes} classes")
+            if label >= n_classes:
+                raise UserError(
+                    where=("drift", "swap"),
+                    value=label,
+                    allowed=f"0 to {n_classes - 1}, the {n_classes} classes",
+                )
         concepts[number, list(pair)] = list(pair)[::-1]
     group = np.arange(n_clients) % len(swap)  # [N]
-    own = np.where([not pair for pair in swap], 0, np.arange(1, 1 + len(swap)))[
+    after = np.where([not pair for pair in swap], 0, np.arange(1, 1 + len(swap)))[
         group
     ]  # [N], after the drift
     begins = at + step * group if kind == "incremental" else np.full(n_clients, at)
     ends = at + step if kind == "recurrent" else np.inf
     rounds = sorted({*begins.tolist(), *([ends] if kind == "recurrent" else [])})
-    drifted = [own * (begins <= t) * (t < ends) for t in rounds]
+    drifted = [after * (begins <= t) * (t < ends) for t in rounds]
     return Drift(concepts, np.array(rounds, np.int64), np.stack(drifted))

@@ -17,24 +17,18 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.randomness import fold, uniform
-from fedml_noniid.plugins.data.checks import known, real_number, refusal
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.data.types import Floats, Ints
-
-FORMS = ("equal", "level")
-KINDS = ("symmetric", "pair")
 
 
 def rates(form: str, rate: float, n_clients: int) -> Floats:
     """The probability that a label of a client is wrong, [N].
 
     `equal`: `rate` for every client; `level`: client i has rate i / (N - 1), so the labels of the
-    first are clean. A single client has `rate`. Raises UserError for an unknown form and for a rate
-    that is no probability.
+    first are clean. A single client has `rate`.
     """
-    known("label_noise.form", form, FORMS)
-    real_number("label_noise.rate", rate, lambda value: 0 <= value <= 1, "a number from 0 to 1")
     if form == "level" and n_clients > 1:
         return rate * (np.arange(n_clients) / (n_clients - 1))
     return np.full(n_clients, float(rate))
@@ -47,13 +41,13 @@ def flipped(
 
     `rate` [N] is that of `rates`, `labels` [n] are the true ones of the training set. The draws
     depend on seed, client and position only: the labels that are wrong at one rate are wrong at
-    every higher rate, and in the same way. Raises UserError for an unknown kind and for data with a
-    single class.
+    every higher rate, and in the same way. Raises UserError for data with a single class.
     """
-    known("label_noise.kind", kind, KINDS)
     if n_classes < 2:
-        raise refusal(
-            "label_noise", kind, "data with at least two classes, as a wrong label is another class"
+        raise UserError(
+            where=("label_noise",),
+            value=kind,
+            allowed="data with at least two classes, as a wrong label is another class",
         )
     return [
         _flipped(

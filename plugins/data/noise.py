@@ -16,11 +16,8 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known, real_number, refusal
 from fedml_noniid.plugins.data.reading import Noise
 from fedml_noniid.plugins.data.types import Ints
-
-FORMS = ("level", "equal", "space")
 
 
 def deviations(
@@ -32,12 +29,9 @@ def deviations(
     `shape` is the shape of a sample. `scale` [C] says what 1 on the scale of `sigma` is after
     normalisation (`Dataset.scale`). `level`: client i has sigma i / (N - 1), so the first is clean;
     `equal`: all have sigma; `space`: client i has sigma in the i-th cell of a grid, and the last
-    client is clean. A single client has sigma everywhere. Raises UserError for an unknown form, a
-    sigma below 0, text, a grid on samples that are no images, and a grid with more rows than an
-    image has pixels.
+    client is clean. A single client has sigma everywhere. Raises UserError for text, a grid on
+    samples that are no images, and a grid with more rows than an image has pixels.
     """
-    known("noise.form", form, FORMS)
-    real_number("noise.sigma", sigma, lambda value: value >= 0, "a number from 0 up")
     if not len(scale):
         raise UserError("noise is refused for text, which has no scale; leave it out")
     wide = [1] * (len(shape) - 1)  # the axes behind the channels
@@ -87,7 +81,11 @@ def _cells(n_clients: int, shape: tuple[int, ...]) -> Tensor:
         allowed = (
             f"images of at least {rows} x {rows} pixels for {n_clients} clients, or another form"
         )
-        raise refusal("noise.form", "space", f"{allowed}; samples have the shape {list(shape)}")
+        raise UserError(
+            where=("noise", "form"),
+            value="space",
+            allowed=f"{allowed}; samples have the shape {list(shape)}",
+        )
     height, width = shape[1] // rows, shape[2] // rows
     cells = torch.zeros(n_clients, *shape[1:], dtype=torch.float64)
     for client in range(n_clients - 1):

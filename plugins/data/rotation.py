@@ -16,41 +16,28 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.types import Ints
 
 QUARTER = 90  # degrees
-DEGREES = (0, 90, 180, 270)
-
-
-def check(degrees: Sequence[int]) -> None:
-    """UserError unless there are angles, and only those that need no interpolation."""
-    allowed = f"a list of angles among {', '.join(map(str, DEGREES))}, which need no interpolation"
-    if not degrees:
-        raise refusal("degrees", degrees, allowed)
-    for angle in degrees:
-        if isinstance(angle, bool) or angle not in DEGREES:
-            raise refusal("degrees", angle, allowed)
 
 
 def turns(degrees: Sequence[int], n_clients: int, shape: Sequence[int]) -> Ints:
     """The quarter turns of each client's images, counter-clockwise, [N]; client i has the angle
     number i modulo their number.
 
-    `shape` is the shape of a sample. Raises UserError for other angles, for samples that are no
-    images, and for quarter turns of images that are not square.
+    `shape` is the shape of a sample. Raises UserError for samples that are no images, and for
+    quarter turns of images that are not square.
     """
-    check(degrees)
     if len(shape) != 3:
         raise UserError(
             f"rotation is refused for samples of shape {list(shape)}, as they are no images; "
             "leave it out"
         )
     if shape[1] != shape[2] and any(angle % 180 for angle in degrees):
-        raise refusal(
-            "rotation.degrees",
-            list(degrees),
-            f"0, 180 for images of {shape[1]} x {shape[2]} pixels",
+        raise UserError(
+            where=("rotation", "degrees"),
+            value=list(degrees),
+            allowed=f"0, 180 for images of {shape[1]} x {shape[2]} pixels",
         )
     return np.resize(np.array(degrees, np.int64) // QUARTER, n_clients)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedml_noniid.plugins.data.checks import real_number, refusal, whole_number
+from fedml_noniid.plugins.data.checks import refusal, whole_number
 from fedml_noniid.plugins.data.partitions.assigning import by_client
 from fedml_noniid.plugins.data.rounding import rounded
 from fedml_noniid.plugins.data.streams import stream
@@ -55,12 +55,6 @@ def _stratified(sizes: Ints, share: float) -> Ints:
     """How many samples of each class make up `share` of all, by largest remainders; each class
     keeps one. [C] -> [C]"""
     n = int(sizes.sum())
-    real_number(
-        "validation",
-        share,
-        lambda s: 0 <= s < 1,
-        "a number from 0 to below 1, the share of the training set",
-    )
     counts = np.minimum(rounded(share * sizes, round(share * n)), sizes - 1)
     if share > 0 and counts.sum() == 0:
         raise refusal(
@@ -72,7 +66,7 @@ def _stratified(sizes: Ints, share: float) -> Ints:
 def _balanced(spare: Ints, total: int, rng: np.random.Generator) -> Ints:
     """How many samples of each class make up `total`: equal but for at most one, at most spare[c]
     of class c. [C]"""
-    if total == 0 and not isinstance(total, bool):
+    if total == 0:
         return np.zeros_like(spare)
     n_classes = len(spare)
     each = int(spare.min())

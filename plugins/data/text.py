@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import MOST, Range
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Floats
 from fedml_noniid.plugins.data.user_files import GLOVE, WIDTH
@@ -22,6 +23,8 @@ PAD, UNKNOWN = (
     1,
 )  # the first two entries of every vocabulary; PAD is only at the end of a sequence
 SPECIALS = ("<pad>", "<unk>")
+Vocabulary = Annotated[int, Range(len(SPECIALS) + 1, MOST)]  # tokens that are told apart
+Length = Annotated[int, Range(1, 1000)]  # tokens of a text
 
 # Characters that get blanks around them, are removed, or become a blank.
 _PUNCTUATION = str.maketrans(
@@ -61,12 +64,12 @@ def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
     )
     found = np.full((len(texts), length), PAD, dtype=np.int32)
     for row, tokens in zip(found, texts, strict=True):
-        kept = [number.get(token, UNKNOWN) for token in tokens[:length]] or [UNKNOWN]
-        row[: len(kept)] = kept
+        known = [number.get(token, UNKNOWN) for token in tokens[:length]] or [UNKNOWN]
+        row[: len(known)] = known
     return torch.from_numpy(found)
 
 
-class Read(NamedTuple):
+class Encoded(NamedTuple):
     """Texts as a network reads them."""
 
     train_x: Tensor  # [n, length] int32
@@ -78,20 +81,20 @@ class Read(NamedTuple):
 def read_texts(
     train: Sequence[str],
     test: Sequence[str],
-    seen: Sequence[str],
+    source: Sequence[str],
     root: Path,
     size: int,
     length: int,
     noun: str,
-) -> Read:
+) -> Encoded:
     """Tokens of texts in two parts, and the vectors of a vocabulary of `size` entries at most, made
-    of `seen` texts.
+    of `source` texts.
 
     See `encode` for `length` and `embedding` for `root`. `noun`: "tweets", for the notes. Raises
     UserError as these.
     """
     first, second = ([tokenise(one) for one in part] for part in (train, test))
-    words = vocabulary(first if seen is train else map(tokenise, seen), size)
+    words = vocabulary(first if source is train else map(tokenise, source), size)
     vectors, where = embedding(words, root)
     train_x, test_x = encode(first, words, length), encode(second, words, length)
     cut = sum(len(tokens) > length for part in (first, second) for tokens in part)
@@ -101,7 +104,7 @@ def read_texts(
         f"{cut} of {len(first) + len(second)} {noun} cut to {length} tokens",
         where,
     ]
-    return Read(train_x, test_x, vectors, notes)
+    return Encoded(train_x, test_x, vectors, notes)
 
 
 def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import RoundResult, State
 from fedml_noniid.plugins.core.component import Ask, Reply
-from fedml_noniid.plugins.core.errors import UserError, shown
+from fedml_noniid.plugins.core.errors import UserError, located, shown
 from fedml_noniid.plugins.core.options import Count, NonNegative, check_options
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, tree_map
@@ -151,8 +151,7 @@ class EarlyStop(Callback):
     def on_start(self, run: Run) -> None:
         if run.federation.validation is None:
             raise UserError(
-                "callback early_stop: needs a validation split, and there is none; set "
-                "data.validation"
+                "callback early_stop: needs a validation split, and there is none; set validation"
             )
         if run.start.task.personal:
             raise UserError(
@@ -196,7 +195,8 @@ def callback_of(name: str, options: Mapping[str, object]) -> Callback:
     """
     kind = find("callback", name, CALLBACKS, Callback)
     if is_dataclass(kind):
-        check_options(f"callback {name}", kind, options)
+        with located(name):
+            check_options(kind, options)
     try:
         return kind(**options)
     except Exception as error:  # of any kind: the code is the user's

@@ -102,7 +102,7 @@ class Clients:
         passes, size, steps, drop_last = (
             local.epochs,
             local.batch_size,
-            local.steps,
+            local.local_steps,
             local.drop_last,
         )
         return [
@@ -212,7 +212,7 @@ def refuse_non_finite(reply: Reply, round_: int) -> None:
     if bad:
         raise NonFiniteError(
             f"round {round_}, client {bad[0]}: loss or update is not finite; "
-            "lower train.lr or the method's coefficients"
+            "lower lr or the method's coefficients"
         )
 
 

@@ -11,67 +11,14 @@ import torch
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Setting
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.optimizers import SGD, Adam, Optimizer, RMSProp
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
-from fedml_noniid.plugins.data.checks import known
-from fedml_noniid.plugins.data.reading import PAD
 from fedml_noniid.plugins.data.streams import torch_stream
 from fedml_noniid.plugins.engines.cohort import draw_cohort
+from fedml_noniid.plugins.engines.local_training import LocalTraining as LocalTraining
 from fedml_noniid.plugins.engines.personal import split_personal
-from fedml_noniid.plugins.models.model import PRECISIONS, Model
-from fedml_noniid.plugins.rates import Rate
-
-OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "rmsprop": RMSProp}
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """Describes how a client trains in one round."""
-
-    optimizer: str  # sgd, adam, rmsprop
-    lr: float | Rate
-    epochs: int
-    batch_size: int
-    momentum: float | None = None  # None: the optimiser's own default
-    weight_decay: float = 0.0
-    steps: int = 0  # above 0: this many steps in place of `epochs`
-    drop_last: bool = False  # whether the last, short batch of an epoch is left out
-    augment: bool = False  # whether images are cropped and flipped at random
-    precision: str = "float32"  # one of fedml_noniid.plugins.models.model.PRECISIONS
-    # whether steps are recorded and replayed, see `plugins.engines.cuda_graphs`
-    cuda_graphs: bool = False
-
-    @property
-    def rate(self) -> Rate:
-        """The schedule of the step size."""
-        return self.lr if isinstance(self.lr, Rate) else Rate(self.lr)
-
-    def build(self, lr: float | None = None) -> Optimizer:
-        """The pure optimiser, with the step size `lr`; None: the largest of the schedule."""
-        kind = OPTIMIZERS[known("optimizer", self.optimizer, OPTIMIZERS)]
-        given = {} if self.momentum is None else {"momentum": self.momentum}
-        return kind(self.rate.start if lr is None else lr, weight_decay=self.weight_decay, **given)
-
-    def check(self, shape: tuple[int, ...], device: torch.device) -> None:
-        """UserError if these settings can't train on samples of this shape on this device."""
-        known("precision", self.precision, PRECISIONS)
-        if self.precision == "tf32" and device.type != "cuda":
-            raise UserError(
-                f"precision = tf32 is for NVIDIA's matrix units, the device is {device.type}; "
-                "allowed: float32, bf16"
-            )
-        if self.cuda_graphs and device.type != "cuda":
-            raise UserError(
-                f"cuda_graphs = true needs device cuda, the device is {device.type}; allowed: false"
-            )
-        if self.augment and not (len(shape) == 3 and min(shape[1:]) > PAD):
-            raise UserError(
-                f"augment = true is refused for samples of shape {list(shape)}; allowed: false, "
-                "or images [channels, "
-                f"height, width] of at least {PAD + 1} x {PAD + 1} pixels"
-            )
+from fedml_noniid.plugins.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -124,7 +71,8 @@ class Plan:
 
     def steps(self, samples: int) -> int:
         """About how many local steps a client with so many samples takes in a round."""
-        return self.local.steps or self.local.epochs * math.ceil(samples / self.local.batch_size)
+        local = self.local
+        return local.local_steps or local.epochs * math.ceil(samples / local.batch_size)
 
 
 class Start(NamedTuple):
@@ -149,7 +97,7 @@ class Start(NamedTuple):
             trained, buffers, personal = split_personal(trained, buffers)
         if not trained:
             raise RecipeError(
-                f"{algorithm.name}: of train.model = {network.name!r} nothing would be left to "
+                f"{algorithm.name}: of model = {network.name!r} nothing would be left to "
                 "train, as it has no "
                 "layer before its classifier; use a model with a hidden layer, such as mlp"
             )

@@ -216,7 +216,7 @@ class Run:
         length = row["update_norm_server"]
         if not math.isfinite(length):
             raise NonFiniteError(
-                f"round {t}, server: the update is not finite; lower train.lr or the method's "
+                f"round {t}, server: the update is not finite; lower lr or the method's "
                 "coefficients"
             )
         if self.rows and row.keys() ^ self.rows[0].keys() - {"seconds"}:

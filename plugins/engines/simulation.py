@@ -11,8 +11,7 @@ import torch
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Ask, Reply
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.core.errors import UserError, known
 from fedml_noniid.plugins.engines.callbacks import Callback, Row
 from fedml_noniid.plugins.engines.client_tests import answered
 from fedml_noniid.plugins.engines.clients import Clients, Engine

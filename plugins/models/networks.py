@@ -6,6 +6,7 @@ from __future__ import annotations
 from math import prod
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import Width, WidthOrNone
 from fedml_noniid.plugins.models.initial import (
     Initial,
     as_torch,
@@ -39,7 +40,12 @@ def logistic_regression(shape: Shape, n_classes: int) -> Model:
 
 
 def mlp(
-    shape: Shape, n_classes: int, hidden: int = 64, batch_norm: bool = False, projection: int = 0
+    shape: Shape,
+    n_classes: int,
+    *,
+    hidden: Width = 64,
+    batch_norm: bool = False,
+    projection: WidthOrNone = 0,
 ) -> Model:
     """pixels - hidden - classes with ReLU; `batch_norm` normalises the hidden layer before its
     ReLU."""
@@ -53,10 +59,11 @@ def mlp(
 def cnn(
     shape: Shape,
     n_classes: int,
-    channels: int = 32,
-    hidden: int = 512,
+    *,
+    channels: Width = 32,
+    hidden: Width = 512,
     batch_norm: bool = False,
-    projection: int = 0,
+    projection: WidthOrNone = 0,
 ) -> Model:
     """rFedAvg's CNN (Section VI-A, after McMahan et al.
 
@@ -109,7 +116,7 @@ def fednnnn_cifar(shape: Shape, n_classes: int) -> Model:
     return Model("fednnnn_cifar", (*convs, Flatten(), *dense), Linear("fc3", 192, n_classes))
 
 
-def vgg9(shape: Shape, n_classes: int, dropout: bool = True) -> Model:
+def vgg9(shape: Shape, n_classes: int, *, dropout: bool = True) -> Model:
     """FedNLR's VGG-9, which is the "moderate" CNN of FedMA and NIID-Bench: 3,491,530 parameters for
     10 classes.
 
@@ -153,7 +160,7 @@ VGG_16 = (
 )
 
 
-def vgg11(shape: Shape, n_classes: int, dropout: bool = True) -> Model:
+def vgg11(shape: Shape, n_classes: int, *, dropout: bool = True) -> Model:
     """FNR-FL's VGG-11, which is NIID-Bench's: the convolutions of configuration A with bias,
     without batch norm.
 
@@ -170,7 +177,7 @@ def vgg11(shape: Shape, n_classes: int, dropout: bool = True) -> Model:
     return Model("vgg11", _without(blocks, dropout), Linear("fc3", 512, n_classes))
 
 
-def vgg16(shape: Shape, n_classes: int, batch_norm: bool = True) -> Model:
+def vgg16(shape: Shape, n_classes: int, *, batch_norm: bool = True) -> Model:
     """CCN's VGG-16: 13 convolutions (configuration D), 512-128, ReLU, classes.
 
     The paper names the 128 only. Ours: batch norm behind each convolution, and the mean over
@@ -210,7 +217,7 @@ def resnet18(shape: Shape, n_classes: int) -> Model:
     return Model("resnet18", (*blocks, GlobalAverage()), Linear("fc", n_in, n_classes))
 
 
-def pfl_cnn(shape: Shape, n_classes: int, dropout: bool = True) -> Model:
+def pfl_cnn(shape: Shape, n_classes: int, *, dropout: bool = True) -> Model:
     """pfl-research's `simple_cnn` (Granqvist et al.
 
     2024) of its CIFAR-10 benchmark, to compare speeds.

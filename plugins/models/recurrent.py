@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import Width
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.text import PAD
 from fedml_noniid.plugins.models.forward import Forward
@@ -68,7 +69,12 @@ class Recurrent(Block):
 
 
 def lstm(
-    shape: tuple[int, ...], n_classes: int, *, embedding: Tensor, hidden: int = 256, layers: int = 2
+    shape: tuple[int, ...],
+    n_classes: int,
+    embedding: Tensor,
+    *,
+    hidden: Width = 256,
+    layers: Width = 2,
 ) -> Model:
     """rFedAvg's LSTM (section VI-A and its repository): frozen word vectors, 2 layers of 256, phi,
     classes.

@@ -285,7 +285,7 @@ def _overridden(
     deployment: settings.Deployment, recipe: str | None, silos: int | None, where: str
 ) -> settings.Deployment:
     """The deployment with another recipe, at its own defaults, and another number of silos."""
-    content = deployment.model_dump()
+    content = deployment.model_dump(by_alias=True)
     train = content["train_args"]
     if recipe is not None:
         train["recipe"] = recipe

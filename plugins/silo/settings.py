@@ -7,59 +7,83 @@ import json
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.algorithm import Algorithm
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.core.errors import UserError, located
+from fedml_noniid.plugins.core.options import (
+    Count,
+    CountOrNone,
+    NonNegative,
+    Positive,
+    Range,
+    Section,
+    Seed,
+    Share,
+    validated,
+)
 from fedml_noniid.plugins.data.yaml_files import parsed
 from fedml_noniid.plugins.engines.hashing import weights_sha256
+from fedml_noniid.plugins.engines.local_training import LearningRate, Optimizer, RunSettings
 from fedml_noniid.plugins.engines.plan import Plan, initial_model
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.own_code import look_in
-from fedml_noniid.plugins.settings import (
-    Count,
-    CountOrNone,
-    LearningRate,
-    LocalSettings,
-    Section,
-    mistakes,
-)
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def _template(path: str) -> str:
+    if "{rank}" not in path:
+        raise UserError(value=path, allowed="a path with {rank}")
+    return path
+
+
+def _address(server: str) -> str:
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise UserError(value=server, allowed="host:port, such as 10.0.0.7:8890")
+    return server
+
+
+Template = Annotated[str, AfterValidator(_template)]  # a path of each process
 
 
 class CommonArgs(Section):
     training_type: Literal["cross_silo"] = "cross_silo"
     scenario: Literal["horizontal"] = "horizontal"
     using_mlops: Literal[False] = False
-    random_seed: int = Field(default=0, ge=0, lt=2**63)
+    random_seed: Seed = 0
 
 
 class DataArgs(Section):
     dataset: str = "digits"
     data_cache_dir: str = "data/raw"
     partition_method: str = "dirichlet"  # of a loopback run; a deployed silo has its shard
-    partition_alpha: float = Field(default=0.5, gt=0)
-    shard: str = "shards/{rank}.safetensors"  # ours: {rank} is 0 for the server, 1.. for the silos
+    partition_alpha: Positive = 0.5
+    shard: Template = "shards/{rank}.safetensors"  # ours: rank 0 is the server
 
 
 class ModelArgs(Section):
     model: str = "mlp"
-    model_options: dict[str, int | bool] = Field(default={})  # ours
+    model_options: dict[str, Any] = Field(default={})  # ours
+
+    @model_validator(mode="after")
+    def _fits(self) -> ModelArgs:
+        models.check(self.model, self.model_options)
+        return self
 
 
-class TrainArgs(LocalSettings):
+class TrainArgs(RunSettings):
     federated_optimizer: Literal["FedAvg"] = "FedAvg"  # what FedML runs; what we run is `recipe`
     recipe: str = "fedavg"  # ours
     # Ours: method -> hyper-parameter -> value.
-    settings: dict[str, dict[str, bool | int | float | str]] = Field(default={})
+    settings: dict[str, dict[str, Any]] = Field(default={})
     rounds: Count = 2  # ours; FedML's comm_round is computed from it
     cohort: CountOrNone = 0  # ours: silos per round, 0 for all
     client_id_list: Literal["[]"] = "[]"  # a list here would give every silo the first id
@@ -67,10 +91,29 @@ class TrainArgs(LocalSettings):
     client_num_per_round: Count = 3
     epochs: Count = 1
     batch_size: Count = 32
-    client_optimizer: str = "sgd"
-    learning_rate: LearningRate = 0.1
+    optimizer: Optimizer = Field(default="sgd", alias="client_optimizer")
+    lr: LearningRate = Field(default=0.1, alias="learning_rate")
     # Beside momentum and weight_decay: ours are local_steps, drop_last, augment, precision.
     precision: Literal["float32", "bf16"] = "float32"
+    cuda_graphs: Literal[False] = False
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainArgs:
+        silos = self.client_num_in_total
+        if self.client_num_per_round != silos:
+            raise UserError(
+                where=("client_num_per_round",),
+                value=self.client_num_per_round,
+                allowed=f"client_num_in_total = {silos}: every silo is connected; cohort says how "
+                "many train in a round",
+            )
+        if self.cohort > silos:
+            raise UserError(
+                where=("cohort",), value=self.cohort, allowed=f"0 (all) to {silos} silos"
+            )
+        with located("settings"):
+            recipes.check_settings(self.recipe, self.settings)
+        return self
 
 
 class ValidationArgs(Section):
@@ -79,28 +122,35 @@ class ValidationArgs(Section):
 
 class DeviceArgs(Section):
     using_gpu: Literal[False] = False
-    threads: int = Field(default=1, ge=1, le=256)  # ours: of torch; sums depend on it
+    threads: Annotated[int, Range(1, 256)] = 1  # ours: of torch; sums depend on it
 
 
 class CommArgs(Section):
     backend: Literal["GRPC"] = "GRPC"
     # All ours.
-    server: str = "127.0.0.1:8890"  # where the server listens, and where silos find it
-    kit: str = "kits/{rank}"  # certificates of this process
+    # Where the server listens, and where silos find it.
+    server: Annotated[str, AfterValidator(_address)] = "127.0.0.1:8890"
+    kit: Template = "kits/{rank}"  # certificates of this process
     plaintext: bool = False  # without certificates; on the machine's own addresses only
     quorum: CountOrNone = 0  # answers without which an exchange can't end; 0: of all that are asked
-    deadline_s: float = Field(
-        default=600.0, gt=0
-    )  # seconds that an exchange waits for more answers than the quorum
-    patience_s: float = Field(
-        default=3600.0, gt=0
-    )  # seconds that an exchange waits for its quorum; then the run ends
-    gone_s: float = Field(
-        default=10.0, ge=0
-    )  # seconds without contact after which a silo is not waited for
-    lost_s: float = Field(default=3600.0, gt=0)  # seconds that a silo looks for the server
+    # Seconds that an exchange waits for more answers than the quorum.
+    deadline_s: Positive = 600.0
+    # Seconds that an exchange waits for its quorum; then the run ends.
+    patience_s: Positive = 3600.0
+    gone_s: NonNegative = 10.0  # seconds without contact after which a silo is not waited for
+    lost_s: Positive = 3600.0  # seconds that a silo looks for the server
     max_samples: Count = 10_000_000  # the most that a silo may say it has
     max_message_mb: Count = 2048  # the most that a silo takes at once
+
+    @model_validator(mode="after")
+    def _private(self) -> CommArgs:
+        if self.plaintext and self.place[0] not in LOOPBACK:
+            raise UserError(
+                f"plaintext = true is refused for server = {self.server!r}: it has no encryption "
+                "and no proof of identity",
+                allowed=f"a server at {', '.join(LOOPBACK)}",
+            )
+        return self
 
     @property
     def place(self) -> tuple[str, int]:
@@ -126,34 +176,24 @@ class DpArgs(Section):
     """FedML's keys for privacy noise."""
 
     enable_dp: bool = False
-    dp_solution_type: str | None = None
-    mechanism_type: str | None = None
-    epsilon: float | None = Field(default=None, gt=0, le=1)
-    delta: float | None = Field(default=None, gt=0, lt=1)
-    sensitivity: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    max_grad_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # of cdp
+    # FedML's other kinds and mechanisms do nothing here, or give float64.
+    dp_solution_type: Literal["ldp", "cdp"] | None = None
+    mechanism_type: Literal["gaussian"] | None = None
+    epsilon: Share | None = None
+    delta: Annotated[float, Range(0, 1, "()")] | None = None
+    sensitivity: Positive | None = None
+    max_grad_norm: Positive | None = None  # of cdp
 
     @model_validator(mode="after")
     def _acts(self) -> DpArgs:
-        if self.enable_dp:
-            known(
-                "dp_solution_type", self.dp_solution_type, ["ldp", "cdp"]
-            )  # FedML's others would do nothing here
-            if self.mechanism_type == "laplace":
-                raise UserError(
-                    "mechanism_type = 'laplace' is refused: FedML's gives float64; allowed: "
-                    "gaussian"
-                )
-            known("mechanism_type", self.mechanism_type, ["gaussian"])
-            if missing := [
-                key for key in ("epsilon", "delta", "sensitivity") if getattr(self, key) is None
-            ]:
-                raise UserError(f"enable_dp = true needs {missing[0]}, a number above 0")
-            if self.dp_solution_type == "ldp" and self.max_grad_norm is not None:
-                raise UserError(
-                    "max_grad_norm is refused with ldp, which clips to sensitivity / 2; leave "
-                    "it out"
-                )
+        given = self.model_dump(exclude={"enable_dp", "max_grad_norm"})
+        missing = [key for key, value in given.items() if value is None]
+        if self.enable_dp and missing:
+            raise UserError(f"enable_dp = true needs {', '.join(missing)}")
+        if self.dp_solution_type == "ldp" and self.max_grad_norm is not None:
+            raise UserError(
+                "max_grad_norm is refused with ldp, which clips to sensitivity / 2; leave it out"
+            )
         return self
 
 
@@ -162,10 +202,8 @@ class TrackingArgs(Section):
     output_dir: str = "run"  # ours
 
 
-class Deployment(BaseModel):
+class Deployment(Section):
     """The whole file. FedML's sections for attacks and defences are passed on unchanged."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     common_args: CommonArgs = CommonArgs()
     data_args: DataArgs = DataArgs()
@@ -175,55 +213,31 @@ class Deployment(BaseModel):
     device_args: DeviceArgs = DeviceArgs()
     comm_args: CommArgs = CommArgs()
     tracking_args: TrackingArgs = TrackingArgs()
-    attack_args: dict[str, Any] = {}
-    defense_args: dict[str, Any] = {}
+    attack_args: dict[str, Any] = Field(default={})
+    defense_args: dict[str, Any] = Field(default={})
     dp_args: DpArgs = DpArgs()
 
     @model_validator(mode="before")
     @classmethod
     def _honoured(cls, content: object) -> object:
         if not isinstance(content, dict):
-            raise UserError(f"holds no sections; allowed: {', '.join(cls.model_fields)}")
+            raise UserError("holds no sections", allowed=", ".join(cls.model_fields))
         for section, values in content.items():
             for key in values if isinstance(values, dict) else ():
                 if key in REFUSED:
-                    raise UserError(f"{section}.{key} = {values[key]!r} is refused: {REFUSED[key]}")
+                    raise UserError(
+                        f"is refused: {REFUSED[key]}", where=(section, key), value=values[key]
+                    )
         return content
 
     @model_validator(mode="after")
     def _consistent(self) -> Deployment:
-        train, silos = self.train_args, self.silos
-        if train.client_num_per_round != silos:
+        if self.comm_args.quorum > self.silos:
             raise UserError(
-                f"train_args.client_num_per_round = {train.client_num_per_round} must equal "
-                "client_num_in_total = "
-                f"{silos}: every silo is connected; train_args.cohort says how many train in a "
-                "round"
+                where=("comm_args", "quorum"),
+                value=self.comm_args.quorum,
+                allowed=f"0 (all) to {self.silos} silos",
             )
-        if train.cohort > silos:
-            raise UserError(
-                f"train_args.cohort = {train.cohort}; allowed: 0 (all) to {silos} silos"
-            )
-        comm = self.comm_args
-        for key, path in (("data_args.shard", self.data_args.shard), ("comm_args.kit", comm.kit)):
-            if "{rank}" not in path:
-                raise UserError(f"{key} = {path!r} must contain {{rank}}")
-        host, _, port = comm.server.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-            raise UserError(
-                f"comm_args.server = {comm.server!r} is no address; allowed: host:port, such as "
-                "10.0.0.7:8890"
-            )
-        if comm.plaintext and host.strip("[]") not in LOOPBACK:
-            raise UserError(
-                f"comm_args.plaintext = true is refused for comm_args.server = {comm.server!r}: "
-                "it has no encryption "
-                f"and no proof of identity; allowed: {', '.join(LOOPBACK)}"
-            )
-        if comm.quorum > silos:
-            raise UserError(f"comm_args.quorum = {comm.quorum}; allowed: 0 (all) to {silos} silos")
-        recipes.check_settings(train.recipe, train.settings)
-        models.check(self.model_args.model, self.model_args.model_options)
         return self
 
     @property
@@ -239,9 +253,7 @@ class Deployment(BaseModel):
     def plan(self, network: Model) -> Plan:
         """How the run trains; `network`: for the samples of this process."""
         train = self.train_args
-        local = train.training(train.client_optimizer, train.learning_rate)
-        local.build()  # refuses settings that can't be built, before anything runs
-        return Plan(network, local, train.rounds, self.cohort, self.common_args.random_seed)
+        return Plan(network, train, train.rounds, self.cohort, self.common_args.random_seed)
 
     def network(
         self, input_shape: tuple[int, ...], n_classes: int, embedding: Tensor | None
@@ -266,14 +278,9 @@ class Deployment(BaseModel):
 
     def yaml(self) -> str:
         """The file's text."""
-        return yaml.safe_dump(self.model_dump(), sort_keys=False)
+        return yaml.safe_dump(self.model_dump(by_alias=True), sort_keys=False)
 
 
-SECTIONS: dict[str, type[BaseModel]] = {
-    name: type(field.default)
-    for name, field in Deployment.model_fields.items()
-    if isinstance(field.default, Section)
-}
 # Keys of FedML that we refuse, and why.
 REFUSED = {
     "comm_round": (
@@ -303,25 +310,26 @@ def read(path: Path) -> Deployment:
 
 def check(content: object, where: str) -> Deployment:
     """The deployment of a nested mapping; `where` begins every message."""
-    try:
-        return Deployment.model_validate(content)
-    except ValidationError as error:
-        raise UserError(f"{where}: {mistakes(error, {'': Deployment, **SECTIONS})[0]}") from None
+    with located(source=where):
+        return validated(Deployment, content)
 
 
 def from_args(args: object) -> Deployment:
     """The deployment that FedML flattened into the attributes of `args`."""
     content = {
-        section: {key: getattr(args, key) for key in kind.model_fields if hasattr(args, key)}
-        for section, kind in SECTIONS.items()
+        section: {
+            key: getattr(args, key)
+            for name, field in type(default).model_fields.items()
+            if hasattr(args, key := field.alias or name)
+        }
+        for section, default in Deployment()
+        if isinstance(default, Section)
     }
     # FedML overwrites these two: the ids that it made up, and the name of its default.
     content["train_args"]["client_id_list"] = "[]"
-    refused = [key for key in REFUSED if key != "comm_round" and getattr(args, key, None)]
-    if refused:
-        raise UserError(
-            f"{refused[0]} = {getattr(args, refused[0])!r} is refused: {REFUSED[refused[0]]}"
-        )
+    for key in REFUSED.keys() - {"comm_round"}:
+        if value := getattr(args, key, None):
+            raise UserError(f"is refused: {REFUSED[key]}", where=(key,), value=value)
     return check(content, "args")
 
 
@@ -355,7 +363,7 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
     initial = initial_model(network, 0, torch.zeros(()))[0] if network.frozen else {}
     frozen = {key: initial[key] for key in network.frozen}
     # Callbacks run on the server alone.
-    own = train.own_code(train.learning_rate)
+    own = train.own_code()
     agreed: dict[str, object] = {
         "algorithm": repr(algorithm.components),
         "model": deployment.model_args.model_dump() | {"frozen": weights_sha256(frozen)},

@@ -212,7 +212,7 @@ def cut(
     out: Path,
     public: bool = False,
     sigma: float | None = None,
-    form: str = noises.FORMS[0],
+    form: str = "level",
     tests: bool = False,
 ) -> int:
     """Writes <out>/<rank>.safetensors for every process of a partition; returns the number of

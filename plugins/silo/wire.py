@@ -381,7 +381,7 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
                 )
             # Of tensors: the ends are rounded to the dtype.
             if not limit.low <= number <= limit.high:
-                why = f"upload's {key!r} has {number.item():g}, which must {limit}; {REMEDY}"
+                why = f"upload's {key!r} has {number.item():g}; allowed: {limit}; {REMEDY}"
                 raise RefusedError("range", f"{where}: {why}")
     return unflatten(leaves, schema)
 

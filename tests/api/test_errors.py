@@ -44,17 +44,17 @@ def arrays(x: Any = X, y: Any = Y, *test: Any, **given: Any) -> Call:
 CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     # names
     (lambda: nd.load("digit"), ("data set 'digit' is unknown", "did you mean 'digits'")),
-    (lambda: nd.load("digits", sise=8), ("'sise'", "did you mean 'size'")),
+    (lambda: nd.load("digits", sise=8), ("sise is unknown", "did you mean 'size'")),
     (
         partition("dirichlett", alpha=1.0),
-        ("partition: partition 'dirichlett'", "did you mean 'dirichlet'"),
+        ("partition: partition = 'dirichlett'", "did you mean 'dirichlet'"),
     ),
     (
         partition(alpa=1.0),
-        ("partition: unknown argument 'alpa'", "did you mean 'alpha'", "allowed: seed, validation"),
+        ("partition: alpa is no argument", "did you mean 'alpha'", "allowed: seed, validation"),
     ),
-    (partition(), ("partition: dirichlet: alpha is missing",)),
-    (partition("iid", alpha=1.0), ("partition: iid: option 'alpha' is unknown", "allowed: none")),
+    (partition(), ("partition: alpha is missing",)),
+    (partition("iid", alpha=1.0), ("partition: alpha is unknown", "allowed: partition, clients")),
     (partition(alpha=1.0, lr=0.1), ("partition: lr = 0.1 is refused", "allowed: in `run`")),
     (partition(alpha=1.0, fnr={}), ("partition: fnr = {} is refused", "allowed: in `run`")),
     (partition(None), ("partition: partition is missing",)),
@@ -62,28 +62,28 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (run("fedavgg"), ("run: recipe 'fedavgg'", "did you mean 'fedavg'?")),
     (run("FedAvg"), ("run: recipe 'FedAvg'", "did you mean 'fedavg'?")),
     (run("scaffold+FedDyn"), ("method 'FedDyn' is unknown", "did you mean 'feddyn'?")),
-    (run(optimizer="SGD"), ("optimizer 'SGD' is unknown", "did you mean 'sgd'?")),
-    (run(optimizer="adamm"), ("optimizer 'adamm' is unknown", "did you mean 'adam'?")),
-    (run(Momentum=0.9), ("run: unknown argument 'Momentum'", "did you mean 'momentum'?")),
+    (run(optimizer="SGD"), ("optimizer = 'SGD' is unknown", "did you mean 'sgd'?")),
+    (run(optimizer="adamm"), ("optimizer = 'adamm' is unknown", "did you mean 'adam'?")),
+    (run(Momentum=0.9), ("run: Momentum is no argument", "did you mean 'momentum'?")),
     (run("scaffold+feddyn"), ("run:", "'feddyn' and 'scaffold' can't be combined")),
     (run("scaffold+scaffold"), ("run:", "names a method twice")),
     (run(None), ("run: recipe = None is refused", "allowed: a name")),
     (run(["fedavg"]), ("run: recipe = ['fedavg'] is refused",)),
     (
         run(epoch=1),
-        ("run: unknown argument 'epoch'", "did you mean 'epochs'", "allowed: seeds, validation"),
+        ("run: epoch is no argument", "did you mean 'epochs'", "allowed: seeds, validation"),
     ),
-    (run(seed=0), ("run: unknown argument 'seed'", "did you mean 'seeds'")),
-    (run("scaffold+fedprox", mu=0.1), ("run: unknown argument 'mu'", "fedprox={'mu': ...}")),
+    (run(seed=0), ("run: seed is no argument", "did you mean 'seeds'")),
+    (run("scaffold+fedprox", mu=0.1), ("run: mu is no argument", "fedprox={'mu': ...}")),
     (
         run("fedprox", fedprox={"muu": 0.1}),
-        ("fedprox has no hyper-parameter 'muu'", "did you mean 'mu'"),
+        ("fedprox.muu is unknown", "did you mean 'mu'"),
     ),
-    (run(fnr={"p": 0.3}), ("run: settings for 'fnr'", "recipes: fedavg")),
+    (run(fnr={"p": 0.3}), ("run: fnr is part of no recipe", "allowed: fedavg")),
     (run(model="mlpp"), ("run: model", "'mlpp'", "did you mean 'mlp'")),
     (
         run(model_options={"hiden": 3}),
-        ("run: model 'mlp' has no option 'hiden'", "did you mean 'hidden'"),
+        ("run: model_options.hiden is unknown", "did you mean 'hidden'"),
     ),
     # what belongs together
     (run(data=DATA), ("run: partition is missing", "what `partition` returned")),
@@ -94,38 +94,38 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (run(model="lstm"), ("run: model 'lstm' takes text only",)),
     # values
     (run(rounds=0), ("run: rounds = 0 is refused",)),
-    (run(rounds="3"), ("run: rounds = '3' is refused", "integer")),
-    (run(rounds=True), ("run: rounds = True is refused", "integer")),
-    (run(lr=float("nan")), ("run: lr = nan is refused", "finite")),
+    (run(rounds="3"), ("run: rounds = '3' is refused", "whole number")),
+    (run(rounds=True), ("run: rounds = True is refused", "whole number")),
+    (run(lr=float("nan")), ("run: lr = nan is refused", "a number above 0")),
     (
         run(lr=-1, epochs=0),
+        ("run: lr = -1 is refused", "above 0"),
         ("run: epochs = 0 is refused",),
-        ("run: lr = -1 is refused", "greater than 0"),
     ),
     (run(participation=1.5), ("run: participation = 1.5 is refused",)),
     (run(availability={"rate": 2}), ("run: availability.rate = 2 is refused",)),
-    (run(availability={"file": "none.csv"}), ("run: none.csv: can't be read",)),
+    (run(availability={"file": "none.csv"}), ("run: availability.file: none.csv: can't be read",)),
     (run(device="tpu"), ("run: device", "'tpu' is unknown", "allowed: auto, cpu")),
     (run(processes=0), ("run: processes = 0 is refused",)),
     (
         run("fedprox", fedprox=0.3),
-        ("fedprox = 0.3 is refused", "allowed: {hyper-parameter: value}"),
+        ("fedprox = 0.3 is refused", "allowed: keys with values"),
     ),
-    (run("fedprox", fedprox={"mu": "a"}), ("fedprox: mu = 'a' must be a finite number",)),
-    (partition(alpha=-1), ("partition: alpha=-1 is refused", "allowed: a number above 0")),
+    (run("fedprox", fedprox={"mu": "a"}), ("fedprox.mu = 'a' is refused", "a number from 0 up")),
+    (partition(alpha=-1), ("partition: alpha = -1 is refused", "allowed: a number above 0")),
     (partition(alpha=1.0, clients=0), ("partition: clients = 0 is refused",)),
     (
         partition("iid", clients=10**6),
-        ("partition: clients=1000000 is refused", "allowed: 1 to 1437"),
+        ("partition: clients = 1000000 is refused", "allowed: 1 to 1437"),
     ),
-    (partition("iid", seed=-1), ("partition: seed=-1 is refused", "allowed: 0 to")),
-    (partition("iid", seed=[0]), ("partition: seed=[0] is refused",)),
+    (partition("iid", seed=-1), ("partition: seed = -1 is refused", "allowed: 0 to")),
+    (partition("iid", seed=[0]), ("partition: seed = [0] is refused",)),
     (partition("iid", validation=1.0), ("partition: validation = 1.0 is refused",)),
-    (partition("iid", public=10**6), ("partition: public=1000000 is refused", "allowed: 10 to")),
+    (partition("iid", public=10**6), ("partition: public = 1000000 is refused", "allowed: 10 to")),
     (
         partition("iid", noise={"sigm": 0.4}),
         ("partition: noise.sigma is missing",),
-        ("partition: unknown key 'noise.sigm'", "did you mean 'sigma'"),
+        ("partition: noise.sigm is unknown", "did you mean 'sigma'"),
     ),
     (
         partition("natural"),
@@ -136,7 +136,7 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (run(seeds=[]), ("run: seeds = [] is refused",)),
     (run(seeds=[0, 1, 0]), ("run: seeds: 0 is named twice",)),
     (run(seeds=[0, -1]), ("run: seeds[1] = -1 is refused",)),
-    (run(seeds=[0.5]), ("run: seeds[0] = 0.5 is refused", "integer")),
+    (run(seeds=[0.5]), ("run: seeds[0] = 0.5 is refused", "whole number")),
     (sweep(seeds="012"), ("sweep: seeds = '012' is refused", "list")),
     # the kind of the data
     (
@@ -153,23 +153,23 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (frame(label="il"), ("label: column 'il' is unknown", "did you mean 'ill'")),
     (frame(label=None), ("label: column 'None' is unknown", "allowed: age, ill, ward")),
     (frame(owner=None), ("column 'ward'", "allowed: numbers")),
-    (frame(features="age"), ("features='age' is refused", "allowed: a list of columns")),
-    (frame(test_share=2), ("test_share=2 is refused", "allowed: a number between 0 and 1")),
-    (frame(normalise=3), ("normalise 3 is refused", "allowed: channel, half, none")),
+    (frame(features="age"), ("features = 'age' is refused", "allowed: a list")),
+    (frame(test_share=2), ("test_share = 2 is refused", "allowed: a number between 0 and 1")),
+    (frame(normalise=3), ("normalise = 3 is refused", "allowed: channel, half, none")),
     (
         lambda: nd.from_texts(FRAME, text="wart", label="ill"),
         ("text: column 'wart'", "did you mean 'ward'"),
     ),
     (
         lambda: nd.from_texts(FRAME, text="ward", label="ill", length=0),
-        ("length=0 is refused", "allowed: 1 to"),
+        ("length = 0 is refused", "from 1 to"),
     ),
     (
         lambda: nd.from_texts(FRAME, text="ward", label="ill", vectors=5),
         ("vectors = 5 is refused",),
     ),  # type: ignore[arg-type]  # that is the mistake
     (arrays(y=Y[:3]), ("y is int64 [3]", "one for each of x")),
-    (arrays(x=X * np.nan), ("x[0, 0]=nan is refused", "allowed: finite numbers")),
+    (arrays(x=X * np.nan), ("x[0, 0] = nan is refused", "allowed: finite numbers")),
     (arrays([[1.0, 2.0], [3.0]]), ("x is no array", "allowed: what numpy.asarray takes")),
     (arrays(X, Y, X), ("test_y is missing",)),
     (arrays(owner=Y[:3]), ("owner is int64 [3]", "allowed: whole numbers or text [40]")),
@@ -183,10 +183,10 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (sweep({"weak": None}), ("sweep: recipe 'weak': method 'weak' is unknown",)),
     (
         sweep({"a": {"recipe": "fedavg", "train": {"epochs": 1}}}),
-        ("sweep: a.train: 'epochs' can't be set for one",),
+        ("sweep: train.epochs is unknown",),
     ),
     (sweep(over=["lr"]), ("sweep: over = ['lr'] is refused", "allowed: argument -> values")),
-    (sweep(over={"lrr": [1]}), ("sweep: unknown argument 'lrr'", "did you mean 'lr'")),
+    (sweep(over={"lrr": [1]}), ("sweep: lrr is no argument", "did you mean 'lr'")),
     (sweep(over={"lr": 0.1}), ("sweep: over: lr = 0.1 is refused", "allowed: a list of values")),
     (
         sweep(over={"lr": [0.1, 0.1]}),
@@ -218,7 +218,7 @@ def test_one_clear_line_per_mistake(call: Call, wanted: list[tuple[str, ...]]) -
         assert [word for word in words if word not in line] == [], line
         # Arguments, and not the sections of params.yaml.
         assert not any(
-            key in line for key in ("params.yaml", "train.", "scenarios", "recipe_names", "deploy")
+            key in line for key in ("params.yaml", "scenarios", "recipe_names", "deploy")
         ), line
 
 

@@ -122,7 +122,7 @@ def test_clients_with_a_model_of_their_own() -> None:
         ),
         (
             np.full((2, 1, 8, 8), 0.5),
-            r"predict: x\[0, 0, 0, 0\]=0.5 is refused; allowed: whole numbers from 0 to 255",
+            r"predict: x\[0, 0, 0, 0\] = 0.5 is refused; allowed: whole numbers from 0 to 255",
         ),
         (np.full((1, 1, 8, 8), -1), "predict: x.* is refused; allowed: whole numbers from 0"),
         ("text", "predict: x is <U4"),

@@ -91,6 +91,6 @@ def test_lists_stand_alone() -> None:
     with pytest.raises(nd.UserError, match=r"^run: .*partition 'given-12' is unknown"):
         nd.run("fedavg", DATA, partition="given-12", clients=3, **QUIET)
     with pytest.raises(
-        nd.UserError, match=r"^partition: unknown argument 'client' .did you mean 'clients'"
+        nd.UserError, match=r"^partition: client is no argument .did you mean 'clients'"
     ):
         nd.partition(DATA, "iid", client=3)

@@ -232,18 +232,18 @@ def test_lists_of_names_are_given_at_once_or_one_by_one(
         ),
         (
             "--table patients.csv --label diagnosis --owner hospital --clients 9",
-            "clients=9 is refused",
+            "clients = 9 is refused",
         ),
         (
             "--table patients.csv --text patients.csv",
             "--table and --text exclude each other; allowed: one of",
         ),
-        ("--label diagnosis", "--label='diagnosis' is refused; allowed: with --table or --text"),
+        ("--label diagnosis", "--label = 'diagnosis' is refused; allowed: with --table or --text"),
         (
             "--table patients.csv --text-column age",
-            "--text-column='age' is refused; allowed: with --text",
+            "--text-column = 'age' is refused; allowed: with --text",
         ),
-        ("--data digits --one-hot a", "--one-hot='a' is refused; allowed: with --table"),
+        ("--data digits --one-hot a", "--one-hot = 'a' is refused; allowed: with --table"),
         ("--table patients.csv --label diagnosis --features aeg", "aeg"),
         ("--data digts", "data set 'digts' is unknown (did you mean 'digits'?)"),
         ("--data table", "data set 'table' is unknown; allowed: digits, mnist"),
@@ -257,7 +257,7 @@ def test_lists_of_names_are_given_at_once_or_one_by_one(
         ),
         ("--partition shards", "shards: classes_per_client is missing; it has no default"),
         ("--partition iid --alpha 1", "alpha"),
-        ("--alpha -1", "alpha=-1.0 is refused; allowed: a number above 0"),
+        ("--alpha -1", "alpha = -1.0 is refused; allowed: a number above 0"),
         ("--model mpl", "model 'mpl' is unknown (did you mean 'mlp'?)"),
         (
             "--model lstm",

@@ -36,7 +36,9 @@ STEPS = 20
 def build(
     name: str, lr: float, momentum: float | None = None, weight_decay: float = 0.0
 ) -> optimizers.Optimizer:
-    return LocalTraining(name, lr, 1, 1, momentum, weight_decay).build()
+    return LocalTraining(
+        optimizer=name, lr=lr, epochs=1, batch_size=1, momentum=momentum, weight_decay=weight_decay
+    ).build()
 
 
 def gradient(params: Params) -> Params:

@@ -85,10 +85,17 @@ def test_labels_are_any_whole_numbers():
     assert found.classes == ["7", "8", "9"] and found.test_y.tolist() == [2, 1, 0, 2, 1, 0]
 
 
-def test_owners_of_numbers(root):
-    """Numbered in sorted order over both files: -5, 2, 7, 2**63."""
-    write(root, client=np.array([7, -5, 7, 7, 2, 2]))
-    write(root, "test", client=np.array([2, 2**63, 7, 7], dtype=np.uint64))
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        (np.array([7, -5, 7, 7, 2, 2]), np.array([2, 2**63, 7, 7], dtype=np.uint64)),
+        (np.array(list("cBccaa")), np.array(list("adcc"))),
+    ],
+)
+def test_owners(root, train, test):
+    """Numbered in sorted order over both files: -5, 2, 7, 2**63, and B, a, c, d."""
+    write(root, client=train)
+    write(root, "test", client=test)
     found = load("arrays", root)
     assert found.train_owner.tolist() == [2, 0, 2, 2, 1, 1] and found.test_owner.tolist() == [
         1,
@@ -97,18 +104,6 @@ def test_owners_of_numbers(root):
         2,
     ]
     assert found.train_owner.dtype == found.test_owner.dtype == torch.int64
-
-
-def test_owners_of_text(root):
-    write(root, client=np.array(["zoe", "ada", "zoe", "Bob", "ada", "ada"]))
-    write(root, "test", client=np.array(["margarete", "ada", "zoe", "zoe"]))
-    found = load("arrays", root)
-    assert found.train_owner.tolist() == [3, 1, 3, 0, 1, 1] and found.test_owner.tolist() == [
-        2,
-        1,
-        3,
-        3,
-    ]
 
 
 def test_class_names(root):
@@ -215,10 +210,8 @@ def test_a_layout_that_may_be_both_or_none_is_asked_for(root, shape):
 
 
 def test_layout_is_for_four_axes(root):
-    with refuse("layout='HWC' is refused; allowed: auto, since", "x has 2 axes"):
+    with refuse("layout = 'HWC' is refused; allowed: auto, since", "x has 2 axes"):
         load("arrays", root, layout="HWC")
-    with refuse("data set arrays: layout 'hwc' is unknown", "HWC"):
-        load("arrays", root, layout="hwc")
 
 
 def test_floats_on_the_scale_of_bytes_are_noted(root):
@@ -250,10 +243,10 @@ def test_without_a_test_file_a_share_of_the_samples_tests(root):
     whole = torch.cat((found.train_x, found.test_x))[:, 0]
     assert whole.sort().values.tolist() == list(range(0, 120, 3))
     assert len(load("arrays", root, test_share=0.5).test_y) == 20
-    with refuse("test_share=2 is refused; allowed: a number between 0 and 1"):
+    with refuse("test_share = 2 is refused; allowed: a number between 0 and 1"):
         load("arrays", root, test_share=2)
     write(root, "test")
-    with refuse("test_share=0.5 is refused; allowed: none, since", "test.npz: x is the test set"):
+    with refuse("test_share = 0.5 is refused; allowed: none, since", "test.npz: x is the test set"):
         load("arrays", root, test_share=0.5)
 
 
@@ -297,7 +290,6 @@ def test_arrays_in_memory_are_those_of_the_files(root):
             lambda: of_arrays(X, Y, X, Y + 1),
             "test_y is '3' in y[2], but no training sample is; allowed: 0, 1, 2",
         ),
-        (lambda: of_arrays(X, Y, layout="WHC"), "layout 'WHC' is unknown (did you mean 'HWC'?)"),
         (
             lambda: of_arrays(X, np.array([{}] * 6)),
             "train_y is object [6]; allowed: whole numbers or text [6]",
@@ -406,7 +398,7 @@ def test_the_first_pixel_that_is_no_number_is_named(root, bad):
     x = np.zeros((6, 3, 4, 5))
     x[3, 1, 2, 4] = x[3, 2, 0, 0] = x[5, 0, 0, 0] = bad
     file = write(root, x=x)
-    with refuse(f"{file}: x[3, 1, 2, 4]=", "is refused; allowed: finite numbers of float32"):
+    with refuse(f"{file}: x[3, 1, 2, 4] = ", "is refused; allowed: finite numbers of float32"):
         load("arrays", root)
 
 
@@ -505,7 +497,7 @@ def test_nothing_is_unpickled(root, tmp_path):
 
 
 def test_size_needs_images(root):
-    with refuse("size=[8, 8] is refused; allowed: none", "uint8 of 3"):
+    with refuse("size = [8, 8] is refused; allowed: none", "uint8 of 3"):
         load("arrays", root, size=[8, 8])
     write(root, x=IMAGE)
     write(root, "test", x=IMAGE[:4])

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torchvision.datasets import EMNIST
 
-from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.datasets import load
-from tests.data.reading import Breaking, contents, idx, refuse, serving
+from tests.data.reading import contents, idx, refuse, serving
 
 PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"
@@ -142,13 +141,9 @@ def test_download(root, tmp_path, monkeypatch):
     failed = f"{root / 'EMNIST' / 'raw' / 'gzip.zip'}: not there, and downloading it failed ("
     with refuse(failed, *help_for("letters", root)):
         load("emnist", root, split="letters")
+    assert not root.exists()
     mirror.mkdir()
     (mirror / "gzip.zip").write_bytes(archive)
-    with serving(mirror, monkeypatch, Breaking) as url:
-        monkeypatch.setattr(EMNIST, "url", f"{url}/gzip.zip")
-        with refuse(failed, *help_for("byclass", root)):
-            load("emnist", root)
-    assert not root.exists()
     with serving(mirror, monkeypatch) as url:
         monkeypatch.setattr(EMNIST, "url", f"{url}/gzip.zip")
         assert load("emnist", root).checksum == expected
@@ -164,25 +159,8 @@ def test_a_forgotten_file_is_named(root):
         load("emnist", root)
 
 
-@pytest.mark.parametrize("zipped", [False, True])
-def test_damaged_files(root, zipped):
-    raw = root / "EMNIST" / "raw"
-    for name, good in files("byclass").items():
-        file = raw / (f"{name}.gz" if zipped else name)
-        (raw / name).unlink()
-        for bad in (b"", good[:-1], good + b"\0", good[:4] + b"\0\0\0\0"):
-            file.write_bytes(gzip.compress(bad) if zipped else bad)
-            with refuse(f"{file}: damaged or truncated", *help_for("byclass", root)):
-                load("emnist", root)
-        file.unlink()
-        (raw / name).write_bytes(good)
-
-
 def test_wrong_labels(root):
     labels = root / "EMNIST" / "raw" / names("byclass")[3]
-    labels.write_bytes(idx(np.arange(6)))
-    with refuse(f"{labels}: has another number of samples than the images"):
-        load("emnist", root)
     labels.write_bytes(idx(np.full(7, 62)))
     with refuse(f"{labels}: damaged (has labels outside 0 to 61)"):
         load("emnist", root)
@@ -192,11 +170,3 @@ def test_wrong_labels(root):
     labels.write_bytes(idx(np.arange(7)))
     with refuse(f"{labels}: damaged (has labels outside 1 to 26)"):
         load("emnist", root, split="letters")
-
-
-def test_refused_split():
-    with refuse(
-        "data set emnist: split 'by_class' is unknown (did you mean 'byclass'?); allowed: "
-        "byclass, balanced"
-    ):
-        datasets.check("emnist", {"split": "by_class"})

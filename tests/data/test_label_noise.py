@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.label_noise import FORMS, KINDS, flipped, rates
+from fedml_noniid.plugins.data.label_noise import flipped, rates
 
 # Two clients of a training set with three classes. Position 4 is nobody's.
 LABELS = np.array([0, 1, 2, 2, 0, 1])
@@ -49,11 +47,11 @@ def test_pairs_by_hand() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_of_two_classes_both_kinds_are_the_other_class(seed: int) -> None:
     labels, clients = np.array([0, 1, 1, 0]), [np.arange(4)]
-    for kind in KINDS:
+    for kind in ("symmetric", "pair"):
         assert lists(flipped(kind, np.ones(1), labels, clients, 2, seed)) == [[1, 0, 0, 1]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["symmetric", "pair"])
 def test_the_transition_matrix(kind: str) -> None:
     """Co-teaching's matrices: 1 - rate on the diagonal, the rest on the next class, or equal shares
     on all others."""
@@ -70,7 +68,7 @@ def test_the_transition_matrix(kind: str) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(
-    st.sampled_from(KINDS),
+    st.sampled_from(("symmetric", "pair")),
     st.integers(2, 5),
     st.floats(0, 1),
     st.floats(0, 1),
@@ -106,48 +104,14 @@ def test_each_seed_and_each_client_has_draws_of_its_own() -> None:
     assert not np.array_equal(first, twin) and not np.array_equal(first, other)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["symmetric", "pair"])
 def test_rate_0_is_no_noise(kind: str) -> None:
-    for form in FORMS:
+    for form in ("equal", "level"):
         found = flipped(kind, rates(form, 0.0, 2), LABELS, CLIENTS, 3, 0)
         assert lists(found) == [LABELS[positions].tolist() for positions in CLIENTS]
         assert all(own.dtype == np.int64 for own in found)
 
 
-@pytest.mark.parametrize(
-    ("form", "rate", "message"),
-    [
-        (
-            "levl",
-            0.5,
-            r"label_noise.form 'levl' is unknown \(did you mean 'level'\?\); allowed: equal, level",
-        ),
-        ("equal", 1.5, "label_noise.rate=1.5 is refused; allowed: a number from 0 to 1"),
-        ("equal", -0.1, "label_noise.rate=-0.1 is refused; allowed: a number from 0 to 1"),
-        ("level", math.nan, "label_noise.rate=nan is refused; allowed: a number from 0 to 1"),
-    ],
-)
-def test_refused_rates(form: str, rate: float, message: str) -> None:
-    with pytest.raises(UserError, match=message) as error:
-        rates(form, rate, 3)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "n_classes", "message"),
-    [
-        (
-            "pairs",
-            3,
-            (
-                r"label_noise.kind 'pairs' is unknown \(did you mean 'pair'\?\); allowed: "
-                r"symmetric, pair"
-            ),
-        ),
-        ("pair", 1, "label_noise='pair' is refused; allowed: data with at least two classes"),
-    ],
-)
-def test_refused_kinds(kind: str, n_classes: int, message: str) -> None:
-    with pytest.raises(UserError, match=message) as error:
-        flipped(kind, np.ones(2), LABELS, CLIENTS, n_classes, 0)
-    assert "\n" not in str(error.value)
+def test_data_with_a_single_class_are_refused() -> None:
+    with pytest.raises(UserError, match="label_noise = 'pair' is refused; allowed: data with at"):
+        flipped("pair", np.ones(2), LABELS, CLIENTS, 1, 0)

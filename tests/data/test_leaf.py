@@ -150,16 +150,6 @@ def test_missing(root, tmp_path):
         load("femnist", root)
 
 
-@pytest.mark.parametrize("key", ["users", "num_samples", "user_data"])
-def test_missing_key(root, key):
-    file = root / "femnist" / "train" / "bad.json"
-    write(file, some("test", "a"), **{key: None})
-    with refuse(
-        f"{file}: isn't one of LEAF's files, it lacks {key}; needed: users, num_samples, user_data"
-    ):
-        load("femnist", root)
-
-
 def test_not_json(root):
     file = root / "femnist" / "train" / "bad.json"
     write(file, some("test", "a"))
@@ -168,10 +158,9 @@ def test_not_json(root):
         file.write_bytes(bad)
         with refuse(f"{file}: isn't JSON, or was cut off (", COMMAND):
             load("femnist", root)
-    for bad in (b"[]", b"3", b"null"):
-        file.write_bytes(bad)
-        with refuse(f"{file}: isn't one of LEAF's files, it lacks users, num_samples, user_data"):
-            load("femnist", root)
+    file.write_bytes(b"[]")
+    with refuse(f"{file}: isn't one of LEAF's files", "needed: users, num_samples, user_data"):
+        load("femnist", root)
 
 
 BLANK = [0.5019607843137255] * 784  # 128
@@ -180,27 +169,24 @@ BLANK = [0.5019607843137255] * 784  # 128
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"users": "a"}, "users='a' is refused; allowed: a list of names"),
-        ({"users": [3]}, "users=[3] is refused; allowed: a list of names"),
-        ({"num_samples": [1, 1]}, "num_samples=[1, 1] is refused; allowed: a list of 1 numbers"),
-        ({"num_samples": 1}, "num_samples=1 is refused; allowed: a list of 1 numbers"),
+        ({"users": None}, "isn't one of LEAF's files (users: "),
+        ({"num_samples": None}, "isn't one of LEAF's files (num_samples: "),
+        ({"user_data": None}, "isn't one of LEAF's files (user_data: "),
+        ({"users": "a"}, "isn't one of LEAF's files (users: "),
+        ({"users": [3]}, "isn't one of LEAF's files (users.0: "),
+        ({"num_samples": [1, 1]}, "num_samples and users have to be equally many"),
+        ({"num_samples": 1}, "isn't one of LEAF's files (num_samples: "),
         ({"num_samples": [2]}, "user 'a': num_samples is 2, but x has 1 samples and y has 1"),
-        (
-            {"num_samples": ["1"]},
-            "user 'a': num_samples='1' is refused; allowed: a whole number from 1 up",
-        ),
+        ({"num_samples": ["1"]}, "isn't one of LEAF's files (num_samples.0: "),
         (
             {"num_samples": [0], "user_data": {"a": {"x": [], "y": []}}},
-            "user 'a': num_samples=0 is refused",
+            "isn't one of LEAF's files (num_samples.0: ",
         ),
-        ({"user_data": []}, "user_data=[] is refused; allowed: an object with x and y"),
+        ({"user_data": []}, "isn't one of LEAF's files (user_data: "),
         ({"user_data": {}}, "user 'a': has no lists x and y in user_data"),
-        ({"user_data": {"a": [1]}}, "user 'a': has no lists x and y in user_data"),
-        ({"user_data": {"a": {"x": [BLANK]}}}, "user 'a': has no lists x and y in user_data"),
-        (
-            {"user_data": {"a": {"x": [BLANK], "y": 1}}},
-            "user 'a': has no lists x and y in user_data",
-        ),
+        ({"user_data": {"a": [1]}}, "isn't one of LEAF's files (user_data.a: "),
+        ({"user_data": {"a": {"x": [BLANK]}}}, "isn't one of LEAF's files (user_data.a.y: "),
+        ({"user_data": {"a": {"x": [BLANK], "y": 1}}}, "(user_data.a.y: "),
         (
             {"user_data": {"a": {"x": [BLANK], "y": [1, 2]}}},
             "num_samples is 1, but x has 1 samples and y has 2",
@@ -226,15 +212,15 @@ def test_wrong_structure(root, changes, message):
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (BLANK, 62, "y[0]=62 is refused; allowed: 0 to 61"),
-        (BLANK, -1, "y[0]=-1 is refused; allowed: 0 to 61"),
-        (BLANK, 3.0, "y[0]=3.0 is refused; allowed: 0 to 61"),
-        (BLANK, True, "y[0]=True is refused; allowed: 0 to 61"),
-        (BLANK, "3", "y[0]='3' is refused; allowed: 0 to 61"),
-        (BLANK, None, "y[0]=None is refused; allowed: 0 to 61"),
+        (BLANK, 62, "y[0] = 62 is refused; allowed: 0 to 61"),
+        (BLANK, -1, "y[0] = -1 is refused; allowed: 0 to 61"),
+        (BLANK, 3.0, "y[0] = 3.0 is refused; allowed: 0 to 61"),
+        (BLANK, True, "y[0] = True is refused; allowed: 0 to 61"),
+        (BLANK, "3", "y[0] = '3' is refused; allowed: 0 to 61"),
+        (BLANK, None, "y[0] = None is refused; allowed: 0 to 61"),
         (BLANK[:-1], 3, "allowed: a list of 784 numbers (28x28 pixels)"),
         ([*BLANK, 0], 3, "allowed: a list of 784 numbers (28x28 pixels)"),
-        (0.5, 3, "x[0]=0.5 is refused; allowed: a list of 784 numbers"),
+        (0.5, 3, "x[0] = 0.5 is refused; allowed: a list of 784 numbers"),
         ([*BLANK[1:], "0.5"], 3, "x holds something that isn't a number from 0 to 1"),
         ([*BLANK[1:], None], 3, "x holds something that isn't a number from 0 to 1"),
         ([*BLANK[1:], [0.5]], 3, "x holds something that isn't a number from 0 to 1"),
@@ -242,15 +228,15 @@ def test_wrong_structure(root, changes, message):
         (
             [*BLANK[1:], float("nan")],
             3,
-            "x[0][783]=nan is refused; allowed: 0 to 1 in steps of 1/255",
+            "x[0][783] = nan is refused; allowed: 0 to 1 in steps of 1/255",
         ),
-        ([float("inf"), *BLANK[1:]], 3, "x[0][0]=inf is refused"),
-        ([BLANK[0], -1 / 255, *BLANK[2:]], 3, "x[0][1]=-0.00392"),
-        ([BLANK[0], 256 / 255, *BLANK[2:]], 3, "x[0][1]=1.0039"),
-        ([BLANK[0], 1e308, *BLANK[2:]], 3, "x[0][1]=1e+308 is refused"),
-        ([BLANK[0], 1 / 255 + 2e-6, *BLANK[2:]], 3, "x[0][1]=0.003923"),
-        ([BLANK[0], 0.5, *BLANK[2:]], 3, "x[0][1]=0.5 is refused"),
-        ([128] * 784, 3, "x[0][0]=128 is refused; allowed: 0 to 1 in steps of 1/255"),
+        ([float("inf"), *BLANK[1:]], 3, "x[0][0] = inf is refused"),
+        ([BLANK[0], -1 / 255, *BLANK[2:]], 3, "x[0][1] = -0.00392"),
+        ([BLANK[0], 256 / 255, *BLANK[2:]], 3, "x[0][1] = 1.0039"),
+        ([BLANK[0], 1e308, *BLANK[2:]], 3, "x[0][1] = 1e+308 is refused"),
+        ([BLANK[0], 1 / 255 + 2e-6, *BLANK[2:]], 3, "x[0][1] = 0.003923"),
+        ([BLANK[0], 0.5, *BLANK[2:]], 3, "x[0][1] = 0.5 is refused"),
+        ([128] * 784, 3, "x[0][0] = 128 is refused; allowed: 0 to 1 in steps of 1/255"),
     ],
 )
 def test_wrong_samples(root, x, y, message):

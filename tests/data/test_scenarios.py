@@ -175,12 +175,12 @@ def test_two_classes(n_classes, times, law, part, seed):
         )
     except UserError as error:
         # A class that runs out: not for equal sizes, which fit here.
-        if law and "total=" in str(error):
+        if law and "total = " in str(error):
             return
         raise
-    dealt = np.concatenate(clients)
-    assert len(np.unique(dealt)) == len(dealt) == total
-    check(dealt, clients, n_clients, least=10)
+    assigned = np.concatenate(clients)
+    assert len(np.unique(assigned)) == len(assigned) == total
+    check(assigned, clients, n_clients, least=10)
     counts = class_counts(labels, clients, n_classes)
     assert ((counts > 0).sum(1) == 2).all()
     assert ((counts > 0).sum(0) == 2 * times).all()
@@ -213,7 +213,7 @@ def test_two_classes_of_mnist():
 
 def test_two_classes_by_a_power_law_want_fewer_samples_than_mnist_has():
     refuse(
-        "total=60000 is refused; allowed: 1000 to 46729;",
+        "total = 60000 is refused; allowed: 1000 to 46729;",
         "two_classes",
         MNIST,
         clients=100,
@@ -268,11 +268,11 @@ def test_two_classes_give_up():
 def test_similarity(population, s):
     labels, indices, n_clients, seed = population
     clients = partition("similarity", labels, indices, n_clients, seed, s=s)
-    dealt = np.concatenate(clients)
+    assigned = np.concatenate(clients)
     alike = int(s * len(indices))
-    assert set(dealt) <= set(indices)
-    assert len(indices) - len(dealt) == alike % n_clients + (len(indices) - alike) % n_clients
-    check(dealt, clients, n_clients)
+    assert set(assigned) <= set(indices)
+    assert len(indices) - len(assigned) == alike % n_clients + (len(indices) - alike) % n_clients
+    check(assigned, clients, n_clients)
     assert np.ptp(sizes_of(clients)) == 0
     if s == 0:
         assert all(labels[a].max() <= labels[b].min() for a, b in pairwise(clients))

@@ -76,7 +76,7 @@ def one_step(absent: Absent, engine: str) -> Simulation:
     )
     data = hand.samples(np.array([[2.0], [1.0], [1.0], [8.0]]), np.array([0, 1, 0, 1]))
     clients = [np.array([0]), np.array([3]), np.array([1, 2])]
-    local = LocalTraining("sgd", 1.0, 1, 2)
+    local = LocalTraining(lr=1.0, epochs=1, batch_size=2)
     return simulate(
         "fedavg",
         {},
@@ -336,7 +336,7 @@ def test_pooled_data_belong_to_no_client() -> None:
     """The one that trains stands for all, so the list is not about it."""
     of, plan = (
         federation.federation(),
-        Plan(federation.network(), LocalTraining("sgd", 0.1, 1, 4), 2, 4, 0),
+        Plan(federation.network(), LocalTraining(lr=0.1, epochs=1, batch_size=4), 2, 4, 0),
     )
     ran = [
         simulate(

@@ -231,7 +231,7 @@ def test_early_stop_needs_a_validation_split() -> None:
     made = federation.simulation("fedavg")
     with pytest.raises(
         UserError,
-        match=r"early_stop: needs a validation split, and there is none; set data.validation",
+        match=r"early_stop: needs a validation split, and there is none; set validation",
     ):
         Simulation(made.algorithm, without, made.loop.plan, [EarlyStop()])
     with pytest.raises(
@@ -248,13 +248,13 @@ def test_early_stop_needs_a_validation_split() -> None:
             {},
             "callback 'early_stp' is unknown (did you mean 'early_stop'?); allowed: early_stop, or",
         ),
-        ("early_stop", {"patience": 0}, "callback early_stop: patience = 0 must be at least 1"),
-        ("early_stop", {"patience": 2.5}, "patience = 2.5 must be a whole number"),
+        ("early_stop", {"patience": 0}, "early_stop.patience = 0 is refused"),
+        ("early_stop", {"patience": 2.5}, "patience = 2.5 is refused; allowed: a whole number"),
         ("early_stop", {"on": "test_loss"}, "on = 'test_loss' is unknown"),
         (
             "early_stop",
             {"best": 1.0},
-            "unknown option 'best'; allowed: patience, on, min_delta, after",
+            "early_stop.best is unknown; allowed: patience, on, min_delta, after",
         ),
         (
             "tests.nowhere.X",
@@ -265,7 +265,7 @@ def test_early_stop_needs_a_validation_split() -> None:
         (
             f"{__name__}.After",
             {"lst": 3},
-            "After: unknown option 'lst' (did you mean 'last'?); allowed: last",
+            "After.lst is unknown (did you mean 'last'?); allowed: last",
         ),
     ],
 )

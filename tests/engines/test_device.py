@@ -22,7 +22,7 @@ def run(recipe: str, settings: dict[str, dict[str, object]], engine: str, device
     x = torch.randn(60, 1, 2, 4, generator=generator, dtype=torch.float64).to(device)
     y = torch.randint(0, 3, (60,), generator=generator).to(device)
     network = build("mlp", (1, 2, 4), 3, {"hidden": 4, "batch_norm": True})
-    local = LocalTraining("sgd", lr=0.1, epochs=1, batch_size=4)
+    local = LocalTraining(lr=0.1, epochs=1, batch_size=4)
     test, public = Samples(x[41:50], y[41:50]), Samples(x[50:], y[50:])
     simulation = simulate(
         recipe,

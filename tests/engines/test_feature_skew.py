@@ -194,7 +194,9 @@ class Sends(Component):
 def clients(
     of: federation.Federation, spy: Component, augment: bool = False, seed: int = 0
 ) -> tuple[Clients, Params, Params]:
-    plan = Plan(network(False), LocalTraining("sgd", 0.1, 2, 4, augment=augment), 1, 1, seed)
+    plan = Plan(
+        network(False), LocalTraining(lr=0.1, epochs=2, batch_size=4, augment=augment), 1, 1, seed
+    )
     start = Start.of(Algorithm.compose([spy], SETTING), plan, of.train.x)
     store = Clients(start, Federation.of(of.train, of.clients, of.test, public=of.public))
     return store, start.params, start.buffers

@@ -27,7 +27,7 @@ def test_the_data_are_there_once(engine: str, n_clients: int) -> None:
     x, y = torch.randn(401, 13), torch.arange(401) % 3
     train, test = Samples(x, y), Samples(x[:7].clone(), y[:7])
     clients = np.array_split(np.arange(401), n_clients)
-    local = LocalTraining("sgd", 0.1, 1, 8)
+    local = LocalTraining(lr=0.1, epochs=1, batch_size=8)
     network = build("mlp", (13,), 3, {"hidden": 4})
     simulation = simulate(
         "scaffold+rfedavg_plus",
@@ -64,7 +64,8 @@ data = Dataset.of("cifar", Raw(*images(50_000), *images(10_000), [str(c) for c i
 "half")
 train = Samples(data.normalised("train"), data.train_y)
 test = Samples(data.normalised("test"), data.test_y)
-plan = Plan(build("cnn", (3, 28, 28), 10), LocalTraining("sgd", 0.1, 1, 32), 1, 100, 0)
+local = LocalTraining(lr=0.1, epochs=1, batch_size=32)
+plan = Plan(build("cnn", (3, 28, 28), 10), local, 1, 100, 0)
 of = Federation.of(train, np.array_split(np.arange(50_000), 500), test)
 row = simulate("rfedavg_plus", {}, of, plan).run().rows[-1]
 assert row["test_accuracy"] >= 0, row

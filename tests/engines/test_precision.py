@@ -32,7 +32,7 @@ def run(model: str, precision: str, engine: str, rounds: int = 4, workers: int =
         Federation.of(of.train, of.clients, of.test),
         Plan(
             build("mlp" if model == "batch_norm" else model, (1, 6, 6), 3, MODELS[model]),
-            LocalTraining("sgd", 0.1, 3, 4, precision=precision),
+            LocalTraining(lr=0.1, epochs=3, batch_size=4, precision=precision),
             rounds,
             4,
             0,
@@ -111,7 +111,7 @@ def test_what_is_not_there_is_refused() -> None:
                 Federation.of(of.train, of.clients, of.test),
                 Plan(
                     federation.network(),
-                    LocalTraining("sgd", 0.1, 1, 4, precision=precision),
+                    LocalTraining(lr=0.1, epochs=1, batch_size=4, precision=precision),
                     1,
                     4,
                     0,

@@ -72,7 +72,7 @@ STEPS = [  # options of local training, and the sizes of everybody's batches in 
     ({"cohort": 2, "rounds": 3}, [[1] * 2, [2] * 2, [3] * 2]),
     ({"batch_size": 2}, [[1, 1], [2, 2], [2, 1, 2, 1]]),  # the last short one counts
     ({"momentum": 0.9, "weight_decay": 0.1, "epochs": 3}, [[1] * 3, [2] * 3, [3] * 3]),
-    ({"batch_size": 2, "steps": 5, "drop_last": True}, [[1] * 5, [2] * 5, [2] * 5]),
+    ({"batch_size": 2, "local_steps": 5, "drop_last": True}, [[1] * 5, [2] * 5, [2] * 5]),
 ]
 
 

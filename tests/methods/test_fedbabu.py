@@ -88,11 +88,13 @@ def test_a_model_without_a_body_is_refused() -> None:
     data = hand.samples(hand.X, hand.Y)
     with pytest.raises(
         RecipeError,
-        match=r"fedbabu: of train.model = 'logistic_regression' nothing would be left to",
+        match=r"fedbabu: of model = 'logistic_regression' nothing would be left to",
     ):
         simulate(
             "fedbabu",
             {},
             Federation.of(data, list(hand.CLIENTS), data),
-            Plan(logistic_regression((2,), 2), LocalTraining("sgd", 0.1, 1, 2), 1, 3, 0),
+            Plan(
+                logistic_regression((2,), 2), LocalTraining(lr=0.1, epochs=1, batch_size=2), 1, 3, 0
+            ),
         )

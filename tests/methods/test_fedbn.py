@@ -113,7 +113,7 @@ def simulation(
         ),
         Plan(
             mlp((3,), 3, hidden=4, batch_norm=True),
-            LocalTraining("sgd", LR, EPOCHS, 8),
+            LocalTraining(lr=LR, epochs=EPOCHS, batch_size=8),
             ROUNDS,
             cohort,
             0,

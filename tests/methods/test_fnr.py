@@ -481,7 +481,7 @@ def test_the_refinement_has_no_other_term_and_leaves_a_fixed_head_alone(
 def test_the_test_set_needs_no_public_split(recipe: str) -> None:
     """Nor does what is composed with it: there the test set is everybody's public split."""
     assert build(recipe, {}, Setting(3, 3)).leak == "fnr_authors trains on the test set"
-    with pytest.raises(RecipeError, match=r"needs a public split, but data.public is 0"):
+    with pytest.raises(RecipeError, match=r"needs a public split, but public is 0"):
         build(recipe, authors(), Setting(3, 3))
 
 

@@ -49,7 +49,10 @@ def digits() -> tuple[Samples, list[Any], Samples, Samples]:
 def test_it_learns_digits(recipe: str, digits: tuple[Samples, list[Any], Samples, Samples]) -> None:
     train, clients, test, public = digits
     settings = {recipe: SETTINGS[recipe]} if recipe in SETTINGS else {}
-    local, network = LocalTraining("sgd", 0.2, 2, 16), build("mlp", (64,), 10, {"hidden": 32})
+    local, network = (
+        LocalTraining(lr=0.2, epochs=2, batch_size=16),
+        build("mlp", (64,), 10, {"hidden": 32}),
+    )
     plan = Plan(network, local, MORE_ROUNDS.get(recipe, ROUNDS), N_CLIENTS, 0, engine="sequential")
     rows = (
         simulate(recipe, settings, Federation.of(train, clients, test, public=public), plan)

@@ -48,7 +48,9 @@ def run(
             images(10, dtype),
             public=images(7, dtype),
         ),
-        Plan(network, LocalTraining("sgd", 0.05, 1, 4), 2, 2, seed, engine="sequential"),
+        Plan(
+            network, LocalTraining(lr=0.05, epochs=1, batch_size=4), 2, 2, seed, engine="sequential"
+        ),
     ).run()
 
 

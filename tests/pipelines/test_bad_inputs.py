@@ -300,7 +300,9 @@ CASES = {
         ("y is", "[30]"), lambda raw: arrays(raw, train_y=np.arange(29) % 3), ARRAYS
     ),
     "labels below 0": Case(
-        ("y[0]", "-1"), lambda raw: arrays(raw, train_y=np.arange(30) % 3 - 1), ARRAYS
+        ("y[2]", "no training sample is; allowed: -1, 0, 1"),
+        lambda raw: arrays(raw, train_y=np.arange(30) % 3 - 1),
+        ARRAYS,
     ),
     "labels of fractions": Case(
         ("y is float64",), lambda raw: arrays(raw, train_y=np.ones(30) / 2), ARRAYS
@@ -309,7 +311,9 @@ CASES = {
         ("test.npz", "0, 1, 2"), lambda raw: arrays(raw, test_y=np.full(10, 3)), ARRAYS
     ),
     "a class that is empty": Case(
-        ("no sample has 1",), lambda raw: arrays(raw, train_y=np.arange(30) % 2 * 2), ARRAYS
+        ("y[1]", "no training sample is; allowed: 0, 2"),
+        lambda raw: arrays(raw, train_y=np.arange(30) % 2 * 2),
+        ARRAYS,
     ),
     "another shape in test": Case(
         ("test.npz", "[5]", "[4]"), lambda raw: arrays(raw, test_x=np.ones((10, 5))), ARRAYS
@@ -324,7 +328,7 @@ CASES = {
     # Options
     "a data set that isn't": Case(("'minst'", "did you mean 'mnist'"), data="name: minst"),
     "an option that isn't": Case(
-        ("'sise'", "did you mean 'size'"), data="name: digits, sise: [8, 8]"
+        ("data.sise is unknown", "did you mean 'size'"), data="name: digits, sise: [8, 8]"
     ),
     "a size of 0": Case(("size", "0"), data="name: digits, size: [0, 8]"),
     "a size for what are no images": Case(
@@ -339,7 +343,7 @@ CASES = {
     # Partitions that can't be
     "everything held out": Case(("validation",), split="validation: 1.0, public: 0"),
     "so much held out that no class could be whole": Case(
-        ("params.yaml: data: ", "validation=0.9999"),
+        ("params.yaml: data.validation = 0.9999",),
         split="validation: 0.9999, public: 10",
         stage=PARTITION,
     ),
@@ -374,7 +378,7 @@ CASES = {
         ("10, one per class",), scenario="partition: mixed, clients: 5", stage=PARTITION
     ),
     "a similarity in per cent": Case(
-        ("s=10", "0 to 1"), scenario="partition: similarity, clients: 4, s: 10", stage=PARTITION
+        (".s = 10", "0 to 1"), scenario="partition: similarity, clients: 4, s: 10", stage=PARTITION
     ),
     "users that aren't known": Case(
         ("'digits' doesn't say whose",), scenario="partition: natural, clients: 4", stage=PARTITION
@@ -388,7 +392,9 @@ CASES = {
         stage=PARTITION,
     ),
     "an option of another partition": Case(
-        ("'beta'",), scenario="partition: dirichlet, clients: 4, alpha: 1, beta: 1", stage=PARTITION
+        (".beta is unknown",),
+        scenario="partition: dirichlet, clients: 4, alpha: 1, beta: 1",
+        stage=PARTITION,
     ),
 }
 

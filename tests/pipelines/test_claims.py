@@ -581,9 +581,9 @@ def test_a_mistake_is_one_line(tmp_path: Path, change: dict[str, Any], words: st
     [
         (
             lambda text: text.replace("images_per_second: 100", ""),
-            "images_per_second=None is refused",
+            "images_per_second = None is refused",
         ),
-        (lambda text: text.replace("[0, 1, 2, 3, 4]", "[0]"), "seeds=[0] is refused"),
+        (lambda text: text.replace("[0, 1, 2, 3, 4]", "[0]"), "seeds = [0] is refused"),
         (lambda text: text.replace("  own:", "  one:"), "is in params.yaml too"),
         (lambda text: text.replace("like: one", "like: two"), "'two' is unknown"),
         (lambda text: f"study: 1\n{text}", "section 'study' is unknown (did you mean 'studies'?)"),

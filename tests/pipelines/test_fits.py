@@ -24,13 +24,13 @@ CASES = {
     "clients": (
         "clients: 4",
         "clients: 2000",
-        "scenarios.skewed: clients=2000 is refused",
+        "scenarios.skewed.clients = 2000 is refused",
         "1 to ",
     ),
     "classes": (
         DEALT,
         "partition: by_classes, clients: 2, classes: [[0, 12], [1]]",
-        "scenarios.skewed: ",
+        "scenarios.skewed.",
         "12",
     ),
     "owners": (
@@ -42,10 +42,10 @@ CASES = {
     "sizes": (
         DEALT,
         "partition: by_sizes, clients: 2, sizes: [1000, 1000]",
-        "scenarios.skewed: ",
+        "scenarios.skewed.",
         "sizes",
     ),
-    "public": ("public: 50", "public: 5000", "data: public=5000 is refused", "class-balanced"),
+    "public": ("public: 50", "public: 5000", "data.public = 5000 is refused", "class-balanced"),
     "model": ("model: mlp", "model: lstm", "train.model: model 'lstm' takes text only", "mlp"),
     "shape": ("model: mlp", "model: fednnnn_cifar", "train.model: model 'fednnnn_cifar' needs", ""),
     "device": (
@@ -110,7 +110,7 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFi
     )
     assert (
         len(lines) == 2
-        and "scenarios.skewed: clients=3000" in lines[0]
+        and "scenarios.skewed.clients = 3000" in lines[0]
         and "train.model" in lines[1]
     )
 
@@ -120,7 +120,7 @@ def test_a_deployment_is_tried_too(tmp_path: Path, capsys: pytest.CaptureFixture
     classes = "partition: by_classes, clients: 4, classes: [[0, 1], [2, 3], [4, 5], [6, 7]]"
     text = PARAMS.replace("silos: 2", "silos: 3")
     (line,) = refused(tmp_path, PARAMS, text.replace(DEALT, classes), capsys)
-    assert line.startswith("error: params.yaml: deploy.silos = 3: classes=")
+    assert line.startswith("error: params.yaml: deploy.silos = 3: classes = ")
 
 
 def test_nothing_is_downloaded(

@@ -125,10 +125,7 @@ def test_the_evaluation_shows_a_constant_answer(rare: Path) -> None:
 
 def test_the_report_of_constant_answers_names_no_best(rare: Path) -> None:
     page = (rare / "report" / "report.md").read_text()
-    assert (
-        "WARNING, ONE CLASS: the model names one class for all test samples: fedavg, fedprox "
-        "(seeds 0, 1)."
-    ) in page
+    assert "WARNING, ONE CLASS: the model names one class for all test samples: fedavg (" in page
     assert "No method can be recommended" in page and "has the best mean" not in page
     assert "| majority class |" in page
 

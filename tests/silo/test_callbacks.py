@@ -123,7 +123,7 @@ def test_a_server_and_silos_as_processes(tmp_path: Path, monkeypatch: pytest.Mon
         "        return 'enough' if len(rows) == 2 else ''\n"
     )
     deployment = world.deployment("scaffold", rounds=9, learning_rate=LR)
-    content = deployment.model_dump()
+    content = deployment.model_dump(by_alias=True)
     with monkeypatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         content["train_args"]["callbacks"] = {"beside_the_settings.Two": {}}

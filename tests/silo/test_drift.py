@@ -20,7 +20,7 @@ from fedml_noniid.plugins.silo import loopback, shards
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
 from tests.data.test_drift import DRIFTS
-from tests.data.test_skew import dealt, settings
+from tests.data.test_skew import partitioned, settings
 from tests.silo import world
 
 
@@ -35,9 +35,9 @@ def test_silos_hold_their_own_drift(digits: Dataset, tmp_path: Path, skews: dict
     digits.save(place.dataset("digits"))
     indices = place.partition("s", 3) / "indices.json"
     indices.parent.mkdir(parents=True)
-    indices.write_text(dealt(digits, of).indices.text)
+    indices.write_text(partitioned(digits, of).indices.text)
     shards.cut(place.dataset("digits"), indices, tmp_path / "shards")
-    whole = dealt(digits, of).indices.skew.drift
+    whole = partitioned(digits, of).indices.skew.drift
     stage = parts_of_deploy(place, of).drift
     server = shards.read(tmp_path / "shards" / "0.safetensors", 0, 5).drift
     assert whole is not None and stage is not None and server is not None

@@ -78,7 +78,7 @@ UPLOADS: dict[str, tuple[Callable[[Leaves], Leaves], str, str]] = {
         "extra",
         "has 'deltas/more'",
     ),
-    "too large": (changed(filled(1e20)), "range", "has 1e+20, which must lie in"),
+    "too large": (changed(filled(1e20)), "range", "has 1e+20; allowed: from -1"),
     "absurd samples": (
         lambda good: good | {"n": torch.tensor(10**9)},
         "samples",
@@ -87,7 +87,7 @@ UPLOADS: dict[str, tuple[Callable[[Leaves], Leaves], str, str]] = {
     "no samples": (
         lambda good: good | {"n": torch.tensor(0)},
         "range",
-        "'n' has 0, which must lie in [1",
+        "'n' has 0; allowed: from 1",
     ),
 }
 # Bad uploads that are no tensors: (the frames behind the head, the refusal, words of the reason).
@@ -133,7 +133,7 @@ def betrayed(
 def without(missing: dict[tuple[int, int], set[int]]) -> str:
     """SHA-256 of the simulation in which the same silos are missing."""
     data = world.parts()
-    local = LocalTraining("sgd", world.LR, world.EPOCHS, world.BATCH)
+    local = LocalTraining(lr=world.LR, epochs=world.EPOCHS, batch_size=world.BATCH)
     plan = Plan(world.network(False), local, 2, 3, world.SEED, engine="sequential")
     more = {"validation": data.validation, "public": data.public, "absent": listed(missing)}
     of = engines.Federation.of(data.train, data.clients, data.test, **more)

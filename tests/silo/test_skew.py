@@ -13,7 +13,7 @@ from fedml_noniid.pipelines.stages.deploy import _parts as parts_of_deploy
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.silo import shards
-from tests.data.test_skew import LABEL_NOISE, ROTATION, SKEWS, dealt, item, settings
+from tests.data.test_skew import LABEL_NOISE, ROTATION, SKEWS, item, partitioned, settings
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_silos_hold_what_the_simulation_trains_on(
     digits.save(place.dataset("digits"))
     indices = place.partition("s", 3) / "indices.json"
     indices.parent.mkdir(parents=True)
-    indices.write_text(dealt(digits, of).indices.text)
+    indices.write_text(partitioned(digits, of).indices.text)
     assert (
         shards.cut(place.dataset("digits"), indices, tmp_path / "shards", public=True, tests=True)
         == 5
@@ -60,7 +60,7 @@ def test_another_number_of_silos_is_dealt_and_skewed_anew(digits: Dataset, tmp_p
     digits.save(place.dataset("digits"))
     indices = place.partition("s", 3) / "indices.json"
     indices.parent.mkdir(parents=True)
-    indices.write_text(dealt(digits, of).indices.text)
+    indices.write_text(partitioned(digits, of).indices.text)
     parts, clean = parts_of_deploy(place, of), digits.normalised("train")
     assert len(parts.clients) == 3
     for client, positions in enumerate(parts.clients):

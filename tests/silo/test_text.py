@@ -71,7 +71,7 @@ def test_the_pair_ends_with_the_simulations_weights(recipe):
         ),
         Plan(
             network(data),
-            LocalTraining("sgd", world.LR, world.EPOCHS, world.BATCH),
+            LocalTraining(lr=world.LR, epochs=world.EPOCHS, batch_size=world.BATCH),
             world.ROUNDS,
             3,
             world.SEED,

@@ -59,11 +59,11 @@ def test_a_good_upload_comes_back_in_the_structure_of_the_schema():
             {"upload/scaffold/dc/w": torch.full((2, 3), float("inf"))},
             r"'upload/scaffold/dc/w' is not finite",
         ),
-        ({"n": torch.tensor(0)}, r"'n' has 0, which must lie in \[1"),
-        ({"steps": torch.tensor(-1.0)}, r"'steps' has -1, which must lie in \[0, 1.07374e\+09\]"),
+        ({"n": torch.tensor(0)}, r"'n' has 0; allowed: from 1"),
+        ({"steps": torch.tensor(-1.0)}, r"'steps' has -1; allowed: from 0 to 1"),
         (
             {"deltas/w": torch.full((2, 3), 1e20)},
-            r"'deltas/w' has 1e\+20, which must lie in \[-1.07374e\+09, 1.07",
+            r"'deltas/w' has 1e\+20; allowed: from -1073741824",
         ),
     ],
 )

@@ -167,7 +167,9 @@ def simulated(
         ),
         Plan(
             network(batch_norm, skewed),
-            LocalTraining("sgd", LR, EPOCHS, BATCH, augment=skewed, precision=precision),
+            LocalTraining(
+                lr=LR, epochs=EPOCHS, batch_size=BATCH, augment=skewed, precision=precision
+            ),
             rounds,
             cohort or 3,
             SEED,

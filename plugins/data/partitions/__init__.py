@@ -14,8 +14,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known, options_of
+from fedml_noniid.plugins.core.errors import UserError, known
+from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data.partitions.assigning import client_count
 from fedml_noniid.plugins.data.partitions.label import (
     by_classes,
@@ -72,7 +72,7 @@ def partition(
     out. Raises UserError for an unknown name or parameter and for values that don't fit the data.
     """
     function = PARTITIONS[known("partition", name, PARTITIONS)]
-    options_of(function, f"partition {name}", params)
+    check_options(function, params)
     indices = np.sort(np.asarray(indices, dtype=np.int64))
     if name in BY_OWNER and owners is None:
         raise UserError(

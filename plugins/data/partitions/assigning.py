@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import real_number, whole_number
+from fedml_noniid.plugins.core.options import Range
+from fedml_noniid.plugins.data.checks import whole_number
 from fedml_noniid.plugins.data.types import Ints
 
 # Attempts before a partition gives up. Digits with 20 clients, Dirichlet(0.1) and min_size 10 need
@@ -19,7 +20,8 @@ from fedml_noniid.plugins.data.types import Ints
 MAX_ATTEMPTS = 20_000
 MAX_DRAWS = 50_000_000
 
-ZeroToOne = Annotated[float, "from 0 to 1"]
+Concentration = Annotated[float, Range(0, 1_000_000, open="(")]  # of a symmetric Dirichlet
+Spread = Annotated[float, Range(0, 10, open="(")]  # of a law of sizes
 
 
 def client_count(n_clients: object, n: int) -> int:
@@ -32,11 +34,6 @@ def minimum_size(min_size: object, n: int, n_clients: int, low: int = 1) -> int:
     return whole_number(
         "min_size", min_size, low, n // n_clients, f" ({n} samples over {n_clients} clients)"
     )
-
-
-def concentration(key: str, value: object) -> float:
-    """The parameter of a symmetric Dirichlet distribution."""
-    return real_number(key, value, lambda a: 0 < a <= 1e6, "a number above 0, at most 1e6")
 
 
 def drawn_until(
@@ -76,19 +73,19 @@ def dirichlet_counts(
     """Samples per class and client in independent attempts, [A, C, n_clients]; an impossible
     attempt is all 0."""
     counts = np.zeros((attempts, len(sizes), n_clients), np.int64)
-    held = np.zeros((attempts, n_clients), np.int64)
+    given = np.zeros((attempts, n_clients), np.int64)
     possible = np.ones(attempts, bool)
     for c, size in enumerate(sizes):
         share = rng.dirichlet(np.full(n_clients, alpha), attempts)
         if capped:
-            share *= held < sizes.sum() / n_clients
+            share *= given < sizes.sum() / n_clients
         edges = share.cumsum(1)
         total = edges[:, -1:]
         # With a tiny alpha, a client that is full can have drawn the whole class.
         possible &= total[:, 0] > 0
         cuts = np.floor(edges / np.where(total > 0, total, 1) * size).astype(np.int64)
         counts[:, c] = np.diff(cuts, axis=1, prepend=0)
-        held += counts[:, c]
+        given += counts[:, c]
     counts[~possible] = 0
     return counts
 
@@ -103,12 +100,12 @@ def assign_classes(
     class ever has more shards left than clients are still to come.
     """
     left = quota.copy()
-    held = np.zeros((len(quota), n_clients), bool)
+    given = np.zeros((len(quota), n_clients), bool)
     for client in rng.permutation(n_clients):
         chosen = np.lexsort((rng.random(len(quota)), -left))[:per_client]
-        held[chosen, client] = True
+        given[chosen, client] = True
         left[chosen] -= 1
-    return held
+    return given
 
 
 def assign(labels: Ints, classes: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
@@ -117,7 +114,7 @@ def assign(labels: Ints, classes: Ints, counts: Ints, rng: np.random.Generator) 
     Samples beyond them stay out.
     """
     members = (rng.permutation(np.flatnonzero(labels == label)) for label in classes)
-    by_class = [cut(own, row) for own, row in zip(members, counts, strict=True)]
+    by_class = [cut(mine, row) for mine, row in zip(members, counts, strict=True)]
     return joined(*by_class)
 
 
@@ -126,9 +123,9 @@ def cut(positions: Ints, sizes: Ints) -> list[Ints]:
     return np.split(positions, sizes.cumsum())[:-1]
 
 
-def joined(*dealt: Sequence[Ints]) -> list[Ints]:
+def joined(*assigned: Sequence[Ints]) -> list[Ints]:
     """What each client got of several deals; positions, ascending."""
-    return [np.sort(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
+    return [np.sort(np.concatenate(parts)) for parts in zip(*assigned, strict=True)]
 
 
 def by_client(client: Ints, n_clients: int) -> list[Ints]:

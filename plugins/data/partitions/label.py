@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known, real_number, refusal, whole_number
+from fedml_noniid.plugins.core.options import Count, Fraction, Label
+from fedml_noniid.plugins.data.checks import refusal, whole_number
 from fedml_noniid.plugins.data.partitions.assigning import (
-    ZeroToOne,
+    Concentration,
     assign,
     assign_classes,
-    concentration,
     cut,
     dirichlet_counts,
     drawn_until,
@@ -29,9 +31,9 @@ def dirichlet(
     n_clients: int,
     rng: np.random.Generator,
     *,
-    alpha: float,
-    min_size: int = 10,
-    cap: object = "on",
+    alpha: Concentration,
+    min_size: Count = 10,
+    cap: Literal["on", "off", True, False] = "on",
 ) -> list[Ints]:
     """Label skew: class by class, shares over the clients from Dirichlet(alpha); lower alpha, more
     skew.
@@ -43,9 +45,8 @@ def dirichlet(
     bounded number of attempts.
     """
     n = len(labels)
-    alpha = concentration("alpha", alpha)
     min_size = minimum_size(min_size, n, n_clients)
-    capped = _switch("cap", cap)
+    capped = cap in ("on", True)  # YAML 1.1 reads a bare `on` as true, YAML 1.2 as text
 
     classes, sizes = np.unique(labels, return_counts=True)
     draw = partial(dirichlet_counts, sizes, n_clients, alpha, capped, rng)
@@ -55,7 +56,7 @@ def dirichlet(
 
 
 def shards(
-    labels: Ints, n_clients: int, rng: np.random.Generator, *, classes_per_client: int
+    labels: Ints, n_clients: int, rng: np.random.Generator, *, classes_per_client: Count
 ) -> list[Ints]:
     """Every client holds exactly `classes_per_client` classes, in unequal amounts (FedNLR; PFLlib's
     `pat`).
@@ -91,15 +92,15 @@ def shards(
     quota = np.full(n_classes, holders)  # shards of each class
     quota[rng.permutation(np.flatnonzero(sizes > holders))[:extra]] += 1
 
-    held = assign_classes(quota, n_clients, per_client, rng)  # [C, n_clients] bool
+    has = assign_classes(quota, n_clients, per_client, rng)  # [C, n_clients] bool
     counts = np.zeros((n_classes, n_clients), np.int64)
     for c, size in enumerate(sizes):
-        counts[c, held[c]] = _random_cut(int(size), int(quota[c]), rng)
+        counts[c, has[c]] = _random_cut(int(size), int(quota[c]), rng)
     return assign(labels, classes, counts, rng)
 
 
 def shards_equal(
-    labels: Ints, n_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2
+    labels: Ints, n_clients: int, rng: np.random.Generator, *, shards_per_client: Count = 2
 ) -> list[Ints]:
     """Samples are sorted by label and cut into n_clients * shards_per_client equal shards; clients
     get random shards.
@@ -121,7 +122,7 @@ def similarity(
     n_clients: int,
     rng: np.random.Generator,
     *,
-    s: ZeroToOne,
+    s: Fraction,
     remainder: Literal["dropped", "dealt"] = "dropped",
 ) -> list[Ints]:
     """The share `s` of the samples (0 to 1) is divided evenly, the rest in blocks of sorted labels
@@ -134,10 +135,7 @@ def similarity(
     blocks. Then all samples are assigned, and sizes differ by at most one.
     """
     n = len(labels)
-    s = real_number(
-        "s", s, lambda s: 0 <= s <= 1, "a number from 0 to 1, the share that is divided evenly"
-    )
-    dealt = known("remainder", remainder, ("dropped", "dealt")) == "dealt"
+    dealt = remainder == "dealt"
     alike = int(s * n)
     if not dealt and alike // n_clients + (n - alike) // n_clients == 0:
         raise refusal(
@@ -162,7 +160,7 @@ def by_classes(
     n_clients: int,
     rng: np.random.Generator,
     *,
-    classes: list[list[int]],
+    classes: list[Annotated[list[Label], Field(min_length=1)]],
     sizes: Literal["all", "equal"] = "all",
 ) -> list[Ints]:
     """Gives client k the classes `classes[k]`; each class is divided evenly among its holders.
@@ -173,9 +171,8 @@ def by_classes(
     samples are equal.
     """
     present, supply = np.unique(labels, return_counts=True)
-    held = _held(classes, n_clients, present)  # [C, n_clients]
-    equal = known("sizes", sizes, ("all", "equal")) == "equal"
-    holders = held.sum(1)
+    has = _named_classes(classes, n_clients, present)  # [C, n_clients]
+    holders = has.sum(1)
     if (supply < holders).any():
         few = int((holders - supply).argmax())
         allowed = (
@@ -184,50 +181,41 @@ def by_classes(
         )
         raise refusal("classes", classes, allowed)
 
-    counts = held * (supply // np.maximum(holders, 1))[:, None]
+    counts = has * (supply // np.maximum(holders, 1))[:, None]
     for c, spare in enumerate(np.where(holders > 0, supply % np.maximum(holders, 1), 0)):
-        counts[c, rng.permutation(np.flatnonzero(held[c]))[:spare]] += 1
+        counts[c, rng.permutation(np.flatnonzero(has[c]))[:spare]] += 1
     clients = assign(labels, present, counts, rng)
-    if not equal:
+    if sizes == "all":
         return clients
     smallest = min(map(len, clients))
     return [np.sort(rng.permutation(mine)[:smallest]) for mine in clients]
 
 
-def _held(classes: object, n_clients: int, present: Ints) -> NDArray[np.bool_]:
+def _named_classes(
+    classes: Sequence[Sequence[int]], n_clients: int, present: Ints
+) -> NDArray[np.bool_]:
     """Which client holds which class, [C, n_clients].
 
     UserError unless each client's classes exist and are distinct.
     """
-    if not isinstance(classes, list) or len(classes) != n_clients:
+    if len(classes) != n_clients:
         raise refusal("classes", classes, f"a list of {n_clients} lists of classes, one per client")
-    held = np.zeros((len(present), n_clients), bool)
+    has = np.zeros((len(present), n_clients), bool)
     for k, mine in enumerate(classes):
-        if not isinstance(mine, list) or not mine:
-            raise refusal(f"classes[{k}]", mine, "a list of at least one class")
         for label in mine:
-            place = np.flatnonzero(present == whole_number(f"classes[{k}]", label, 0))
-            if len(place) == 0 or held[place[0], k]:
+            place = np.flatnonzero(present == label)
+            if len(place) == 0 or has[place[0], k]:
                 because = "" if len(present) > 20 else f": {', '.join(map(str, present))}"
                 raise refusal(
                     f"classes[{k}]", label, f"each class of the training set once{because}"
                 )
-            held[place[0], k] = True
-    return held
+            has[place[0], k] = True
+    return has
 
 
 def _by_label(labels: Ints, positions: Ints) -> Ints:
     """The positions sorted by label; the positions of one label keep their order."""
     return np.asarray(positions[np.argsort(labels[positions], kind="stable")])
-
-
-def _switch(key: str, value: object) -> bool:
-    # YAML 1.1 reads a bare `on` as true, YAML 1.2 as text.
-    if isinstance(value, bool):
-        return value
-    if value in ("on", "off"):
-        return value == "on"
-    raise refusal(key, value, "on, off")
 
 
 def _random_cut(size: int, parts: int, rng: np.random.Generator) -> Ints:

@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import Count
 from fedml_noniid.plugins.data.checks import refusal, whole_number
 from fedml_noniid.plugins.data.partitions.assigning import (
+    Concentration,
+    Spread,
     assign,
     assign_classes,
-    concentration,
     dirichlet_counts,
     drawn_until,
     minimum_size,
@@ -34,10 +36,10 @@ def two_classes(
     rng: np.random.Generator,
     *,
     sizes: Literal["balanced", "power_law", "lognormal"] = "balanced",
-    total: int | None = None,
-    min_size: int = 10,
-    exponent: float | None = None,
-    sigma: float | None = None,
+    total: Count | None = None,
+    min_size: Count = 10,
+    exponent: Spread | None = None,
+    sigma: Spread | None = None,
 ) -> list[Ints]:
     """Every client holds 2 distinct classes, every class lies with 2 n_clients / C clients
     (FedNNNN's non-IID).
@@ -54,7 +56,7 @@ def two_classes(
     n = len(labels)
     classes, supply = np.unique(labels, return_counts=True)
     holders = _holders(n_clients, len(classes))
-    law = size_law(sizes, exponent, sigma, ("balanced", "power_law", "lognormal"))
+    law = size_law(sizes, exponent, sigma)
     # Each client has to hold one sample of each of its classes.
     wanted = (
         n
@@ -100,7 +102,12 @@ def two_classes(
 
 
 def mixed(
-    labels: Ints, n_clients: int, rng: np.random.Generator, *, beta: float = 0.5, min_size: int = 10
+    labels: Ints,
+    n_clients: int,
+    rng: np.random.Generator,
+    *,
+    beta: Concentration = 0.5,
+    min_size: Count = 10,
 ) -> list[Ints]:
     """Client k holds class k and one more, every class lies with 2 clients, cut by Dirichlet(beta,
     beta).
@@ -121,7 +128,6 @@ def mixed(
             else "none: mixed needs 2 classes or more"
         )
         raise refusal("clients", n_clients, allowed)
-    beta = concentration("beta", beta)
     min_size = minimum_size(min_size, n, n_clients)
     first = np.arange(n_clients)
     second = _without_fixed_points(n_clients, rng)  # the other client of class c
@@ -150,33 +156,33 @@ def _holders(n_clients: int, n_classes: int) -> int:
     return 2 * n_clients // n_classes
 
 
-def _split(sizes: Ints, held: NDArray[np.bool_], supply: Ints) -> Ints | None:
+def _split(sizes: Ints, has: NDArray[np.bool_], supply: Ints) -> Ints | None:
     """How many samples each client gets of its two classes, [C, N]; None if the classes have too
     few.
 
-    Rows add up to at most `supply` [C], columns to `sizes` [N]; where `held` [C, N], the count is
+    Rows add up to at most `supply` [C], columns to `sizes` [N]; where `has` [C, N], the count is
     at least 1. The start is half and half. It is scaled in turn to what the classes have and to the
     sizes, then rounded. At last samples move between classes until no class gives more than it has.
     """
-    share = held * (sizes / 2)
+    share = has * (sizes / 2)
     for _ in range(100):
         share *= np.minimum(1, supply / share.sum(1))[:, None]
         share *= sizes / share.sum(0)
-    a, b = np.nonzero(held.T)[1].reshape(-1, 2).T  # the two classes of each client
+    a, b = np.nonzero(has.T)[1].reshape(-1, 2).T  # the two classes of each client
     client = np.arange(len(sizes))
-    counts = np.zeros(held.shape, np.int64)
+    counts = np.zeros(has.shape, np.int64)
     counts[a, client] = np.clip(np.rint(share[a, client]), 1, sizes - 1)
     counts[b, client] = sizes - counts[a, client]
     while ((over := counts.sum(1) - supply) > 0).any():
         # [C, C]: how many samples of one class the clients that hold both can turn into the other
-        room = np.asarray(np.where(held, counts - 1, 0) @ held.T, np.int64)
+        room = np.asarray(np.where(has, counts - 1, 0) @ has.T, np.int64)
         path = _relief(over, room)
         if path is None:
             return None
         steps = list(pairwise(path))
         amount = int(min(over[path[0]], -over[path[-1]], *(room[x, y] for x, y in steps)))
         for x, y in steps:
-            _move(counts, np.flatnonzero(held[x] & held[y]), x, y, amount)
+            _move(counts, np.flatnonzero(has[x] & has[y]), x, y, amount)
     return counts
 
 
@@ -184,12 +190,12 @@ def _relief(over: Ints, room: Ints) -> list[int] | None:
     """The shortest path from a class with too much to a class with too little; each step has `room`
     [C, C]."""
     paths = [[int(c)] for c in np.flatnonzero(over > 0)]
-    seen = over > 0
+    reached = over > 0
     for path in paths:  # grows
         if over[path[-1]] < 0:
             return path
-        for c in np.flatnonzero((room[path[-1]] > 0) & ~seen):
-            seen[c] = True
+        for c in np.flatnonzero((room[path[-1]] > 0) & ~reached):
+            reached[c] = True
             paths.append([*path, int(c)])
     return None
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedml_noniid.plugins.core.options import Count
 from fedml_noniid.plugins.data.checks import refusal, whole_number
 from fedml_noniid.plugins.data.partitions.assigning import by_client
 from fedml_noniid.plugins.data.types import Ints
 
 
 def natural(
-    owners: Ints, n_clients: int, rng: np.random.Generator, *, min_samples: int = 1
+    owners: Ints, n_clients: int, rng: np.random.Generator, *, min_samples: Count = 1
 ) -> list[Ints]:
     """Every client is one user, drawn at random among those with `min_samples` samples; the others
     are left out.
@@ -25,8 +26,8 @@ def natural_grouped(
     n_clients: int,
     rng: np.random.Generator,
     *,
-    users: int | None = None,
-    min_samples: int = 1,
+    users: Count | None = None,
+    min_samples: Count = 1,
 ) -> list[Ints]:
     """Divides `users` users with `min_samples` samples, by default all, evenly into random groups.
 

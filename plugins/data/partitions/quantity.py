@@ -3,17 +3,19 @@ Dirichlet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from numbers import Integral
 from typing import Literal
 
 import numpy as np
 
-from fedml_noniid.plugins.data.checks import known, real_number, refusal, whole_number
+from fedml_noniid.plugins.core.options import Count, Positive
+from fedml_noniid.plugins.data.checks import refusal, whole_number
 from fedml_noniid.plugins.data.partitions.assigning import (
+    Concentration,
+    Spread,
     assign,
-    concentration,
     cut,
     dirichlet_counts,
     drawn_until,
@@ -41,9 +43,9 @@ def iid_unbalanced(
     rng: np.random.Generator,
     *,
     sizes: Literal["power_law", "lognormal"] = "power_law",
-    min_size: int = 10,
-    exponent: float | None = None,
-    sigma: float | None = None,
+    min_size: Count = 10,
+    exponent: Spread | None = None,
+    sigma: Spread | None = None,
 ) -> list[Ints]:
     """All samples are shuffled and divided in sizes by a law (FedNNNN's IID-UB: a power law, its
     exponent not stated).
@@ -53,14 +55,14 @@ def iid_unbalanced(
     the sizes add up to all samples exactly.
     """
     n = len(labels)
-    law = size_law(sizes, exponent, sigma, ("power_law", "lognormal"))
+    law = size_law(sizes, exponent, sigma)
     min_size = minimum_size(min_size, n, n_clients)
     cuts = exact_sizes(law(n_clients, rng), n, min_size).cumsum()[:-1]
     return [np.sort(part) for part in np.split(rng.permutation(n), cuts)]
 
 
 def by_sizes(
-    labels: Ints, n_clients: int, rng: np.random.Generator, *, sizes: list[int] | list[float]
+    labels: Ints, n_clients: int, rng: np.random.Generator, *, sizes: list[Positive]
 ) -> list[Ints]:
     """All samples are shuffled; client k gets `sizes[k]` of them: whole numbers, or fractions of
     all samples.
@@ -74,7 +76,12 @@ def by_sizes(
 
 
 def quantity(
-    labels: Ints, n_clients: int, rng: np.random.Generator, *, beta: float = 0.5, min_size: int = 10
+    labels: Ints,
+    n_clients: int,
+    rng: np.random.Generator,
+    *,
+    beta: Concentration = 0.5,
+    min_size: Count = 10,
 ) -> list[Ints]:
     """One Dirichlet(beta) over the clients cuts a random permutation (NIID-Bench's
     `iid-diff-quantity`; FNR-FL's 0.5).
@@ -84,23 +91,20 @@ def quantity(
     bounded number of attempts.
     """
     n = len(labels)
-    beta = concentration("beta", beta)
     min_size = minimum_size(min_size, n, n_clients)
     draw = partial(dirichlet_counts, np.array([n]), n_clients, beta, False, rng)
     counts = drawn_until(draw, n_clients, n, n_clients, min_size, "quantity", f"beta={beta:g}")
     return assign(np.zeros(n, np.int64), np.array([0]), counts, rng)
 
 
-def _given_sizes(sizes: object, n_clients: int, n: int) -> Ints:
+def _given_sizes(sizes: Sequence[float], n_clients: int, n: int) -> Ints:
     """The samples of each client, [N].
 
     UserError unless there is one size per client and the samples are enough.
     """
-    if not isinstance(sizes, list) or len(sizes) != n_clients:
-        given = f"a list of {n_clients} sizes, one per client"
-        raise refusal(
-            "sizes", sizes, given + (f", not {len(sizes)}" if isinstance(sizes, list) else "")
-        )
+    if len(sizes) != n_clients:
+        allowed = f"a list of {n_clients} sizes, one per client, not {len(sizes)}"
+        raise refusal("sizes", sizes, allowed)
     if any(isinstance(size, Integral) for size in sizes):
         because = " samples, or fractions for all clients"
         counts = np.array(
@@ -113,10 +117,10 @@ def _given_sizes(sizes: object, n_clients: int, n: int) -> Ints:
                 f"sizes with a sum of at most {n}, the training samples, not {counts.sum()}",
             )
         return counts
-    allowed = "a fraction above 0, at most 1; or whole numbers for all clients"
-    shares: Floats = np.array(
-        [real_number(f"sizes[{k}]", s, lambda s: 0 < s <= 1, allowed) for k, s in enumerate(sizes)]
-    )
+    shares: Floats = np.array(sizes)
+    if shares.max() > 1:
+        k, allowed = int(shares.argmax()), "fractions, at most 1; or whole numbers for all clients"
+        raise refusal(f"sizes[{k}]", sizes[k], allowed)
     if shares.sum() > 1 + 1e-9:  # a sum of fractions such as 0.7 + 0.2 + 0.1 is rounded
         raise refusal("sizes", sizes, f"fractions with a sum of at most 1, not {shares.sum():g}")
     counts = rounded(shares * n, round(min(shares.sum(), 1.0) * n))
@@ -128,17 +132,16 @@ def _given_sizes(sizes: object, n_clients: int, n: int) -> Ints:
     return counts
 
 
-def size_law(sizes: object, exponent: object, sigma: object, allowed: tuple[str, ...]) -> Law:
-    """The law that `sizes` names, its own parameter checked and the other's refused."""
-    name, given = known("sizes", sizes, allowed), {"exponent": exponent, "sigma": sigma}
+def size_law(name: str, exponent: float | None, sigma: float | None) -> Law:
+    """The law of a name. UserError for a parameter of another law."""
+    given = {"exponent": exponent, "sigma": sigma}
     for owner, (key, _) in PARAMETERS.items():
         if given[key] is not None and name != owner:
             raise refusal(key, given[key], f"none with sizes={name}; it belongs to {owner}")
     if name == "balanced":
         return lambda n, _: np.ones(n)
-    key, x = PARAMETERS[name]
-    if given[key] is not None:
-        x = real_number(key, given[key], lambda x: 0 < x <= 10, "a number above 0, at most 10")
+    key, default = PARAMETERS[name]
+    x = given[key] or default
     if name == "power_law":
         return lambda n, _: np.arange(1.0, n + 1) ** -x
     return lambda n, rng: np.exp(x * rng.standard_normal(n))

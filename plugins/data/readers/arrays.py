@@ -45,7 +45,10 @@ class _Part(NamedTuple):
 
 
 def arrays(
-    root: Path, *, layout: Literal["auto", "CHW", "HWC"] = "auto", test_share: float | None = None
+    root: Path,
+    *,
+    layout: Literal["auto", "CHW", "HWC"] = "auto",
+    test_share: user_data.Share | None = None,
 ) -> Raw:
     """<root>/train.npz and <root>/test.npz, as np.savez writes them, never pickled objects.
 
@@ -78,13 +81,12 @@ def of_arrays(
     *,
     test_owner: Array | None = None,
     layout: Literal["auto", "CHW", "HWC"] = "auto",
-    test_share: float | None = None,
+    test_share: user_data.Share | None = None,
 ) -> Raw:
     """As `arrays`, of arrays in memory; `owner` and `test_owner` are `client`.
 
     UserError as there.
     """
-    known("layout", layout, ("auto", "CHW", "HWC"))
     names = None if classes is None else np.array(classes)
     given = {"train_x": train_x, "train_y": train_y, "owner": owner, "classes": names}
     parts = [_in_memory(given)]
@@ -122,7 +124,7 @@ def _in_memory(given: Mapping[str, object]) -> _Part:
     return _Part(None, found, {key: name for name, key in keys.items()})
 
 
-def _raw(parts: Sequence[_Part], layout: str, test_share: object) -> Raw:
+def _raw(parts: Sequence[_Part], layout: str, test_share: float | None) -> Raw:
     names = [part.where("x") for part in parts]
     # An option that is refused comes before a mistake in the arrays.
     user_data.fraction_for_test(test_share, names[-1] if len(parts) > 1 else None)

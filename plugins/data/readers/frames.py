@@ -351,7 +351,7 @@ def complete(table: Table, column: str, missing: Any) -> None:
 
 
 def rows_of(
-    tables: Sequence[Table], label: str, owner: str | None, test_share: object
+    tables: Sequence[Table], label: str, owner: str | None, test_share: float | None
 ) -> user_data.Rows:
     """The rows that train and that test. `label` and `owner` are columns of every table."""
     sources = [table.name for table in tables]

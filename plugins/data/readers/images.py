@@ -6,7 +6,7 @@ import io
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +15,13 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import refusal, whole_number
+from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.user_files import entries, strays, train_and_test
+
+Side = Annotated[int, Range(1, 1024)]  # pixels
+Size = tuple[Side, Side]  # height, width
 
 
 class Images(NamedTuple):
@@ -30,7 +33,7 @@ class Images(NamedTuple):
 
 
 def image_folder(
-    root: Path, *, size: Sequence[int] | None = None, test_share: float | None = None
+    root: Path, *, size: Size | None = None, test_share: user_data.Share | None = None
 ) -> Raw:
     """Images in <root>/train/<class>/ and <root>/test/<class>/, 8 bits, grey or RGB; if mixed, grey
     ones become RGB.
@@ -47,7 +50,7 @@ def image_folder(
     sources = [str(folder) for folder in folders]
     # An option that is refused comes before hours of reading.
     user_data.fraction_for_test(test_share, sources[-1] if len(folders) > 1 else None)
-    parts, names, notes = image_parts(folders, image_size(size))
+    parts, names, notes = image_parts(folders, size and (size[0], size[1]))
     labels = user_data.Labels(names, [y.numpy() for _, y in parts], [])
     rows = user_data.rows_of(labels, None, test_share, sources)
     return rows.raw([x for x, _ in parts], 255, notes)
@@ -104,10 +107,8 @@ def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
     """
     if x.ndim != 4 or x.shape[1] not in (1, 3) or x.dtype is not torch.uint8:
         found = f"{x.dtype} of {'x'.join(map(str, x.shape[1:]))}".removeprefix("torch.")
-        raise UserError(
-            f"size={list(shape)} is refused; allowed: none, as the samples are no 8-bit images "
-            f"but {found}"
-        )
+        allowed = f"none, as the samples are no 8-bit images but {found}"
+        raise UserError(where=("size",), value=[*shape], allowed=allowed)
     if tuple(x.shape[2:]) == shape:
         return x
     channels = x.flatten(0, 1).numpy()  # [n * channels, h, w]
@@ -116,17 +117,6 @@ def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
         for one in channels
     ]
     return torch.from_numpy(np.stack(scaled)).reshape(*x.shape[:2], *shape)
-
-
-def image_size(size: object) -> tuple[int, int] | None:
-    """Option `size` as (h, w). UserError for anything but two whole numbers or None."""
-    if size is None:
-        return None
-    if not isinstance(size, Sequence) or isinstance(size, str) or len(size) != 2:
-        raise refusal("size", size, "[height, width] in pixels")
-    return whole_number("size: height", size[0], 1, 1024), whole_number(
-        "size: width", size[1], 1, 1024
-    )
 
 
 def class_folders(part: Path) -> list[Path]:

@@ -5,14 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, Field, ValidationError
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import refusal, whole_number
 
 PAGE = "https://github.com/TalwalkarLab/leaf/tree/master/data"
 COMMAND = "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample"
-KEYS = ("users", "num_samples", "user_data")
+
+
+class _Samples(BaseModel):
+    x: list[Any]
+    y: list[Any]
+
+
+class _File(BaseModel):
+    """The content of one file; it may have more keys."""
+
+    users: list[str]
+    num_samples: list[Annotated[int, Field(ge=1)]]
+    user_data: dict[str, _Samples]
 
 
 class User(NamedTuple):
@@ -50,32 +63,30 @@ def users(folder: Path) -> Iterator[User]:
 
     UserError for files that aren't LEAF's.
     """
-    seen: dict[str, Path] = {}
+    first: dict[str, Path] = {}  # file of each user
     for file in _files(folder):
-        names, counts, data = _content(file)
-        for name, count in zip(names, counts, strict=True):
+        content = _content(file)
+        if len(content.num_samples) != len(content.users):
+            raise UserError(f"{file}: num_samples and users have to be equally many")
+        if unlisted := sorted(content.user_data.keys() - set(content.users)):
+            raise UserError(f"{file}: user {unlisted[0]!r}: is in user_data but not in users")
+        for name, count in zip(content.users, content.num_samples, strict=True):
             where = f"{file}: user {name!r}"
-            if name in seen:
+            if name in first:
                 raise UserError(
-                    f"{where}: is twice in {folder}, first in {seen[name].name}; allowed: once"
+                    f"{where}: is twice in {folder}, first in {first[name].name}; allowed: once"
                 )
-            seen[name] = file
-            samples = data.get(name)
-            if not isinstance(samples, dict) or not all(
-                isinstance(samples.get(key), list) for key in ("x", "y")
-            ):
+            first[name] = file
+            if name not in content.user_data:
                 raise UserError(f"{where}: has no lists x and y in user_data")
-            x, y = samples["x"], samples["y"]
-            if not len(x) == len(y) == whole_number(f"{where}: num_samples", count, 1):
+            x, y = content.user_data[name].x, content.user_data[name].y
+            if not len(x) == len(y) == count:
                 raise UserError(
                     f"{where}: num_samples is {count}, but x has {len(x)} samples and y has "
                     f"{len(y)}"
                 )
             yield User(where, name, x, y)
-        unlisted = sorted(data.keys() - set(names))
-        if unlisted:
-            raise UserError(f"{file}: user {unlisted[0]!r}: is in user_data but not in users")
-    if not seen:
+    if not first:
         raise UserError(f"{folder}: its *.json hold no user")
 
 
@@ -84,27 +95,17 @@ def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob("*.json") if not file.name.startswith("."))
 
 
-def _content(file: Path) -> tuple[list[str], list[Any], dict[str, Any]]:
-    """The values of KEYS of one file."""
+def _content(file: Path) -> _File:
     try:
-        content = json.loads(file.read_bytes())
+        return _File.model_validate(json.loads(file.read_bytes()), strict=True)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"]))
+        raise UserError(
+            f"{file}: isn't one of LEAF's files ({where}: {wrong['msg']}); needed: users, "
+            "num_samples, user_data"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{file}: isn't JSON, or was cut off ({error}); make it again with LEAF's {COMMAND}"
         ) from None
-    missing = [key for key in KEYS if not isinstance(content, dict) or key not in content]
-    if missing:
-        raise UserError(
-            f"{file}: isn't one of LEAF's files, it lacks {', '.join(missing)}; needed: "
-            f"{', '.join(KEYS)}"
-        )
-    names, counts, data = (content[key] for key in KEYS)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise refusal(f"{file}: users", names, "a list of names")
-    if not isinstance(counts, list) or len(counts) != len(names):
-        raise refusal(
-            f"{file}: num_samples", counts, f"a list of {len(names)} numbers, one for each of users"
-        )
-    if not isinstance(data, dict):
-        raise refusal(f"{file}: user_data", data, "an object with x and y of each of users")
-    return names, counts, data

@@ -4,12 +4,13 @@ Sentiment140."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 
+from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.data import text
-from fedml_noniid.plugins.data.checks import whole_number
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Floats
@@ -35,7 +36,7 @@ LEAST, MOST = 12, 36  # sentences of a user
 LENGTH, WIDTH = 10, 16  # tokens of a sentence, numbers of a word's vector
 
 
-def made_tweets(root: Path, *, users: int = 40) -> Raw:
+def made_tweets(root: Path, *, users: Annotated[int, Range(1, 10_000)] = 40) -> Raw:
     """Sentences made by rule, not tweets: tokens [n, 10] with vectors of 16, glad (1) or sad (0),
     with their users.
 
@@ -45,12 +46,11 @@ def made_tweets(root: Path, *, users: int = 40) -> Raw:
     user's 12 to 36 sentences, every sixth is for the test. `root` isn't used; the draws do not
     depend on an experiment's seed. Raises UserError for a number of users that isn't allowed.
     """
-    whole_number("users", users, 1, 10_000)
-    said = [_sentences(user) for user in range(users)]
-    owner = np.repeat(np.arange(users), [len(one) for one in said])
-    is_test = np.concatenate([np.arange(len(one)) % 6 == 5 for one in said])
-    tokens = [text.tokenise(sentence) for one in said for sentence, _ in one]
-    label = np.array([mood for one in said for _, mood in one])
+    sentences = [_sentences(user) for user in range(users)]
+    owner = np.repeat(np.arange(users), [len(one) for one in sentences])
+    is_test = np.concatenate([np.arange(len(one)) % 6 == 5 for one in sentences])
+    tokens = [text.tokenise(sentence) for one in sentences for sentence, _ in one]
+    label = np.array([mood for one in sentences for _, mood in one])
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     words = text.vocabulary((tokens[i] for i in train), 1000)  # which is more than there are
     x = text.encode(tokens, words, LENGTH)

@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import MOST, Count, Range
 from fedml_noniid.plugins.data import text
-from fedml_noniid.plugins.data.checks import real_number, refusal, whole_number
+from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.dataset import LEAK, Raw
-from fedml_noniid.plugins.data.readers import leaf
+from fedml_noniid.plugins.data.readers import leaf, user_data
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 
@@ -53,13 +54,13 @@ def sent140(
     root: Path,
     *,
     source: Literal["csv", "leaf"] = "csv",
-    users: int = 500,
+    users: Count = 500,
     pick: Literal["random", "most_active"] = "random",
-    min_samples: int = 2,
+    min_samples: Annotated[int, Range(2, MOST)] = 2,
     split: Literal["per_user", "repo"] = "per_user",
-    test_share: float | None = None,
-    vocabulary: int = 3000,
-    length: int = 50,
+    test_share: user_data.Share | None = None,
+    vocabulary: text.Vocabulary = 3000,
+    length: text.Length = 50,
 ) -> Raw:
     """Sentiment140 (Go, Bhayani, Huang 2009): tweets as tokens [n, length], negative or positive,
     with their users.
@@ -87,10 +88,6 @@ def sent140(
     <root>/glove.6B.300d.txt exists (see `plugins.data.text.embedding`). Raises UserError for an
     option that isn't allowed, and for missing and damaged files.
     """
-    whole_number("users", users, 1)
-    whole_number("min_samples", min_samples, 2)
-    whole_number("vocabulary", vocabulary, len(text.SPECIALS) + 1)
-    whole_number("length", length, 1, 1000)
     folder = root / "sent140"
     if source == "leaf":
         for key, value, unset in (("split", split, "per_user"), ("test_share", test_share, None)):
@@ -99,7 +96,6 @@ def sent140(
         parts = _leaf(folder, users, pick, min_samples)
     else:
         share = 0.1 if test_share is None else test_share
-        share = real_number("test_share", share, lambda s: 0 < s < 1, "a number between 0 and 1")
         tweets, note = _csv(folder, users, pick, min_samples)
         parts = (_per_user if split == "per_user" else _as_the_repository)(tweets, share, note)
     return _raw(parts, root, vocabulary, length)
@@ -249,13 +245,13 @@ def _leaf(folder: Path, users: int, pick: str, least: int) -> _Parts:
         for name, user in train.items()
     }
     number, note = _chosen(counts, users, pick, least, folder / "train")
-    kept, held = _users_tweets(train, number), _users_tweets(test, number)
-    if not held.texts:
+    mine, tested = _users_tweets(train, number), _users_tweets(test, number)
+    if not tested.texts:
         raise UserError(
             f"{folder / 'test'}: has no tweet of the {users} chosen users; preprocess.sh needs "
             "-t sample"
         )
-    return _Parts(kept, held, kept, [f"{note} (LEAF's files)"])
+    return _Parts(mine, tested, mine, [f"{note} (LEAF's files)"])
 
 
 def _users_tweets(found: Mapping[str, leaf.User], number: Mapping[str, int]) -> _Tweets:

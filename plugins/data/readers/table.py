@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -34,19 +34,19 @@ if TYPE_CHECKING:  # see frames.py
     import pandas as pd
 
 MAX_CATEGORIES = 1000  # of one column
-MISSING = ("median", "mode", "drop")
+Missing = Literal["median", "mode", "drop"]
 MAX_NAMED = 40  # features that the note names
 
 Cells = dict[str, list[NDArray[Any]]]  # column -> its cells, by table
 
 
 class Options(NamedTuple):
-    """The options of `table` about its features, not yet checked."""
+    """The options of `table` about its features."""
 
-    features: object
-    one_hot: object
-    drop: object
-    missing: object
+    features: Sequence[str] | None
+    one_hot: Sequence[str] | None
+    drop: Sequence[str] | None
+    missing: Missing | None
 
 
 def table(
@@ -55,12 +55,12 @@ def table(
     file: str,
     label: str,
     test_file: str | None = None,
-    test_share: float | None = None,
+    test_share: user_data.Share | None = None,
     owner: str | None = None,
     features: list[str] | None = None,
     one_hot: list[str] | None = None,
     drop: list[str] | None = None,
-    missing: str | None = None,
+    missing: Missing | None = None,
 ) -> Raw:
     """<root>/<file>: a table with one row per sample, .csv or .csv.gz (commas, UTF-8, names first)
     or .parquet.
@@ -97,8 +97,8 @@ def of_frame(
     features: Sequence[str] | None = None,
     one_hot: Sequence[str] | None = None,
     drop: Sequence[str] | None = None,
-    missing: str | None = None,
-    test_share: float | None = None,
+    missing: Missing | None = None,
+    test_share: user_data.Share | None = None,
 ) -> Raw:
     """As `table`, of tables in memory: `test` is the test set, or else a share of `frame` is.
 
@@ -110,10 +110,10 @@ def of_frame(
 
 
 def _raw(
-    tables: list[Table], label: str, owner: str | None, options: Options, test_share: object
+    tables: list[Table], label: str, owner: str | None, options: Options, test_share: float | None
 ) -> Raw:
     used = used_columns(tables, label=label, owner=owner)
-    policy = None if options.missing is None else known("missing", options.missing, MISSING)
+    policy = options.missing
     chosen, categories = _chosen(tables, used, options)
     rows, cells, notes = _read(tables, (label, owner), chosen, categories, policy, test_share)
     name = tables[0].name
@@ -186,7 +186,7 @@ def _read(
     chosen: list[str],
     categories: list[str],
     policy: str | None,
-    test_share: object,
+    test_share: float | None,
 ) -> tuple[user_data.Rows, Cells, list[str]]:
     """(rows, cells, notes), of the rows that are used. UndecidedError names all columns."""
     label, owner = who

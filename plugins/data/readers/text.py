@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedml_noniid.plugins.data.checks import whole_number
 from fedml_noniid.plugins.data.dataset import Raw
+from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
     Table,
     from_files,
@@ -17,7 +17,7 @@ from fedml_noniid.plugins.data.readers.frames import (
     rows_of,
     used_columns,
 )
-from fedml_noniid.plugins.data.text import SPECIALS, read_texts
+from fedml_noniid.plugins.data.text import Length, Vocabulary, read_texts
 
 if TYPE_CHECKING:  # see frames.py
     import pandas as pd
@@ -32,10 +32,10 @@ def text(
     text: str,
     label: str,
     test_file: str | None = None,
-    test_share: float | None = None,
+    test_share: user_data.Share | None = None,
     owner: str | None = None,
-    vocabulary: int = VOCABULARY,
-    length: int = LENGTH,
+    vocabulary: Vocabulary = VOCABULARY,
+    length: Length = LENGTH,
 ) -> Raw:
     """<root>/<file>: a table as of data set `table`, with a column `text` of which x is made:
     tokens [n, length] int32.
@@ -58,9 +58,9 @@ def of_texts(
     text: str,
     label: str,
     owner: str | None = None,
-    test_share: float | None = None,
-    vocabulary: int = VOCABULARY,
-    length: int = LENGTH,
+    test_share: user_data.Share | None = None,
+    vocabulary: Vocabulary = VOCABULARY,
+    length: Length = LENGTH,
     vectors: Path = Path("."),
 ) -> Raw:
     """As data set `text`, of tables in memory.
@@ -74,13 +74,11 @@ def of_texts(
 def _raw(
     tables: list[Table],
     columns: tuple[str, str, str | None],
-    test_share: object,
+    test_share: float | None,
     root: Path,
     sizes: tuple[int, int],
 ) -> Raw:
     """`columns`: of text, label and owner; `sizes`: entries of the vocabulary, tokens of a text."""
-    whole_number("vocabulary", sizes[0], len(SPECIALS) + 1)
-    whole_number("length", sizes[1], 1, 1000)
     text, label, owner = columns
     used_columns(tables, text=text, label=label, owner=owner)
     texts = [np.array(names_of(table, text), dtype=object) for table in tables]

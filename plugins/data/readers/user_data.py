@@ -6,18 +6,20 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, nearest, shown
-from fedml_noniid.plugins.data.checks import real_number, refusal
+from fedml_noniid.plugins.core.options import Range
+from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 
+Share = Annotated[float, Range(0, 1, "()")]
 TEST_SHARE = 0.2  # of the samples that becomes the test set, if none is given
 MAX_LISTED = 5  # names that a message or a note lists
 
@@ -74,16 +76,13 @@ def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
     )
 
 
-def fraction_for_test(test_share: object, given: str | None = None) -> float:
-    """`test_share`, by default TEST_SHARE.
-
-    UserError if it isn't allowed, or if the test set is `given`, there.
-    """
+def fraction_for_test(test_share: float | None, given: str | None = None) -> float:
+    """`test_share`, by default TEST_SHARE. UserError if the test set is `given`, there."""
     if test_share is None:
         return TEST_SHARE
     if given is not None:
         raise refusal("test_share", test_share, f"none, since {given} is the test set")
-    return real_number("test_share", test_share, lambda s: 0 < s < 1, "a number between 0 and 1")
+    return test_share
 
 
 def cut(labels: Ints, owners: Ints | None, fraction: float, where: str) -> tuple[Ints, Ints, str]:
@@ -182,7 +181,7 @@ def classified(
 def rows_of(
     labels: Labels,
     owners: Sequence[Sequence[Any]] | None,
-    test_share: object,
+    test_share: float | None,
     sources: Sequence[str],
 ) -> Rows:
     """The rows that train and that test.
