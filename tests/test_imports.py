@@ -200,6 +200,16 @@ def test_an_outer_room_imports_only_those_before_it(room: str) -> None:
         assert room not in {name.split(".")[0] for name in imported(path)}, path
 
 
+def test_pictures_of_papers_use_public_names_and_nothing_within_imports_them() -> None:
+    """They leave the wheel, so no file of it may need them."""
+    for parts, path in files("papers"):
+        for name in imported(path):
+            private = any(part.startswith("_") for part in name.split(".") if part != "__future__")
+            assert not private and name.split(".")[0] not in ("tests", "tools"), (parts, name)
+    for _, path in [*FILES, *PIPELINES, *files(PACKAGE)]:
+        assert "papers" not in {name.split(".")[0] for name in imported(path)}, path
+
+
 def test_only_these_rooms_import_packages_of_the_extras() -> None:
     """Each extra's packages, so mlflow in tracking and fedml in the silos."""
     found: dict[str, set[str]] = {}

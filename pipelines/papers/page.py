@@ -82,10 +82,13 @@ class Page:
 
     def _judged(self, named: Mapping[str, Mapping[str, Named]]) -> list[Verdict]:
         """All claims of all papers, adjusted together."""
-        found = []
-        for paper, of in named.items():
-            found += judge(list(of.values()), self.measured[paper], self.committed)
-        return adjust(found)
+        return adjust(
+            [
+                judge(one, self.measured[paper], self.committed)
+                for paper, of in named.items()
+                for one in of.values()
+            ]
+        )
 
     def of(self, paper: str, study: str | None = None) -> list[Verdict]:
         """The verdicts of a paper, or those on claims and causes of one of its studies."""

@@ -129,16 +129,6 @@ class Verdict(NamedTuple):
         return seeds_needed(self.weakest.compared, self.n_tests)
 
 
-def judge(
-    found: Sequence[Named], measured: Measured, committed: Committed | None = None
-) -> list[Verdict]:
-    """The claims of a paper, each by itself, before Holm's adjustment.
-
-    `committed`: the numbers of claims whose runs are not all here.
-    """
-    return [_judged(named, measured, committed) for named in found]
-
-
 def adjust(found: Sequence[Verdict]) -> list[Verdict]:
     """All claims of the page, after Holm's adjustment.
 
@@ -152,12 +142,16 @@ def adjust(found: Sequence[Verdict]) -> list[Verdict]:
     ]
 
 
-def _judged(named: Named, measured: Measured, committed: Committed | None) -> Verdict:
+def judge(named: Named, measured: Measured, committed: Committed) -> Verdict:
+    """A claim by itself, before Holm's adjustment.
+
+    `committed`: the numbers of claims whose runs are not all here.
+    """
     runs = pd.DataFrame(_runs(named, measured), columns=RUNS)
     runs = runs.astype(dict.fromkeys(("accuracy", "mib", "seconds"), float))
     is_here = set(named.items) <= set(runs["item"])
-    is_committed = not is_here and committed is not None and committed.has(named)
-    if committed is not None and is_committed:
+    is_committed = not is_here and committed.has(named)
+    if is_committed:
         runs, values = committed.runs_of(named), committed.values_of(named)
     else:
         parts = (evaluate(one, measured).assign(part=one.words) for one in named.claim.contrasts())

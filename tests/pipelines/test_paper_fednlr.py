@@ -416,12 +416,6 @@ def nlr_factors() -> Values:
     return np.array(found)
 
 
-def test_example_1_starts_where_its_hidden_activations_are_the_classifier_s_rows() -> None:
-    """Eq. 2 with A = 1: the activations on the centres are (10/9, 2/3) and (2/3, 10/9)."""
-    np.testing.assert_allclose(flat(example.START), START)
-    np.testing.assert_allclose(START[4:], [10 / 9, 2 / 3, 2 / 3, 10 / 9])
-
-
 def test_example_1_gives_eq_9() -> None:
     before, after = network(START, CENTRES[1]), network(stepped(0), CENTRES[1])
     assert [f"{x:.2f}" for x in (*before[0], *before[1])] == ["0.67", "1.11", "0.45", "0.55"]

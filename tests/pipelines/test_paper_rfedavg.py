@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from sklearn.datasets import load_digits
 
 from fedml_noniid.pipelines.experiment.config import read_yaml
 from fedml_noniid.pipelines.experiment.results import table
@@ -198,9 +197,8 @@ def test_the_discrepancy_of_three_clients() -> None:
 # From data to a report
 
 
-def test_features_and_tables_from_what_was_trained(tmp_path: Path) -> None:
-    """Two methods of cifar-silo at size smoke: table I has them, and figure 1 the features of its
-    models."""
+def test_figure_1_has_the_features_of_what_was_trained(tmp_path: Path) -> None:
+    """Two methods of cifar-silo at size smoke."""
     folder = tmp_path / "pipelines" / "papers" / "rfedavg"
     folder.mkdir(parents=True)
     for name in FILES:
@@ -210,50 +208,26 @@ def test_features_and_tables_from_what_was_trained(tmp_path: Path) -> None:
     smoke |= {"recipe_names": ["fedavg", "rfedavg_plus"], "scenario_names": ["sim10", "sim100"]}
     (folder / "params.yaml").write_text(json.dumps(content))  # JSON is YAML
     study.execute(Workspace.of(tmp_path, {}), of_paper("rfedavg", "smoke", tmp_path)["cifar-silo"])
-    targets = of_targets("rfedavg", tmp_path)
-    place = write(
-        "rfedavg",
-        "smoke",
-        tmp_path,
-        {name: targets[name] for name in ("rf-tab1", "rf-fig1")},
-        "report",
-    ).folder
-    report = (place / "report.html").read_text()
-    assert "rf-tab1" in report and "rf-fig1" in report
+    target = of_targets("rfedavg", tmp_path)["rf-fig1"]
+    place = write("rfedavg", "smoke", tmp_path, {"rf-fig1": target}, Path("report")).folder
     measured = Measured("rfedavg", "smoke", tmp_path)
     where = {"study": "cifar-silo", "scenario": "sim10", "recipe": "fedavg"}
     (only,) = measured.group(where).runs
-    rows = {(line["row"], line["column"]): line for line in table(place / "rf-tab1.csv")}
-    mean = 100 * statistics.fmean(
-        row["test_accuracy"] for row in only.rows
-    )  # two rounds, fewer than five
-    cell = rows["FedAvg", "CIFAR10, Sim 10%"]
-    assert float(cell["measured"]) == pytest.approx(mean) and cell["reported"] == "60.44"
-    assert rows["Scaffold", "CIFAR10, Sim 10%"]["measured"] == ""
 
     # The features by hand: the paper's CNN on 8x8 digits, pixels of 0 to 16 on [-1, 1].
     weights = load_file(measured.folder("cifar-silo") / "runs" / only.key / "model.safetensors")
     w = {key.removeprefix("params/"): leaf for key, leaf in weights.items()}
-    held = json.loads(
+    indices = json.loads(
         (measured.folder("cifar-silo") / "partitions" / "sim10-0" / "indices.json").read_text()
     )
-    digits = load_digits()
-    images = {
-        tuple(image.flatten().astype(int)): y
-        for image, y in zip(digits.images, digits.target, strict=True)
-    }
     shown = of_clients(measured, where, only, [0, 1, 2])
     assert len({one.client for one in shown}) == 3
     prepared = load_file(next((tmp_path / "data" / "papers").glob("digits-*/digits.safetensors")))
     for c, one in enumerate(shown):
-        own = [i for i in held["clients"][one.client] if prepared["train_y"][i] in (0, 1, 2)]
-        assert len(own) <= 300 and one.label.tolist() == prepared["train_y"][own].tolist()
+        mine = [i for i in indices["clients"][one.client] if prepared["train_y"][i] in (0, 1, 2)]
+        assert len(mine) <= 300 and one.label.tolist() == prepared["train_y"][mine].tolist()
         assert np.bincount(one.label, minlength=3).argmax() == c  # a majority of its class
-        x = prepared["train_x"][own].float()
-        assert all(
-            images[tuple(i.flatten().int().tolist())] == y
-            for i, y in zip(x, one.label, strict=True)
-        )
+        x = prepared["train_x"][mine].float()
         x = x / 8 - 1
         for name in ("conv1", "conv2"):
             x = F.max_pool2d(

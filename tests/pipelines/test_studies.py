@@ -263,24 +263,6 @@ def weights(folder: Path) -> dict[str, Any]:
     return {run.key: run.tags["weights_sha256"] for run in results.read(folder) if run.evaluation}
 
 
-def test_what_is_settled_of_a_paper(place: Workspace) -> None:
-    """Four items of one study, two of another on one seed, none of one that this size does not
-    run."""
-    text = (
-        TINY.replace("[tiny]", "[tiny, single, never]")
-        + """\
-  single: {like: tiny, seeds: [0]}
-  never: {like: tiny, scenario_names: []}
-"""
-    )
-    of = at(place.root, "paper", text).values()
-    assert [len(one.items) for one in of] == [4, 2, 0]
-    assert study.progress(place.root, of) == (0, 6)
-    execute(place, text, name="single")
-    execute(place, text, name="never")
-    assert study.progress(place.root, of) == (2, 6)
-
-
 def test_a_second_time_nothing_is_trained_and_the_results_are_the_same(
     place: Workspace, trained: Trained
 ) -> None:
@@ -463,17 +445,3 @@ def test_a_target_and_its_paper_by_the_command_line(
     whole = place.root / "papers" / "built" / "ccn" / "smoke"
     assert (whole / "report" / "ccn-tab9.md").read_text() == (single / "ccn-tab9.md").read_text()
     assert json.loads((whole / "metrics.json").read_text())["whole"] == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["run", "cnn"], "paper 'cnn' is unknown (did you mean 'ccn'?)"),
-        (["build", "ccn-tab11"], "did you mean 'ccn-tab1'?"),
-    ],
-)
-def test_an_unknown_paper_or_target_is_named(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    assert main(["papers", *arguments, "--root", str(ROOT)]) == 2
-    assert said in capsys.readouterr().err

@@ -418,16 +418,6 @@ def test_what_is_composed_with_the_claimed_method_is_no_rival_of_it(tmp_path: Pa
     )
 
 
-def test_better_none_says_nothing(tmp_path: Path) -> None:
-    finals(
-        paper(tmp_path, f"{TABLE}  better: none\n", REPORTED),
-        "near",
-        {name: [0.5] for name in "abc"},
-    )
-    built = made(tmp_path)
-    assert (built.words, built.taus) == ((), ())
-
-
 GAINS = TABLE.replace("claim: A", "claim: none\n  gains: {B: A, Far: Near}").replace(
     "    D: {study: one, recipe: d}\n", ""
 )
@@ -493,14 +483,6 @@ def test_a_column_s_gain_is_against_the_other_column_and_a_printed_one_comes_fir
     )
 
 
-def test_gains_of_unknown_titles_are_refused(tmp_path: Path) -> None:
-    paper(tmp_path, TABLE + "  gains: {Fra: Near}\n", REPORTED)
-    with pytest.raises(
-        UserError, match=re.escape("t: gains: row or column 'Fra' is unknown (did you mean 'Far'?)")
-    ):
-        made(tmp_path)
-
-
 def test_an_address_from_its_parts() -> None:
     found = address(
         "t",
@@ -564,13 +546,6 @@ def test_curves(tmp_path: Path) -> None:
     assert ("Left", "A", "2", "1", 70.0) in found and len(found) == 6
 
 
-def test_curves_without_any_run(tmp_path: Path) -> None:
-    built = made(paper(tmp_path, CURVES), "f")
-    assert built.files == {} and len(built.missing) == 6
-    later = CURVES.replace("near", "later").replace("far", "later")
-    assert made(paper(tmp_path, later), "f").missing == ("not run at this size",)
-
-
 SETTINGS = """\
 s:
   kind: settings
@@ -591,15 +566,6 @@ def test_settings(tmp_path: Path) -> None:
     assert built.table[2] == ["Given", "-", "-", "-"]
     assert built.words == ("5 of 6 settings are the paper's; not: Ours, Rounds.",)
     assert rows(built)[1] == {"row": "Ours", "column": "Rounds", "ours": "2", "reported": "200"}
-
-
-def test_a_setting_that_does_not_exist(tmp_path: Path) -> None:
-    assert made(paper(tmp_path, SETTINGS.replace("train.lr", "train.rate")), "s").table[1][1] == "-"
-    paper(tmp_path, SETTINGS.replace("train.lr", "train.lr.schedule"))
-    with pytest.raises(
-        UserError, match=re.escape("s: path 'train.lr.schedule' leads nowhere in study 'one'")
-    ):
-        made(tmp_path, "s")
 
 
 def test_the_studies_of_a_target_are_found_at_any_depth(tmp_path: Path) -> None:
