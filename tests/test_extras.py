@@ -39,10 +39,10 @@ from fedml_noniid.__main__ import main
 found = []
 for words in json.loads(sys.stdin.read()):
     sys.argv = ["noniid", *words]
-    said = [io.StringIO(), io.StringIO()]
-    with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]):
+    out = [io.StringIO(), io.StringIO()]
+    with contextlib.redirect_stdout(out[0]), contextlib.redirect_stderr(out[1]):
         code = main()
-    found.append([code, *(one.getvalue() for one in said)])
+    found.append([code, *(one.getvalue() for one in out)])
 print(json.dumps(found))
 """
 

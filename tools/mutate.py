@@ -141,7 +141,10 @@ def changes(statement: ast.stmt) -> list[tuple[str, ast.stmt]]:
         if _change(_expressions(changed)[number]):
             done = f"{ast.unparse(expression)} -> {ast.unparse(_expressions(changed)[number])}"
             found.append((done, changed))
-    if isinstance(statement, ast.Return) and statement.value is not None:
+    if isinstance(statement, ast.Return) and ast.unparse(statement) not in (
+        "return",
+        "return None",
+    ):
         found.append(("return None", ast.Return(ast.Constant(None))))
     elif not (
         found and isinstance(statement, ast.Assign)

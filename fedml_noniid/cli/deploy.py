@@ -35,70 +35,47 @@ def add(app: typer.Typer) -> None:
         "noniid deploy kits make --silos 3 --out kits",
         "noniid deploy kits show --out kits",
     )
-    verb(
-        kits,
-        "make",
-        "noniid deploy kits make --silos 3 --out kits",
-        "noniid deploy kits make --silos 3 --out kits --days 90",
-    )(make)
-    verb(
-        kits,
-        "renew",
-        "noniid deploy kits renew --rank 2 --out kits",
-        "noniid deploy kits renew --rank 0 --out kits --days 90",
-    )(renew)
-    verb(
-        kits,
-        "revoke",
-        "noniid deploy kits revoke --rank 2 --out kits",
-        "noniid deploy kits show --out kits",
-    )(revoke)
-    verb(
-        kits,
-        "show",
-        "noniid deploy kits show --out kits",
-        "noniid deploy kits show --out /secure/kits",
-    )(show)
+    for of, function, *examples in (
+        (kits, make, "kits make --silos 3 --out kits", "kits make --silos 3 --out kits --days 90"),
+        (kits, renew, "kits renew --rank 2 --out kits", "kits renew --rank 0 --out kits --days 90"),
+        (kits, revoke, "kits revoke --rank 2 --out kits", "kits show --out kits"),
+        (kits, show, "kits show --out kits", "kits show --out /secure/kits"),
+        (deploy, config, "config", "config server/fedml_config.yaml"),
+        (
+            deploy,
+            shards,
+            "shards --data data/digits.safetensors --indices partitions/dirichlet-0/indices.json "
+            "--out shards",
+        ),
+        (
+            deploy,
+            server,
+            "server --config fedml_config.yaml",
+            "server --config /etc/federation/server.yaml",
+        ),
+        (
+            deploy,
+            silo,
+            "silo --rank 1 --config fedml_config.yaml",
+            "silo --rank 2 --config /etc/federation/silo.yaml",
+        ),
+        (
+            deploy,
+            status,
+            "status --config fedml_config.yaml",
+            "status --config fedml_config.yaml | python -m json.tool",
+        ),
+        (deploy, loopback, "loopback", "loopback --recipe scaffold+fnr --silos 4"),
+        (
+            deploy,
+            record,
+            "record run --config fedml_config.yaml",
+            "record run --config fedml_config.yaml --to http://mlflow.example.org:5000",
+        ),
+    ):
+        typed = [f"noniid deploy {example}" for example in examples]
+        verb(of, function.__name__, *typed)(function)
     deploy.add_typer(kits, name="kits")
-    verb(deploy, "config", "noniid deploy config", "noniid deploy config server/fedml_config.yaml")(
-        config
-    )
-    verb(
-        deploy,
-        "shards",
-        "noniid deploy shards --data data/digits.safetensors "
-        "--indices partitions/dirichlet-0/indices.json --out shards",
-    )(shards)
-    verb(
-        deploy,
-        "server",
-        "noniid deploy server --config fedml_config.yaml",
-        "noniid deploy server --config /etc/federation/server.yaml",
-    )(server)
-    verb(
-        deploy,
-        "silo",
-        "noniid deploy silo --rank 1 --config fedml_config.yaml",
-        "noniid deploy silo --rank 2 --config /etc/federation/silo.yaml",
-    )(silo)
-    verb(
-        deploy,
-        "status",
-        "noniid deploy status --config fedml_config.yaml",
-        "noniid deploy status --config fedml_config.yaml | python -m json.tool",
-    )(status)
-    verb(
-        deploy,
-        "loopback",
-        "noniid deploy loopback",
-        "noniid deploy loopback --recipe scaffold+fnr --silos 4",
-    )(loopback)
-    verb(
-        deploy,
-        "record",
-        "noniid deploy record run --config fedml_config.yaml",
-        "noniid deploy record run --config fedml_config.yaml --to http://mlflow.example.org:5000",
-    )(record)
     app.add_typer(deploy, name="deploy")
 
 

@@ -78,16 +78,16 @@ def append(path: Path, at: int, content: bytes, private: bool = False) -> None:
             _sync(path.parent)
 
 
-def replace_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+def replace_folder(folder: Path, files: Mapping[str, bytes], private: bool = False) -> None:
     """Replaces `folder` by one with exactly these files; on an error the old folder stays.
 
-    Raises UserError if it can't be written.
+    `private`: only the owner may read it. Raises UserError if it can't be written.
     """
     with _beside(folder) as place:
         fresh = place / "new"
-        fresh.mkdir()
+        fresh.mkdir(mode=0o700 if private else 0o777)
         for name, content in files.items():
-            with opened(fresh / name, "wb") as file:
+            with opened(fresh / name, "wb", private) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

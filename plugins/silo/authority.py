@@ -6,8 +6,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import UNFINISHED, remove_abandoned
+from fedml_noniid.plugins.data.files import remove_abandoned, replace_folder, write_whole
 from fedml_noniid.plugins.silo.certificates import (
     COMMAND,
     check_issued,
@@ -69,11 +68,11 @@ def make(folder: Path, silos: int, days: int = 365) -> str:
                     f"{folder / 'ca'}: is missing, but kit {folder / str(ranks[0])} exists; "
                     f"{RESTORE}"
                 )
-            _write_folder(folder / "ca", _new_ca())
+            replace_folder(folder / "ca", _new_ca(), private=True)
         ca = _CA.read(folder)
         for rank in range(silos + 1):
             if not (folder / str(rank)).exists():
-                _write_folder(folder / str(rank), _new_kit(ca, rank, days))
+                replace_folder(folder / str(rank), _new_kit(ca, rank, days), private=True)
     return (
         f"the CA, the server's kit and the kits of silos 1 to {silos} are in {folder}\n"
         f"{folder / '0'} goes to the server, {folder}/<rank> to silo-<rank>; "
@@ -92,7 +91,8 @@ def renew(folder: Path, rank: int, days: int = 365) -> str:
         files = _new_kit(ca, rank, days)
         # Revoked first: after a kill in between, the same command completes the work.
         crl = _revoke(folder, ca, rank)
-        _write_folder(folder / str(rank), files | ({"crl.pem": crl} if rank == 0 else {}))
+        files |= {"crl.pem": crl} if rank == 0 else {}
+        replace_folder(folder / str(rank), files, private=True)
     return (
         f"{folder / str(rank)} goes to {name(rank)}; its old certificate is "
         f"revoked\n{_copy_list(folder)}"
@@ -116,12 +116,12 @@ def show(folder: Path) -> str:
     with _exclusive_ownership(folder):
         ca, lines = _CA.read(folder), []
         for rank in _ranks(folder):
-            own = _present(folder, ca, rank)
-            state = (
-                f"until {own.not_valid_after_utc:%Y-%m-%d}  "
-                f"{'' if ca.lists(own) else 'not '}revoked"
+            found = _present(folder, ca, rank)
+            state = "revoked" if ca.lists(found) else "not revoked"
+            lines.append(
+                f"{rank:4}  {name(rank):10}  {found.serial_number:040x}  "
+                f"until {found.not_valid_after_utc:%Y-%m-%d}  {state}\n"
             )
-            lines.append(f"{rank:4}  {name(rank):10}  {own.serial_number:040x}  {state}\n")
     return "".join(lines)
 
 
@@ -156,11 +156,8 @@ def _new_ca() -> dict[str, bytes]:
     """The files of a new CA."""
     key, subject = ec.generate_private_key(ec.SECP256R1()), _subject("federation CA")
     certificate = _sign(
+        _builder(key, subject, subject, CA_DAYS),
         key,
-        subject,
-        key,
-        subject,
-        CA_DAYS,
         x509.BasicConstraints(ca=True, path_length=0),
         _usage("key_cert_sign", "crl_sign"),
         x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
@@ -183,11 +180,8 @@ def _new_kit(ca: _CA, rank: int, days: int) -> dict[str, bytes]:
     # The server is a client too: the operator's `status` asks with the server's kit.
     server = [ExtendedKeyUsageOID.SERVER_AUTH] if rank == 0 else []
     certificate = _sign(
-        key,
-        _subject(name(rank)),
+        _builder(key, _subject(name(rank)), ca.certificate.subject, days),
         ca.key,
-        ca.certificate.subject,
-        days,
         x509.BasicConstraints(ca=False, path_length=None),
         _usage("digital_signature"),
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, *server]),
@@ -204,19 +198,14 @@ def _new_kit(ca: _CA, rank: int, days: int) -> dict[str, bytes]:
 
 def _revoke(folder: Path, ca: _CA, rank: int) -> bytes:
     """Writes the list with the present certificate of `rank` on it, and returns it."""
-    own, revoked = _present(folder, ca, rank), list(ca.crl)
-    if not ca.lists(own):
-        added = (
-            x509.RevokedCertificateBuilder().serial_number(own.serial_number).revocation_date(now())
-        )
-        revoked.append(added.build())
+    certificate, revoked = _present(folder, ca, rank), list(ca.crl)
+    if not ca.lists(certificate):
+        builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number)
+        revoked.append(builder.revocation_date(now()).build())
     crl = _sign_list(ca.certificate.subject, ca.key, revoked)
-    for place in filter(
-        Path.is_dir, (folder / "ca", folder / "0")
-    ):  # the server's kit may be on the server only
-        with tempfile.TemporaryDirectory(dir=place, prefix=".") as temporary:
-            _write_private(Path(temporary) / "crl.pem", crl)
-            (Path(temporary) / "crl.pem").replace(place / "crl.pem")
+    for place in (folder / "ca", folder / "0"):
+        if place.is_dir():  # the server's kit may be on the server only
+            write_whole(place / "crl.pem", crl, private=True)
     return crl
 
 
@@ -224,9 +213,9 @@ def _present(folder: Path, ca: _CA, rank: int) -> x509.Certificate:
     """The certificate in the kit of `rank`. Raises UserError."""
     path = folder / str(rank) / "own.crt"
     remedy = f"put the certificate of {name(rank)} back here; `{COMMAND} show` lists the kits"
-    own = read_certificate(path, remedy)
-    check_issued(path, own, ca.certificate, remedy)
-    return own
+    found = read_certificate(path, remedy)
+    check_issued(path, found, ca.certificate, remedy)
+    return found
 
 
 def _ranks(folder: Path) -> list[int]:
@@ -255,43 +244,37 @@ def _usage(*granted: str) -> x509.KeyUsage:
     return x509.KeyUsage(**{usage: usage in granted for usage in USAGES})
 
 
-def _sign(
-    key: Key,
-    owner: x509.Name,
-    ca_key: Key,
-    ca: x509.Name,
-    days: int,
-    *extensions: x509.ExtensionType,
-) -> bytes:
-    """The certificate of `key` as PEM, with a new serial number, for so many days from now."""
+def _builder(key: Key, owner: x509.Name, ca: x509.Name, days: int) -> x509.CertificateBuilder:
+    """The certificate of `key` with a new serial number, for so many days from now."""
     moment = now()
-    builder = (
-        x509.CertificateBuilder().subject_name(owner).public_key(key.public_key()).issuer_name(ca)
+    return x509.CertificateBuilder(
+        issuer_name=ca,
+        subject_name=owner,
+        public_key=key.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=moment - CLOCK_SKEW,
+        not_valid_after=moment + datetime.timedelta(days=days),
     )
-    builder = builder.not_valid_before(moment - CLOCK_SKEW).not_valid_after(
-        moment + datetime.timedelta(days=days)
-    )
+
+
+def _sign(builder: x509.CertificateBuilder, ca_key: Key, *extensions: x509.ExtensionType) -> bytes:
+    """The certificate as PEM."""
     for extension in extensions:
         critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
         builder = builder.add_extension(extension, critical)
-    return (
-        builder.serial_number(x509.random_serial_number())
-        .sign(ca_key, SHA256())
-        .public_bytes(Encoding.PEM)
-    )
+    return builder.sign(ca_key, SHA256()).public_bytes(Encoding.PEM)
 
 
 def _sign_list(ca: x509.Name, key: Key, revoked: Sequence[x509.RevokedCertificate]) -> bytes:
     """The list as PEM."""
     moment, issuer = now(), x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
-    builder = x509.CertificateRevocationListBuilder(ca, revoked_certificates=list(revoked))
-    builder = builder.last_update(moment - CLOCK_SKEW).next_update(
-        moment + datetime.timedelta(days=LIST_DAYS)
-    )
+    until = moment + datetime.timedelta(days=LIST_DAYS)
+    builder = x509.CertificateRevocationListBuilder(ca, moment - CLOCK_SKEW, until)
     # The list only grows, so its length is a number that only grows.
-    builder = builder.add_extension(issuer, critical=False).add_extension(
-        x509.CRLNumber(len(revoked)), critical=False
-    )
+    for extension in (issuer, x509.CRLNumber(len(revoked))):
+        builder = builder.add_extension(extension, critical=False)
+    for certificate in revoked:
+        builder = builder.add_revoked_certificate(certificate)
     return builder.sign(key, SHA256()).public_bytes(Encoding.PEM)
 
 
@@ -320,25 +303,3 @@ def _exclusive_ownership(folder: Path, new: bool = False) -> Iterator[None]:
         raise UserError(
             f"{folder}: can't be used ({reason}); use a folder that is there and writable"
         ) from None
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Writes a new file that nobody else can read, from its creation on."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Makes or replaces a private folder. A kill leaves the old one, none, or the new one."""
-    with tempfile.TemporaryDirectory(
-        dir=folder.parent, prefix=f".{folder.name}.", suffix=UNFINISHED
-    ) as place:
-        fresh = Path(place) / "new"
-        fresh.mkdir(mode=0o700)
-        for file, content in files.items():
-            _write_private(fresh / file, content)
-        if folder.exists():
-            folder.rename(Path(place) / "old")
-        fresh.rename(folder)

@@ -48,20 +48,20 @@ class Kit:
     @staticmethod
     def read(folder: Path, rank: int) -> Kit:
         """The kit in `folder`, checked for the process of `rank`. Raises UserError."""
-        ca_path, own_path, key_path = folder / "ca.crt", folder / "own.crt", folder / "own.key"
-        ca, own = read_certificate(ca_path, AGAIN), read_certificate(own_path, AGAIN)
+        ca_path, path, key_path = folder / "ca.crt", folder / "own.crt", folder / "own.key"
+        ca, certificate = read_certificate(ca_path, AGAIN), read_certificate(path, AGAIN)
         key = read(key_path, AGAIN, private=True)
-        key_of(own, key_path, key, AGAIN)
-        check_issued(own_path, own, ca, AGAIN)
-        if (found := _common_name(own)) != name(rank):
+        key_of(certificate, key_path, key, AGAIN)
+        check_issued(path, certificate, ca, AGAIN)
+        if (found := _common_name(certificate)) != name(rank):
             raise UserError(
-                f"{own_path}: belongs to {shown(found)}, but this process is {name(rank)!r}; "
+                f"{path}: belongs to {shown(found)}, but this process is {name(rank)!r}; "
                 f"use the kit of rank {rank}"
             )
         _check_dates(ca_path, ca, "kits of a new CA", "make")
-        _check_dates(own_path, own, "a new kit", "renew")
+        _check_dates(path, certificate, "a new kit", "renew")
         # Nothing that was not checked is passed on: TLS would trust every certificate in ca.crt.
-        return Kit(ca.public_bytes(Encoding.PEM), own.public_bytes(Encoding.PEM), key)
+        return Kit(ca.public_bytes(Encoding.PEM), certificate.public_bytes(Encoding.PEM), key)
 
 
 class Admission:
@@ -70,7 +70,7 @@ class Admission:
     TLS asks only when a connection begins.
     """
 
-    def __init__(self, ca: bytes, crl: Path | None) -> None:
+    def __init__(self, ca: bytes, crl: Path) -> None:
         """`ca`: from a kit.
 
         `crl`: the list of revoked certificates. Raises UserError if the list is bad.
@@ -79,8 +79,7 @@ class Admission:
         self._crl, self._lock, self._warned = crl, threading.Lock(), False
         self._stamp: tuple[int, ...] | None = None
         self._revoked_serials = frozenset[int]()
-        if crl is not None:
-            self._load(crl, _stamp(crl))
+        self._load(_stamp(crl))
         self._peer = functools.lru_cache(maxsize=MAX_CACHED_CERTIFICATES)(self._parsed)
 
     def refusal(self, pem: bytes, moment: datetime.datetime | None = None) -> str:
@@ -109,27 +108,23 @@ class Admission:
 
         A bad file leaves the last good list.
         """
-        if self._crl is None:
-            return self._revoked_serials
         with self._lock:
             if (stamp := _stamp(self._crl)) != self._stamp:
                 try:
-                    self._load(self._crl, stamp)
+                    self._load(stamp)
                 except UserError as error:
                     if not self._warned:
                         LOG.warning("%s; until then the last good list counts", error)
                     self._warned = True
             return self._revoked_serials
 
-    def _load(self, path: Path, stamp: tuple[int, ...] | None) -> None:
+    def _load(self, stamp: tuple[int, ...] | None) -> None:
         """Reads the list. Raises UserError."""
-        content = read(path, COPY_LIST)
+        content = read(self._crl, COPY_LIST)
         self._stamp = stamp  # after reading: a file that can't be read just now is tried again
-        crl = list_of(self._ca, path, content, COPY_LIST)
-        self._revoked_serials, self._warned = (
-            frozenset(revoked.serial_number for revoked in crl),
-            False,
-        )
+        crl = list_of(self._ca, self._crl, content, COPY_LIST)
+        self._revoked_serials = frozenset(revoked.serial_number for revoked in crl)
+        self._warned = False
 
 
 def now() -> datetime.datetime:

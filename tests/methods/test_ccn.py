@@ -117,14 +117,14 @@ def test_the_running_mean_of_the_last_epoch(engine: str) -> None:
     for t in range(2):
         local, z = [], []
         for k, client in enumerate(hand.CLIENTS):
-            batches, w_k, seen = ran.batches(k, t + 1), w, []
+            batches, w_k, features = ran.batches(k, t + 1), w, []
             for s, batch in enumerate(batches):
                 if s >= len(batches) // 2:  # of two epochs
-                    seen.append(hand.hidden(w_k, hand.X[batch]))
+                    features.append(hand.hidden(w_k, hand.X[batch]))
                 w_k = hand.descend(w_k, [batch])
-            assert len(np.concatenate(seen)) == len(client)
+            assert len(np.concatenate(features)) == len(client)
             local.append(w_k)
-            z.append(np.concatenate(seen).mean(0))
+            z.append(np.concatenate(features).mean(0))
         np.testing.assert_allclose(ran.exchanges[t][1].upload["ccn"]["z"], np.stack(z), rtol=1e-10)
         assert not np.allclose(np.stack(z), means(local)), "the model moved meanwhile"
         w = hand.average(weights(np.stack(z)), local)
@@ -344,14 +344,14 @@ def test_a_silenced_client_loses_its_whole_weight(
     """Lambda = (1, 0, 1): c_2 = 0, and nu_2 is what moves."""
     z, cold = torch.tensor(CENTRAL), CCN(T=1e-4)
     np.testing.assert_allclose(weighed(cold, z, n), c, rtol=1e-14)
-    seen = recorded(cold, z, n)
-    assert (seen["lambda_min"].item(), seen["lambda_max"].item()) == (0, 1)
-    assert (seen["moved"].item(), seen["moved_most"].item()) == pytest.approx(
+    metrics = recorded(cold, z, n)
+    assert (metrics["lambda_min"].item(), metrics["lambda_max"].item()) == (0, 1)
+    assert (metrics["moved"].item(), metrics["moved_most"].item()) == pytest.approx(
         (moved, most), rel=1e-14
     )
-    assert seen["moved_part"].item() == pytest.approx(moved / most, rel=1e-14)
-    assert seen["weight_over_nu_min"].item() == 0
-    assert seen["weight_over_nu_max"].item() == pytest.approx(1 / (1 - n[1] / sum(n)), rel=1e-14)
+    assert metrics["moved_part"].item() == pytest.approx(moved / most, rel=1e-14)
+    assert metrics["weight_over_nu_min"].item() == 0
+    assert metrics["weight_over_nu_max"].item() == pytest.approx(1 / (1 - n[1] / sum(n)), rel=1e-14)
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 0.01, 0.1, 0.5])
@@ -365,10 +365,10 @@ def test_no_more_moves_than_the_largest_weight_and_a_rise_says_little(temperatur
         z = torch.tensor(draw.lognormal(size=(20, 6)))
         n = draw.integers(1, 500, 20).tolist()
         for sizes in (n, [1] * 20):
-            seen = recorded(CCN(T=temperature), z, sizes)
-            assert 0 < seen["moved"] <= seen["moved_most"] * (1 + 1e-12)
-            assert seen["moved_most"].item() == max(sizes) / sum(sizes)
-        assert seen["weight_over_nu_max"] <= 20 / 19 * (1 + 1e-12)
+            metrics = recorded(CCN(T=temperature), z, sizes)
+            assert 0 < metrics["moved"] <= metrics["moved_most"] * (1 + 1e-12)
+            assert metrics["moved_most"].item() == max(sizes) / sum(sizes)
+        assert metrics["weight_over_nu_max"] <= 20 / 19 * (1 + 1e-12)
 
 
 def test_a_single_client_keeps_its_weight(engine: str) -> None:

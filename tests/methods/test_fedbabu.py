@@ -65,10 +65,10 @@ def test_other_methods_see_the_body_only(method: str) -> None:
     simulation = federation.simulation(f"fedbabu+{method}", dtype=torch.float64)
     before = {key: leaf.clone() for key, leaf in simulation.engine.clients.task.fixed.items()}
     out = simulation.run()
-    kept = flatten(
+    stored = flatten(
         {"state": simulation.loop.state.slices, "memory": simulation.engine.clients.memory}
     )
-    assert not {key.rpartition("/")[2] for key in kept} & set(HEAD)
+    assert not {key.rpartition("/")[2] for key in stored} & set(HEAD)
     assert set(before) == set(HEAD)
     assert all(torch.equal(out.params[key], before[key]) for key in HEAD)
 

@@ -136,7 +136,7 @@ def same(found: Params, wanted: dict[str, Tensor], names: Sequence[str]) -> None
         torch.testing.assert_close(leaf, wanted[theirs(name)], rtol=1e-12, atol=1e-12, msg=name)
 
 
-def own(of: Simulation, k: int) -> Params:
+def personal(of: Simulation, k: int) -> Params:
     parts: Tree = row(of.engine.clients.memory[PERSONAL], k)
     return parts["params"] | parts["buffers"]
 
@@ -159,7 +159,7 @@ def test_it_is_the_federation_of_modules(recipe: str, weights: str, engine: str)
         reference.round(cohort, n, MU if "fedprox" in settings else 0.0)
         same(ours.loop.state.params, reference.shared, SHARED)
         for k, module in enumerate(reference.clients):
-            same(own(ours, k), module.state_dict(), NORM)
+            same(personal(ours, k), module.state_dict(), NORM)
         accuracy, loss = reference.scores()
         assert (
             found["test_accuracy"] == found["sent_accuracy"] == pytest.approx(accuracy, abs=1e-12)
@@ -209,7 +209,7 @@ def test_a_client_that_never_took_part_has_the_first_batch_norms() -> None:
     assert 0 < len(took_part) < len(SIZES)
     first = dict(zip(NORM, (1.0, 0.0, 0.0, 1.0), strict=True))
     for k in range(len(SIZES)):
-        assert all((leaf == first[name]).all() for name, leaf in own(ours, k).items()) is (
+        assert all((leaf == first[name]).all() for name, leaf in personal(ours, k).items()) is (
             k not in took_part
         )
 
@@ -239,14 +239,14 @@ def test_other_methods_see_the_shared_part_only(method: str) -> None:
         exchanges = hand.tapped(ours)
         out = ours.run()
         memory = {key: tree for key, tree in ours.engine.clients.memory.items() if key != PERSONAL}
-        said = [
+        sent = [
             {
                 "ask": ask.params | ask.shared | ask.each,
                 "reply": reply.deltas | reply.buffers | reply.upload,
             }
             for ask, reply in exchanges
         ]
-        for tree in ({"state": ours.loop.state._asdict()}, memory, *said):
+        for tree in ({"state": ours.loop.state._asdict()}, memory, *sent):
             assert not {key.rpartition("/")[2] for key in flatten(tree)} & set(NORM)
         assert out.personal["params"]["bn1.weight"].std(0).min() > 0, "each client has its own"
         ends.append(out.params | flatten(out.personal))
@@ -275,7 +275,7 @@ def test_processes_and_a_checkpoint_keep_the_bits(recipe: str, tmp_path: Path) -
     assert resumed.start_round == 1
     for found in (beside, resumed.run()):
         assert federation.equal(found, whole)
-        kept, wanted = flatten(found.personal), flatten(whole.personal)
-        assert kept.keys() == wanted.keys() and all(
-            torch.equal(kept[key], leaf) for key, leaf in wanted.items()
+        stored, wanted = flatten(found.personal), flatten(whole.personal)
+        assert stored.keys() == wanted.keys() and all(
+            torch.equal(stored[key], leaf) for key, leaf in wanted.items()
         )

@@ -64,16 +64,16 @@ def test_its_loss(engine: str, form: str, absent: str, tau: float, options: dict
     for t, cohort, batches in ran.rounds():
         losses: list[list[float]] = [[] for _ in cohort]
         local = []
-        for k, of, seen in zip(cohort, batches, losses, strict=True):
+        for k, of, steps in zip(cohort, batches, losses, strict=True):
             w_k = w
             for batch in of:
                 o = hand.logits(w_k, hand.X[batch])
                 loss, do = calibrated(o, Y[batch], COUNTS[k], tau, form, absent)
                 g = hand.backward(w_k, hand.X[batch], do)
                 w_k = hand.each(lambda w, g: w - hand.LR * g, w_k, g)
-                seen.append(loss)
+                steps.append(loss)
             local.append(w_k)
-        found, wanted = ran.exchanges[t - 1][1].loss, [np.mean(seen) for seen in losses]
+        found, wanted = ran.exchanges[t - 1][1].loss, [np.mean(steps) for steps in losses]
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-14)
         n = np.array([hand.SIZES[k] for k in cohort])
         w = hand.average(n / n.sum(), local)

@@ -33,9 +33,9 @@ ONE = MU0 + A1 * 1 / 2 + A2 * math.log10(2)  # eq. 17 of the two layers, M_1 = M
 TWO = MU0 + A1 * 2 / 2 + A2 * math.log10(2)
 
 
-def received(net: Model, params: Params, buffers: Params, own: Pass) -> Client:
+def received(net: Model, params: Params, buffers: Params, local_set: Pass) -> Client:
     """In round 1, before training."""
-    return Client(Task(net, SGD(0.1)), params, buffers, 1, own)
+    return Client(Task(net, SGD(0.1)), params, buffers, 1, local_set)
 
 
 def rates(h: hand.Array, mu: float) -> hand.Array:
@@ -286,14 +286,16 @@ def test_the_factors_of_more_than_two_neurons(
 
 def test_a_rate_scales_the_whole_row_of_its_neuron() -> None:
     """Eq. 18: w_{l,m} are all weights of neuron m; a kernel's rows are its first axis."""
-    net, own = mlp((2,), 2), Pass(hand.samples(hand.X, hand.Y), torch.arange(6), sizes=(6,))
+    net, local_set = mlp((2,), 2), Pass(hand.samples(hand.X, hand.Y), torch.arange(6), sizes=(6,))
     scale = torch.tensor([2.0, 3.0])
     tree = {
         "conv.weight": torch.ones(2, 1, 3, 3),
         "conv.bias": torch.ones(2),
         "other": torch.ones(4),
     }
-    view = replace(received(net, {}, {}, own), prepared={"conv.weight": scale, "conv.bias": scale})
+    view = replace(
+        received(net, {}, {}, local_set), prepared={"conv.weight": scale, "conv.bias": scale}
+    )
     out = scaled(tree, FedNLR().update_factor(view))
     assert out["conv.weight"].flatten(1).unique(dim=1).tolist() == [[2.0], [3.0]]
     assert out["conv.bias"].tolist() == [2.0, 3.0]
@@ -370,33 +372,28 @@ def test_a_ratio_of_one_has_no_temperature(engine: str) -> None:
 
 
 def test_activations_by_class_before_and_after_training(engine: str) -> None:
-    """Table 4's quantities: means of the hidden layer over the public split's samples of each
-    class; NaN for classes that it lacks.
-    """
-    x = hand.PUBLIC_X[:3]
-    for public_y in (np.array([0, 0, 1]), np.array([0, 0, 0])):
-        tensors = observed(engine, {}, public=hand.samples(x, public_y))
+    """Table 4's quantities on the public split: means of the hidden layer by class, NaN for classes
+    that it lacks, bound neurons and their drift. The functions have tests of their own below."""
+    x, before = hand.PUBLIC_X[:3], torch.tensor(hand.hidden(hand.W0, hand.PUBLIC_X[:3]))
+    for labels in (np.array([0, 0, 1]), np.array([0, 0, 0])):
+        tensors, y = observed(engine, {}, public=hand.samples(x, labels)), torch.tensor(labels)
         for k, client in enumerate(hand.CLIENTS):
-            models = {
-                "before": hand.W0,
-                "after": local(hand.W0, factors(hand.W0, hand.X[client]), [client] * 2),
-            }
-            for when, w in models.items():
-                for c in (0, 1):
-                    found, rows = tensors[f"fednlr/{when}"][0, k, c].numpy(), x[public_y == c]
-                    if len(rows):
-                        np.testing.assert_allclose(found, hand.hidden(w, rows).mean(0), rtol=1e-10)
-                    else:
-                        assert np.isnan(found).all()
-        activations = tensors["fednlr/before"][0, 0], tensors["fednlr/bound"][0, 0]
-        assert activations[0].shape == activations[1].shape == (2, 2)
-        assert tensors["fednlr/drift"].shape == (1, 3, 2)
+            w_k = local(hand.W0, factors(hand.W0, hand.X[client]), [client] * 2)
+            after = torch.tensor(hand.hidden(w_k, x))
+            for quantity, wanted in (
+                ("before", class_means(before, y, 2)),
+                ("after", class_means(after, y, 2)),
+                ("bound", bound(before, y, 2)),
+                ("drift", drift(before, after, y, 2)),
+            ):
+                found = tensors[f"fednlr/{quantity}"][0, k]
+                torch.testing.assert_close(found, wanted, rtol=1e-10, atol=0, equal_nan=True)
     assert not {"fednlr/before", "fednlr/bound"} & observed(engine, {}).keys(), "no public split"
 
 
 def test_observing_changes_nothing(engine: str) -> None:
-    seen, plain = (hand.run("fednlr", engine=engine, observing=on) for on in (True, False))
-    assert hand.identical(seen, plain)
+    watched, plain = (hand.run("fednlr", engine=engine, observing=on) for on in (True, False))
+    assert hand.identical(watched, plain)
 
 
 def test_the_last_hidden_layer_averages_channels_over_space_and_joins_batches() -> None:

@@ -149,10 +149,10 @@ def update(*deltas: dict[str, list[float]], dtype: torch.dtype = torch.float64) 
 
 
 def stepped(
-    method: FedNNNN, before: Tree, seen: Server
+    method: FedNNNN, before: Tree, server: Server
 ) -> tuple[dict[str, torch.Tensor], Tree, Tree]:
     """(w_{t+1} - w_t, the state, what is recorded)."""
-    found = method.step(replace(seen, state=before))
+    found = method.step(replace(server, state=before))
     assert found.params is not None
     return found.params, found.state, found.metrics
 
@@ -166,8 +166,8 @@ def before(
 def test_the_step_in_numbers() -> None:
     """Deltas (6, 0), (0, 8): u = (3, 4), N = 5, E = 7; d = 1/2 (10, 20) + 5 * 7/5 * (3, 4) = (26,
     38)."""
-    seen = update({"w": [6.0, 0.0]}, {"w": [0.0, 8.0]})
-    d, state, measured = stepped(FedNNNN(beta=5.0, gamma=0.5), before(w=[10.0, 20.0]), seen)
+    server = update({"w": [6.0, 0.0]}, {"w": [0.0, 8.0]})
+    d, state, measured = stepped(FedNNNN(beta=5.0, gamma=0.5), before(w=[10.0, 20.0]), server)
     torch.testing.assert_close(d["w"], tensor(26.0, 38.0))
     assert state.keys() == {"d"}
     assert torch.equal(state["d"]["w"], d["w"])
@@ -178,12 +178,12 @@ def test_the_step_in_numbers() -> None:
 
 def test_a_block_of_layers_is_no_layer() -> None:
     """block.a: N = 1, E = 2; block.b: N = E = 3."""
-    seen = update(
+    server = update(
         {"block.a.weight": [3.0], "block.b.weight": [2.0]},
         {"block.a.weight": [-1.0], "block.b.weight": [4.0]},
     )
     d, _, _ = stepped(
-        FedNNNN(beta=1.0, norm="per_layer"), before(**{key: [0.0] for key in seen.update}), seen
+        FedNNNN(beta=1.0, norm="per_layer"), before(**{key: [0.0] for key in server.update}), server
     )
     assert (d["block.a.weight"].item(), d["block.b.weight"].item()) == (2.0, 3.0)
 
@@ -191,17 +191,17 @@ def test_a_block_of_layers_is_no_layer() -> None:
 def test_a_layer_is_what_shares_a_name_before_the_last_dot() -> None:
     """a: deltas (6), (0) and biases (0), (8), the numbers above; b: deltas 2 and 4, N = E = 3,
     where all agree."""
-    seen = update(
+    server = update(
         {"a.weight": [6.0], "a.bias": [0.0], "b.weight": [2.0]},
         {"a.weight": [0.0], "a.bias": [8.0], "b.weight": [4.0]},
     )
-    zero = before(**{key: [0.0] for key in seen.update})
-    d, _, _ = stepped(FedNNNN(beta=5.0, norm="per_layer"), zero, seen)
+    zero = before(**{key: [0.0] for key in server.update})
+    d, _, _ = stepped(FedNNNN(beta=5.0, norm="per_layer"), zero, server)
     assert {key: leaf.item() for key, leaf in d.items()} == pytest.approx(
         {"a.weight": 21.0, "a.bias": 28.0, "b.weight": 15.0}
     )
     # As one vector: N = sqrt(25 + 9), E = (sqrt(36 + 4) + sqrt(64 + 16)) / 2.
-    d, _, _ = stepped(FedNNNN(beta=1.0), zero, seen)
+    d, _, _ = stepped(FedNNNN(beta=1.0), zero, server)
     assert d["b.weight"].item() == pytest.approx((40**0.5 + 80**0.5) / 2 / 34**0.5 * 3)
 
 
@@ -210,23 +210,23 @@ def test_a_layer_is_what_shares_a_name_before_the_last_dot() -> None:
 def test_when_clients_cancel(scale: float, gamma: float) -> None:
     """N = 0, "return w_t as is": the normalised term is dropped and d = gamma d; or w and d
     stay."""
-    seen = update({"w": [scale, -2 * scale]}, {"w": [-scale, 2 * scale]})
-    for n_zero, moved, kept in (
+    server = update({"w": [scale, -2 * scale]}, {"w": [-scale, 2 * scale]})
+    for n_zero, moved, after in (
         ("skip_term", [gamma, 3 * gamma], [gamma, 3 * gamma]),
         ("hold", [0.0, 0.0], [1.0, 3.0]),
     ):
         method = FedNNNN(beta=5.0, gamma=gamma, n_zero=n_zero)
-        d, state, measured = stepped(method, before(w=[1.0, 3.0]), seen)
+        d, state, measured = stepped(method, before(w=[1.0, 3.0]), server)
         assert d["w"].tolist() == moved
-        assert state["d"]["w"].tolist() == kept
+        assert state["d"]["w"].tolist() == after
         assert measured["ratio"].item() == 0
 
 
 def test_momentum_knows_no_division() -> None:
     """Eqs. 10-11: with N = 0 it is d = gamma d whatever `n_zero` says."""
-    seen = update({"w": [1.0]}, {"w": [-1.0]})
+    server = update({"w": [1.0]}, {"w": [-1.0]})
     d, state, _ = stepped(
-        FedNNNN(gamma=0.5, variant="momentum", n_zero="hold"), before(w=[3.0]), seen
+        FedNNNN(gamma=0.5, variant="momentum", n_zero="hold"), before(w=[3.0]), server
     )
     assert (d["w"].item(), state["d"]["w"].item()) == (1.5, 1.5)
 
@@ -257,9 +257,9 @@ def test_what_counts_as_close_to_zero(
     Deltas size and off eps - size: all numbers are exact.
     """
     first, second = size, off * BITS[dtype] - size
-    seen = update({"w": [first]}, {"w": [second]}, dtype=dtype)
-    assert seen.update["w"].item() == off / 2 * BITS[dtype]
-    d, _, _ = stepped(FedNNNN(beta=1.0, gamma=0.0), before(dtype, w=[0.0]), seen)
+    server = update({"w": [first]}, {"w": [second]}, dtype=dtype)
+    assert server.update["w"].item() == off / 2 * BITS[dtype]
+    d, _, _ = stepped(FedNNNN(beta=1.0, gamma=0.0), before(dtype, w=[0.0]), server)
     assert d["w"].item() == (0.0 if small else pytest.approx((first - second) / 2))
 
 
@@ -270,21 +270,23 @@ def steps_from(w: torch.Tensor, move: float) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("dtype", BITS)
 @pytest.mark.parametrize("move", [0.3, 1e-2])
-@pytest.mark.parametrize(("n_zero", "moved", "kept"), [("skip_term", 0.5, 0.5), ("hold", 0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("n_zero", "moved", "after"), [("skip_term", 0.5, 0.5), ("hold", 0.0, 1.0)]
+)
 def test_opposite_updates_cancel_but_for_rounding(
-    dtype: torch.dtype, move: float, n_zero: str, moved: float, kept: float
+    dtype: torch.dtype, move: float, n_zero: str, moved: float, after: float
 ) -> None:
     """w_k = w_t +- the same: N is rounding noise, and the step is the momentum's alone; d was 1,
     gamma = 1/2."""
     w = torch.linspace(0.1, 1.7, 50, dtype=dtype)
-    seen = update(steps_from(w, move), steps_from(w, -move), dtype=dtype)
-    n = torch.linalg.vector_norm(seen.update["w"]).item()
+    server = update(steps_from(w, move), steps_from(w, -move), dtype=dtype)
+    n = torch.linalg.vector_norm(server.update["w"]).item()
     assert 0 < n < 50**0.5 * 1.7 * BITS[dtype], "the example rounds"
     d, state, _ = stepped(
-        FedNNNN(beta=0.7, gamma=0.5, n_zero=n_zero), before(dtype, w=[1.0] * 50), seen
+        FedNNNN(beta=0.7, gamma=0.5, n_zero=n_zero), before(dtype, w=[1.0] * 50), server
     )
     assert d["w"].tolist() == [moved] * 50
-    assert state["d"]["w"].tolist() == [kept] * 50
+    assert state["d"]["w"].tolist() == [after] * 50
 
 
 def test_a_whole_run_in_float32_stays_where_its_clients_cancel(engine: str) -> None:
@@ -317,11 +319,13 @@ def test_one_layer_can_cancel_by_itself() -> None:
 
     d before is 1 everywhere, gamma = 1/2, beta = 2.
     """
-    seen = update({"a.weight": [1.0], "b.weight": [2.0]}, {"a.weight": [-1.0], "b.weight": [4.0]})
-    for n_zero, moved, kept in (("skip_term", 0.5, 0.5), ("hold", 0.0, 1.0)):
+    server = update({"a.weight": [1.0], "b.weight": [2.0]}, {"a.weight": [-1.0], "b.weight": [4.0]})
+    for n_zero, moved, after in (("skip_term", 0.5, 0.5), ("hold", 0.0, 1.0)):
         method = FedNNNN(beta=2.0, gamma=0.5, norm="per_layer", n_zero=n_zero)
-        d, state, measured = stepped(method, before(**{"a.weight": [1.0], "b.weight": [1.0]}), seen)
-        assert (d["a.weight"].item(), state["d"]["a.weight"].item()) == (moved, kept)
+        d, state, measured = stepped(
+            method, before(**{"a.weight": [1.0], "b.weight": [1.0]}), server
+        )
+        assert (d["a.weight"].item(), state["d"]["a.weight"].item()) == (moved, after)
         assert d["b.weight"].item() == state["d"]["b.weight"].item() == 6.5
         assert {key: leaf.item() for key, leaf in measured["ratio"].items()} == {"a": 0, "b": 1}
 
@@ -329,6 +333,6 @@ def test_one_layer_can_cancel_by_itself() -> None:
 @pytest.mark.parametrize("n_zero", ["skip_term", "hold"])
 def test_clients_that_do_not_move_leave_the_model_where_it_is(n_zero: str) -> None:
     """N = E = 0."""
-    seen = update({"w": [0.0, 0.0]}, {"w": [0.0, 0.0]})
-    d, _, _ = stepped(FedNNNN(n_zero=n_zero), before(w=[0.0, 0.0]), seen)
+    server = update({"w": [0.0, 0.0]}, {"w": [0.0, 0.0]})
+    d, _, _ = stepped(FedNNNN(n_zero=n_zero), before(w=[0.0, 0.0]), server)
     assert d["w"].tolist() == [0.0, 0.0]

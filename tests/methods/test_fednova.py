@@ -17,7 +17,7 @@ FORMS = [(0.0, 0.0), (RHO, 0.0), (0.0, MU), (RHO, MU)]
 EVERYBODY = (0, 1, 2)
 
 
-def held(tau: int, rho: float, mu: float, lr: float = hand.LR) -> hand.Array:
+def counted(tau: int, rho: float, mu: float, lr: float = hand.LR) -> hand.Array:
     """a_k of the paper as a vector: how often (w_t - w_k) / eta holds the gradient of each of the
     tau steps."""
     moved, v = np.zeros(tau), np.zeros(tau)
@@ -45,7 +45,7 @@ class Reference:
         return w
 
     def count(self, tau: int) -> float:
-        return float(held(tau, self.rho, self.mu, self.lr).sum())
+        return float(counted(tau, self.rho, self.mu, self.lr).sum())
 
     def round(self, cohort: tuple[int, ...], batches: list[list[hand.Array]]) -> None:
         tau = np.array([len(of) for of in batches], dtype=float)
@@ -93,7 +93,7 @@ def test_a_is_the_number_of_gradients_that_an_update_holds(
     )
     sent = ran.exchanges[0][1].upload["fednova"]
     np.testing.assert_allclose(
-        sent["a"], [held(tau, rho, mu).sum() for tau in (2, 4, 6)], rtol=1e-13
+        sent["a"], [counted(tau, rho, mu).sum() for tau in (2, 4, 6)], rtol=1e-13
     )
     assert sent.keys() == ({"a", "tau"} if mu else {"a"})
     if mu:
@@ -104,11 +104,11 @@ def test_a_is_the_number_of_gradients_that_an_update_holds(
 def test_the_vector_gives_the_closed_forms(tau: int) -> None:
     """Section 5: a = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho); with mu, sum_s (1 - eta
     mu)^s."""
-    assert held(tau, 0.0, 0.0).sum() == tau
+    assert counted(tau, 0.0, 0.0).sum() == tau
     momentum = (tau - RHO * (1 - RHO**tau) / (1 - RHO)) / (1 - RHO)
-    assert held(tau, RHO, 0.0).sum() == pytest.approx(momentum, rel=1e-12)
+    assert counted(tau, RHO, 0.0).sum() == pytest.approx(momentum, rel=1e-12)
     proximal = sum((1 - hand.LR * MU) ** s for s in range(tau))
-    assert held(tau, 0.0, MU).sum() == pytest.approx(proximal, rel=1e-12)
+    assert counted(tau, 0.0, MU).sum() == pytest.approx(proximal, rel=1e-12)
 
 
 def test_momentum_and_mu_as_the_authors_code_counts_them(engine: str) -> None:
@@ -183,5 +183,5 @@ def test_other_optimisers(engine: str, optimizer: str, momentum: float | None) -
     as SGD's."""
     options: dict[str, Any] = {"lr": 0.05, "batch_size": 1, "rounds": 1, "momentum": momentum}
     ran = hand.run("fednova", engine=engine, optimizer=optimizer, **options)
-    wanted = [held(tau, momentum or 0.0, 0.0).sum() for tau in (2, 4, 6)]
+    wanted = [counted(tau, momentum or 0.0, 0.0).sum() for tau in (2, 4, 6)]
     np.testing.assert_allclose(ran.exchanges[0][1].upload["fednova"]["a"], wanted, rtol=1e-13)

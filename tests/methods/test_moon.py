@@ -52,15 +52,15 @@ class Reference:
     def round(self, cohort: tuple[int, ...], batches: list[list[hand.Array]]) -> None:
         local, losses = [], []
         for k, of in zip(cohort, batches, strict=True):
-            w, seen = self.w, []
+            w, of_steps = self.w, []
             for batch in of:
                 x, y = hand.X[batch], hand.Y[batch]
                 z_glob, z_prev = hand.hidden(self.w, x), hand.hidden(self.previous[k], x)
                 l_con, dz = contrast(hand.hidden(w, x), z_glob, z_prev)
-                seen.append(hand.loss(w, x, y) + MU * l_con)
+                of_steps.append(hand.loss(w, x, y) + MU * l_con)
                 w = hand.each(lambda w, g: w - hand.LR * g, w, hand.gradient(w, x, y, dh=MU * dz))
             local.append(w)
-            losses.append(np.mean(seen))
+            losses.append(np.mean(of_steps))
             self.previous[k] = w
         self.loss = float(np.mean(losses))
         n = np.array([hand.SIZES[k] for k in cohort])
@@ -140,7 +140,7 @@ def penalty(
     moon: MOON, z: torch.Tensor, received: Any, previous: Any, task: Any = None
 ) -> torch.Tensor:
     batch = Batch(torch.zeros(len(z), 1), torch.zeros(len(z)))
-    buffers: list[Any] = [{"seen": "received"}, {"seen": "previous"}]
+    buffers: list[Any] = [{"of": "received"}, {"of": "previous"}]
     client = Client(
         task or Recorded(), received, buffers[0], 1, memory={"w": previous, "buffers": buffers[1]}
     )
@@ -153,7 +153,7 @@ def test_both_old_models_run_in_eval_mode_with_their_own_buffers_and_without_gra
     task, ones = Recorded(), torch.ones(3, 2)
     old = [(ones * factor).requires_grad_() for factor in (2.0, -3.0)]
     value = penalty(MOON(), ones.clone().requires_grad_(), {"w": old[0]}, {"w": old[1]}, task)
-    assert task.calls == [{"seen": "received"}, {"seen": "previous"}]
+    assert task.calls == [{"of": "received"}, {"of": "previous"}]
     value.backward()
     assert all(w.grad is None for w in old)
     assert value.item() == pytest.approx(

@@ -12,7 +12,6 @@ from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
 from fedml_noniid.plugins.core.component import Reply, Server
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.task import Task
-from tests import federation
 from tests.methods import by_hand as hand
 from tests.methods import test_ccn as ccn
 
@@ -124,19 +123,16 @@ def test_nobody_moves_nothing_moves() -> None:
 
 def test_the_loss_is_that_of_the_received_model_in_eval_mode(engine: str) -> None:
     """With a batch norm: F_k uses the buffers that came with the model, in rounds 1 and 2."""
-    simulation = federation.simulation(
-        "qfedavg", dtype=torch.float64, batch_norm=True, engine=engine, rounds=2
-    )
-    heard = hand.tapped(simulation)
-    simulation.run()
-    of = federation.federation(torch.float64)
-    for ask, reply in heard:
-        p = {key: leaf.numpy() for key, leaf in (ask.params | ask.buffers).items()}
-        for row, k in enumerate(ask.to):
-            x, y = of.train.x.numpy()[of.clients[k]], of.train.y.numpy()[of.clients[k]]
-            z = x @ p["fc1.weight"].T + p["fc1.bias"]
+    w = hand.W0 | {"bn1.weight": np.array([1.5, 0.7]), "bn1.bias": np.array([-0.4, 0.2])}
+    network = hand.given(w, {"bn1.mean": np.zeros(2), "bn1.var": np.ones(2)})
+    ran = hand.run("qfedavg", engine=engine, network=network)
+    for ask, reply in ran.exchanges:
+        p = hand.arrays(ask.params | ask.buffers)
+        for k, client in enumerate(hand.CLIENTS):
+            z = hand.X[client] @ p["fc1.weight"].T + p["fc1.bias"]
             z = (z - p["bn1.mean"]) / np.sqrt(p["bn1.var"] + 1e-5) * p["bn1.weight"] + p["bn1.bias"]
             o = np.maximum(z, 0) @ p["fc2.weight"].T + p["fc2.bias"]
-            wanted = -np.log(hand.softmax(o)[np.arange(len(y)), y]).mean()
-            assert reply.upload["qfedavg"]["F"][row].item() == pytest.approx(wanted, rel=1e-10)
-    assert not torch.equal(heard[0][0].buffers["bn1.mean"], heard[1][0].buffers["bn1.mean"])
+            wanted = -np.log(hand.softmax(o)[range(len(client)), hand.Y[client]]).mean()
+            assert reply.upload["qfedavg"]["F"][k].item() == pytest.approx(wanted, rel=1e-10)
+    first, second = (ask.buffers["bn1.mean"] for ask, _ in ran.exchanges)
+    assert not torch.equal(first, second)

@@ -143,11 +143,11 @@ class Reference:
         local, losses = [], []
         for k, of in zip(cohort, batches, strict=True):
             v = self.v[k] if self.o["opt_state"] == "persist" else hand.zeros()
-            w_k, seen = self.w, []
+            w_k, of_steps = self.w, []
             for batch in of:
                 x, y = hand.X[batch], hand.Y[batch]
                 r, dr = self.regulariser(hand.hidden(w_k, x).mean(0), k, cohort)
-                seen.append(hand.loss(w_k, x, y) + LAM * r)
+                of_steps.append(hand.loss(w_k, x, y) + LAM * r)
                 g = hand.gradient(
                     w_k, x, y, dh=LAM * dr / len(batch)
                 )  # every sample is 1/B of the mean
@@ -155,7 +155,7 @@ class Reference:
                 w_k = hand.each(lambda w, v: w - self.lr * v, w_k, v)  # line 9 (algorithm 2: 10)
             self.v[k] = v
             local.append(w_k)
-            losses.append(np.mean(seen))
+            losses.append(np.mean(of_steps))
         self.loss = float(np.mean(losses))
         n = np.array([hand.SIZES[k] if self.o["weights"] == "size" else 1 for k in cohort])
         old, self.w = self.w, hand.average(n / n.sum(), local)  # line 12
@@ -259,15 +259,15 @@ def test_the_authors_variant_with_the_papers_readings_is_the_paper(name: str, en
 
 @pytest.mark.parametrize("name", AUTHORS)
 def test_who_keeps_an_optimiser_claims_its_memory(name: str) -> None:
-    (kept,) = recipes.build(name, {}, Setting(3, 3)).components
+    (persisting,) = recipes.build(name, {}, Setting(3, 3)).components
     (fresh,) = recipes.build(name, {name: {"opt_state": "reset"}}, Setting(3, 3)).components
-    assert kept.exclusive == {Exclusive.FEATURE_MEANS, Exclusive.OPTIMIZER_MEMORY}
+    assert persisting.exclusive == {Exclusive.FEATURE_MEANS, Exclusive.OPTIMIZER_MEMORY}
     assert fresh.exclusive == {Exclusive.FEATURE_MEANS}
 
 
 def test_clipping_leaves_short_vectors_and_shortens_long_ones() -> None:
     """(3, 4) has length 5."""
-    own = Pass(hand.samples(hand.X, hand.Y), torch.arange(6), sizes=(6,))
+    local_set = Pass(hand.samples(hand.X, hand.Y), torch.arange(6), sizes=(6,))
     for given, clip, wanted in (
         ([3.0, 4.0], 5.0, [3.0, 4.0]),
         ([3.0, 4.0], 50.0, [3.0, 4.0]),
@@ -275,7 +275,7 @@ def test_clipping_leaves_short_vectors_and_shortens_long_ones() -> None:
         ([0.0, 0.0], 1.0, [0.0, 0.0]),
     ):
         method, feature = RFedAvg(dp="paper", clip=clip), torch.tensor(given)
-        found = method.protected(feature, own, torch.tensor(0))
+        found = method.protected(feature, local_set, torch.tensor(0))
         torch.testing.assert_close(found, torch.tensor(wanted))
 
 
@@ -286,13 +286,13 @@ def test_noise_has_the_papers_size() -> None:
     data = hand.samples(hand.X, hand.Y)
     zero = torch.zeros(40_000, dtype=torch.float64)
     for n, std in ((2, 6.0), (4, 3.0), (6, 3.0)):
-        own = Pass(data, torch.arange(n), sizes=(n,))
-        assert component.protected(zero, own, torch.tensor(n)).std().item() == pytest.approx(
+        local_set = Pass(data, torch.arange(n), sizes=(n,))
+        assert component.protected(zero, local_set, torch.tensor(n)).std().item() == pytest.approx(
             std, rel=0.02
         )
         repo = RFedAvgAuthors(dp="repo", sigma=6.0, L=4)
         wanted = 6.0 / np.sqrt(min(n, 4))
-        assert repo.protected(zero, own, torch.tensor(n)).std().item() == pytest.approx(
+        assert repo.protected(zero, local_set, torch.tensor(n)).std().item() == pytest.approx(
             wanted, rel=0.02
         )
 
@@ -317,10 +317,8 @@ def test_a_batch_is_drawn_without_replacement_and_the_same_with_padding() -> Non
     counts = np.zeros(6)
     for number in range(200):
         at = torch.tensor(number)
-        plain, other = (
-            drawn(own, 3, at)
-            for own in (Pass(data, index, sizes=(5,)), Pass(data, padded, mask=mask))
-        )
+        plain = drawn(Pass(data, index, sizes=(5,)), 3, at)
+        other = drawn(Pass(data, padded, mask=mask), 3, at)
         assert plain.sizes == (3,)
         assert other.index.tolist() == [plain.index.tolist()]
         assert other.mask is not None and other.mask.all()

@@ -132,7 +132,7 @@ def test_option_one_runs_the_received_model_in_eval_mode_with_the_received_buffe
     """x = 1, 2, 3 in batches of 2 and 1, all of class 0: g = mean of -x / (1 + e^(w x)), at w =
     0.4."""
     samples = Samples(torch.tensor([[1.0], [2.0], [3.0]]), torch.zeros(3, dtype=torch.int64))
-    network, w, received = Recorded(), {"w": torch.tensor(0.4)}, {"seen": "received"}
+    network, w, received = Recorded(), {"w": torch.tensor(0.4)}, {"of": "received"}
     client = Client(
         Task(network, SGD(0.1)),  # type: ignore[arg-type]  # all that is called of a network
         w,
@@ -145,7 +145,7 @@ def test_option_one_runs_the_received_model_in_eval_mode_with_the_received_buffe
     one = torch.tensor(1.0)
     trace = Trace({"w": torch.tensor(9.0)}, {}, one, one, {}, one, 1)
     upload, memory, *_ = ScaffoldI().report(trace, client)
-    assert network.calls == [({"seen": "received"}, False)] * 2
+    assert network.calls == [({"of": "received"}, False)] * 2
     wanted = np.mean([-x / (1 + np.exp(0.4 * x)) for x in (1, 2, 3)])
     assert memory["c_i"]["w"].item() == pytest.approx(wanted, rel=1e-6)
     assert upload["dc"]["w"].item() == pytest.approx(wanted + 0.2, rel=1e-6)

@@ -194,7 +194,6 @@ def test_a_bad_list_at_the_start_is_an_error(
         path.write_bytes(content)
     with pytest.raises(UserError, match=r"0/crl\.pem: "):
         Admission(ca, path)
-    assert Admission(ca, None).refusal(pem(kits, 1)) == ""
 
 
 def test_a_stranger_is_refused(kits: Path, foreign: Path, admission: Admission) -> None:

@@ -15,6 +15,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.results import RunFile
 from tests.recipe_table import ALONE, DEPLOYED, PARAMETERS
+from tests.recipe_table import settings as table
 from tests.silo import world
 
 DP = {
@@ -43,81 +44,57 @@ def unprotected(monkeypatch):
     monkeypatch.setattr(FedMLDefender, "_defender_instance", None)
 
 
-@pytest.mark.parametrize(
-    ("entry", "batch_norm"),
-    [*((entry, True) for entry in DEPLOYED), *((entry, False) for entry in ALONE)],
-    ids=lambda value: value if isinstance(value, str) else ("batch_norm" if value else "plain"),
-)
-def test_pair_equals_simulation(entry, batch_norm):
-    recipe, settings = DEPLOYED[entry]
-    expected = world.simulated(recipe, settings, batch_norm)
-    found = world.run(*world.pair(recipe, settings, batch_norm))
+SKEWED = ["fedavg", "rfedavg_plus", "ccn", "fednlr", "fnr", "moon", "fedbn"]
+SKEWED += ["datasharing+moon+ccn+fednlr", "scaffold+fnr+rfedavg_plus+ccn"]
+NORMS = {"batch_norm": True}
+CASES = [
+    *((DEPLOYED[entry], NORMS) for entry in DEPLOYED),
+    *((entry, {"batch_norm": False}) for entry in ALONE.values()),
+    *((entry, {"batch_norm": False, "cohort": 2}) for entry in ALONE.values()),  # some rest
+    # In noise, with augmentation.
+    *(((recipe, table(recipe)), NORMS | {"skewed": True}) for recipe in SKEWED),
+    *(
+        ((recipe, table(recipe)), NORMS | {"precision": "bf16"})
+        for recipe in ("fedavg", "scaffold+fnr+rfedavg_plus+ccn")
+    ),
+]
+
+
+@pytest.mark.parametrize(("entry", "how"), CASES, ids=lambda value: str(value)[:60])
+def test_pair_equals_simulation(entry, how):
+    expected, found = world.simulated(*entry, **how), world.run(*world.pair(*entry, **how))
     assert world.digest(found) == world.digest(expected)
     world.compare(found.rows, expected.rows)
     assert not any(math.isnan(row["test_accuracy"]) for row in found.rows)
+    if "skewed" in how or "precision" in how:
+        plain = {key: value for key, value in how.items() if key == "batch_norm"}
+        assert world.digest(expected) != world.digest(world.simulated(*entry, **plain))
 
 
-@pytest.mark.parametrize(("recipe", "settings"), ALONE.values(), ids=ALONE)
-def test_pair_equals_simulation_when_some_silos_rest(recipe, settings):
-    expected = world.simulated(recipe, settings, False, cohort=2)
-    found = world.run(*world.pair(recipe, settings, cohort=2))
-    assert world.digest(found) == world.digest(expected)
-    world.compare(found.rows, expected.rows)
+def test_the_noise_is_the_silos_to_add():
+    aggregator, trainers = world.pair("fedavg", {}, True, skewed=True)
+    trainers[2].shard = dataclasses.replace(trainers[2].shard, noise=None)
+    expected = world.simulated("fedavg", {}, True, skewed=True)
+    assert world.digest(world.run(aggregator, trainers)) != world.digest(expected)
 
 
 @pytest.mark.parametrize(
-    "recipe",
+    ("mine", "theirs"),
     [
-        "fedavg",
-        "rfedavg_plus",
-        "ccn",
-        "fednlr",
-        "fnr",
-        "moon",
-        "fedbn",
-        "datasharing+moon+ccn+fednlr",
-        "scaffold+fnr+rfedavg_plus+ccn",
+        ({}, {"precision": "bf16"}),
+        ({"skewed": True}, {"skewed": True, "augment": False}),
+        ({"settings": {"fedprox": {"mu": 0.1}}}, {"settings": {"fedprox": {"mu": 0.2}}}),
     ],
 )
-def test_pair_equals_simulation_in_noise_with_augmentation(recipe):
-    settings = {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS}
-    expected = world.simulated(recipe, settings, True, skewed=True)
-    found = world.run(*world.pair(recipe, settings, True, skewed=True))
-    assert world.digest(found) == world.digest(expected)
-    world.compare(found.rows, expected.rows)
-    aggregator, trainers = world.pair(recipe, settings, True, skewed=True)
-    trainers[2].shard = dataclasses.replace(trainers[2].shard, noise=None)
-    assert world.digest(world.run(aggregator, trainers)) != world.digest(expected), (
-        "the noise is the silo's to add"
+def test_a_silo_with_another_configuration_is_refused(mine, theirs):
+    recipe = "fedprox" if "settings" in mine else "fedavg"
+    (aggregator, good), (_, others) = (
+        world.pair(recipe, **{"settings": {}} | how) for how in (mine, theirs)
     )
-
-
-@pytest.mark.parametrize("recipe", ["fedavg", "scaffold+fnr+rfedavg_plus+ccn"])
-def test_pair_equals_simulation_in_bf16(recipe):
-    settings = {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS}
-    expected = world.simulated(recipe, settings, True, precision="bf16")
-    assert world.digest(
-        world.run(*world.pair(recipe, settings, True, precision="bf16"))
-    ) == world.digest(expected)
-    assert world.digest(expected) != world.digest(world.simulated(recipe, settings, True))
-
-
-def test_server_and_silos_agree_on_precision():
-    aggregator, _ = world.pair("fedavg", {})
-    _, others = world.pair("fedavg", {}, precision="bf16")
     with pytest.raises(
-        UserError, match=r"silo 0 \(rank 1\): its configuration is not the server's"
+        UserError, match=r"silo 1 \(rank 2\): its configuration is not the server's"
     ):
-        world.uploads(aggregator.get_model_params(), others[:1])
-
-
-def test_server_and_silos_agree_on_augmentation():
-    aggregator, _ = world.pair("fedavg", {}, skewed=True)
-    _, others = world.pair("fedavg", {}, skewed=True, augment=False)
-    with pytest.raises(
-        UserError, match=r"silo 0 \(rank 1\): its configuration is not the server's"
-    ):
-        world.uploads(aggregator.get_model_params(), others[:1])
+        world.uploads(aggregator.get_model_params(), [good[0], others[1]])
 
 
 @pytest.mark.parametrize(
@@ -163,15 +140,6 @@ def test_make_pair_names_an_unknown_method():
 
     with pytest.raises(UserError, match=r"method 'fednnn' is unknown \(did you mean 'fednnnn'\?\)"):
         make_pair("fednnn")
-
-
-def test_a_silo_with_another_configuration_is_refused():
-    aggregator, trainers = world.pair("fedprox", {"fedprox": {"mu": 0.1}})
-    _, others = world.pair("fedprox", {"fedprox": {"mu": 0.2}})
-    with pytest.raises(
-        UserError, match=r"silo 1 \(rank 2\): its configuration is not the server's"
-    ):
-        world.uploads(aggregator.get_model_params(), [trainers[0], others[1]])
 
 
 def test_a_diverging_silo_is_named():
@@ -301,19 +269,36 @@ def test_a_run_with_local_noise_ends_and_the_server_takes_every_answer(recipe, s
     assert world.digest(found) != world.digest(world.simulated(recipe, settings, True))
 
 
-def test_a_misspelt_defence_is_refused_with_the_near_miss():
-    with pytest.raises(
-        UserError,
-        match=r"defense_args.defense_type 'crum' is unknown \(did you mean 'krum'\?\); allow",
-    ):
-        world.pair("fedavg", {}, enable_defense=True, defense_type="crum")
+CDP = DP | {"dp_solution_type": "cdp", "max_grad_norm": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "protection", "message"),
+    [
+        (
+            "fedavg",
+            {"enable_defense": True, "defense_type": "crum"},
+            r"defense_args.defense_type 'crum' is unknown \(did you mean 'krum'\?\); allow",
+        ),
+        (
+            "fedavg",
+            {"enable_defense": True, "defense_type": "wise_median"},
+            "replaces the average, which the recipe makes",
+        ),
+        *(
+            (recipe, CDP, f"{recipe} sends the new model out once")
+            for recipe in ("rfedavg_plus", "ccvr")
+        ),
+    ],
+)
+def test_protection_that_could_not_do_what_it_promises_is_refused(recipe, protection, message):
+    with pytest.raises(UserError, match=message):
+        world.pair(recipe, {}, **protection)
 
 
 def test_central_privacy_noise_is_on_the_model_that_is_sent_next_and_averaged_against():
     _, trainers = world.pair("fedavg", {})
-    aggregator, _ = world.pair(
-        "fedavg", {}, dp_solution_type="cdp", max_grad_norm=1.0, client_num=3, **DP
-    )
+    aggregator, _ = world.pair("fedavg", {}, client_num=3, **CDP)
     before = aggregator.server_run.loop.state.params
     ups = world.uploads(aggregator.get_model_params(), trainers)
     kept, _ = aggregator.on_before_aggregation(ups)
@@ -338,15 +323,9 @@ def test_central_privacy_noise_is_on_the_model_that_is_sent_next_and_averaged_ag
     assert min((average[key] - sent[key]).abs().max().item() for key in sent) > 1e-3, "noised"
 
 
-@pytest.mark.parametrize("recipe", ["rfedavg_plus", "ccvr"])
-def test_central_noise_is_refused_where_the_model_leaves_earlier(recipe):
-    with pytest.raises(UserError, match=f"{recipe} sends the new model out once more before"):
-        world.pair(recipe, {}, dp_solution_type="cdp", max_grad_norm=1.0, **DP)
-
-
 def test_a_server_that_learns_keeps_its_model_to_itself_until_the_noise_is_added():
     settings = {"feddf": PARAMETERS["feddf"]}
-    pair = world.pair("feddf", settings, dp_solution_type="cdp", max_grad_norm=1.0, **DP)
+    pair = world.pair("feddf", settings, **CDP)
     assert world.digest(world.run(*pair)) != world.digest(world.simulated("feddf", settings, False))
 
 
@@ -459,11 +438,6 @@ def test_a_defence_after_aggregation_may_work_in_place(monkeypatch):
     )
     message = aggregator.on_after_aggregation(aggregator.aggregate(kept))
     assert all(bool((leaf == 1).all()) for leaf in message.ask.params.values())
-
-
-def test_a_defence_that_replaces_the_average_is_refused():
-    with pytest.raises(UserError, match="replaces the average, which the recipe makes"):
-        world.pair("fedavg", {}, enable_defense=True, defense_type="wise_median")
 
 
 def test_a_poisoned_shard_is_what_is_trained_on():

@@ -16,7 +16,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.silo import authority, launch, loopback, results
 from tests.silo import world
-from tests.silo.test_processes import SERVER, until
+from tests.silo.test_processes import ended
 
 
 def killed(path: Path) -> Path:
@@ -51,12 +51,7 @@ def test_a_process_removes_what_killed_writers_of_its_own_files_left_and_nothing
         named.mkdir()
         for rank in range(4):
             processes.start(rank)
-        until(lambda: processes.running[SERVER].exitcode is not None, "the end")
-        assert processes.running[SERVER].exitcode == 0
-        until(
-            lambda: all(process.exitcode == 0 for process in processes.running.values()),
-            "the silos' end",
-        )
+        assert ended(processes) == [0] * 4
         assert [path for path in ours if path.exists()] == []
         assert (
             all(path.is_dir() for path in (*theirs, named))

@@ -8,7 +8,8 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -28,6 +29,29 @@ def until(true: Callable[[], object], what: str) -> None:
     while not true():
         assert time.monotonic() < end, f"waited for {what} in vain"
         time.sleep(0.05)
+
+
+@contextmanager
+def running(
+    terms: settings.Deployment, folder: Path, main: loopback.Main | None = None
+) -> Iterator[loopback.Processes]:
+    """The server and three silos, once the first round is over."""
+    with loopback.Processes(terms, world.parts(public=False), folder, main) as processes:
+        for rank in range(4):
+            processes.start(rank)
+        until((processes.output / results.ROUNDS).exists, "the first round")
+        yield processes
+
+
+def ended(processes: loopback.Processes, *ranks: int) -> list[int]:
+    """The exit codes of these processes, or of all, once they are there."""
+    found = [processes.running[rank] for rank in ranks or processes.running]
+    until(lambda: all(process.exitcode is not None for process in found), "the end")
+    return [process.exitcode for process in found]
+
+
+def simulated(terms: settings.Deployment) -> str:
+    return loopback.simulate(terms, world.parts(public=False))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +95,7 @@ def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, tmp_
 
 def test_without_certificates_on_loopback_only(tmp_path):
     terms, parts = world.deployment("fedavg", comm={"plaintext": True}), world.parts(public=False)
-    assert loopback.run(terms, parts, tmp_path, DEADLINE_S) == loopback.simulate(terms, parts)
+    assert loopback.run(terms, parts, tmp_path, DEADLINE_S) == simulated(terms)
     assert not (tmp_path / "kits").exists()
 
 
@@ -87,23 +111,15 @@ def test_local_noise_and_its_secret_survive_kills(tmp_path):
         sensitivity=0.01,
     )
     terms = world.deployment("scaffold+ccn", rounds=40).model_copy(update={"dp_args": noise})
-    parts = world.parts(public=False)
-    with loopback.Processes(terms, parts, tmp_path) as processes:
-        for rank in range(4):
-            processes.start(rank)
-        until((processes.output / results.ROUNDS).exists, "the first round")
+    with running(terms, tmp_path) as processes:
         paths = [processes.deployment.kit(rank).with_name(f"{rank}.noise.key") for rank in SILOS]
         before = [path.read_bytes() for path in paths]
         assert len({*before}) == 3 and {path.stat().st_mode & 0o777 for path in paths} == {0o600}
         for rank in (SILOS[1], SERVER):
             processes.kill(rank)
             processes.start(rank)
-        until(lambda: processes.running[SERVER].exitcode is not None, "the end")
-        assert processes.digest() != loopback.simulate(terms, parts)
-        until(
-            lambda: all(process.exitcode == 0 for process in processes.running.values()),
-            "the silos' end",
-        )
+        assert ended(processes) == [0] * 4
+        assert processes.digest() != simulated(terms)
         assert [path.read_bytes() for path in paths] == before
         assert not processes.deployment.kit(SERVER).with_name("0.noise.key").exists()
         assert len((processes.output / results.ROUNDS).read_text().splitlines()) == 1 + 40
@@ -149,12 +165,8 @@ def test_nothing_is_unpickled_and_only_the_server_listens(tmp_path):
         }
         assert listening == {SERVER: [comm.place[1]], 1: [], 2: []}
         processes.start(3)
-        until(lambda: processes.running[SERVER].exitcode is not None, "the end")
-        assert processes.digest() == loopback.simulate(terms, parts)
-        until(
-            lambda: all(process.exitcode == 0 for process in processes.running.values()),
-            "the silos' end",
-        )
+        assert ended(processes) == [0] * 4
+        assert processes.digest() == simulated(terms)
         assert not list(processes.output.glob("audit-*"))
 
 
@@ -169,13 +181,9 @@ def test_a_run_survives_kills(part, seed, tmp_path):
 def test_a_server_that_is_asked_to_stop_goes_on_later_and_a_second_one_finds_the_port_taken(
     tmp_path, capsys
 ):
-    terms, parts = world.deployment("scaffold", rounds=80), world.parts(public=False)
-    with loopback.Processes(terms, parts, tmp_path) as processes:
-        for rank in range(4):
-            processes.start(rank)
-        rows = processes.output / results.ROUNDS
-        until(rows.exists, "the first round")
-        first = processes.running[SERVER]
+    terms = world.deployment("scaffold", rounds=80)
+    with running(terms, tmp_path) as processes:
+        first, rows = processes.running[SERVER], processes.output / results.ROUNDS
         other = processes.output.with_name("other")
         config = tmp_path / "other.yaml"
         config.write_text(processes.config.read_text().replace(str(processes.output), str(other)))
@@ -190,12 +198,8 @@ def test_a_server_that_is_asked_to_stop_goes_on_later_and_a_second_one_finds_the
         done = len(rows.read_text().splitlines()) - 1
         assert 0 < done < 80
         processes.start(SERVER)
-        until(lambda: processes.running[SERVER].exitcode is not None, "the end")
-        assert processes.digest() == loopback.simulate(terms, parts)
-        until(
-            lambda: all(process.exitcode == 0 for process in processes.running.values()),
-            "the silos' end",
-        )
+        assert ended(processes) == [0] * 4
+        assert processes.digest() == simulated(terms)
 
 
 def test_a_killed_silo_ends_a_watched_run_and_is_named(tmp_path, monkeypatch):
@@ -259,11 +263,8 @@ def test_a_deadline_ends_a_run(tmp_path):
 
 def test_a_server_that_was_killed_before_it_wrote_its_tables_writes_them_when_it_goes_on(tmp_path):
     """Killed right after the last checkpoint, so no round is left that would write them."""
-    terms, parts = world.deployment("fedavg"), world.parts(public=False)
-    with loopback.Processes(terms, parts, tmp_path) as processes:
-        for rank in range(4):
-            processes.start(rank)
-        until(lambda: processes.running[SERVER].exitcode is not None, "the end")
+    with running(world.deployment("fedavg"), tmp_path) as processes:
+        ended(processes)
         tables = [
             processes.output / name for name in (results.ROUNDS, results.ABSENT, results.MODEL)
         ]
@@ -271,5 +272,5 @@ def test_a_server_that_was_killed_before_it_wrote_its_tables_writes_them_when_it
         for table in tables:
             table.unlink()
         processes.start(SERVER)
-        until(lambda: processes.running[SERVER].exitcode is not None, "the second end")
+        ended(processes)
         assert [table.read_bytes() for table in tables] == before

@@ -17,15 +17,12 @@ import torch
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines import federation as engines
 from fedml_noniid.plugins.engines.absences import listed
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.silo import authority, wire
 from fedml_noniid.plugins.silo.coordinator import MAX_ROUND_LINES, Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.wire import RefusedError
-from fedml_noniid.plugins.simulate import simulate
 from tests.silo import world
 from tests.silo.federation_server import LONG, Federation, Traitor, sent
 
@@ -130,20 +127,11 @@ def betrayed(
         assert federation.ended()
 
 
-def without(missing: dict[tuple[int, int], set[int]]) -> str:
-    """SHA-256 of the simulation in which the same silos are missing."""
-    data = world.parts()
-    local = LocalTraining(lr=world.LR, epochs=world.EPOCHS, batch_size=world.BATCH)
-    plan = Plan(world.network(False), local, 2, 3, world.SEED, engine="sequential")
-    more = {"validation": data.validation, "public": data.public, "absent": listed(missing)}
-    of = engines.Federation.of(data.train, data.clients, data.test, **more)
-    return world.digest(simulate("fedavg", {}, of, plan).run())
-
-
 @pytest.fixture(scope="module")
 def of_two() -> str:
     """The weights without the traitor."""
-    return without({(1, 0): {TRAITOR}, (2, 0): {TRAITOR}})
+    absent = listed({(1, 0): {TRAITOR}, (2, 0): {TRAITOR}})
+    return world.digest(world.simulated("fedavg", {}, False, absent=absent))
 
 
 @pytest.mark.parametrize("kind", [*UPLOADS, *BODIES])
@@ -206,24 +194,22 @@ def test_a_duplicate_is_refused_and_the_first_counts(kits):
     assert federation.server_run.missing == {(2, 0): {TRAITOR}}
 
 
-@pytest.mark.parametrize("exchange", [-1, 1, 7, 1 << 40])
-def test_a_stale_answer_is_refused_and_the_silo_may_still_answer(kits, exchange):
+@pytest.mark.parametrize(
+    ("exchange", "frames", "expected"),
+    [*((exchange, 9, "stale") for exchange in (-1, 1, 7, 1 << 40))]
+    + [(0, frames, "truncated") for frames in (0, 1, 2)],
+)
+def test_a_silo_may_still_answer_after_a_stale_or_truncated_answer(
+    kits, exchange, frames, expected
+):
+    """It may be the line that broke. Of two frames, the last one is half there."""
     with betrayed(kits, quorum=0, rounds=1) as (federation, traitor):
         good = list(wire.body(federation.answer()))
-        assert sent(traitor.line, "Answer", traitor.headed(exchange=exchange), *good) == "stale"
-        assert federation.coordinator.refused == {"stale": 1}
-        assert traitor.answer(*good) == "ok"
-    assert federation.error is None and federation.server_run.missing == {}
-
-
-@pytest.mark.parametrize("frames", [0, 1, 2])
-def test_a_truncated_answer_is_refused_and_the_silo_may_still_answer(kits, frames):
-    """It may be the line that broke. The last frame is half there."""
-    with betrayed(kits, quorum=0, rounds=1) as (federation, traitor):
-        good = list(wire.body(federation.answer()))
-        part = [*good[: len(good) - 1], good[-1][:-1]] if frames == 2 else good[:frames]
-        assert traitor.answer(*part) == "truncated"
-        assert federation.coordinator.refused == {"truncated": 1}
+        part = [*good[:-1], good[-1][:-1]] if frames == 2 else good[:frames]
+        traitor.task()
+        head = traitor.headed(exchange=exchange)
+        assert sent(traitor.line, "Answer", head, *part) == expected
+        assert federation.coordinator.refused == {expected: 1}
         assert traitor.answer(*good) == "ok"
     assert federation.error is None and federation.server_run.missing == {}
 
@@ -302,28 +288,53 @@ def answer(state: Coordinator, client: int, exchange: int = 4) -> None:
     state.accept(client, wire.Up(client=client, exchange=exchange, leaves={"n": torch.tensor(17)}))
 
 
-def test_an_exchange_ends_when_all_have_answered_and_they_are_sorted():
-    state = coordinator()
-    with there(state, 0, 1, 2):
-        found = asked(state)
-        for client in (2, 0, 1):
+THREE = (0, 1, 2)
+NO_DISK = "silo 2 (rank 3): no disk"
+
+
+@pytest.mark.parametrize(
+    ("comm", "present", "asks", "answers", "failures", "expected", "least_s"),
+    [
+        ({}, THREE, THREE, (2, 0, 1), {}, [0, 1, 2], 0.0),
+        # A quorum waits for a late silo until the deadline.
+        ({"quorum": 2, "deadline_s": 0.15}, THREE, THREE, (0, 2), {}, [0, 2], 0.15),
+        # It waits only a moment for one that was never there, and not for one that has failed.
+        ({"quorum": 2, "gone_s": 0.15}, (0, 1), THREE, (0, 1), {}, [0, 1], 0.0),
+        ({"quorum": 2}, THREE, THREE, (0, 1), {2: "no disk"}, [0, 1], 0.0),
+        # Of two that are asked, three can't answer.
+        ({"quorum": 3}, THREE, (0, 2), (0, 2), {}, [0, 2], 0.0),
+        (
+            {"quorum": 2, "deadline_s": 0.01, "gone_s": 0.0, "patience_s": 0.15},
+            *((0, 1), THREE, (0,), {}),
+            r"1 of 3 silos .* quorum is 2 .*silo 1 \(rank 2\), silo 2",
+            0.15,
+        ),
+        # Failures that rule a quorum out end the run at once.
+        (
+            {"quorum": 2},
+            *(THREE, THREE, (), {2: NO_DISK, 0: "no memory"}),
+            r"silo 2 \(rank 3\): no disk; silo 0 \(rank 1\): no memory",
+            0.0,
+        ),
+    ],
+)
+def test_how_an_exchange_ends(comm, present, asks, answers, failures, expected, least_s):
+    state, began = coordinator(**comm), time.monotonic()
+    with there(state, *present):
+        found = asked(state, DOWN._replace(ask=DOWN.ask._replace(to=asks)))
+        for client, why in failures.items():
+            assert not found.done()
+            state.fail(client, 4, why)
+        for client in answers:
             assert not found.done()
             answer(state, client)
-        assert list(found.result(LONG)) == [0, 1, 2]
-    with pytest.raises(RefusedError) as refused:
-        answer(state, 1)
-    assert refused.value.name == "stale"
-
-
-def test_a_quorum_waits_for_a_late_silo_until_the_deadline_and_not_longer():
-    state = coordinator(quorum=2, deadline_s=0.15)
-    with there(state, 0, 1, 2):
-        began = time.monotonic()
-        found = asked(state)
-        answer(state, 0)
-        answer(state, 2)
-        assert list(found.result(LONG)) == [0, 2]
-        assert time.monotonic() - began >= 0.15
+        if isinstance(expected, list):
+            assert list(found.result(LONG)) == expected
+        else:
+            with pytest.raises(QuorumError, match=expected) as error:
+                found.result(LONG)
+            assert "\n" not in str(error.value)
+        assert time.monotonic() - began >= least_s
 
 
 def test_the_deadline_alone_ends_nothing():
@@ -363,57 +374,6 @@ def test_a_silo_that_comes_back_in_time_is_waited_for():
             assert list(found.result(LONG)) == [0, 1, 2]
 
 
-def test_too_few_answers_end_the_run_when_patience_ends():
-    state = coordinator(quorum=2, deadline_s=0.01, gone_s=0.0, patience_s=0.15)
-    with there(state, 0, 1):
-        began = time.monotonic()
-        found = asked(state)
-        answer(state, 0)
-        with pytest.raises(
-            QuorumError, match=r"1 of 3 silos .* quorum is 2 .*silo 1 \(rank 2\), silo 2"
-        ) as error:
-            found.result(LONG)
-        assert time.monotonic() - began >= 0.15
-        assert "\n" not in str(error.value)
-
-
-def test_failures_that_rule_a_quorum_out_end_the_run_at_once():
-    state = coordinator(quorum=2)
-    with there(state, 0, 1, 2):
-        found = asked(state)
-        state.fail(2, 4, "silo 2 (rank 3): no disk")
-        assert not found.done()  # two are left
-        state.fail(0, 4, "silo 0 (rank 1): no memory")
-        with pytest.raises(
-            QuorumError, match=r"silo 2 \(rank 3\): no disk; silo 0 \(rank 1\): no memory"
-        ):
-            found.result(LONG)
-
-
-def test_failures_do_not_end_an_exchange_that_has_its_quorum():
-    state = coordinator(quorum=2)
-    with there(state, 0, 1, 2):
-        found = asked(state)
-        answer(state, 0)
-        state.fail(2, 4, "no disk")
-        answer(state, 1)
-        assert list(found.result(LONG)) == [0, 1]
-
-
-def test_a_small_cohort_lowers_the_quorum():
-    """Of two that are asked, three can't answer."""
-    state = coordinator(quorum=3)
-    with there(state, 0, 1, 2):
-        down = DOWN._replace(ask=DOWN.ask._replace(to=(0, 2)))
-        found = asked(state, down)
-        with pytest.raises(RefusedError, match="was not asked") as refused:
-            answer(state, 1)
-        assert refused.value.name == "extra"
-        answer(state, 0)
-        answer(state, 2)
-        assert list(found.result(LONG)) == [0, 2]
-
-
 def test_a_task_goes_to_those_that_are_asked_and_have_not_answered(monkeypatch):
     monkeypatch.setattr("fedml_noniid.plugins.silo.coordinator.LONG_POLL_S", 0.02)
     state = coordinator()
@@ -422,6 +382,8 @@ def test_a_task_goes_to_those_that_are_asked_and_have_not_answered(monkeypatch):
         down = state.task(2, "s", lambda: True)
         assert down.ask.to == (2,) and down.counted == {2: 1}
         assert state.task(1, "s", lambda: True) == WAIT
+        with pytest.raises(RefusedError, match="was not asked"):
+            answer(state, 1)
         answer(state, 2)
         assert state.task(2, "s", lambda: True) == WAIT
         answer(state, 0)
@@ -453,17 +415,14 @@ def test_a_run_begins_when_all_are_there():
             gathered.result(LONG)
 
 
-def test_a_run_begins_with_a_quorum_after_the_deadline():
-    state, began = coordinator(quorum=2, deadline_s=0.15), time.monotonic()
+@pytest.mark.parametrize(("resumed", "least_s"), [(False, 0.15), (True, 0.0)])
+def test_a_run_begins_with_a_quorum_after_the_deadline_and_goes_on_with_one_at_once(
+    resumed, least_s
+):
+    state, began = coordinator(quorum=2, deadline_s=0.15 if least_s else FOREVER), time.monotonic()
     with there(state, 0, 2):
-        state.gather()
-        assert time.monotonic() - began >= 0.15
-
-
-def test_a_run_that_goes_on_begins_with_a_quorum_at_once():
-    state = coordinator(quorum=2)
-    with there(state, 0, 2):
-        begun(state.gather, True).result(LONG)
+        begun(state.gather, resumed).result(LONG)
+        assert time.monotonic() - began >= least_s
 
 
 def test_a_silo_that_comes_back_after_a_failure_is_asked_again():

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedml_noniid.plugins.silo import exit_codes, launch, loopback, results, silo_server
+from fedml_noniid.plugins.silo import exit_codes, launch, loopback, silo_server
 from tests.silo import world
-from tests.silo.test_processes import SERVER, until
+from tests.silo.test_processes import SERVER, ended, running, simulated, until
 
 LIMIT, CONNECTIONS = 1024, 1200  # file descriptors of the server, for good; silent connections
 ROUNDS = 60
@@ -46,38 +46,30 @@ def silent(place: tuple[str, int], count: int) -> Iterator[list[socket.socket]]:
 
 def test_1200_silent_connections_do_not_end_the_server(tmp_path: Path):
     """They come during a run, which writes files in every round, and stay."""
-    terms, parts = world.deployment("fedavg", rounds=ROUNDS), world.parts(public=False)
-    with loopback.Processes(terms, parts, tmp_path, poor) as processes:
-        for rank in range(4):
-            processes.start(rank)
+    terms = world.deployment("fedavg", rounds=ROUNDS)
+    with running(terms, tmp_path, poor) as processes:
         server = psutil.Process(processes.running[SERVER].pid)
-        until((processes.output / results.ROUNDS).exists, "the first round")
         with silent(processes.deployment.comm_args.place, CONNECTIONS):
             until(lambda: server.num_fds() > LIMIT / 2, "the server to take them")
             used = server.num_fds()
-            until(lambda: processes.running[SERVER].exitcode is not None, "the end")
+            codes = ended(processes, SERVER)
         log = launch.log_file(processes.output, SERVER).read_text()
-        assert processes.running[SERVER].exitcode == 0, log[-2000:]
+        assert codes == [0], log[-2000:]
         assert used < LIMIT - 200  # some are left for files
-        assert processes.digest() == loopback.simulate(terms, parts)
+        assert processes.digest() == simulated(terms)
 
 
 def test_a_server_that_can_not_write_ends_with_1_and_goes_on_when_it_can(tmp_path: Path):
     """As with a full disk: from the first round on, no file may have more than 100 bytes."""
-    terms, parts = world.deployment("fedavg", rounds=ROUNDS), world.parts(public=False)
-    with loopback.Processes(terms, parts, tmp_path) as processes:
+    terms = world.deployment("fedavg", rounds=ROUNDS)
+    with running(terms, tmp_path) as processes:
+        psutil.Process(processes.running[SERVER].pid).rlimit(psutil.RLIMIT_FSIZE, (100, 100))
+        # The silos end too, as their units start them again.
+        assert ended(processes)[SERVER] == exit_codes.CODES[exit_codes.BrokenError] == 1
         for rank in range(4):
             processes.start(rank)
-        until((processes.output / results.ROUNDS).exists, "the first round")
-        psutil.Process(processes.running[SERVER].pid).rlimit(psutil.RLIMIT_FSIZE, (100, 100))
-        until(lambda: processes.running[SERVER].exitcode is not None, "the first end")
-        assert processes.running[SERVER].exitcode == exit_codes.CODES[exit_codes.BrokenError] == 1
-        for rank in range(4):  # the silos have ended too, as their units start them again
-            until(lambda rank=rank: processes.running[rank].exitcode is not None, "a silo's end")
-            processes.start(rank)
-        until(lambda: processes.running[SERVER].exitcode is not None, "the second end")
-        assert processes.running[SERVER].exitcode == 0
-        assert processes.digest() == loopback.simulate(terms, parts)
+        assert ended(processes, SERVER) == [0]
+        assert processes.digest() == simulated(terms)
 
 
 @pytest.mark.parametrize("unit", ["server", "silo@"])

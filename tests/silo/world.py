@@ -14,9 +14,7 @@ import torch
 
 from fedml_noniid.plugins import models
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.noise import deviations, per_sample
-from fedml_noniid.plugins.engines.absences import Absent, nobody
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
@@ -147,35 +145,17 @@ def simulated(
     cohort: int = 0,
     skewed: bool = False,
     rounds: int = ROUNDS,
-    absent: Absent = nobody,
-    precision: str = "float32",
-    drift: Drift | None = None,
+    **more: object,
 ) -> Outcome:
-    data = parts(skewed=skewed)
-    return simulate(
-        recipe,
-        settings,
-        Federation.of(
-            data.train,
-            data.clients,
-            data.test,
-            validation=data.validation,
-            public=data.public,
-            absent=absent,
-            drift=drift,
-            tests=data.client_tests,
-        ),
-        Plan(
-            network(batch_norm, skewed),
-            LocalTraining(
-                lr=LR, epochs=EPOCHS, batch_size=BATCH, augment=skewed, precision=precision
-            ),
-            rounds,
-            cohort or 3,
-            SEED,
-            engine="sequential",
-        ),
-    ).run()
+    """The run in a simulation; `more`: of its federation, and `precision`."""
+    data, precision = parts(skewed=skewed), more.pop("precision", "float32")
+    held_out = {"validation": data.validation, "public": data.public, "tests": data.client_tests}
+    federation = Federation.of(data.train, data.clients, data.test, **held_out, **more)
+    how = {"augment": skewed, "precision": precision}
+    local = LocalTraining(lr=LR, epochs=EPOCHS, batch_size=BATCH, **how)
+    made = network(batch_norm, skewed)
+    plan = Plan(made, local, rounds, cohort or 3, SEED, engine="sequential")
+    return simulate(recipe, settings, federation, plan).run()
 
 
 def shards_of(data: Parts | None = None) -> list[Shard]:
