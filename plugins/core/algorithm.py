@@ -1,4 +1,4 @@
-"""Algorithm: a set of components, and the federated round as a generator of Asks.
+"""Composes a set of components into an algorithm, whose round is a generator of Asks.
 
 FedAvg is the empty set.
 """
@@ -38,7 +38,7 @@ TRAIN = "train"  # the job of local training, which no component may ask for
 
 
 class State(NamedTuple):
-    """The server between rounds."""
+    """Holds the server between rounds."""
 
     params: Params  # the model that is sent
     buffers: Params
@@ -56,7 +56,7 @@ class RoundResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The object that every runtime runs.
+    """Describes a recipe; every runtime runs it.
 
     The order of `components` affects rounding only; `compose` fixes it.
     """

@@ -1,4 +1,4 @@
-"""Component: one idea of one paper, both its halves, client and server, as pure hooks.
+"""Defines Component: one idea of one paper, on client and server, as pure hooks.
 
 One round. Every hook stands where it acts. The list is the order; there is no other.
 
@@ -47,7 +47,7 @@ Asks = Generator[
 
 
 class Exclusive(Enum):
-    """Things that only one component of a recipe may own, and why."""
+    """Names what only one component of a recipe may own, and why."""
 
     AVERAGE = "clients' average", "each puts its own average in place of the weighted mean"
     CLASSIFIER = "classifier", "one freezes it, the other trains it again"
@@ -83,7 +83,7 @@ class Exclusive(Enum):
 
 
 class Public(IntEnum):
-    """The part of the public split that a method sees."""
+    """Says which part of the public split a method sees."""
 
     NOTHING = 0
     RECORDED = 1  # with labels, if there is one, and only for what is recorded
@@ -94,7 +94,7 @@ class Public(IntEnum):
 
 @dataclass(frozen=True)
 class Needs:
-    """The data that a method takes from the runtime beside the batches of training."""
+    """Declares the data that a method takes beside the batches of training."""
 
     local_set: bool = False  # `client.local_set`, a pass over the whole local set
     public: Public = Public.NOTHING  # `client.public`, `server.public`
@@ -109,7 +109,7 @@ class Needs:
 
 
 class Exchanges(NamedTuple):
-    """Asks beside the training of every round."""
+    """Counts the Asks beside the training of every round."""
 
     begin: int = 0
     round: int = 0
@@ -117,7 +117,7 @@ class Exchanges(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """The setting that a recipe is composed for."""
+    """Describes what a recipe is composed for."""
 
     n_clients: int  # N, all clients
     cohort: int  # M, clients per round
@@ -143,7 +143,7 @@ def absent(why: str) -> Any:
 
 @dataclass(frozen=True)
 class Client:
-    """All that a client's hook may read."""
+    """Holds all that a client's hook may read."""
 
     task: Task
     # w_t; in `answer` the model of the Ask, or the client's own result if the Ask has none
@@ -174,7 +174,7 @@ class Client:
 
 
 class Trace(NamedTuple):
-    """The result of local training."""
+    """Holds the result of local training."""
 
     params: Params  # w_k
     buffers: Params
@@ -187,7 +187,7 @@ class Trace(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The result of a client's hook.
+    """Holds what a client's hook returns.
 
     Only what it mentions is sent; memory that it does not mention is kept.
     """
@@ -200,7 +200,7 @@ class Answer(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """A request of the server to some clients.
+    """Asks some clients for a job.
 
     Without a model they use what they trained in this round.
     """
@@ -216,7 +216,7 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class Reply:
-    """The answers to one Ask, leaves [M, ...] in ascending client order.
+    """Holds the answers to one Ask, leaves [M, ...] in ascending client order.
 
     In a deployment a defence may drop answers. Then `clients` lack some that were asked: go by
     them, not by `Ask.to`. A client whose answer was dropped keeps the memory that it had before
@@ -237,7 +237,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Server:
-    """All that a server's hook may read. Values that a round has not computed yet are absent."""
+    """Holds all that a server's hook may read. What a round has not computed yet is absent."""
 
     task: Task
     params: Params  # the model: w_t up to `step`, then the new one
@@ -277,7 +277,7 @@ class Server:
 
 
 class Change(NamedTuple):
-    """The changes of a server's hook. Everything that it does not mention is kept."""
+    """Holds what a server's hook changes. Everything that it does not mention is kept."""
 
     state: Tree = {}
     params: Params | None = None
@@ -290,7 +290,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Component:
-    """FedAvg's behaviour at every hook. A method overrides what its paper changes."""
+    """Behaves as FedAvg at every hook. A method overrides what its paper changes."""
 
     name: ClassVar[str]
     # Uploads, by name, of which the server takes some numbers only, such as what it divides by. In

@@ -1,4 +1,7 @@
-"""Samples, batches, and passes over them. A batch knows its padding, so no method writes a mask."""
+"""Defines samples, batches, and passes over them.
+
+A batch knows its padding, so no method writes a mask.
+"""
 
 from __future__ import annotations
 

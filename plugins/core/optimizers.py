@@ -1,4 +1,4 @@
-"""Local optimisers as pure init/step pairs on trees; each equals its namesake in `torch.optim`
+"""Defines optimisers as pure init/step pairs on trees; each equals its namesake in `torch.optim`
 (tested).
 
 `step` returns the update to add to the parameters, not the new parameters, so that a method can

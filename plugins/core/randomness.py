@@ -1,4 +1,4 @@
-"""Random numbers as pure functions of a key: a draw depends on its purpose, never on the draws
+"""Draws random numbers as pure functions of a key: a draw depends on its purpose, not on the draws
 before it.
 
 A key is a 0-d int64 tensor. Under vmap every client has its own key and draws the same numbers as

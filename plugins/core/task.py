@@ -1,4 +1,4 @@
-"""What is learned: a network seen as encoder and classifier, and the optimiser that trains it."""
+"""Describes what is learned: a network as encoder and classifier, and its optimiser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local training for one client, and the one loop behind it.
+"""Trains one client, and has the one loop behind that.
 
 `train` is the plain form: one client, one step after the other. Engines bring their own loop for
 the same local problem, and tests prove that it is equal. Refinements and learners on the server
@@ -61,7 +61,7 @@ class Descent(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """The step equation: w <- w + rate factor optimiser(gradient + term(w))."""
+    """Applies the step equation: w <- w + rate factor optimiser(gradient + term(w))."""
 
     optimizer: Optimizer
     term: Callable[[Params], Params] | None = None

@@ -1,4 +1,4 @@
-"""Trees: nested dicts of tensors, and the few functions on them that every method needs.
+"""Computes with trees: nested dicts of tensors.
 
 Parameters and buffers are flat trees, `dict[str, Tensor]`; messages and memories may nest. Nothing
 is changed in place.

@@ -1,5 +1,4 @@
-"""Clients that do not answer: nobody, at random, or as a list says, which may be the record of a
-deployment."""
+"""Says which clients miss a round: none, a random fraction, or those of a file."""
 
 from __future__ import annotations
 

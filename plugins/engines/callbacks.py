@@ -1,4 +1,4 @@
-"""Callbacks: what happens around the rounds of a run, in every runtime.
+"""Defines callbacks, which act around the rounds of a run, in every runtime.
 
 In a deployment they run on the server.
 
@@ -43,7 +43,7 @@ Columns = Mapping[str, Tensor | float]
 
 
 class Exchange(NamedTuple):
-    """An Ask and what came back. Read only: the engine uses the tensors again."""
+    """Holds an Ask and what came back. Read only: the engine uses the tensors again."""
 
     round: int
     ask: Ask
@@ -55,7 +55,7 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RoundEnd:
-    """A round that ends."""
+    """Describes a round that ends."""
 
     number: int  # from 1
     start: State  # the server before it
@@ -76,7 +76,7 @@ class RoundEnd:
 
 
 class Callback:
-    """The base of all callbacks.
+    """Does nothing at every hook: the base of all callbacks.
 
     A run has an object of its own: a copy of the one that it is given.
     """

@@ -1,5 +1,4 @@
-"""Checkpoints: the two files of a run that a killed process goes on from, and ends with the same
-bits.
+"""Writes and reads the two files from which a killed run goes on, to the same bits.
 
 `<name>.safetensors` has the state between two rounds, under a checksum. It is replaced as a whole.
 `<name>.rounds` has what was recorded of each round. It only grows, so a long run does not write all
@@ -33,7 +32,7 @@ LENGTH = 8  # bytes of the number before each block of rounds
 
 
 class Checkpoint(NamedTuple):
-    """A run between two rounds."""
+    """Holds a run between two rounds."""
 
     round: int  # rounds done
     trees: Tree  # server, memory, evaluated
@@ -46,7 +45,7 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """Writes and reads the checkpoints of one run."""
 
     def __init__(self, path: Path, fingerprint: str, run: str = "", private: bool = False) -> None:
         """`fingerprint`: of the run's settings, data and code.

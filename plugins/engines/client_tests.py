@@ -1,6 +1,6 @@
-"""The test of models that are whole on the clients only.
+"""Tests models that are whole on the clients only, each on its client's test split.
 
-At the end of a round, the run asks every client for its own.
+At the end of a round, the run asks every client for its result.
 
 A simulation and a deployment exchange the same: the shared part down, hits and summed cross-entropy
 up. These exchanges are no part of a method, so the bytes of rounds.csv leave them out, as they do

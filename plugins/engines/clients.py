@@ -1,5 +1,4 @@
-"""The clients of a simulation, or the one client of a silo: their data, their memory, and what they
-hold in a round."""
+"""Holds the clients of a simulation, or the one client of a silo: data, memory, results."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ PASS_BATCH = 500  # samples per batch of a pass without training
 
 
 class Clients:
-    """Data, memory and round-long results of some clients, by client id."""
+    """Holds data, memory and results of a round of some clients, by client id."""
 
     def __init__(self, start: Start, federation: Federation) -> None:
         """`federation`: as the algorithm uses it, with the clients that this process has."""

@@ -1,4 +1,4 @@
-"""The clients of a round.
+"""Draws the clients of a round.
 
 Nothing here imports torch: the report of an experiment does without it.
 """

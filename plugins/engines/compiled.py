@@ -1,4 +1,4 @@
-"""Steps of dense networks in C++: steps.cpp, compiled once for each version of torch.
+"""Runs steps of dense networks in C++: steps.cpp, compiled once per version of torch.
 
 They have the bits of the steps in Python (tested). docs/performance.md says what they save, and
 where they pay.
@@ -38,7 +38,7 @@ MIN_PLANNED_STEPS = 50_000
 
 @dataclass(frozen=True)
 class Compiled:
-    """All steps of clients side by side, in one call."""
+    """Runs all steps of clients side by side in one call."""
 
     names: tuple[str, ...]  # weight and bias of each layer
     memory: Params  # of gradients, one chunk's after the other's

@@ -1,5 +1,5 @@
-"""Local training in CUDA graphs (`train.cuda_graphs`): a step is recorded once, and one launch
-replays all its kernels.
+"""Trains in CUDA graphs (`train.cuda_graphs`): a step is recorded once, and one launch replays all
+its kernels.
 
 A step of the same shapes comes often. The first runs as always, which also warms the libraries up.
 The second is recorded. It and all further ones are replayed. A graph repeats kernels and addresses.
@@ -39,7 +39,7 @@ MIN_SAME_SHAPE_STEPS = 3  # steps of one shape; with fewer of them a graph would
 
 
 class GraphRecorder(Protocol):
-    """What records work on a device."""
+    """Records work on a device."""
 
     def aside(self) -> AbstractContextManager[None]:
         """Inside, work can be recorded."""

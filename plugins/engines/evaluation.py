@@ -1,5 +1,4 @@
-"""Evaluation of one model on a whole data set, batched on the device, with one copy to the host at
-the end."""
+"""Evaluates one model on a whole data set, in batches, with one copy to the host at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ BATCH = 1000  # samples of a pass
 
 
 class Evaluation(NamedTuple):
-    """How good a model is on a data set."""
+    """Says how good a model is on a data set."""
 
     accuracy: float
     loss: float  # mean cross-entropy

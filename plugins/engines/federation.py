@@ -1,4 +1,4 @@
-"""The data of a run: who holds which samples, who is missing, and what the model is tested on."""
+"""Describes the data of a run: the clients' samples, absences, and the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tensors of a trained model, and their hash, by which runtimes and runs are compared."""
+"""Collects and hashes the tensors of a trained model, to compare runtimes and runs."""
 
 from __future__ import annotations
 

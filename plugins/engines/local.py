@@ -1,5 +1,4 @@
-"""Local training as the engines run it: the core's local problem, for one client or for several
-side by side.
+"""Trains as the engines do: the core's local problem, for one client or several side by side.
 
 Trees of several clients have an axis [M] in front of every leaf. No function here reads that axis:
 the engine's `ClientAxis` lifts functions of one client to several. Training equals
@@ -86,14 +85,15 @@ class ClientAxis:
     ) -> Output:
         """The forward pass in training; `drawn`: what the network draws in this step."""
         model = cast("Model", task.network)
-
-        def run(params: Params, buffers: Params, batch: Tree, drawn: Params, axes: int) -> Output:
-            x, mask = batch["x"], batch.get("mask")
-            return model(task.whole(params), buffers, x, True, mask, None, drawn, axes=axes)
-
         if self.single or model.dense:
-            return run(params, buffers, batch._asdict(), drawn, 0 if self.single else 1)
-        out: Output = torch.func.vmap(partial(run, axes=0))(params, buffers, _fields(batch), drawn)
+            whole, axes = task.whole(params), 0 if self.single else 1
+            return model(whole, buffers, batch.x, True, batch.mask, None, drawn, axes=axes)
+
+        def one(params: Params, buffers: Params, batch: Tree, drawn: Params) -> Output:
+            x, mask = batch["x"], batch.get("mask")
+            return model(task.whole(params), buffers, x, True, mask, None, drawn)
+
+        out: Output = torch.func.vmap(one)(params, buffers, _fields(batch), drawn)
         return out
 
     def written(self, task: Task) -> Written | None:
@@ -115,7 +115,7 @@ class ClientAxis:
 
 
 class StepInputs(NamedTuple):
-    """What the steps of local training read, and where their result goes."""
+    """Holds what the steps of local training read, and where their result goes."""
 
     steps: Pass
     drawn: Iterator[Params]  # what the network draws, step by step
@@ -123,7 +123,7 @@ class StepInputs(NamedTuple):
 
 
 class Hooks(NamedTuple):
-    """What components add to a step; None where no component does."""
+    """Holds what components add to a step; None where no component does."""
 
     penalty: Callable[[Params, Output, Batch], Tensor | None] | None = None
     logits: Callable[[Tensor, Params], Tensor] | None = None
@@ -256,7 +256,7 @@ def _fields(of: Batch) -> Tree:
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """The steps of local training: what is the same for all of them."""
+    """Takes the steps of local training."""
 
     axis: ClientAxis
     task: Task
@@ -325,8 +325,11 @@ class LocalSteps:
                 features = part if features is None else features + part
                 weight = weight + fraction.sum(-1)
             moved, after = step_of(gradient, params, state, step, into)
-            params, state = select(batch.live, moved, params), select(batch.live, after, state)
-            buffers = select(batch.live, left["buffers"], buffers)
+            if batch.live is None:
+                params, state, buffers = moved, after, left["buffers"]
+            else:
+                params, state = select(batch.live, moved, params), select(batch.live, after, state)
+                buffers = select(batch.live, left["buffers"], buffers)
         mean = None if features is None else features / weight.clamp(min=1).unsqueeze(-1)
         count = zero + _length(steps)
         total = _step_losses(losses, steps, written is not None).sum(0) if losses else zero
@@ -348,8 +351,8 @@ class LocalSteps:
 
 @dataclass(frozen=True)
 class InMemory(Step):
-    """The core's step in fewer passes over memory: plain SGD adds the gradient in one, and results
-    take old memory.
+    """Takes the core's step in fewer passes over memory: plain SGD adds the gradient in one, and
+    results take old memory.
 
     torch rounds w - eta g of one pass once, and that of two passes twice.
     """

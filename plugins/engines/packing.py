@@ -1,4 +1,4 @@
-"""Trees in the forms in which they are stored and sent: stacked, and flat by name."""
+"""Stacks and flattens trees, as they are stored and sent."""
 
 from __future__ import annotations
 

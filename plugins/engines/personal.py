@@ -87,7 +87,7 @@ def without(tree: Tree, names: set[str]) -> Tree:
 
 
 class ClientModels(NamedTuple):
-    """The clients' models: one shared part, and the personal parts, leaves [N, ...]."""
+    """Holds the clients' models: one shared part, and the personal parts, leaves [N, ...]."""
 
     network: Network
     params: Params

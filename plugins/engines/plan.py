@@ -1,5 +1,4 @@
-"""How a run trains: the network, what a client does in a round, how many rounds with which clients,
-and the engine."""
+"""Describes how a run trains: network, local training, rounds, cohorts, engine."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from fedml_noniid.plugins.models.model import Model
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a run that the data do not decide."""
+    """Holds the settings of a run that the data do not decide."""
 
     network: Model
     local: LocalTraining
@@ -77,7 +76,7 @@ class Plan:
 
 
 class Start(NamedTuple):
-    """What every process of a run makes for itself from the same settings and seed."""
+    """Holds what every process of a run makes from the same settings and seed."""
 
     algorithm: Algorithm
     plan: Plan

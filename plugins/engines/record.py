@@ -1,5 +1,4 @@
-"""The built-in callbacks of a run: its evaluation, and the record of every round, in every
-runtime."""
+"""Evaluates and records every round, by the built-in callbacks of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one run loop: rounds, cohorts, callbacks. It asks; an engine or FedML's silos answer.
+"""Loops over rounds, cohorts and callbacks. It asks; an engine or FedML's silos answer.
 
 begin ─► round 1 ─► ... ─► round T ─► finish, at the end of round T
          │ cohort ─► Algorithm.round ─► postprocess ─► evaluate ─► a row of rounds.csv ─► callbacks
@@ -42,7 +42,10 @@ Asking = Generator[Ask, Reply, Row]
 
 
 class Outcome(NamedTuple):
-    """The result of a run. Where clients keep a part to themselves, the models have that of w_0."""
+    """Holds the result of a run.
+
+    Where clients keep a part to themselves, the models have that of w_0.
+    """
 
     params: Params  # the sent model
     evaluated: Params  # the evaluated one; the same object unless a method says otherwise
@@ -53,7 +56,7 @@ class Outcome(NamedTuple):
 
 
 class Run:
-    """One recipe with one seed, between rounds.
+    """Runs one recipe with one seed, round by round.
 
     A client may be missing: an exchange ends without its answer. It then misses the rest of the
     round too.

@@ -1,4 +1,4 @@
-"""The reference engine: one client after the other."""
+"""Runs one client after the other: the reference engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole federated run on one machine: the run loop, an engine that answers, checkpoints."""
+"""Simulates a whole federated run on one machine."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def drive(asks: Generator[Ask, Reply, Any], answer: Callable[[Ask], Reply]) -> A
 
 
 class Simulation:
-    """One algorithm on one federation with one seed, in this process."""
+    """Simulates one algorithm on one federation with one seed, in this process."""
 
     def __init__(
         self,

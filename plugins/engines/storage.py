@@ -1,5 +1,4 @@
-"""Memory laid out by hand: rows for the models of a cohort, and memory that forked processes
-share."""
+"""Lays out memory: rows for the models of a cohort, and memory that forked processes share."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def shared(size: int) -> Tensor:
 
 
 class Slot(NamedTuple):
-    """Where a tensor lies in an arena."""
+    """Says where a tensor lies in a shared storage."""
 
     offset: int  # bytes
     shape: tuple[int, ...]
@@ -76,14 +75,14 @@ class Slot(NamedTuple):
 
 
 class SharedStorage:
-    """`size` shared bytes, made before the fork."""
+    """Stores trees in `size` shared bytes, made before the fork."""
 
     def __init__(self, size: int) -> None:
         self._bytes = shared(size)
         self._used = 0
 
     def clear(self) -> None:
-        """Empties the arena: the next tree overwrites what was put in before."""
+        """Empties the storage: the next tree overwrites what was put in before."""
         self._used = 0
 
     def put(self, tree: Tree) -> Tree:

@@ -10,7 +10,7 @@ from fedml_noniid.plugins.core.trees import Params, n_bytes
 
 
 class Meter:
-    """Bytes up and down, over all addressed clients, since `forget`.
+    """Counts bytes up and down, over all addressed clients, since `forget`.
 
     Counted are models, buffers and side vectors in their own dtype; not counted are a message's few
     scalars of bookkeeping (n_k, steps, loss). A model that a client already holds, because the last

@@ -1,4 +1,4 @@
-"""The fast engine: a chunk of the cohort at once, ragged clients by masks.
+"""Runs a chunk of the cohort at once, ragged clients by masks: the fast engine.
 
 Dense networks take the trees of all clients themselves. Every other function of one client goes
 through `torch.func.vmap`. Training takes its gradient outside of vmap, by autograd.

@@ -1,5 +1,5 @@
-"""The sequential engine in several processes, one thread each, with the same bits: for convolutions
-on a CPU.
+"""Runs the sequential engine in several processes of one thread, with the same bits: for
+convolutions on a CPU.
 
 The processes are forked once. They share the memory of the data, the clients' memories, the models
 and the answers. They take clients in pieces that become smaller, so that they end together even

@@ -116,23 +116,6 @@ def test_engines_agree_on_a_delta_of_one_batch() -> None:
     )
 
 
-def test_engines_agree_on_convolutions_in_single_precision() -> None:
-    net = build("cnn", SHAPE, federation.N_CLASSES, {"channels": 2, "hidden": 4})
-    of = skewed(dtype=torch.float32)
-    a, b = (
-        federation.run("fedavg", model=net, of=of, augment=True, engine=engine)
-        for engine in ("sequential", "vectorized")
-    )
-    close(b.params, a.params, 1e-4)
-
-
-@pytest.mark.parametrize(("noise", "augment"), [(True, False), (False, True), (True, True)])
-def test_each_of_them_changes_the_run(noise: bool, augment: bool) -> None:
-    plain = simulation("fedavg", of=federation.images()).run()
-    of = skewed() if noise else federation.images()
-    assert not federation.equal_models(simulation("fedavg", of=of, augment=augment).run(), plain)
-
-
 @ENGINES
 @pytest.mark.parametrize("form", ["level", "equal", "space"])
 @pytest.mark.parametrize("recipe", ["scaffold+fnr+rfedavg_plus+ccn", "centralised"])
@@ -261,21 +244,6 @@ def test_who_sees_noise() -> None:
     assert same(seen["public"], lies["public"])
     seen, lies = looked(skewed(), 0)
     assert all(same(seen[name], lies[name]) for name in ("steps", "own", "public"))
-
-
-def test_noise_has_the_clients_deviation() -> None:
-    """Client 3 of six with 1 = 2 after normalisation: 2 * 0.5 * 3 / 5 = 0.6.
-
-    Twelve images of 36 pixels, 24 rounds.
-    """
-    rest = []
-    for round_ in range(24):
-        seen, lies = looked(skewed(), 3, round_=round_)
-        rest += [x - y for x, y in zip(seen["own"], lies["own"], strict=True)]
-    eps = torch.cat(rest)
-    assert eps.numel() == 24 * 12 * 36
-    assert abs(eps.mean().item()) < 4 * 0.6 / math.sqrt(eps.numel())
-    assert eps.std().item() == pytest.approx(0.6, rel=4 / math.sqrt(2 * eps.numel()))
 
 
 def eps(part: str = "own", **options: Any) -> Tensor:

@@ -73,17 +73,6 @@ def test_a_memory_bound_of_one_client_is_kept_by_going_one_by_one() -> None:
     )
 
 
-def test_a_tight_bound_gives_the_same_result() -> None:
-    """Through `memory_mb` itself."""
-    bounded = federation.simulation("scaffold", dtype=torch.float64, engine="vectorized")
-    assert isinstance(bounded.engine, Vectorized)
-    bounded.engine.memory_mb = 0
-    close(
-        bounded.run().params,
-        federation.run("scaffold", dtype=torch.float64, engine="vectorized").params,
-    )
-
-
 @pytest.mark.parametrize("size", [2, 4])
 def test_memory_that_is_used_again_leaves_no_trace(
     size: int, monkeypatch: pytest.MonkeyPatch
@@ -258,23 +247,3 @@ def test_padding_marks_what_is_real() -> None:
     index, mask = padded(orders)
     assert index.tolist() == [[[5, 6], [7, 0]], [[9, 0], [0, 0]]]
     assert mask.tolist() == [[[True, True], [True, False]], [[True, False], [False, False]]]
-
-
-def test_a_client_alone_equals_itself_among_longer_ones() -> None:
-    """Client 0 takes 2 steps of one sample; beside client 3 it is padded to 6 steps of 4."""
-    simulation = federation.simulation(
-        "fedavg", dtype=torch.float64, batch_norm=True, engine="vectorized"
-    )
-    server = simulation.loop.state
-    alone = simulation.engine.answer(Ask("train", (0,), server.params, server.buffers), 1)
-    among = simulation.engine.answer(Ask("train", (0, 3), server.params, server.buffers), 1)
-    assert alone.steps.tolist() == [2.0]
-    assert among.steps.tolist() == [2.0, 6.0]
-    close(
-        {k: leaf[0] for k, leaf in among.deltas.items()},
-        {k: leaf[0] for k, leaf in alone.deltas.items()},
-    )
-    close(
-        {k: leaf[0] for k, leaf in among.buffers.items()},
-        {k: leaf[0] for k, leaf in alone.buffers.items()},
-    )

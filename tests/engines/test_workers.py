@@ -208,7 +208,7 @@ def test_dense_models_and_single_clients_stay_in_one_process() -> None:
     assert not isinstance(federation.simulation("fedavg", cohort=1, workers=2).engine, Workers)
 
 
-# arena
+# shared storage
 
 TREE: Tree = {
     "a": torch.arange(5, dtype=torch.float64),
@@ -228,14 +228,16 @@ def same(found: Tree, wanted: Tree) -> bool:
     )
 
 
-def test_an_arena_gives_back_what_was_put_in() -> None:
-    arena = SharedStorage(10 * ALIGNED)
-    places = arena.put(TREE)
-    assert same(arena.get(places), TREE)
-    assert arena.get(places)["view"].data_ptr() % ALIGNED == 0
-    arena.clear()
-    again = arena.put({"x": torch.zeros(5, dtype=torch.float64)})
-    assert torch.equal(arena.get(places)["a"], arena.get(again)["x"]), "the place of the first leaf"
+def test_a_storage_gives_back_what_was_put_in() -> None:
+    storage = SharedStorage(10 * ALIGNED)
+    places = storage.put(TREE)
+    assert same(storage.get(places), TREE)
+    assert storage.get(places)["view"].data_ptr() % ALIGNED == 0
+    storage.clear()
+    again = storage.put({"x": torch.zeros(5, dtype=torch.float64)})
+    assert torch.equal(storage.get(places)["a"], storage.get(again)["x"]), (
+        "the place of the first leaf"
+    )
 
 
 @pytest.mark.parametrize("memory", [None, shared], ids=["private", "shared"])
@@ -258,7 +260,7 @@ def test_each_row_of_models_lies_as_a_tensor_of_its_own_would(memory: Any) -> No
 
 
 def test_what_does_not_fit_travels_by_itself() -> None:
-    arena = SharedStorage(ALIGNED)
-    places = arena.put(TREE)
-    assert same(arena.get(places), TREE)
+    storage = SharedStorage(ALIGNED)
+    places = storage.put(TREE)
+    assert same(storage.get(places), TREE)
     assert isinstance(places["view"], np.ndarray)
