@@ -215,16 +215,16 @@ FOLDER, ARRAYS = "name: image_folder", "name: arrays"
 # What was done wrong -> (the section `data`, the files, the facts that the message has to name).
 MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     # A table: files
-    "no file named": ("name: table, label: y", nothing, ("params.yaml: data: ", "file is missing")),
+    "no file named": ("name: table, label: y", nothing, ("params.yaml: data.file is missing",)),
     "no label named": (
         "name: table, file: a.csv",
         nothing,
-        ("params.yaml: data: ", "label is missing"),
+        ("params.yaml: data.label is missing",),
     ),
     "an option that isn't": (
         f"{CSV}, owners: hospital",
         nothing,
-        ("'owners'", "did you mean 'owner'", "test_share"),
+        ("data.owners is unknown", "did you mean 'owner'", "test_share"),
     ),
     "no such file": (
         CSV.replace("a.csv", "b.csv"),
@@ -235,7 +235,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "another format": (
         CSV.replace("a.csv", "a.xlsx"),
         table(),
-        ("file='a.xlsx'", ".csv, .csv.gz, .parquet"),
+        ("file = 'a.xlsx'", ".csv, .csv.gz, .parquet"),
     ),
     "an empty file": (CSV, raw("a.csv", b""), ("a.csv: is empty", "name the columns")),
     "names and no rows": (
@@ -333,12 +333,12 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "features that are no list": (
         CSV.replace("[age, pulse]", "age"),
         table(),
-        ("params.yaml: data: ", "features='age'", "a list of names"),
+        ("params.yaml: data.features = 'age'", "a list"),
     ),
     "a number as label": (
         CSV.replace("label: diagnosis", "label: 4"),
         table(),
-        ("params.yaml: data: ", "label=4", "allowed: text"),
+        ("params.yaml: data.label = 4", "allowed: text"),
     ),
     "categories that aren't a column": (
         f"{CSV}, one_hot: [sexes]",
@@ -510,7 +510,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "the test file is the training file": (
         f"{CSV}, test_file: a.csv",
         table(),
-        ("test_file='a.csv'", "another file"),
+        ("test_file = 'a.csv'", "another file"),
     ),
     "owners of one row": (
         CSV + ", owner: hospital",
@@ -545,7 +545,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "features of a text": (
         f"{TEXT}, features: [said]",
         raw("a.csv", SAID),
-        ("option 'features' is unknown", "label"),
+        ("features is unknown", "label"),
     ),
     "no label of a text": (
         TEXT,
@@ -771,7 +771,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
         nothing,
         (
             (
-                "params.yaml: data: data set emnist: split 'letter' is unknown (did you mean "
+                "params.yaml: data.split = 'letter' is unknown (did you mean "
                 "'letters'?); allowed: byclass"
             ),
         ),
