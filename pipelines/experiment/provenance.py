@@ -38,7 +38,13 @@ MAX_FILE_NAME = 255  # characters of a file's name
 REGISTRY = "fedml_noniid.plugins.recipes"
 # These count without their imports: they name every method, data set and partition. What is used
 # counts elsewhere.
-LISTS = (REGISTRY, "fedml_noniid.pipelines.experiment.config", "fedml_noniid.plugins.settings")
+LISTS = (
+    REGISTRY,
+    "fedml_noniid.pipelines.experiment.config",
+    "fedml_noniid.pipelines.experiment.scenario",
+    "fedml_noniid.plugins.engines.local_training",
+    "fedml_noniid.plugins.rates",
+)
 # Modules that change no result: they only observe or move files.
 NO_CODE = tuple(
     f"fedml_noniid.{name}"

@@ -4,7 +4,6 @@ refused."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -188,7 +187,7 @@ def test_a_method_that_needs_the_host_is_refused(
 
 def test_where_there_are_no_graphs_they_are_refused() -> None:
     of = federation.federation()
-    local = replace(LocalTraining(lr=0.1, epochs=1, batch_size=4), cuda_graphs=True)
+    local = LocalTraining(lr=0.1, epochs=1, batch_size=4, cuda_graphs=True)
     with pytest.raises(
         UserError, match="cuda_graphs = true needs device cuda, the device is cpu; allowed: false"
     ):

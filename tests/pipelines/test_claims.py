@@ -545,7 +545,7 @@ def test_a_claim_that_is_changed_after_its_first_run_says_so(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"sttaes": "x"}, "c0: unknown key 'sttaes' (did you mean 'states'?)"),
+        ({"sttaes": "x"}, "c0: sttaes is unknown (did you mean 'states'?)"),
         ({"where": None}, "where"),
         ({"study": "ovn"}, "study 'ovn' is unknown (did you mean 'own'?)"),
         ({"scenarios": ["nera"]}, "scenario 'nera' is unknown (did you mean 'near'?)"),
@@ -576,9 +576,9 @@ def test_a_mistake_is_one_line(tmp_path: Path, change: dict[str, Any], words: st
     [
         (
             lambda text: text.replace("images_per_second: 100", ""),
-            "images_per_second = None is refused",
+            "images_per_second=None is refused",
         ),
-        (lambda text: text.replace("[0, 1, 2, 3, 4]", "[0]"), "seeds = [0] is refused"),
+        (lambda text: text.replace("[0, 1, 2, 3, 4]", "[0]"), "seeds=[0] is refused"),
         (lambda text: text.replace("  own:", "  one:"), "is in params.yaml too"),
         (lambda text: text.replace("like: one", "like: two"), "'two' is unknown"),
         (lambda text: f"study: 1\n{text}", "section 'study' is unknown (did you mean 'studies'?)"),

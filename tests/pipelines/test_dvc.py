@@ -251,11 +251,17 @@ ROWS: dict[
         {"train": BOTH, "evaluate": {"code"}, "deploy": {"fedavg"}},
     ),
     "what settings mean": (at_the_end("pipelines/experiment/config.py", STATEMENT), (), EVERYTHING),
-    "what settings of local training mean": (
-        at_the_end("plugins/settings.py", STATEMENT),
+    "what settings of a scenario mean": (
+        at_the_end("pipelines/experiment/scenario.py", STATEMENT),
         (),
         EVERYTHING,
     ),
+    "what settings of local training mean": (
+        at_the_end("plugins/engines/local_training.py", STATEMENT),
+        (),
+        EVERYTHING,
+    ),
+    "what a schedule means": (at_the_end("plugins/rates.py", STATEMENT), (), EVERYTHING),
     "the code of a partition": (
         at_the_end("plugins/data/partitions/label.py", STATEMENT),
         (),

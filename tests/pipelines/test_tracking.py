@@ -872,7 +872,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a bad configuration": (
         {"train_args": {"quorom": 2}},
-        r"fedml_config\.yaml: unknown key 'train_args\.quorom'",
+        r"fedml_config\.yaml: train_args\.quorom is unknown",
     ),
     "a silo that does not exist": (
         {"missing": "round,exchange,client\n1,0,3\n"},

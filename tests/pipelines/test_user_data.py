@@ -353,17 +353,17 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "a feature twice": (
         CSV.replace("pulse]", "age]"),
         table(),
-        ("features='age'", "each column once"),
+        ("features = 'age'", "each column once"),
     ),
     "the label as a feature": (
         CSV.replace("pulse]", "diagnosis]"),
         table(),
-        ("features='diagnosis'", "aren't the label"),
+        ("features = 'diagnosis'", "aren't the label"),
     ),
     "the owner as the label": (
         f"{CSV}, owner: diagnosis",
         table(),
-        ("owner='diagnosis'", "aren't the label"),
+        ("owner = 'diagnosis'", "aren't the label"),
     ),
     "two columns of one name": (
         CSV,
@@ -445,16 +445,16 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
             "regression target",
         ),
     ),
-    "a size of a table": (f"{CSV}, size: [8, 8]", table(), ("size=[8, 8]", "no 8-bit images")),
+    "a size of a table": (f"{CSV}, size: [8, 8]", table(), ("size = [8, 8]", "no 8-bit images")),
     "an infinite number": (
         CSV,
         table(old="80.5", new="-inf"),
-        ("column 'pulse' in row 3=-inf", "finite numbers of fl"),
+        ("column 'pulse' in row 3 = -inf", "finite numbers of fl"),
     ),
     "a number beyond float32": (
         CSV,
         table(old="80.5", new="1e39"),
-        ("column 'pulse' in row 3=1e+39", "finite"),
+        ("column 'pulse' in row 3 = 1e+39", "finite"),
     ),
     "a missing label": (
         CSV,
@@ -500,12 +500,12 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "a share of 1": (
         f"{CSV}, test_share: 1.0",
         table(),
-        ("test_share=1.0", "a number between 0 and 1"),
+        ("test_share = 1.0", "a number between 0 and 1"),
     ),
     "a share and a test file": (
         f"{WITH_TEST}, test_share: 0.2",
         table(b_csv=TABLE),
-        ("test_share=0.2", "b.csv is the test set"),
+        ("test_share = 0.2", "b.csv is the test set"),
     ),
     "the test file is the training file": (
         f"{CSV}, test_file: a.csv",
@@ -535,12 +535,12 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "the text as the label": (
         TEXT.replace("mood", "said"),
         raw("a.csv", SAID),
-        ("label='said'", "aren't the text"),
+        ("label = 'said'", "aren't the text"),
     ),
     "no text named": (
         TEXT.replace("text: said, ", ""),
         raw("a.csv", SAID),
-        ("params.yaml: data: ", "text is missing"),
+        ("params.yaml: data.text is missing",),
     ),
     "features of a text": (
         f"{TEXT}, features: [said]",
@@ -564,7 +564,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
         ),
         ("a.parquet: column 'said' is 0.5 in row 1", "allowed: text"),
     ),
-    "texts of no tokens": (f"{TEXT}, length: 0", raw("a.csv", SAID), ("length=0", "1 to 1000")),
+    "texts of no tokens": (f"{TEXT}, length: 0", raw("a.csv", SAID), ("length = 0", "1 to 1000")),
     "damaged word vectors": (
         TEXT,
         lambda f: (raw("a.csv", SAID)(f), (f / GLOVE).write_text("good 1 2\n")),
@@ -573,7 +573,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "a vocabulary of two": (
         f"{TEXT}, vocabulary: 2",
         raw("a.csv", b"said,mood\na,b\n"),
-        ("vocabulary=2", "from 3 up"),
+        ("vocabulary = 2", "from 3 to 1000000000"),
     ),
     # Images
     "no training folder": (
@@ -607,7 +607,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "a size of one number": (
         f"{FOLDER}, size: 28",
         images(),
-        ("params.yaml: data: ", "size=28", "[height, width]"),
+        ("params.yaml: data.size = 28 is refused", "a list"),
     ),
     "one class of images": (
         FOLDER,
@@ -665,7 +665,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "test images and a share": (
         f"{FOLDER}, test_share: 0.2",
         images(),
-        ("test_share=0.2", "mine/test is the test set"),
+        ("test_share = 0.2", "mine/test is the test set"),
     ),
     # Arrays
     "no arrays": (ARRAYS, nothing, ("mine/train.npz: there is no such file; needed: ",)),
@@ -718,7 +718,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "NaN among samples": (
         ARRAYS,
         arrays(train_x=np.full((30, 2), np.nan), test_x=np.ones((10, 2))),
-        ("train.npz: x[0, 0]=nan", "finite"),
+        ("train.npz: x[0, 0] = nan", "finite"),
     ),
     "test samples of another shape": (
         ARRAYS,
@@ -745,7 +745,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "a layout that isn't": (
         f"{ARRAYS}, layout: NHWC",
         shape(8, 8, 3),
-        ("layout 'NHWC'", "allowed: auto, CHW, HWC"),
+        ("data.layout = 'NHWC' is unknown", "allowed: auto, CHW, HWC"),
     ),
     "objects": (ARRAYS, arrays(train_y=np.array([None] * 30)), ("train.npz", "Python objects")),
     "a label without a name": (

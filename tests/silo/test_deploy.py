@@ -183,7 +183,7 @@ def test_loopback_in_a_study_runs_its_settings_and_data(
     assert deployment.common_args.random_seed == 1 and deployment.train_args.rounds == 1
     if recipe == "fedprox":
         assert deployment.train_args.settings == {"fedprox": {"mu": 0.25}}
-        assert deployment.train_args.learning_rate == 0.03
+        assert deployment.train_args.lr == 0.03
     indices = json.loads(Path("partitions/skewed-1/indices.json").read_text())
     assert sorted(i for own in parts.clients for i in own.tolist()) == sorted(
         i for own in indices["clients"] for i in own
@@ -198,7 +198,7 @@ def test_loopback_in_a_study_refuses_what_it_can_not_run(prepared, monkeypatch, 
         (
             ["--recipe", "fnrr"],
             (
-                "params.yaml: recipes: fnrr: recipe 'fnrr': method 'fnrr' is unknown (did you mean "
+                "params.yaml: recipes.fnrr: recipe 'fnrr': method 'fnrr' is unknown (did you mean "
                 "'fnr'?)"
             ),
         ),
