@@ -18,12 +18,12 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 16900,
-    TESTS: 21200,
+    SOURCE: 14790,
+    TESTS: 18100,
     ("plugins/core",): 910,
     ("plugins/privacy",): 49,
-    ("plugins/silo",): 1872,
-    ("plugins/baselines/scaffold.py",): 30,
+    ("plugins/silo",): 1846,
+    ("plugins/baselines/scaffold.py",): 28,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,
     ("plugins/fnr/algorithm.py",): 70,
@@ -54,8 +54,8 @@ WIDER = {  # functions with more parameters, and why
     "simulated": "one parameter per part of a deployment in the tests",
 }
 DEPTH = 5  # blocks inside each other in a function
-WIDTH, WIDE_LINES = 100, 30  # columns of a line; lines that are wider
-SKIPS = 3  # statements that the formatter skips: tables of numbers
+WIDTH, WIDE_LINES = 100, 25  # columns of a line; lines that are wider
+SKIPS = 1  # statements that the formatter skips: tables of numbers
 CONTRACT = "plugins/core/component.py"
 MEMBERS, TYPES = 27, 14  # of `Component`; of its file
 Block = ast.If | ast.For | ast.While | ast.With | ast.Try | ast.Match | ast.FunctionDef
