@@ -10,7 +10,7 @@ from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Setting
-from fedml_noniid.plugins.core.errors import UserError, located, together
+from fedml_noniid.plugins.core.errors import UserError, together
 
 
 def check(settings: config.Config) -> None:
@@ -30,9 +30,7 @@ def check(settings: config.Config) -> None:
         if settings.deploy is not None:
             name = settings.deploy.recipe
             with checked("recipes", name):
-                compose(settings, name, settings.deploy.scenario)
-                with located("can't be deployed"):
-                    compose(settings, name, settings.deploy.scenario, deployed=True)
+                compose(settings, name, settings.deploy.scenario, deployed=True)
 
 
 def check_drifts(settings: config.Config) -> None:

@@ -329,7 +329,7 @@ def test_a_leak_reads_the_test_set_and_needs_no_public_split(tmp_path: Path) -> 
                 ("  scaffold: {}", "  scaffold: {}\n  centralised: {}"),
                 ("  recipe: fednnnn", "  recipe: centralised"),
             ],
-            "recipes.centralised.can't be deployed: ",
+            "recipes.centralised: 'centralised' is for simulations and can't be deployed",
         ),
         (
             [
