@@ -405,3 +405,11 @@ def test_pfls_benchmark_at_a_small_size() -> None:
     assert found["steps_per_s"] == pytest.approx(2 * 3 * 2 / found["seconds"])
     assert found["seconds_for_1500_rounds"] == pytest.approx(750 * found["seconds"])
     assert (found["engine"], found["device"]) == ("sequential", "cpu")
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none"
+)
+def test_pfls_benchmark_on_a_gpu() -> None:
+    found = pfl_cifar10.run(2, torch.device("cuda"), TINY)
+    assert found["engine"] == "vectorized" and found["device"] != "cpu"
