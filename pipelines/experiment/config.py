@@ -39,7 +39,8 @@ from fedml_noniid.plugins.core.options import (
 )
 from fedml_noniid.plugins.data import user_files
 from fedml_noniid.plugins.data.yaml_files import read_yaml
-from fedml_noniid.plugins.engines.local_training import LearningRate, RunSettings
+from fedml_noniid.plugins.engines.local_training import LearningRate
+from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.own_code import look_in
 
 # The modules that import torch are imported when settings are checked.

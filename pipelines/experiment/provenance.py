@@ -43,6 +43,7 @@ LISTS = (
     "fedml_noniid.pipelines.experiment.config",
     "fedml_noniid.pipelines.experiment.scenario",
     "fedml_noniid.plugins.engines.local_training",
+    "fedml_noniid.plugins.engines.run_settings",
     "fedml_noniid.plugins.rates",
 )
 # Modules that change no result: they only observe or move files.

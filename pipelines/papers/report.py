@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import studies
+from fedml_noniid.pipelines.papers.building import build
 from fedml_noniid.pipelines.papers.described import what_ran
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import TITLES
-from fedml_noniid.pipelines.papers.targets import Built, Target, build, of_targets
+from fedml_noniid.pipelines.papers.targets import Built, Target, of_targets
 from fedml_noniid.pipelines.reporting.pages import html_page, render
 from fedml_noniid.pipelines.tracking.store import Store, spared
 from fedml_noniid.pipelines.tracking.sync import sync_reports

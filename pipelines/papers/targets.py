@@ -1,30 +1,19 @@
-"""Reads targets, the tables and figures of `pipelines/papers/<paper>/targets.yaml`, and builds them
-from the finished runs, beside the paper's own numbers."""
+"""Reads targets, the tables and figures of `pipelines/papers/<paper>/targets.yaml`."""
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
 from typing import Any, NamedTuple
 
-import fedml_noniid
-from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import PAPERS, folder_of, of_paper
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 
-# Every other kind is a function of papers/<paper>/figures.py, papers/curves.py or
-# papers/settings.py in the checkout.
-TABLE = "table"
 KEYS = ("kind", "title", "protocol")
 NOT_HERE = "not run at this size"
-CHECKOUT = Path(fedml_noniid.__file__).parents[1]
-NO_CHECKOUT = "it is made in a checkout of the repository only"
 
 
 @dataclass(frozen=True)
@@ -123,37 +112,6 @@ def address(target: str, place: str, *parts: Mapping[str, Any]) -> dict[str, Any
         raise UserError(
             f"{target}: {whole} names a key in braces that it lacks ({error})"
         ) from None
-
-
-def build(target: Target, measured: Measured) -> Built:
-    """Builds a target of any kind, with remarks on the runs that it reads.
-
-    UserError for a kind that is no table and no function of `papers/` in the checkout.
-    """
-    measured.forget()
-    built = builder(target)(target, measured)
-    return built._replace(remarks=measured.remarks())
-
-
-def builder(target: Target) -> Callable[[Target, Measured], Built]:
-    """The function that builds targets of this kind.
-
-    In an installed package, which has no pictures, a figure is said to be missing.
-    """
-    if target.kind == TABLE:
-        from fedml_noniid.pipelines.papers.table import build as table
-
-        return table
-    if not (CHECKOUT / "papers" / target.paper / "figures.py").is_file():
-        return lambda target, measured: nothing([NO_CHECKOUT])
-    if str(CHECKOUT) not in sys.path:
-        sys.path.insert(0, str(CHECKOUT))
-    for name in (f"papers.{target.paper}.figures", "papers.curves", "papers.settings"):
-        found = getattr(importlib.import_module(name), target.kind.replace("-", "_"), None)
-        if isinstance(found, FunctionType):
-            return found
-    allowed = f"{TABLE}, curves, settings, functions of papers/{target.paper}/figures.py"
-    raise UserError(f"{target.id}: kind {target.kind!r} is unknown; allowed: {allowed}")
 
 
 def paper_of(target: str, root: Path) -> str:

@@ -26,7 +26,7 @@ from fedml_noniid.plugins.data.partitions import partition
 from fedml_noniid.plugins.data.skew import Skew
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines.cohort import cohort_size
-from fedml_noniid.plugins.engines.local_training import RunSettings
+from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.silo import loopback
 from fedml_noniid.plugins.silo import settings as deployments
 from fedml_noniid.plugins.silo.settings import Deployment

@@ -153,7 +153,7 @@ def _params(deployment: Deployment) -> dict[str, object]:
 
     No path, no address.
     """
-    from fedml_noniid.plugins.engines.local_training import RunSettings
+    from fedml_noniid.plugins.engines.run_settings import RunSettings
 
     train, model = deployment.train_args, deployment.model_args
     found: dict[str, object] = {

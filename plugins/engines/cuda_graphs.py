@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,13 +28,11 @@ from fedml_noniid.plugins.core.data import Pass
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.training import Descent
 from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
+from fedml_noniid.plugins.engines.step_inputs import StepInputs
 from fedml_noniid.plugins.models.model import Model
 
-if TYPE_CHECKING:
-    from fedml_noniid.plugins.engines.local import StepInputs
-
 # (began, inputs, number of the first step) -> where local training ended
-Descend = Callable[[Tree, "StepInputs", int | Tensor], Descent]
+Descend = Callable[[Tree, StepInputs, int | Tensor], Descent]
 MIN_SAME_SHAPE_STEPS = 3  # steps of one shape; with fewer of them a graph would be replayed once
 
 

@@ -47,6 +47,7 @@ from fedml_noniid.plugins.core.trees import (
 from fedml_noniid.plugins.engines.compiled import Compiled
 from fedml_noniid.plugins.engines.cuda_graphs import GraphRecorder, replayed
 from fedml_noniid.plugins.engines.personal import PERSONAL, joined, over, parted, personalized
+from fedml_noniid.plugins.engines.step_inputs import StepInputs
 from fedml_noniid.plugins.models.model import Model
 
 # (parameters, buffers, batch, what it draws) -> the gradient of the mean cross-entropy, in the
@@ -112,14 +113,6 @@ class ClientAxis:
             return grads, {"loss": losses, "buffers": found.buffers, "features": found.features}
 
         return written
-
-
-class StepInputs(NamedTuple):
-    """Holds what the steps of local training read, and where their result goes."""
-
-    steps: Pass
-    drawn: Iterator[Params]  # what the network draws, step by step
-    out: Params | None  # memory that the trained parameters may take
 
 
 class Hooks(NamedTuple):

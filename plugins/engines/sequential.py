@@ -18,8 +18,9 @@ from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.data.batches import Order
 from fedml_noniid.plugins.engines.clients import Clients, to_device
-from fedml_noniid.plugins.engines.local import ClientAxis, StepInputs, train
+from fedml_noniid.plugins.engines.local import ClientAxis, train
 from fedml_noniid.plugins.engines.personal import personalized
+from fedml_noniid.plugins.engines.step_inputs import StepInputs
 from fedml_noniid.plugins.engines.storage import replace_row, rows_for, unaliased
 
 

@@ -25,9 +25,10 @@ from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
 from fedml_noniid.plugins.engines.clients import Clients, numbers, to_device
 from fedml_noniid.plugins.engines.compiled import Compiled, compiled_for
-from fedml_noniid.plugins.engines.local import ClientAxis, StepInputs, train
+from fedml_noniid.plugins.engines.local import ClientAxis, train
 from fedml_noniid.plugins.engines.packing import stack
 from fedml_noniid.plugins.engines.personal import personalized
+from fedml_noniid.plugins.engines.step_inputs import StepInputs
 from fedml_noniid.plugins.engines.storage import rows_for, unaliased
 from fedml_noniid.plugins.models.model import Model
 

@@ -30,8 +30,9 @@ from fedml_noniid.plugins.core.options import (
 )
 from fedml_noniid.plugins.data.yaml_files import parsed
 from fedml_noniid.plugins.engines.hashing import weights_sha256
-from fedml_noniid.plugins.engines.local_training import LearningRate, Optimizer, RunSettings
+from fedml_noniid.plugins.engines.local_training import LearningRate, Optimizer
 from fedml_noniid.plugins.engines.plan import Plan, initial_model
+from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.own_code import look_in
 

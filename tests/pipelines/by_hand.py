@@ -15,9 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedml_noniid.pipelines.experiment import cache, check, config
+from fedml_noniid.pipelines.papers.building import build
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPER_FILES, RESULTS, Study
-from fedml_noniid.pipelines.papers.targets import Built, Target, build
+from fedml_noniid.pipelines.papers.targets import Built, Target
 
 PAPER, SIZE = "ccn", "smoke"
 PARAMS = """\

@@ -12,9 +12,10 @@ import torch
 from ruamel.yaml import YAML
 from torch import Tensor
 
+from fedml_noniid.pipelines.papers.building import build
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import DIVERGED
-from fedml_noniid.pipelines.papers.targets import Built, build, of_targets
+from fedml_noniid.pipelines.papers.targets import Built, of_targets
 from fedml_noniid.pipelines.reporting.figures import Values
 from fedml_noniid.plugins.core.errors import UserError
 from papers.fednlr import example

@@ -11,8 +11,9 @@ import pytest
 from torch import nn
 
 from fedml_noniid.pipelines.papers import report
+from fedml_noniid.pipelines.papers.building import build
 from fedml_noniid.pipelines.papers.runs import Measured
-from fedml_noniid.pipelines.papers.targets import Built, Target, build, of_targets
+from fedml_noniid.pipelines.papers.targets import Built, Target, of_targets
 from fedml_noniid.plugins.core.errors import UserError
 from papers.fednnnn import figures
 from tests.pipelines import by_hand

@@ -11,17 +11,11 @@ import pytest
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import claims, verbs
+from fedml_noniid.pipelines.papers.building import build, builder
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import PAPERS, SIZES, Study, of_paper
 from fedml_noniid.pipelines.papers.table import addresses
-from fedml_noniid.pipelines.papers.targets import (
-    NOT_HERE,
-    Target,
-    address,
-    build,
-    builder,
-    of_targets,
-)
+from fedml_noniid.pipelines.papers.targets import NOT_HERE, Target, address, of_targets
 from fedml_noniid.plugins import recipes
 from tests.pipelines.by_hand import sound
 from tests.pipelines.small import ROOT

@@ -14,9 +14,10 @@ import pytest
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import report as stage
 from fedml_noniid.pipelines.papers import studies
+from fedml_noniid.pipelines.papers.building import build
 from fedml_noniid.pipelines.papers.contrasts import statistic
 from fedml_noniid.pipelines.papers.runs import Measured, series
-from fedml_noniid.pipelines.papers.targets import Built, address, build, of_targets, paper_of
+from fedml_noniid.pipelines.papers.targets import Built, address, of_targets, paper_of
 from fedml_noniid.pipelines.papers.words import confirmed
 from fedml_noniid.pipelines.reporting import text
 from fedml_noniid.pipelines.reporting.summary import Spread
