@@ -73,7 +73,8 @@ class Display:
             if notebook:
                 from IPython.display import display
 
-                self._page = display(self._bar, display_id=True)  # type: ignore[no-untyped-call]  # of IPython
+                # IPython has no types.
+                self._page = display(self._bar, display_id=True)  # type: ignore[no-untyped-call]
             else:
                 self._bar.start()
         report_to(self.show)

@@ -102,7 +102,8 @@ class Cell(NamedTuple):
         """Its line of the CSV file."""
         mean, std, n = self.measured or (None, None, 0)
         both = mean is not None and self.reported is not None
-        difference = mean - self.reported if both else None  # type: ignore[operator]  # see both
+        # `both` says that neither is None; mypy does not follow it.
+        difference = mean - self.reported if both else None  # type: ignore[operator]
         notes = "; ".join(note for notes in self.group.notes for note in notes)
         found = [*place, mean, std, n, len(self.group.diverged), self.reported]
         return [*found, self.reported_spread, difference, "; ".join(self.group.leaks), notes]

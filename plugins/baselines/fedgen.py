@@ -127,9 +127,8 @@ class FedGen(Component):
             1
         )  # [B]
         latent = batch.mean(apart)
-        return client.shared["weight"] * (
-            self.generative_alpha * teacher + self.generative_beta * latent
-        )
+        weight: Tensor = client.shared["weight"]
+        return weight * (self.generative_alpha * teacher + self.generative_beta * latent)
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """n_k^y, [C]."""

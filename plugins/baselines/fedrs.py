@@ -49,6 +49,5 @@ class FedRS(Component):
         b = next(
             name for name in client.task.network.layers[-1].parameters if name.endswith(".bias")
         )
-        return logits - client.prepared["less"].to(logits.dtype) * (
-            logits - client.task.whole(w)[b]
-        )
+        less: Tensor = client.prepared["less"].to(logits.dtype)
+        return logits - less * (logits - client.task.whole(w)[b])

@@ -269,7 +269,7 @@ def _checked(hint: Any) -> Any:
     if hint is int:
         return Annotated[int, WHOLE]
     if get_origin(hint) in (Union, UnionType):
-        return Union[tuple(map(_checked, get_args(hint)))]  # noqa: UP007, of a list
+        return Union[tuple(map(_checked, get_args(hint)))]  # noqa: UP007, `|` takes no list
     if get_origin(hint) is tuple:
         return Annotated[hint, Strict(False)]
     ours = hint in (float, bool, str, type(None))

@@ -228,6 +228,7 @@ def ended(
         found.steps,
         found.loss / found.steps.clamp(min=1),
         found.state,
+        # None where no component declares the need: then none may read it.
         found.features,  # type: ignore[arg-type]
         planned,
     )

@@ -52,7 +52,8 @@ class Outcome(NamedTuple):
     buffers: Params
     rows: list[Row]
     tensors: Params  # "<component>/<quantity>", [T, ...]: what else was recorded, on the CPU
-    personal: Tree = {}  # noqa: RUF012, never changed in place. The clients' own parts, leaves [N, ...], in simulations
+    # In simulations: what stays on each client, leaves [N, ...].
+    personal: Tree = {}  # noqa: RUF012, never changed in place
 
 
 class Run:

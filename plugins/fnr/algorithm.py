@@ -98,7 +98,8 @@ class FNR(Component):
             out = client.task.eval(w, buffers, batch.x)
             return {"sums": class_sums(out, batch)}
 
-        return client.public.total(sums)["sums"]
+        found: Tensor = client.public.total(sums)["sums"]
+        return found
 
     def refine(self, server: Server) -> Asks:
         """Lines 10-14: the floor(n p) clients of lowest A_i refine; their refined models replace
@@ -161,7 +162,8 @@ class FNR(Component):
 
     def regulariser(self, out: Output, batch: Batch, client: Client) -> Tensor:
         """Lines 34-38: J = sum_c rho_c Delta_j[c], rho_c the fraction of class c in the batch."""
-        return client.each["delta"][batch.y].mean()
+        found: Tensor = client.each["delta"][batch.y].mean()
+        return found
 
     def step(self, server: Server) -> Change:
         """Only records: F [M, C], A [M], the refined clients [M], Delta [M, C] (0 for the

@@ -186,7 +186,8 @@ class RFedAvg(MeanFeatures):
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         """1/(N-1) sum over j != k of ||phi - delta^j||^2 (eq. 5)."""
-        return (phi - others["others"]).square().sum(1).mean()
+        found: Tensor = (phi - others["others"]).square().sum(1).mean()
+        return found
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """Line 10: delta^k with the local model after training."""
@@ -219,7 +220,8 @@ class RFedAvgPlus(MeanFeatures):
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         """||phi - delta^{-k}||^2 (section IV-C)."""
-        return (phi - others["mean"]).square().sum()
+        found: Tensor = (phi - others["mean"]).square().sum()
+        return found
 
     def step(self, server: Server) -> Change:
         """Only records: the delta that this round used."""

@@ -119,7 +119,8 @@ class Readings(MeanFeatures):
 
     def known(self, server: Server) -> Tensor:
         """1 for the clients whose delta is known, [N]."""
-        return server.state.get("known", torch.ones_like(server.state["delta"][:, 0]))
+        found: Tensor = server.state.get("known", torch.ones_like(server.state["delta"][:, 0]))
+        return found
 
     def counted(self, server: Server) -> tuple[int, ...]:
         """The clients whose delta a client of the cohort may be compared with."""
@@ -214,7 +215,8 @@ class RFedAvgPlusAuthors(Readings, RFedAvgPlus):
         )
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
-        return super().r(phi, others) * others.get("known", 1)
+        found: Tensor = super().r(phi, others) * others.get("known", 1)
+        return found
 
 
 def drawn(local_set: Pass, size: int, key: Tensor) -> Pass:

@@ -233,8 +233,8 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def test_who_sees_noise() -> None:
-    """Batches and a client's own passes do, the public split does not; whoever has deviation 0 does
-    not at all."""
+    """A client's batches and passes over its local set have noise. The public split has none, nor
+    has a client with deviation 0."""
     seen, lies = looked(skewed(), 3)
     assert not any(
         (x == y).any()

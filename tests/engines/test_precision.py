@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import validated
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.run import Outcome
@@ -94,7 +96,7 @@ def test_only_training_is_of_fewer_bits() -> None:
 def test_what_is_not_there_is_refused() -> None:
     of = federation.federation()
     for precision, message in (
-        ("fp8", "'fp8' is unknown; allowed: float32, tf32, bf16"),
+        ("fp8", "precision = 'fp8' is unknown; allowed: float32, tf32, bf16"),
         (
             "tf32",
             (
@@ -103,14 +105,17 @@ def test_what_is_not_there_is_refused() -> None:
             ),
         ),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=message):
             simulate(
                 "fedavg",
                 {},
                 Federation.of(of.train, of.clients, of.test),
                 Plan(
                     federation.network(),
-                    LocalTraining(lr=0.1, epochs=1, batch_size=4, precision=precision),
+                    validated(
+                        LocalTraining,
+                        {"lr": 0.1, "epochs": 1, "batch_size": 4, "precision": precision},
+                    ),
                     1,
                     4,
                     0,

@@ -217,7 +217,7 @@ def test_three_rounds_of_partial_participation(
     cohorts = [draw_cohort(0, t, 3, 2) for t in (1, 2, 3)]
     assert len(set(cohorts)) > 1, "the example has an absent client whose row is used"
     assert cohorts[1] != cohorts[0], (
-        "in round 2, a client meets others of whom one is not known yet without a warm-up"
+        "without a warm-up, the server does not know every other client in round 2"
     )
     for t, cohort in enumerate(cohorts, start=1):
         reference.round(t, cohort)

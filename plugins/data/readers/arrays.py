@@ -152,8 +152,7 @@ def _read(file: Path, allowed: Sequence[str]) -> Arrays:
             found = {key: opened[key] for key in opened.files}
         except UserError:
             raise
-        # on damaged files, the many parsers of NumPy and zipfile raise errors of many types
-        except Exception as error:
+        except Exception as error:  # of any kind: parsers of NumPy and zipfile, on damaged files
             objects = "Object arrays" in str(error)
             reason = (
                 "it holds Python objects"
