@@ -113,7 +113,7 @@ def names(what: str) -> list[str]:
 def columns(file: Path) -> list[str]:
     """The names of a table's columns. UserError if it can't be read."""
     _exists(file, "file")
-    (table,) = frames.from_files(file.parent, file.name, None)
+    (table,) = frames.tables_of(file.parent, file.name, None)
     return [str(name) for name in table.frame.columns]
 
 
