@@ -118,7 +118,7 @@ def kind_of(data: str, is_text: bool = False) -> str:
 
 def columns(file: str) -> list[str]:
     """The names of a table's columns. UserError if it can't be read."""
-    (table,) = frames.from_files(Path(file).parent, Path(file).name, None)
+    (table,) = frames.tables_of(Path(file).parent, Path(file).name, None)
     return [str(name) for name in table.frame.columns]
 
 
