@@ -293,8 +293,9 @@ def test_what_was_run_is_what_ran(tmp_path: Path) -> None:
     assert ran(tmp_path) == (
         "data: name cifar10, validation 0.6, public 1500, size [16, 16], normalise none; training: "
         "model cnn, model_options {'channels': 8, 'batch_norm': True}, rounds 3, epochs 1, "
-        "batch_size 50, lr 0.05, momentum 0.9, augment True; scenario near (partition iid, clients 10, "
-        "participation 0.2, noise {'sigma': 0.5, 'form': 'ramp'}); method a (p 0.5); method b (p 0.5); seeds 7; "
+        "batch_size 50, lr 0.05, momentum 0.9, augment True; scenario near (partition iid, clients "
+        "10, participation 0.2, noise {'sigma': 0.5, 'form': 'ramp'}); method a (p 0.5); method b "
+        "(p 0.5); seeds 7; "
         "2 runs (planned: 24); missing: near-a-0, near-b-0, near-c-0, near-d-0, far-a-0, far-b-0, "
         "far-c-0, far-d-0 and 16 more; not in the plan: near-a-7, near-b-7."
     )
