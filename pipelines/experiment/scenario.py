@@ -81,7 +81,7 @@ class RotationSettings(Section):
     """An angle for each client's images: feature skew. Quarter turns need no interpolation."""
 
     # Client i has the angle number i modulo their number.
-    degrees: Annotated[list[Literal[0, 90, 180, 270]], Field(min_length=1)]
+    degrees: Annotated[list[Annotated[int, OneOf(lambda: (0, 90, 180, 270))]], Field(min_length=1)]
 
     @property
     def words(self) -> str:

@@ -154,6 +154,13 @@ class Section(BaseModel):
 
     model_config = STRICT
 
+    def __init__(self, **values: Any) -> None:
+        """UserError with every mistake, also where no file is read."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _user_error(error, type(self)) from None
+
 
 class OpenSection(Section):
     """A section beside whose keys the options of something else may stand."""
@@ -168,7 +175,9 @@ class OpenSection(Section):
 
 def unknown(where: Where, value: object, names: Iterable[object]) -> None:
     """UserError unless `value`, which stands at `where`, is one of `names`."""
-    if value not in (listed := list(names)):
+    listed = list(names)
+    # By type too: True is 1 for Python, but a flag is no number.
+    if not any(type(name) is type(value) and name == value for name in listed):
         words = list(map(str, listed))
         raise UserError(
             UNKNOWN if isinstance(value, str) else REFUSED,
@@ -213,10 +222,14 @@ def validated(model: type[M], values: object, also: Iterable[str] = ()) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        raise UserError.of(
-            mistake for one in found for mistake in _mistakes(one, model, also)
-        ) from None
+        raise _user_error(error, model, also) from None
+
+
+def _user_error(
+    error: ValidationError, model: type[BaseModel], also: Iterable[str] = ()
+) -> UserError:
+    found = error.errors(include_url=False)
+    return UserError.of(mistake for one in found for mistake in _mistakes(one, model, also))
 
 
 def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator[Mistake]:
@@ -272,5 +285,7 @@ def _checked(hint: Any) -> Any:
         return Union[tuple(map(_checked, get_args(hint)))]  # noqa: UP007, `|` takes no list
     if get_origin(hint) is tuple:
         return Annotated[hint, Strict(False)]
+    if get_origin(hint) is Literal:
+        return Annotated[hint, OneOf(lambda: get_args(hint))]
     ours = hint in (float, bool, str, type(None))
-    return hint if ours or get_origin(hint) in (Annotated, Literal, list, dict) else Any
+    return hint if ours or get_origin(hint) in (Annotated, list, dict) else Any

@@ -101,6 +101,7 @@ def test_refused_size(folder, size):
         [0.1, 0],
         [0.1, -0.3],
         [0.1, "0.3"],
+        [0.1, True],
         [0.1, math.inf],
         None,
         0.5,
