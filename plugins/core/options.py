@@ -41,7 +41,6 @@ from fedml_noniid.plugins.core.errors import (
     closest,
 )
 
-LONGEST_KEY = 97  # characters of a key in a message
 MOST = 1_000_000_000  # of anything that is counted: products of such numbers fit into 64 bits
 # Whether the settings that are read passed every check before. Checks that import torch are left
 # out then.
@@ -113,7 +112,6 @@ Fraction = Annotated[float, Range(0, 1)]
 Share = Annotated[float, Range(0, 1, open="(")]
 Below1 = Annotated[float, Range(0, 1, open=")")]
 Momentum = Below1
-Decay = Share
 Count = Annotated[int, Range(1, MOST)]
 CountOrNone = Annotated[int, Range(0, MOST)]
 Width = Annotated[int, Range(1, 1_000_000)]  # of a layer
@@ -234,7 +232,7 @@ def _user_error(
 
 def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator[Mistake]:
     """One error of pydantic; one of our validators may hold several."""
-    where = tuple(_short(part) for part in one["loc"] if part != "[key]")
+    where = tuple(part for part in one["loc"] if part != "[key]")
     context = one.get("ctx", {})
     if isinstance(context.get("error"), UserError):
         yield from context["error"].below(*where).mistakes
@@ -260,10 +258,6 @@ def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator
     else:
         allowed = ALLOWED.get(one["type"], one["msg"]).format(**context)
         yield Mistake(REFUSED, where, one["input"], allowed)
-
-
-def _short(key: str | int) -> str | int:
-    return key if isinstance(key, int) or len(key) <= LONGEST_KEY else f"{key[:LONGEST_KEY]}..."
 
 
 def _keys(kind: Any, where: tuple[str | int, ...]) -> list[str]:
