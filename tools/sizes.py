@@ -35,7 +35,7 @@ STATEMENTS = {
 PARAMETERS = 7  # of a function, without `self`
 PER_OPTION = "one parameter per option, as documented"
 WIDER = {  # functions with more parameters, and why
-    "init": PER_OPTION,
+    "init": "nine options",
     "run": PER_OPTION,
     "sweep": PER_OPTION,
     "partition": PER_OPTION,
@@ -46,9 +46,6 @@ WIDER = {  # functions with more parameters, and why
     "text": PER_OPTION,
     "sent140": PER_OPTION,
     "two_classes": PER_OPTION,
-    "of_texts": PER_OPTION,
-    "of_frame": PER_OPTION,
-    "of_arrays": PER_OPTION,
     "__call__": "a network's, with all that a pass may need",
     "gradient": "a network's, with all that a pass may need",
     "simulated": "one parameter per part of a deployment in the tests",

@@ -21,7 +21,7 @@ from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.data.readers.arrays import new_samples, of_arrays
-from fedml_noniid.plugins.data.readers.frames import in_memory, rows_of
+from fedml_noniid.plugins.data.readers.frames import rows_of, tables_of
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import LENGTH, VOCABULARY, of_texts
 
@@ -230,26 +230,17 @@ def from_arrays(
     note: test set: 10 of 50 samples, drawn by label with a fixed seed
     """
     check_options(datasets.DATASETS["arrays"], {"layout": layout, "test_share": test_share})
-    optional = {"test_x": test_x, "test_y": test_y, "owner": owner, "test_owner": test_owner}
-    found = {
-        key: None if value is None else to_array(key, value) for key, value in optional.items()
-    }
-    try:
-        raw = of_arrays(
-            to_array("x", x),
-            to_array("y", y),
-            found["test_x"],
-            found["test_y"],
-            found["owner"],
-            classes,
-            test_owner=found["test_owner"],
-            layout=layout,
-            test_share=test_share,
-        )
-    except UserError as error:
-        raise UserError(
-            re.sub(r"\btrain_([xy])\b", r"\1", str(error))
-        ) from None  # the names of the arguments
+    given = {"x": x, "y": y, "client": owner, "classes": classes}
+    tests = {"test_x": test_x, "test_y": test_y, "test_client": test_owner}
+    train, test = (
+        {
+            key.removeprefix("test_"): to_array(key, value)
+            for key, value in part.items()
+            if value is not None
+        }
+        for part in (given, tests)
+    )
+    raw = of_arrays(train, test, layout=layout, test_share=test_share)
     return _of(name, raw, normalise, partial(_as_arrays, raw.train_x[:1], layout))
 
 
@@ -272,7 +263,7 @@ def _of_rows(
 
     Columns of label and owner are left out of them.
     """
-    tables = in_memory(frame, test)
+    tables = tables_of(Path(), frame, test)
     used = rows_of(tables, test_share=test_share, **given).train
     rows = tables[0].frame.iloc[used].copy()
     return partial(
@@ -316,10 +307,7 @@ def _as_rows(
 
 def _as_arrays(train_x: Tensor, layout: str, x: Any) -> Tensor:
     """New arrays as samples."""
-    try:
-        return new_samples(to_array("x", x), train_x, layout)
-    except UserError as error:
-        raise UserError(re.sub(r"\btest_x\b", "x", str(error))) from None
+    return new_samples(to_array("x", x), train_x, layout)
 
 
 def _like(dataset: Dataset, x: object) -> Tensor:

@@ -102,6 +102,7 @@ def test_refused_size(folder, size):
         [0.1, -0.3],
         [0.1, "0.3"],
         [0.1, True],
+        [False, 0.3],
         [0.1, math.inf],
         None,
         0.5,

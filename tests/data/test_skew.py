@@ -305,6 +305,10 @@ def test_without_a_feature_skew_there_are_no_copies(digits: Dataset) -> None:
             ("scenarios.s.rotation.degrees[1] = 30 is refused; allowed: 0, 90, 180 or 270"),
         ),
         (
+            {"rotation": {"degrees": [90, False]}},
+            "rotation.degrees[1] = False is refused; allowed: 0, 90, 180 or 270",
+        ),
+        (
             {"rotation": {"degrees": []}},
             "rotation.degrees = [] is refused; allowed: at least 1 of them",
         ),

@@ -321,7 +321,9 @@ CASES = {
     "owners in train only": Case(
         ("client", "both"), lambda raw: arrays(raw, train_client=np.zeros(30, int)), ARRAYS
     ),
-    "labels missing": Case(("train.npz", "'y'"), lambda raw: arrays(raw, train_y=None), ARRAYS),
+    "labels missing": Case(
+        ("train.npz", "y is missing"), lambda raw: arrays(raw, train_y=None), ARRAYS
+    ),
     "an unknown array": Case(
         ("'label'",), lambda raw: arrays(raw, train_label=np.zeros(30)), ARRAYS
     ),

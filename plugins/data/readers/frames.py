@@ -61,39 +61,31 @@ class UndecidedError(UserError):
         self.errors = errors
 
 
-def in_memory(frame: object, test: object) -> list[Table]:
-    """One or two tables of a Python program. UserError for what isn't a pandas.DataFrame."""
+def tables_of(root: Path, file: object, test_file: object) -> list[Table]:
+    """One or two tables: files under `root`, the ending tells the format; or data frames.
+
+    UserError for missing and damaged files, and for other objects.
+    """
+    if isinstance(file, str) and test_file == file:
+        raise refusal("test_file", test_file, "another file than `file`, or none")
+    tables = [_read(root, "file", "frame", file)]
+    if test_file is not None:
+        tables.append(_read(root, "test_file", "test", test_file))
+    return tables
+
+
+def _read(root: Path, key: str, argument: str, source: object) -> Table:
+    """One table. `key` is its option in params.yaml, `argument` its name in Python."""
     import pandas as pd
 
-    tables = []
-    for name, given in (("frame", frame), ("test", test)):
-        if given is None and name == "test":
-            continue
-        if not isinstance(given, pd.DataFrame):
-            raise UserError(f"{name} is a {type(given).__name__}; allowed: a pandas.DataFrame")
-        tables.append(
-            _table(name, given.set_axis([str(column) for column in given.columns], axis=1))
-        )
-    return tables
-
-
-def from_files(root: Path, file: object, test_file: object) -> list[Table]:
-    """One or two tables of files under `root`; the ending tells the format.
-
-    UserError for missing and damaged files.
-    """
-    tables = [_read(root, "file", file)]
-    if test_file is not None:
-        if test_file == file:
-            raise refusal("test_file", test_file, "another file than `file`, or none")
-        tables.append(_read(root, "test_file", test_file))
-    return tables
-
-
-def _read(root: Path, key: str, file: object) -> Table:
-    if not isinstance(file, str) or not file.endswith(ENDINGS):
-        raise refusal(key, file, f"the name of a file that ends in {', '.join(ENDINGS)}")
-    path = root / file
+    if isinstance(source, pd.DataFrame):
+        names = [str(column) for column in source.columns]
+        return _table(argument, source.set_axis(names, axis=1))
+    if not isinstance(source, str):
+        raise UserError(f"{argument} is a {type(source).__name__}; allowed: a pandas.DataFrame")
+    if not source.endswith(ENDINGS):
+        raise refusal(key, source, f"the name of a file that ends in {', '.join(ENDINGS)}")
+    path = root / source
     if not path.is_file():
         there = sorted(
             entry.name
@@ -104,7 +96,7 @@ def _read(root: Path, key: str, file: object) -> Table:
             f"{path}: there is no such file; {key} is relative to root, where there is "
             f"{user_data.listed(there) or 'none'}"
         )
-    return _table(str(path), (_parquet if file.endswith(".parquet") else _csv)(path))
+    return _table(str(path), (_parquet if source.endswith(".parquet") else _csv)(path))
 
 
 def _csv(path: Path) -> pd.DataFrame:
