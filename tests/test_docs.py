@@ -266,8 +266,8 @@ def test_commands_that_a_page_names_exist(page: Path) -> None:
 
 def test_a_command_that_is_gone_is_found() -> None:
     assert unknown(["rnu"]) == "rnu"
-    assert unknown(["init", "--tabel", "x.csv"]) == "--tabel"
-    assert unknown(["init", "--table", "x.csv"]) is None
+    assert unknown(["init", "--table", "x.csv"]) == "--table"
+    assert unknown(["init", "--data", "x.csv"]) is None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -26,7 +26,7 @@ from fedml_noniid.pipelines import edge
 from fedml_noniid.plugins.core.errors import UserError
 
 EXAMPLES = (
-    "noniid init --table patients.csv --label diagnosis --owner hospital",
+    "noniid init --data patients.csv --label diagnosis --owner hospital",
     "noniid partition",
     "noniid run",
 )

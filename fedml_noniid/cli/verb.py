@@ -19,7 +19,6 @@ Root = Annotated[
     Path, typer.Option("--root", help="Folder of params.yaml.", show_default="this one")
 ]
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-WORDS = "words"  # key of the words behind the verb in a context's `meta`
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -27,11 +26,8 @@ class Verb(TyperCommand):
     """A verb."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parses the words behind the verb, and stores them.
-
-        UserError for an option with one value that is given twice: typer would take the last one.
-        """
-        ctx.meta[WORDS] = list(args)
+        """UserError for an option with one value that is given twice: typer would take the last
+        one."""
         given = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(list(args))[2]
         for one in given:
             repeats = getattr(one, "multiple", False) or getattr(one, "is_flag", False)

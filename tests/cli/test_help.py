@@ -257,8 +257,7 @@ def test_an_interrupt_ends_with_130_and_a_line(
         ("noniid papers run fnr --size ", set(SIZES)),
         ("noniid papers build nlr-tab", {f"nlr-tab{k}" for k in (1, 2, 3, 4)}),
         ("noniid methods fedn", {"fednlr", "fednnnn", "fednova"}),
-        ("noniid init --model vgg1", {"vgg11", "vgg16"}),
-        ("noniid init --partition two", {"two_classes"}),
+        ("noniid init --data cifar1", {"cifar10", "cifar100"}),
     ],
 )
 def test_names_complete(

@@ -286,19 +286,9 @@ def noniid(*arguments: str) -> tuple[str, ...]:
 @pytest.fixture
 def study(place: Path) -> Path:
     """A small experiment with all stages."""
-    wish = (
-        "--data",
-        "digits",
-        "--methods",
-        "fedavg,scaffold",
-        "--clients",
-        "3",
-        "--rounds",
-        "2",
-        "--seeds",
-        "1",
-    )
-    done = start(place, *noniid("init", *wish, "--deploy", "--yes"))
+    few = ("scenario.clients=3", "train.rounds=2", "seeds=[0]")
+    words = ("--methods", "fedavg,scaffold", *(word for one in few for word in ("--set", one)))
+    done = start(place, *noniid("init", "--data", "digits", *words, "--deploy"))
     assert done.communicate(timeout=120)[1] == "" and done.returncode == 0
     return place
 
