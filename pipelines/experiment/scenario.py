@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, model_serializer, model_validator
+from pydantic import Field, PrivateAttr, model_serializer, model_validator
 
 from fedml_noniid.pipelines.experiment.facts import Later
 from fedml_noniid.plugins.core.errors import UserError, located, together
@@ -77,20 +77,11 @@ class LabelNoiseSettings(Section):
         return f"{self.form} label noise, rate {self.rate:g}, {self.kind}"
 
 
-def _whole(angle: object) -> object:
-    """The angle. UserError for false and 0.0, which Python takes for 0."""
-    if type(angle) is not int:
-        raise UserError(value=angle, allowed="0, 90, 180 or 270")
-    return angle
-
-
 class RotationSettings(Section):
     """An angle for each client's images: feature skew. Quarter turns need no interpolation."""
 
     # Client i has the angle number i modulo their number.
-    degrees: Annotated[
-        list[Annotated[Literal[0, 90, 180, 270], BeforeValidator(_whole)]], Field(min_length=1)
-    ]
+    degrees: Annotated[list[Annotated[int, OneOf(lambda: (0, 90, 180, 270))]], Field(min_length=1)]
 
     @property
     def words(self) -> str:

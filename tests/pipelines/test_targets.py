@@ -602,9 +602,7 @@ def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
         made(tmp_path, "x")
 
 
-def test_the_paper_stage_writes_a_report_and_its_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_paper_stage_writes_a_report_and_its_numbers(tmp_path: Path) -> None:
     """Neither is whole, as B has no run in Far.
 
     Rankings agree to 1 in Near and to (2 - 1) / 3 in Far without B.
@@ -616,8 +614,6 @@ def test_the_paper_stage_writes_a_report_and_its_numbers(
     )
     finals(tmp_path, "far", {"a": [0.6], "c": [0.9], "d": [0.5], "b": [0.8]})
     (tmp_path / "papers/built/ccn/smoke/studies/one/runs/far-b-0/run.json").unlink()
-    synced: list[Path] = []
-    monkeypatch.setattr(stage, "sync_reports", lambda store, root: synced.append(root))
     stage.run(Workspace.of(tmp_path, {}), "ccn", "smoke")
     place = tmp_path / "papers" / "built" / "ccn" / "smoke"
     found = json.loads((place / "metrics.json").read_text())
@@ -627,7 +623,6 @@ def test_the_paper_stage_writes_a_report_and_its_numbers(
         "rankings": 2,
         "kendall_tau_mean": pytest.approx(2 / 3),
     }
-    assert synced == [tmp_path]
     names = {path.name for path in (place / "report").iterdir()}
     assert names == {"report.html", "t.md", "t.csv", "f.md", "f.csv", "f.png"}
     html = (place / "report" / "report.html").read_text()
