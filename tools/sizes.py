@@ -36,6 +36,8 @@ PARAMETERS = 7  # of a function, without `self`
 PER_OPTION = "one parameter per option, as documented"
 WIDER = {  # functions with more parameters, and why
     "init": "nine options",
+    "run": "a run in files, by hand, in the tests",
+    "partition": "of the training samples: labels, owners and the partition's own options",
     "sweep": "the arguments of `run`, and the values of the sweep",
     "table": PER_OPTION,
     "text": PER_OPTION,
