@@ -181,10 +181,6 @@ def test_help_comes_at_once() -> None:
             "papers build ccn-tab11",
             "table or figure 'ccn-tab11' is unknown (did you mean 'ccn-tab1'?)",
         ),
-        (
-            "papers tune ccn digits --on tset",
-            "split 'tset' is unknown (did you mean 'test'?); allowed: validation",
-        ),
         ("methods fnrr", "method 'fnrr' is unknown (did you mean 'fnr'?)"),
         ("methods fnr --pairs", "--pairs shows all pairs; allowed: --pairs alone, or 'fnr' alone"),
         (
