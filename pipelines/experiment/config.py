@@ -184,7 +184,6 @@ class TrainSettings(RunSettings):
     device: Annotated[str, OneOf(lambda: simulation.DEVICES)] = "auto"
     threads: Annotated[int, Range(1, 256)] = 1
     evaluate_every: Count = 1
-    portable: bool = False
 
     @model_validator(mode="after")
     def _fits(self) -> TrainSettings:

@@ -53,7 +53,6 @@ NO_CODE = tuple(
         "pipelines.edge",
         "pipelines.experiment.facts",
         "pipelines.experiment.cache",
-        "pipelines.experiment.portable",
         "pipelines.experiment.progress",
         "pipelines.experiment.provenance",
         "pipelines.experiment.workers",
