@@ -76,10 +76,10 @@ experiments: env  ## Shows DVC's experiments: what changed, accuracy and worst c
 
 # PFL=/path/python, FLOWER=, FEDLAB= and BLAZEFL= name interpreters that have these simulators. Short: BENCH="--quick --only mlp".
 bench: env  ## Compares our engines with a bare PyTorch loop and other simulators; writes docs/results/bench.*.
-	@python -m fedml_noniid bench $(BENCH)
+	@python -m benchmarks bench $(BENCH)
 
 chaos: env  ## Kills processes of 70 cross-silo runs and compares their weights; writes docs/results/chaos.md.
-	@python -m fedml_noniid chaos --write
+	@python -m benchmarks chaos --write
 
 papers: env  ## Makes all tables and figures of the five papers, one paper at a time, at SIZE (smoke, small, paper).
 	@$(MAKE) --no-print-directory --keep-going $(PAPER_TARGETS)
