@@ -24,9 +24,9 @@ from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.core.options import (
     Count,
     CountOrNone,
-    Decay,
     NonNegative,
     Positive,
+    Share,
     check_options,
 )
 from fedml_noniid.plugins.own_code import find
@@ -62,7 +62,7 @@ class Rate:
 class Step(Rate):
     """Multiplies the rate every so many rounds, or from some rounds on."""
 
-    factor: Decay = 0.1
+    factor: Share = 0.1
     every: CountOrNone = 0  # rounds; 0: see `at`
     at: tuple[Count, ...] = ()  # rounds since the warm-up, from 1
 
@@ -81,7 +81,7 @@ class Step(Rate):
 class Exponential(Rate):
     """Multiplies the rate after each round."""
 
-    factor: Decay = 0.998
+    factor: Share = 0.998
 
     def decayed(self, p: int, rounds: int) -> float:
         return self.start * self.factor**p

@@ -12,7 +12,6 @@ from typer.exceptions import TyperException
 
 import fedml_noniid
 from fedml_noniid.cli import (
-    checkout,
     claims,
     deploy,
     experiment,
@@ -26,7 +25,7 @@ from fedml_noniid.pipelines import edge
 from fedml_noniid.plugins.core.errors import UserError
 
 EXAMPLES = (
-    "noniid init --table patients.csv --label diagnosis --owner hospital",
+    "noniid init --data patients.csv --label diagnosis --owner hospital",
     "noniid partition",
     "noniid run",
 )
@@ -41,7 +40,7 @@ app = group(
     *EXAMPLES,
     completes=True,
 )
-for module in (init, experiment, methods, papers, claims, deploy, tracking, checkout):
+for module in (init, experiment, methods, papers, claims, deploy, tracking):
     module.add(app)
 
 

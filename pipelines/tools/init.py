@@ -17,18 +17,22 @@ from typing import Any
 
 import jinja2
 import numpy as np
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 import fedml_noniid
 from fedml_noniid.pipelines.experiment import cache, check, config, tuning
+from fedml_noniid.pipelines.experiment.config import Config, DataSettings
 from fedml_noniid.pipelines.tools import fits
-from fedml_noniid.plugins import models, recipes
+from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Public
-from fedml_noniid.plugins.core.errors import UserError, known
+from fedml_noniid.plugins.core.errors import MISSING, UNKNOWN, UserError, closest, known
 from fedml_noniid.plugins.data import datasets, user_files
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.partitions import BY_OWNER, PARTITIONS
 from fedml_noniid.plugins.data.readers import frames
+from fedml_noniid.plugins.data.readers.download import DownloadNeededError, forbidden
 from fedml_noniid.plugins.data.splits import hold_out
 
 STAGES = Path(fedml_noniid.__file__).with_name(
@@ -57,39 +61,24 @@ IGNORED = {
     ".dvcignore": (".items", ".resume", "mlruns"),
 }
 DVC = "[core]\n    analytics = false\n    check_update = false\n    autostage = false\n"
-TABLES = ("table", "text")  # data sets with columns
 PREPARED = "data/raw"  # folder of the files of the papers' data sets
 METHODS, FOR_TEXT = ("fedavg", "fedprox", "scaffold", "fednnnn"), ("fedavg", "fedprox", "fednnnn")
-OWNED = ("femnist", "sent140", "made_tweets")  # data sets by name whose samples have owners
 CNN_PIXELS = 28  # width and height from which the model is a cnn
 MAX_OWNERS = 100  # clients, unless more are asked for
-MODELS = {
-    "digits": "mlp",
-    "sent140": "lstm",
-    "made_tweets": "lstm",
-}  # of data sets by name; all others: cnn
-# model -> optimiser and step size, in the order in which they are tried
-LOCAL = {
-    "lstm": (("rmsprop", 0.01), ("sgd", 0.5)),
-    "mlp": (("sgd", 0.1),),
-    "logistic_regression": (("sgd", 0.1),),
-}
+# Optimiser and step size of a model; CNNS: of all others.
+LOCAL = {"lstm": ("rmsprop", 0.01), "mlp": ("sgd", 0.1), "logistic_regression": ("sgd", 0.1)}
+CNNS = ("sgd", 0.05)
+OWN_DATA = f"a file that ends in {', '.join(frames.ENDINGS)}; a folder with train.npz or train/"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """What the user asks for; None: what fits the data."""
+    """What the user asks for; all else fits the data."""
 
-    data: str = "digits"
-    source: Path | None = None  # file of a table or text, folder of images or arrays
-    options: Mapping[str, object] = field(default_factory=dict)  # of the reader, such as label
-    methods: Sequence[str] | None = None
-    partition: str | None = None
-    alpha: float | None = None
-    clients: int | None = None
-    rounds: int = 20
-    seeds: int = 3
-    model: str | None = None
+    data: str = "digits"  # the name of a data set, or the path of own data
+    columns: Mapping[str, str] = field(default_factory=dict)  # of a table: label, owner, text
+    methods: Sequence[str] = ()
+    settings: Sequence[str] = ()  # `KEY=VALUE`, keys and values as in params.yaml
     deploy: bool = False  # whether FedML runs one method too, as processes
 
 
@@ -104,71 +93,106 @@ def refuse_existing(folder: Path, force: bool) -> None:
             )
 
 
-def names(what: str) -> list[str]:
-    """The names that `data`, `partition` or `model` of a new study may have."""
-    by_name = [name for name in datasets.DATASETS if name not in user_files.OF_USER]
-    return {"data": by_name, "partition": list(PARTITIONS), "model": list(models.MODELS)}[what]
+def names() -> list[str]:
+    """The data sets that a new study may have by name."""
+    return [name for name in datasets.DATASETS if name not in user_files.OF_USER]
 
 
-def columns(file: Path) -> list[str]:
+def kind_of(data: str, is_text: bool = False) -> str:
+    """The data set: the name itself, or the kind of own data that lies at a path.
+
+    `is_text`: whether a column of text is named. UserError if it is neither.
+    """
+    if data in names():
+        return data
+    if data.endswith(frames.ENDINGS):
+        return "text" if is_text else "table"
+    if (Path(data) / "train.npz").is_file():
+        return "arrays"
+    if (Path(data) / "train").is_dir():
+        return "image_folder"
+    allowed = f"{OWN_DATA}; {', '.join(names())}"
+    meant = closest(data, names())
+    raise UserError(UNKNOWN, where=("--data",), value=data, allowed=allowed, meant=meant)
+
+
+def columns(file: str) -> list[str]:
     """The names of a table's columns. UserError if it can't be read."""
-    _exists(file, "file")
-    (table,) = frames.from_files(file.parent, file.name, None)
+    (table,) = frames.tables_of(Path(file).parent, Path(file).name, None)
     return [str(name) for name in table.frame.columns]
 
 
-def planned(folder: Path, wanted: StudyOptions) -> tuple[str, Sequence[str]]:
-    """(params.yaml of the experiment, checked; the notes of the user's data, which are read).
+def keys_of(settings: Sequence[str]) -> dict[str, Any]:
+    """Settings such as `train.rounds=50` as keys in keys. UserError for what is not YAML."""
+    found: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals:
+            allowed = "KEY=VALUE, such as train.rounds=50"
+            raise UserError(where=("--set",), value=setting, allowed=allowed)
+        try:
+            value = YAML(typ="safe", pure=True).load(text)
+        except YAMLError:
+            raise UserError(where=(f"--set {key}",), value=text, allowed="YAML") from None
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        found = _merged(found, value)
+    return found
+
+
+def _merged(first: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of both, at any depth. Where both have a value, it is that of `then`."""
+    found = dict(first)
+    for key, value in then.items():
+        old = found.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = _merged(old, value)
+        found[key] = value
+    return found
+
+
+def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequence[str]]:
+    """(params.yaml of the experiment, checked; the notes of the data, which are read).
 
     UserError with a line per mistake. UndecidedError for columns of a table that need a decision.
     """
-    data, settings = _data(folder, wanted)
-    model = _model(wanted, data)
-    entries = list(wanted.methods or (FOR_TEXT if model in models.OF_TEXT else METHODS))
-    methods = [method for name in entries for method in recipes.parse(name)]
-    for method in methods:
-        known("method", method, ["fedavg", *recipes.METHODS])
-    public = 100 if data is None else max(1, min(100, len(data.train_y) // 10))
-    needs = any(recipes.METHODS[one]().needs.public >= Public.UNLABELLED for one in methods)
-    settings |= {"validation": 0.1, "public": public if needs else 0}
-    scenario = _scenario(wanted, data, settings)
-    name = scenario["partition"]
-    train = {"model": model, "rounds": wanted.rounds, "epochs": 2, "batch_size": 32}
-    silos = max(2, min(3, scenario["clients"]))
-    content: dict[str, Any] = {
-        "experiment": (wanted.source and wanted.source.resolve().name.partition(".")[0])
-        or wanted.data,
-        "data": settings,
-        "scenario_names": [name],
-        "scenarios": {name: scenario},
+    given = keys_of(wanted.settings)
+    parts = {name: given.pop(name, {}) for name in ("data", "scenario", "train", "deploy")}
+    for name, part in parts.items():
+        if not isinstance(part, Mapping):
+            raise UserError(where=(name,), value=part, allowed=f"{name}.KEY=VALUE")
+    section, data = _data(folder, wanted, parts["data"])
+    model = parts["train"].get("model") or _model(data)
+    entries = list(wanted.methods or (FOR_TEXT if model == "lstm" else METHODS))
+    optimizer, lr = LOCAL.get(str(model), CNNS)
+    train = {"model": model, "rounds": 20, "epochs": 2, "batch_size": 32}
+    content = {
+        "experiment": Path(wanted.data).resolve().name.partition(".")[0],
+        "data": section | {"validation": 0.1, "public": _public(entries, data)} | parts["data"],
+        "scenario_names": ["iid"],
+        "scenarios": {"iid": {"partition": "iid", "clients": 2}},
         "recipe_names": entries,
         "recipes": {entry: {} for entry in entries},
-        "seeds": list(range(wanted.seeds)),
+        "seeds": given.pop("seeds", [0, 1, 2]),
+        "train": {**train, "optimizer": optimizer, "lr": lr} | parts["train"],
     }
-    refused: list[UserError] = []
-    for optimizer, lr in LOCAL.get(model, (("sgd", 0.05),)):
-        for recipe in entries if wanted.deploy else entries[:1]:
-            tried = content | {"train": {**train, "optimizer": optimizer, "lr": lr}}
-            if wanted.deploy:
-                deploy = {"recipe": recipe, "scenario": name, "seed": 0, "silos": silos}
-                tried["deploy"] = deploy | {"rounds": 2}
-            try:
-                checked = config.checked(tried, config.FILE)
-                check.check(checked)
-                if data is not None:
-                    fits.fits(checked, data)
-            except UserError as error:
-                refused.append(error)
-                continue
-            return _written(tried), () if data is None else data.notes
-    raise refused[0]
+    checked = config.checked(content, config.FILE)  # the scenario depends on these settings
+    scenario = _scenario(parts["scenario"], data, checked)
+    name = scenario["partition"]
+    content |= {"scenario_names": [name], "scenarios": {name: scenario}}
+    if wanted.deploy or parts["deploy"]:
+        deploy = {"recipe": entries[0], "scenario": name, "seed": checked.seeds[0], "rounds": 2}
+        content["deploy"] = deploy | parts["deploy"]
+    content = _merged(content, given)
+    checked = config.checked(content, config.FILE)
+    check.check(checked)
+    if data is not None:
+        fits.fits(checked, data)
+    return content, () if data is None else data.notes
 
 
-def make(folder: Path, params: str, deploy: bool = False) -> None:
-    """Makes the folder: git, DVC, and the files, params.yaml last.
-
-    `deploy`: with the stage of that name. UserError.
-    """
+def make(folder: Path, content: Mapping[str, Any]) -> None:
+    """Makes the folder: git, DVC, and the files, params.yaml with this content last. UserError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -193,73 +217,70 @@ def make(folder: Path, params: str, deploy: bool = False) -> None:
     stages = STAGES.read_text()
     assert CODE in stages, "the stage `plan` of dvc.yaml begins so"
     stages = stages.replace(CODE, ANY)
-    if not deploy:
+    if "deploy" not in content:
         stages, parts = re.subn(r"\n  deploy:\n(    .*\n)+|(?<=train), deploy(?=\])", "", stages)
         assert parts == 2, "the stage and its section"
     write_whole(folder / "dvc.yaml", stages)
-    write_whole(folder / "params.yaml", params)
+    write_whole(folder / "params.yaml", _written(content))
 
 
-def _data(folder: Path, wanted: StudyOptions) -> tuple[Dataset | None, dict[str, Any]]:
-    """The user's data, None for another data set; and the section `data`."""
-    if wanted.source is None:
-        return None, {"name": wanted.data, "root": PREPARED}
-    is_file = wanted.data in TABLES
-    _exists(wanted.source, "file" if is_file else "folder")
-    place = wanted.source.parent if is_file else wanted.source
-    options = ({"file": wanted.source.name} if is_file else {}) | dict(wanted.options)
-    data = datasets.load(wanted.data, place, **options)
-    inside = place.resolve().is_relative_to(folder.resolve())
-    root = os.path.relpath(place.resolve(), folder.resolve()) if inside else str(place.resolve())
-    return data, {"name": wanted.data, "root": root} | options
+def _data(
+    folder: Path, wanted: StudyOptions, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], Dataset | None]:
+    """(the section `data` without its held-out parts, the data; None if they are to be downloaded).
+
+    `given`: keys of the section.
+    """
+    name = kind_of(wanted.data, "text" in wanted.columns)
+    section: dict[str, Any] = {"name": name, "root": PREPARED}
+    if name != wanted.data:
+        place = Path(wanted.data).resolve()
+        if name in ("table", "text"):
+            section["file"], place = place.name, place.parent
+        inside = place.is_relative_to(folder.resolve())
+        section["root"] = os.path.relpath(place, folder.resolve()) if inside else str(place)
+    section |= wanted.columns
+    asked = section | dict(given)
+    if "file" in section and "label" not in asked:
+        allowed = f"a column of {wanted.data}: {', '.join(columns(wanted.data))}"
+        raise UserError(MISSING, where=("--label",), allowed=allowed)
+    options = {key: value for key, value in asked.items() if key not in DataSettings.model_fields}
+    try:
+        with forbidden():
+            return section, datasets.load(asked["name"], folder / str(asked["root"]), **options)
+    except DownloadNeededError:
+        return section, None
 
 
-def _exists(path: Path, what: str) -> None:
-    if not (path.is_file() if what == "file" else path.is_dir()):
-        raise UserError(f"{path}: there is no such {what}")
-
-
-def _model(wanted: StudyOptions, data: Dataset | None) -> str:
-    """The model that is asked for, or one that fits the data. `fits` checks it with the user's
-    data."""
-    if wanted.model is not None:
-        model = known("model", wanted.model, names("model"))
-        takes_text = model in models.OF_TEXT
-        if data is None and takes_text != (MODELS.get(wanted.data) in models.OF_TEXT):
-            others = [one for one in models.MODELS if (one in models.OF_TEXT) != takes_text]
-            raise UserError(
-                f"model {model!r} does not take data set {wanted.data!r}; allowed: "
-                f"{', '.join(others)}"
-            )
-        return model
-    if data is None:
-        return MODELS.get(wanted.data, "cnn")
-    if data.embedding is not None:
+def _model(data: Dataset | None) -> str:
+    """A model that fits the data."""
+    if data is not None and data.embedding is not None:
         return "lstm"
-    shape = data.train_x.shape[1:]
+    # Data sets that are downloaded are images of that size.
+    shape = (1, CNN_PIXELS, CNN_PIXELS) if data is None else data.train_x.shape[1:]
     return "cnn" if len(shape) == 3 and min(shape[1:]) >= CNN_PIXELS else "mlp"
 
 
-def _scenario(
-    wanted: StudyOptions, data: Dataset | None, settings: Mapping[str, Any]
-) -> dict[str, Any]:
+def _public(entries: Sequence[str], data: Dataset | None) -> int:
+    """The samples of the public split: none, unless a method needs them."""
+    methods = [method for entry in entries for method in recipes.parse(entry)]
+    needs = any(recipes.METHODS[one]().needs.public >= Public.UNLABELLED for one in methods)
+    most = 100 if data is None else max(1, min(100, len(data.train_y) // 10))
+    return most if needs else 0
+
+
+def _scenario(given: Mapping[str, Any], data: Dataset | None, checked: Config) -> dict[str, Any]:
     """How the data are divided: by owner, if they are known."""
     owners = None if data is None else data.train_owner
-    usual = "dirichlet" if owners is None or wanted.alpha is not None else "natural"
-    name = known("partition", wanted.partition or usual, names("partition"))
-    if name in BY_OWNER and owners is None and (data is not None or wanted.data not in OWNED):
-        allowed = ", ".join(other for other in PARTITIONS if other not in BY_OWNER)
-        raise UserError(
-            f"partition {name!r} needs owners, which the data do not name; allowed: {allowed}"
-        )
+    usual = "dirichlet" if owners is None or "alpha" in given else "natural"
+    name = known("partition", given.get("partition", usual), PARTITIONS)
     clients = 20 if data is None else max(2, min(20, len(data.train_y) // 50))
     if name in BY_OWNER and data is not None and owners is not None:
-        held_out = (data.train_y.numpy(), settings["validation"], settings["public"])
-        train = [hold_out(*held_out, seed).train for seed in range(wanted.seeds)]
+        held_out = (data.train_y.numpy(), checked.data.validation, checked.data.public)
+        train = [hold_out(*held_out, seed).train for seed in checked.seeds]
         clients = min(MAX_OWNERS, *(len(np.unique(owners.numpy()[rows])) for rows in train))
-    scenario = {"partition": name, "clients": wanted.clients or clients, "participation": 1.0}
-    alpha = 0.5 if wanted.alpha is None and name == "dirichlet" else wanted.alpha
-    return scenario | ({} if alpha is None else {"alpha": alpha})
+    scenario = {"partition": name, "clients": clients, "participation": 1.0}
+    return scenario | ({"alpha": 0.5} if name == "dirichlet" else {}) | dict(given)
 
 
 def _written(content: Mapping[str, Any]) -> str:

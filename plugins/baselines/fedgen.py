@@ -60,10 +60,10 @@ from fedml_noniid.plugins.core.optimizers import Adam
 from fedml_noniid.plugins.core.options import (
     Count,
     CountOrNone,
-    Decay,
     NonNegative,
     Positive,
     Range,
+    Share,
 )
 from fedml_noniid.plugins.core.randomness import fold, integers, uniform
 from fedml_noniid.plugins.core.task import Output, Task
@@ -81,7 +81,7 @@ class FedGen(Component):
 
     generative_alpha: NonNegative = 10.0  # of the client's CE on G(y'): authors' code, MNIST
     generative_beta: NonNegative = 10.0  # of the client's KL on G(y): authors' code, MNIST
-    decay: Decay = 0.98  # of both generative weights and of G's step size, per round: authors' code
+    decay: Share = 0.98  # of both generative weights and of G's step size, per round: authors' code
     gen_batch_size: Count = 32  # y' per local step: authors' code
     hidden: Count = 256  # of G: authors' code, MNIST
     noise_dim: Count = 32  # of eps: authors' code, MNIST

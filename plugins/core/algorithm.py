@@ -75,10 +75,6 @@ class Algorithm:
         for c in found:
             _check(c, setting)
         for a, b in combinations(sorted(found, key=lambda c: c.name), 2):
-            if a.name == b.name:
-                raise RecipeError(
-                    f"recipe names {a.name!r} twice; a recipe is a set, name each method once"
-                )
             clash = sorted(claim.value for claim in a.exclusive & b.exclusive)
             owned = "; ".join(f"both own the {what}, and {reason}" for what, reason in clash)
             if why := _unsound(a, b) or _unsound(b, a) or owned:

@@ -12,7 +12,6 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
 from types import UnionType
 from typing import (
@@ -41,11 +40,7 @@ from fedml_noniid.plugins.core.errors import (
     closest,
 )
 
-LONGEST_KEY = 97  # characters of a key in a message
 MOST = 1_000_000_000  # of anything that is counted: products of such numbers fit into 64 bits
-# Whether the settings that are read passed every check before. Checks that import torch are left
-# out then.
-CHECKED: ContextVar[bool] = ContextVar("CHECKED", default=False)
 
 
 class RecipeError(UserError):
@@ -102,8 +97,7 @@ class OneOf:
         return core_schema.no_info_plain_validator_function(self._known)
 
     def _known(self, value: object) -> object:
-        if not CHECKED.get():
-            unknown((), value, self.names())
+        unknown((), value, self.names())
         return value
 
 
@@ -113,7 +107,6 @@ Fraction = Annotated[float, Range(0, 1)]
 Share = Annotated[float, Range(0, 1, open="(")]
 Below1 = Annotated[float, Range(0, 1, open=")")]
 Momentum = Below1
-Decay = Share
 Count = Annotated[int, Range(1, MOST)]
 CountOrNone = Annotated[int, Range(0, MOST)]
 Width = Annotated[int, Range(1, 1_000_000)]  # of a layer
@@ -154,6 +147,13 @@ class Section(BaseModel):
 
     model_config = STRICT
 
+    def __init__(self, **values: Any) -> None:
+        """UserError with every mistake, also where no file is read."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _user_error(error, type(self)) from None
+
 
 class OpenSection(Section):
     """A section beside whose keys the options of something else may stand."""
@@ -168,7 +168,9 @@ class OpenSection(Section):
 
 def unknown(where: Where, value: object, names: Iterable[object]) -> None:
     """UserError unless `value`, which stands at `where`, is one of `names`."""
-    if value not in (listed := list(names)):
+    listed = list(names)
+    # By type too: True is 1 for Python, but a flag is no number.
+    if not any(type(name) is type(value) and name == value for name in listed):
         words = list(map(str, listed))
         raise UserError(
             UNKNOWN if isinstance(value, str) else REFUSED,
@@ -213,15 +215,22 @@ def validated(model: type[M], values: object, also: Iterable[str] = ()) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        raise UserError.of(
-            mistake for one in found for mistake in _mistakes(one, model, also)
-        ) from None
+        raise _user_error(error, model, also) from None
+
+
+def _user_error(
+    error: ValidationError, model: type[BaseModel], also: Iterable[str] = ()
+) -> UserError:
+    found = error.errors(include_url=False)
+    return UserError.of(mistake for one in found for mistake in _mistakes(one, model, also))
 
 
 def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator[Mistake]:
     """One error of pydantic; one of our validators may hold several."""
-    where = tuple(_short(part) for part in one["loc"] if part != "[key]")
+    # A key that is very long is cut.
+    where = tuple(
+        part if isinstance(part, int) else part[:97] for part in one["loc"] if part != "[key]"
+    )
     context = one.get("ctx", {})
     if isinstance(context.get("error"), UserError):
         yield from context["error"].below(*where).mistakes
@@ -249,10 +258,6 @@ def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator
         yield Mistake(REFUSED, where, one["input"], allowed)
 
 
-def _short(key: str | int) -> str | int:
-    return key if isinstance(key, int) or len(key) <= LONGEST_KEY else f"{key[:LONGEST_KEY]}..."
-
-
 def _keys(kind: Any, where: tuple[str | int, ...]) -> list[str]:
     """The keys of the section that `where` leads to below a type."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -272,5 +277,7 @@ def _checked(hint: Any) -> Any:
         return Union[tuple(map(_checked, get_args(hint)))]  # noqa: UP007, `|` takes no list
     if get_origin(hint) is tuple:
         return Annotated[hint, Strict(False)]
+    if get_origin(hint) is Literal:
+        return Annotated[hint, OneOf(lambda: get_args(hint))]
     ours = hint in (float, bool, str, type(None))
-    return hint if ours or get_origin(hint) in (Annotated, Literal, list, dict) else Any
+    return hint if ours or get_origin(hint) in (Annotated, list, dict) else Any

@@ -43,22 +43,10 @@ class Network(Protocol):
     def feature_size(self) -> int: ...  # d, the input of the classifier
 
     @property
-    def layers(
-        self,
-    ) -> tuple[Layer, ...]: ...  # the weight layers in forward order, the classifier last
+    def layers(self) -> tuple[Layer, ...]: ...  # weight layers, forward; the classifier last
 
     @property
     def draws(self) -> bool: ...  # whether a pass in training draws random numbers (dropout)
-
-    @property
-    def frozen(
-        self,
-    ) -> frozenset[
-        str
-    ]: ...  # parameters that are given from outside: never trained, sent or averaged
-
-    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        """(parameters, buffers), float32 on the CPU."""
 
     def __call__(
         self,

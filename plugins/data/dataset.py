@@ -163,7 +163,8 @@ def mean_and_deviation(normalise: object) -> tuple[float, float] | None:
         case "none":
             return 0.0, 1.0
         case [int() | float() as mean, int() | float() as deviation]:
-            if abs(mean) <= most and 0 < deviation <= most:
+            flags = isinstance(mean, bool) or isinstance(deviation, bool)
+            if not flags and abs(mean) <= most and 0 < deviation <= most:
                 return float(mean), float(deviation)
     names = ", ".join(NORMALISATIONS)
     raise UserError(

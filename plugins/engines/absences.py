@@ -76,28 +76,25 @@ def read(
     `rounds`, `n_clients`: how many there are, if that is known.
     """
     try:
-        lines = csv.reader(path.read_text(encoding="utf-8-sig").splitlines())
-        rows = [(lines.line_num, row) for row in lines]
-    except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror or error})") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: is not a CSV file ({error})") from None
-    head = rows[0][1] if rows else []
-    if [cell.strip() for cell in head] != list(COLUMNS):
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: can't be read ({getattr(error, 'strerror', error)})") from None
+    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
+    if rows[:1] != [[*COLUMNS]]:
         raise UserError(
-            f"{path}, line 1: {shown(','.join(head))} is refused; allowed: {','.join(COLUMNS)}"
+            f"{path}, line 1: {shown(''.join(lines[:1]))} is refused; allowed: {','.join(COLUMNS)}"
         )
     most = (rounds, None, None if n_clients is None else n_clients - 1)
     found: dict[tuple[int, int], set[int]] = {}
-    for number, row in rows[1:]:
-        if not any(cell.strip() for cell in row):
+    for number, row in enumerate(rows[1:], start=2):
+        if not any(row):
             continue
         where = f"{path}, line {number}"
         if len(row) != len(COLUMNS):
             raise UserError(
                 f"{where}: has {len(row)} cells; allowed: {len(COLUMNS)} ({','.join(COLUMNS)})"
             )
-        cells = [row[0], row[1].strip() or "0", row[2]]
+        cells = [row[0], row[1] or "0", row[2]]
         round_, exchange, client = (
             _number(where, *given) for given in zip(COLUMNS, cells, most, strict=True)
         )
@@ -112,13 +109,8 @@ def read(
 
 def _number(where: str, column: str, cell: str, most: int | None) -> int:
     """The number in a cell, 0 to `most`."""
-    digits = cell.strip()
-    if (
-        digits.isascii()
-        and digits.isdigit()
-        and len(digits) <= DIGITS
-        and (most is None or int(digits) <= most)
-    ):
-        return int(digits)
+    short = cell.isascii() and cell.isdigit() and len(cell) <= DIGITS
+    if short and (most is None or int(cell) <= most):
+        return int(cell)
     allowed = "a whole number from 0 up" if most is None else f"0 to {most}"
     raise UserError(f"{where}: {column} = {shown(cell)} is refused; allowed: {allowed}")

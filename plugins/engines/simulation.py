@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,9 +23,10 @@ from fedml_noniid.plugins.engines.preflight import Preflight
 from fedml_noniid.plugins.engines.run import Outcome, Run
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
-from fedml_noniid.plugins.engines.workers import Workers
+from fedml_noniid.plugins.engines.workers import Workers, autograd_survives_fork
 from fedml_noniid.plugins.models.model import Model
 
+LOG = logging.getLogger(__name__)
 ENGINES = ("auto", "sequential", "vectorized")
 DEVICES = ("auto", "cpu", "cuda")
 # clients that move at a time on average; from here on, a dense model is faster side by side
@@ -135,6 +137,11 @@ class Simulation:
         start = Start.of(algorithm, plan, used.train.x)
         store = Clients(start, used)
         processes = min(plan.workers, plan.cohort) if device.type == "cpu" else 1
+        if self.engine_name == "sequential" and processes > 1 and not autograd_survives_fork():
+            LOG.warning(
+                "clients train in one process: autograd has threads, which no fork survives"
+            )
+            processes = 1
         self.engine: Engine
         if self.engine_name == "vectorized":
             self.engine = Vectorized(store, plan.memory_mb, plan.rounds * max(per_round))

@@ -9,7 +9,6 @@ process that trained it.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -33,7 +32,6 @@ from fedml_noniid.plugins.engines.clients import Clients
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, rows_for, shared
 
-LOG = logging.getLogger(__name__)
 WATCH_S = 0.5
 # an answer's memory, in models per client: the client's own, and what methods send beside it
 MODELS_PER_ANSWER = 4
@@ -80,15 +78,12 @@ class Workers:
         self.clients, self.processes, self.cohort = clients, processes, cohort
         self._workers: list[_Worker] = []
         self._asks, self._updates = SharedStorage(0), Params()
-        self._in_process: Sequential | None = None  # in place of workers that could not train
         self._home: dict[int, int] = {}  # client -> worker that trained it last
 
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
-        if self._in_process is None and not self._workers:
+        if not self._workers:
             self._start(ask)
-        if self._in_process is not None:
-            return self._in_process.answer(ask, round_)
         sizes = [len(self.clients.indices[client]) for client in ask.to]
         left = sorted(range(len(ask.to)), key=lambda position: (-sizes[position], position))
         self._asks.clear()
@@ -132,12 +127,6 @@ class Workers:
         return Reply(ask.to, **stacked)
 
     def _start(self, ask: Ask) -> None:
-        if not autograd_survives_fork():
-            LOG.warning(
-                "clients train in one process: autograd has threads, which no fork survives"
-            )
-            self._in_process = Sequential(self.clients)
-            return
         model = n_bytes(ask.params) + n_bytes(ask.buffers) + (1 << 20)
         memory = SharedStorage(
             n_bytes(self.clients.memory) + ALIGNED * len(list(leaves(self.clients.memory)))

@@ -83,8 +83,10 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder; outside any git repository."""
+    """The current folder, without git and DVC, whose programs take two seconds."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(init, "_called", lambda command, place: str(place.resolve()))
+    (tmp_path / ".dvc").mkdir()
     return tmp_path
 
 
@@ -98,314 +100,227 @@ def test_a_folder_whose_files_the_stages_would_remove_is_refused(
     """TensorBoard's default folder is runs/ too."""
     (folder / name).parent.mkdir(parents=True)
     (folder / name).write_text("mine")
-    assert main(["init", "--yes", *force]) == 2
+    assert main(["init", *force]) == 2
     said = capsys.readouterr().err
-    assert (
-        said.startswith(f"error: {'/'.join(name.split('/')[:2])}: not written by noniid")
-        and said.count("\n") == 1
-    )
+    assert said.startswith(f"error: {'/'.join(name.split('/')[:2])}: not written by noniid")
     assert content(folder) == {name: b"mine"}
 
 
-def train(settings: config.Config) -> tuple[str, str]:
-    return settings.train.model, settings.train.optimizer
+TABLE = "--data patients.csv --label diagnosis"
 
 
 @pytest.mark.parametrize(
-    ("make", "words", "expected", "network"),
+    ("make", "words", "expected"),
     [
-        (None, "", ("digits", "dirichlet", 20), ("mlp", "sgd")),
-        (None, "--data cifar10 --partition iid --clients 5", ("cifar10", "iid", 5), ("cnn", "sgd")),
+        (None, "", ("digits", "dirichlet", 20, "mlp", "sgd")),
         (
             None,
-            "--data made_tweets --methods fedavg,scaffold",
-            ("made_tweets", "dirichlet", 20),
-            ("lstm", "sgd"),
+            "--data cifar10 --set scenario.partition=iid --set scenario.clients=5",
+            ("cifar10", "iid", 5, "cnn", "sgd"),
+        ),
+        (None, "--data made_tweets", ("made_tweets", "natural", 40, "lstm", "rmsprop")),
+        (
+            patients,
+            f"{TABLE} --owner hospital --methods fedavg,scaffold+fnr",
+            ("table", "natural", 5, "mlp", "sgd"),
         ),
         (
             patients,
-            "--table patients.csv --label diagnosis --owner hospital --methods fedavg,scaffold+fnr",
-            ("table", "natural", 5),
-            ("mlp", "sgd"),
+            f"{TABLE} --owner hospital --set scenario.alpha=0.1 --set scenario.clients=4",
+            ("table", "dirichlet", 4, "mlp", "sgd"),
         ),
         (
             patients,
-            "--table patients.csv --label diagnosis --owner hospital --alpha 0.1 --clients 4",
-            ("table", "dirichlet", 4),
-            ("mlp", "sgd"),
-        ),
-        (
-            patients,
-            "--table patients.csv --label diagnosis --one-hot hospital",
-            ("table", "dirichlet", 3),
-            ("mlp", "sgd"),
-        ),
-        (
-            patients,
-            (
-                "--table patients.csv --label diagnosis --features age,pressure --model "
-                "logistic_regression"
-            ),
-            ("table", "dirichlet", 3),
-            ("logistic_regression", "sgd"),
+            f"{TABLE} --set data.features=[age] --set train.model=logistic_regression",
+            ("table", "dirichlet", 3, "logistic_regression", "sgd"),
         ),
         (
             reviews,
-            "--text reviews.csv --text-column words",
-            ("text", "dirichlet", 3),
-            ("lstm", "rmsprop"),
+            "--data reviews.csv --text words --label label",
+            ("text", "dirichlet", 3, "lstm", "rmsprop"),
         ),
-        (photos, "--images photos", ("image_folder", "dirichlet", 2), ("cnn", "sgd")),
-        (signals, "--arrays signals", ("arrays", "natural", 6), ("mlp", "sgd")),
+        (photos, "--data photos", ("image_folder", "dirichlet", 2, "cnn", "sgd")),
+        (signals, "--data signals", ("arrays", "natural", 6, "mlp", "sgd")),
     ],
 )
 def test_the_settings_fit_the_data_and_pass_the_check(
     folder: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     make: Callable[[Path], None] | None,
     words: str,
-    expected: tuple[str, str, int],
-    network: tuple[str, str],
+    expected: tuple[str, str, int, str, str],
 ) -> None:
-    """git and DVC take two seconds: they are for the tests below."""
-    monkeypatch.setattr(init, "_called", lambda command, place: str(place.resolve()))
-    (folder / ".dvc").mkdir()
     if make is not None:
         make(folder)
-    assert main(["init", "--yes", *words.split()]) == 0, capsys.readouterr().err
+    assert main(["init", *words.split()]) == 0, capsys.readouterr().err
     settings = config.load(folder)
     (scenario,) = settings.scenarios.values()
-    assert (settings.data.name, scenario.partition, scenario.clients) == expected
-    assert train(settings) == network
+    found = (settings.data.name, scenario.partition, scenario.clients)
+    assert (*found, settings.train.model, settings.train.optimizer) == expected
     assert main(["check"]) == 0
     text = (folder / "params.yaml").read_text()
     assert max(map(len, text.splitlines())) <= 120 and text.count("#") >= 8, "it teaches"
-    assert "noniid run" in capsys.readouterr().out
 
 
-def test_lists_of_names_are_given_at_once_or_one_by_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A column's name may have a comma."""
-    monkeypatch.setattr(init, "_called", lambda command, place: str(place.resolve()))
-    (folder / ".dvc").mkdir()
-    patients(folder)
-    table = pd.read_csv(folder / "patients.csv").rename(columns={"hospital": "town, land"})
-    table.assign(sex="f", ward="w").to_csv(folder / "patients.csv", index=False)
-    given = [
-        "--one-hot",
-        "town, land",
-        "--one-hot",
-        "sex,ward",
-        "--methods",
-        "fedavg",
-        "--methods",
-        "fedprox,scaffold",
-    ]
-    assert main(["init", "--yes", "--table", "patients.csv", "--label", "diagnosis", *given]) == 0
-    settings = config.load(folder)
-    assert settings.data.options["one_hot"] == ["town, land", "sex", "ward"]
-    assert settings.recipe_names == ["fedavg", "fedprox", "scaffold"]
+def test_every_setting_of_the_file_can_be_given(folder: Path) -> None:
+    """Keys in keys, of all sections; later ones count."""
+    given = (
+        "seeds=[4]",
+        "train.lr.start=0.2",
+        "train.lr.decay=cosine",
+        "recipes.fedprox={fedprox: {mu: 1}}",
+        "recipes.fedprox.fedprox.mu=0.3",
+        "scenario.noise.sigma=0.1",
+        "machine.processes=2",
+        "deploy.rounds=3",
+        "data.validation=0.2",
+        "experiment=mine",
+    )
+    assert main(["init", *(word for one in given for word in ("--set", one))]) == 0
+    found = config.load(folder)
+    assert (found.experiment, found.seeds, found.data.validation) == ("mine", [4], 0.2)
+    assert found.recipes["fedprox"].settings == {"fedprox": {"mu": 0.3}}
+    assert found.scenarios["dirichlet"].noise and found.machine.processes == 2
+    assert found.deploy and (found.deploy.rounds, found.deploy.seed) == (3, 4)
+    assert found.train.lr == {"start": 0.2, "decay": "cosine"}
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--table no.csv --label x", "no.csv: there is no such file"),
-        ("--images nowhere", "nowhere: there is no such folder"),
-        (
-            "--table patients.csv",
-            "--label is missing; allowed: a column of patients.csv: age, pressure, hospital, ",
-        ),
-        (
-            "--table patients.csv --label diagnosys",
-            "--label 'diagnosys' is unknown (did you mean 'diagnosis'?)",
-        ),
-        (
-            "--table patients.csv --label diagnosis --owner hospitl",
-            "--owner 'hospitl' is unknown (did you mean",
-        ),
-        (
-            "--table patients.csv --label diagnosis",
-            "column 'hospital' is 'C' in row 1; allowed: numbers",
-        ),
-        (
-            "--table patients.csv --label diagnosis --owner hospital --clients 9",
-            "clients = 9 is refused",
-        ),
-        (
-            "--table patients.csv --text patients.csv",
-            "--table and --text exclude each other; allowed: one of",
-        ),
-        ("--label diagnosis", "--label = 'diagnosis' is refused; allowed: with --table or --text"),
-        (
-            "--table patients.csv --text-column age",
-            "--text-column = 'age' is refused; allowed: with --text",
-        ),
-        ("--data digits --one-hot a", "--one-hot = 'a' is refused; allowed: with --table"),
-        ("--table patients.csv --label diagnosis --features aeg", "aeg"),
-        ("--data digts", "data set 'digts' is unknown (did you mean 'digits'?)"),
-        ("--data table", "data set 'table' is unknown; allowed: digits, mnist"),
-        ("--methods fedavg,fnrr", "method 'fnrr' is unknown (did you mean 'fnr'?)"),
-        ("--methods fedavg,fedavg", "recipe_names: fedavg is named twice; allowed: once"),
-        ("--methods scaffold+feddyn,fedavg", "'feddyn' and 'scaffold' can't be combined"),
-        ("--partition dirchlet", "partition 'dirchlet' is unknown (did you mean 'dirichlet'?)"),
-        (
-            "--partition natural",
-            "partition 'natural' needs owners, which the data do not name; allowed: iid",
-        ),
-        ("--partition shards", "scenarios.shards.classes_per_client is missing"),
-        ("--partition iid --alpha 1", "alpha"),
-        ("--alpha -1", "alpha = -1.0 is refused; allowed: a number above 0"),
-        ("--model mpl", "model 'mpl' is unknown (did you mean 'mlp'?)"),
-        (
-            "--model lstm",
-            "model 'lstm' does not take data set 'digits'; allowed: logistic_regression",
-        ),
-        ("--rounds 0", "invalid value for '--rounds': Input should be greater than or equal to 1"),
-    ],
-)
+MISTAKES = {
+    "--data no.csv --label x": "no.csv: there is no such file",
+    "--data nowhere": "--data = 'nowhere' is unknown; allowed: a file that ends in .csv, ",
+    "--data digts": "--data = 'digts' is unknown (did you mean 'digits'?)",
+    "--data table": "--data = 'table' is unknown",
+    "--data femnist": "holds no *.json; make them",
+    "--data patients.csv": "--label is missing; allowed: a column of patients.csv: age, pressure, ",
+    "--data patients.csv --label diagnosys": "'diagnosys' is unknown (did you mean 'diagnosis'?)",
+    TABLE: "column 'hospital' is 'C' in row 1; allowed: numbers",
+    f"{TABLE} --owner hospital --set scenario.clients=9": "clients = 9 is refused",
+    f"{TABLE} --text nothing": "column 'nothing' is unknown",
+    f"{TABLE} --set data.features=[aeg]": "aeg",
+    "--label diagnosis": "label is unknown; allowed: size",
+    "--set data.one_hot=[a]": "one_hot is unknown",
+    "--methods fedavg,fnrr": "method 'fnrr' is unknown (did you mean 'fnr'?)",
+    "--methods fedavg,fedavg": "recipe_names: fedavg is named twice; allowed: once",
+    "--methods scaffold+feddyn,fedavg": "'feddyn' and 'scaffold' can't be combined",
+    "--set scenario.partition=dirchlet": "'dirchlet' is unknown (did you mean 'dirichlet'?)",
+    "--set scenario.partition=[1]": "partition [1] is unknown",
+    "--set scenario.partition=natural": "'digits' doesn't say whose samples are whose",
+    "--set scenario.partition=shards": "scenarios.shards.classes_per_client is missing",
+    "--set scenario.alpha=-1": "alpha = -1 is refused; allowed: a number above 0",
+    "--set train.model=mpl": "train.model = 'mpl' is unknown (did you mean 'mlp'?)",
+    "--set train.model=lstm": "model 'lstm' takes text only",
+    "--set train.rounds=0": "train.rounds = 0 is refused; allowed: a whole number from 1",
+    "--set train.rounds": "--set = 'train.rounds' is refused; allowed: KEY=VALUE",
+    "--set train.rounds=[": "--set train.rounds = '[' is refused; allowed: YAML",
+    "--set train=5": "train = 5 is refused; allowed: train.KEY=VALUE",
+    "--set trian.rounds=5": "trian is unknown (did you mean 'train'?)",
+    "--set seeds=[a]": "seeds[0] = 'a' is refused",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
 def test_a_mistake_is_one_line_and_nothing_is_written(
-    folder: Path, capsys: pytest.CaptureFixture[str], words: str, said: str
+    folder: Path, capsys: pytest.CaptureFixture[str], words: str
 ) -> None:
     patients(folder)
     before = content(folder)
-    assert main(["init", "study", "--yes", *words.split()]) == 2
+    assert main(["init", "study", *words.split()]) == 2
     out, err = capsys.readouterr()
     line, *rest = err.splitlines()
-    assert line.startswith("error: ") and said in line and out == ""
+    assert line.startswith("error: ") and MISTAKES[words] in line and out == ""
     assert not rest or rest[0] == "One decision for each, to change as you like:"
     assert content(folder) == before and not (folder / "study").exists()
 
 
 def test_the_columns_that_need_a_decision_come_with_a_command_to_paste(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Names with blanks, quotes and commas; the command makes the study, and the pasted words are
-    taken as they are."""
-    monkeypatch.setattr(init, "_called", lambda command, place: str(place.resolve()))
-    (folder / ".dvc").mkdir()
+    """Names with blanks, quotes and commas; the command has all that was given, and makes the
+    study."""
     patients(folder)
     frame = pd.read_csv(folder / "patients.csv")
     frame.insert(0, "patient's id", [f"p{i}" for i in range(ROWS)])
     frame["height, cm"] = [None if i % 9 == 0 else i % 7 for i in range(ROWS)]
     frame['"day"'] = "2024-02-03"
+    frame["sex"] = "f"
     frame.to_csv(folder / "patients.csv", index=False)
-    assert (
-        main(["init", "--table", "patients.csv", "--label", "diagnosis", "--yes", "--seeds", "1"])
-        == 2
-    )
+    given = ["--methods", "fedavg,fnr", "--set", "seeds=[1]", "--set", "data.one_hot=[sex]"]
+    assert main(["init", "study", *TABLE.split(), *given, "--deploy", "--force"]) == 2
     said = capsys.readouterr()
     *errors, intro, command = said.err.splitlines()
-    assert (
-        said.out == ""
-        and len(errors) == 4
-        and all(line.startswith("error: patients.csv: column ") for line in errors)
-    )
-    assert (
-        intro == "One decision for each, to change as you like:"
-        and not (folder / "params.yaml").exists()
-    )
+    assert len(errors) == 4 and all("patients.csv: column " in line for line in errors)
+    assert intro == "One decision for each, to change as you like:" and said.out == ""
+    assert not (folder / "study").exists()
     name, *words = shlex.split(command)
-    assert name == "noniid" and main(words) == 0, capsys.readouterr().err
-    assert config.load(folder).data.options == {
+    assert name == "noniid" and {"--deploy", "--force"} < {*words}
+    (folder / "study" / ".dvc").mkdir(parents=True)
+    assert main(words) == 0, capsys.readouterr().err
+    settings = config.load(folder / "study")
+    assert settings.data.options == {
         "file": "patients.csv",
         "label": "diagnosis",
         "missing": "median",
-        "one_hot": ["hospital"],
+        "one_hot": ["sex", "hospital"],
         "drop": ["patient's id", '"day"'],
     }
-    assert (
-        "filled with the median of the training rows of all clients together"
-        in capsys.readouterr().out
-    )
-    assert main(["check"]) == 0
+    assert (settings.recipe_names, settings.seeds) == (["fedavg", "fnr"], [1]) and settings.deploy
+    assert "the median of the training rows of all clients together" in capsys.readouterr().out
+    assert main(["check", "--root", "study"]) == 0
 
 
 @pytest.mark.parametrize("deploy", [False, True])
 def test_a_study_has_a_deployment_only_if_asked(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deploy: bool
+    folder: Path, capsys: pytest.CaptureFixture[str], deploy: bool
 ) -> None:
     """Neither section nor stage, nor the section among what stage `plan` reads."""
-    monkeypatch.setattr(init, "_called", lambda command, place: str(place.resolve()))
-    (folder / ".dvc").mkdir()
-    assert main(["init", "--yes", *(["--deploy"] if deploy else [])]) == 0
+    assert main(["init", *["--deploy"] * deploy]) == 0
     stages = YAML(typ="safe", pure=True).load(folder / "dvc.yaml")["stages"]
     assert ("deploy" in stages) is ("deploy" in stages["plan"]["params"]) is deploy
     assert list(stages)[:6] == ["plan", "prepare", "partition", "train", "evaluate", "report"]
     assert (config.load(folder).deploy is not None) is deploy and main(["check"]) == 0
-    capsys.readouterr()
     if not deploy:
         assert main(["run", "deploy"]) == 2
         assert "has no stage deploy; `noniid init --deploy`" in capsys.readouterr().err
 
 
 def test_nothing_is_replaced_unless_it_is_forced(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a git repository of one's own: its .gitignore keeps its lines, and DVC's folder is the
     subfolder's."""
+    monkeypatch.chdir(tmp_path)
     subprocess.run(["git", "init", "--quiet"], check=True)
-    study = folder / "study"
+    study = tmp_path / "study"
     study.mkdir()
     (study / ".gitignore").write_text("mine\n/runs/\n")
     (study / "params.yaml").write_text("mine: 1\n")
     before = content(study)
-    assert main(["init", "study", "--yes"]) == 2
-    assert (
-        "params.yaml: exists; allowed: another folder, or --force to replace it"
-        in capsys.readouterr().err
-    )
+    assert main(["init", "study"]) == 2
+    assert "params.yaml: exists; allowed: another folder, or --force" in capsys.readouterr().err
     assert content(study) == before
-    assert main(["init", "study", "--yes", "--force", "--clients", "7"]) == 0, (
-        capsys.readouterr().err
-    )
+    assert main(["init", "study", "--force", "--set", "scenario.clients=7"]) == 0
     assert config.load(study).scenarios["dirichlet"].clients == 7
     lines = (study / ".gitignore").read_text().splitlines()
     assert lines[:2] == ["mine", "/runs/"] and "/data/" in lines and lines.count("/runs/") == 1
     assert not (study / ".git").exists() and (study / ".dvc" / "config").read_text() == init.DVC
 
 
-def test_questions_fill_in_what_is_missing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The answers of a terminal: data, file, column of the class, column of the client, methods,
-    rounds, seeds."""
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_questions_fill_in_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers of a terminal: data, columns of text, class and client, methods."""
     patients(folder)
-    monkeypatch.setattr(init, "_called", lambda command, place: str(place.resolve()))
-    (folder / ".dvc").mkdir()
-    answers = "table\npatients.csv\ndiagnosis\nhospital\nfedavg, fnr\n\n2\n"
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
+    answers = "patients.csv\n\ndiagnosis\nhospital\nfedavg, fnr\n"
     monkeypatch.setattr(sys, "stdin", Terminal(answers))
-    assert main(["init"]) == 0, capsys.readouterr().err
+    assert main(["init"]) == 0
     settings = config.load(folder)
-    assert settings.data.options == {
-        "file": "patients.csv",
-        "label": "diagnosis",
-        "owner": "hospital",
-    }
-    assert (settings.recipe_names, settings.train.rounds, settings.seeds) == (
-        ["fedavg", "fnr"],
-        20,
-        [0, 1],
-    )
-
-
-def test_answers_that_end_early_write_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
+    own = {"file": "patients.csv", "label": "diagnosis", "owner": "hospital"}
+    assert settings.data.options == own and settings.recipe_names == ["fedavg", "fnr"]
     monkeypatch.setattr(sys, "stdin", Terminal(""))
-    assert main(["init", "study"]) == 130
-    assert not (folder / "study").exists()
+    assert main(["init", "study"]) == 130 and not (folder / "study").exists(), "answers end early"
 
 
 @pytest.mark.slow  # DVC, all stages, and FedML's processes: a minute
@@ -428,10 +343,8 @@ def test_an_experiment_outside_the_checkout_runs(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
         return done.stdout
 
-    own = ("--table", "patients.csv", "--label", "diagnosis", "--owner", "hospital")
-    noniid(
-        "init", "--yes", *own, "--methods", "fedavg,scaffold+fnr", "--rounds", "2", "--seeds", "1"
-    )
+    few = ("--set", "train.rounds=2", "--set", "seeds=[0]")
+    noniid("init", *TABLE.split(), "--owner", "hospital", "--methods", "fedavg,scaffold+fnr", *few)
     said = noniid("partition")
     assert (
         "| label distance" in said

@@ -343,11 +343,6 @@ def test_two_claims_on_one_thing_are_refused_with_both_names_and_the_reason() ->
     assert Exclusive.DRIFT.value[0] not in message and "\n" not in message
 
 
-def test_a_component_twice_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"names 'counts' twice"):
-        Algorithm.compose([Counts(), Counts()], SETTING)
-
-
 @pytest.mark.parametrize(
     "recipe", ["scaffold+fnr+ccn", "fednnnn+fednlr+fedprox", "rfedavg_plus+ccn"]
 )

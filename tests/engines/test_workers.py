@@ -8,19 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Tree
 from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, rows_for, shared
 from fedml_noniid.plugins.engines.workers import Workers, portion
@@ -33,11 +29,9 @@ CNN = {"channels": 2, "hidden": 4}
 
 def simulation(recipe: str, settings: Any = None, workers: int = 3, **options: Any) -> Simulation:
     of = federation.images(torch.float32)
-    made = federation.simulation(
+    return federation.simulation(
         recipe, settings, of=of, model=build("cnn", (1, 6, 6), 3, CNN), workers=workers, **options
     )
-    assert isinstance(made.engine, Workers) is (workers > 1)
-    return made
 
 
 # Memories; what is held through a round; asks before the first round and after the last; what the
@@ -46,8 +40,14 @@ RECIPES = ["fedavg", "scaffold+fnr", "rfedavg_plus", "moon+fednlr", "feddyn", "c
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_same_bits_as_in_one_process(recipe: str) -> None:
-    assert federation.equal(simulation(recipe).run(), simulation(recipe, workers=1).run())
+def test_the_same_bits_as_in_one_process(recipe: str, tmp_path: Path) -> None:
+    """In more processes than clients of a cohort, and where the last round is that of a resumed
+    run, whose memories come from the checkpoint."""
+    path = tmp_path / "checkpoint.safetensors"
+    next(simulation(recipe, checkpoint=path).rounds())
+    made = simulation(recipe, workers=9, checkpoint=path)
+    assert isinstance(made.engine, Workers) and made.engine.processes == 4 and made.start_round == 1
+    assert federation.equal_models(made.run(), simulation(recipe, workers=1).run())
 
 
 @pytest.mark.parametrize(
@@ -64,46 +64,6 @@ def test_pieces_by_hand(sizes: list[int], processes: int, taken: int) -> None:
     assert portion(sizes, processes) == taken
 
 
-def test_a_process_that_is_slow_gets_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first to be started sleeps over each client, while the others take what is left; the bits
-    stay the same."""
-    alone, front = simulation("scaffold", workers=1, cohort=5, rounds=1).run(), os.getpid()
-    made = simulation("scaffold", workers=2, cohort=5, rounds=1)
-    some = Sequential.some
-
-    def slow(self: Sequential, ask: Ask, round_: int, positions: Sequence[int]) -> Tree:
-        assert os.getpid() != front and isinstance(made.engine, Workers)
-        if not made.engine._workers:  # as the first sees it, which was forked before it was noted
-            time.sleep(2)
-        return some(self, ask, round_, positions)
-
-    monkeypatch.setattr(Sequential, "some", slow)
-    assert federation.equal(made.run(), alone)
-    assert isinstance(made.engine, Workers)
-    sizes = sorted(map(len, made.engine.clients.indices.values()), reverse=True)
-    first = portion(sizes, 2)
-    assert sorted(made.engine._home.values()) == [0] * first + [1] * (
-        5 - first
-    )  # nothing but its first piece
-
-
-@pytest.mark.parametrize("workers", [2, 4, 9])
-def test_any_number_of_processes(workers: int) -> None:
-    """Nine are no more than the four of the cohort."""
-    made = simulation("scaffold", workers=workers)
-    assert isinstance(made.engine, Workers) and made.engine.processes == min(workers, 4)
-    assert federation.equal(made.run(), simulation("scaffold", workers=1).run())
-
-
-def test_a_run_that_is_resumed_has_the_same_bits(tmp_path: Path) -> None:
-    """Memories come from the checkpoint."""
-    path = tmp_path / "checkpoint.safetensors"
-    simulation("scaffold", rounds=2, checkpoint=path).run()
-    again = simulation("scaffold", rounds=4, checkpoint=path)
-    assert again.start_round == 2
-    assert federation.equal_models(again.run(), simulation("scaffold", rounds=4, workers=1).run())
-
-
 def test_processes_end_with_the_simulation() -> None:
     made = simulation("fedavg")
     made.run()
@@ -112,28 +72,6 @@ def test_processes_end_with_the_simulation() -> None:
     assert len(ids) == 3 and all(alive(pid) for pid in ids)
     del made
     gc.collect()
-    assert not any(alive(pid) for pid in ids)
-
-
-def test_processes_end_with_a_process_that_is_killed() -> None:
-    code = """
-import time
-from tests.engines.test_workers import simulation
-made = simulation("fedavg")
-made.run()
-print(*[worker.process.pid for worker in made.engine._workers], flush=True)
-time.sleep(60)
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        ids = [int(word) for word in process.stdout.readline().split()]
-        assert len(ids) == 3 and all(alive(pid) for pid in ids)
-        process.kill()
-    end = time.monotonic() + 10
-    while any(alive(pid) for pid in ids) and time.monotonic() < end:
-        time.sleep(0.05)
     assert not any(alive(pid) for pid in ids)
 
 
@@ -173,20 +111,17 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_sentence() -> None:
         next(rounds)
 
 
-@pytest.mark.parametrize("gpu", [False, True])
-def test_a_backward_pass_before_the_run_changes_no_bit(gpu: bool) -> None:
+def test_a_backward_pass_before_the_run_is_no_failure() -> None:
     """On a machine with a GPU (which torch is made to believe), autograd has threads after it, and
     refuses to work in forked processes: the clients then train in this one."""
-    code = f"""
+    code = """
 import torch
-from tests import federation
 from tests.engines.test_workers import simulation
-if {gpu}:
-    torch._C._ensureCUDADeviceGuardSet()
+torch._C._ensureCUDADeviceGuardSet()
 torch.ones((), requires_grad=True).backward()
 made = simulation("moon", workers=2, rounds=1)
-assert federation.equal(made.run(), simulation("moon", workers=1, rounds=1).run())
-assert bool(made.engine._workers) is not {gpu}
+made.run()
+assert type(made.engine).__name__ == "Sequential"
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
@@ -229,6 +164,8 @@ def same(found: Tree, wanted: Tree) -> bool:
 
 
 def test_a_storage_gives_back_what_was_put_in() -> None:
+    small = SharedStorage(ALIGNED)  # what does not fit travels by itself
+    assert same(small.get(small.put(TREE)), TREE)
     storage = SharedStorage(10 * ALIGNED)
     places = storage.put(TREE)
     assert same(storage.get(places), TREE)
@@ -257,10 +194,3 @@ def test_each_row_of_models_lies_as_a_tensor_of_its_own_would(memory: Any) -> No
         assert [row.flatten().tolist() for row in leaf] == [
             [float(k)] * leaf[0].numel() for k in range(3)
         ]
-
-
-def test_what_does_not_fit_travels_by_itself() -> None:
-    storage = SharedStorage(ALIGNED)
-    places = storage.put(TREE)
-    assert same(storage.get(places), TREE)
-    assert isinstance(places["view"], np.ndarray)

@@ -37,6 +37,7 @@ from fedml_noniid.plugins.core.options import (
 from fedml_noniid.plugins.data.datasets import DATASETS, Preprocessing
 from fedml_noniid.plugins.data.partitions import PARTITIONS
 from fedml_noniid.plugins.engines.callbacks import CALLBACKS
+from fedml_noniid.plugins.engines.local_training import LocalTraining
 from fedml_noniid.plugins.models import MODELS
 from fedml_noniid.plugins.rates import DECAYS
 from fedml_noniid.plugins.recipes import METHODS
@@ -63,11 +64,14 @@ def wrong(hint: Any, none: bool = False) -> list[object]:
         (one,) = [part for part in get_args(kind) if part is not type(None)]
         return wrong(one, none=True)
     if get_origin(kind) is Literal:
-        return [f"{get_args(kind)[-1]}x", 3, *nothing]
+        words = [word for word in get_args(kind) if isinstance(word, str)]
+        # YAML's flags beside words, such as `on`, are True for Python: 1 is not.
+        flags = [1, 0] if words and len(words) < len(get_args(kind)) else []
+        return [f"{get_args(kind)[-1]}x", 3, *flags, *nothing]
     if any(isinstance(of, OneOf) for of in about):
-        return ["no such word", 3, *nothing]
+        return ["no such word", 3, False, *nothing]
     if get_origin(kind) in (list, tuple):
-        return [3, "text", {}, *nothing]
+        return [3, "text", {}, *nothing, *([one] for one in wrong(get_args(kind)[0]))]
     if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return [3, "text", ["text"]]
     number: list[object] = [True, "1", [1], *nothing]
@@ -175,6 +179,15 @@ def test_every_mistake_is_named_at_once() -> None:
     with pytest.raises(UserError) as error:
         check_options(Options, {"gamma": 2, "size": "x", "mo": 1})
     assert [one.where for one in error.value.mistakes] == [("mu",), ("gamma",), ("size",), ("mo",)]
+
+
+def test_a_section_made_in_python_is_refused_in_the_same_words() -> None:
+    """`LocalTraining(optimizer="adm")` of a notebook is an error for people too."""
+    with pytest.raises(UserError) as error:
+        LocalTraining(optimizer="adm", lr=0.1, epochs=True, batch_size=2)
+    first, second = error.value.mistakes
+    assert (first.where, first.value, first.meant) == (("optimizer",), "adm", "adam")
+    assert (second.where, second.value) == (("epochs",), True)
 
 
 class Inner(Section):

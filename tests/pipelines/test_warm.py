@@ -252,6 +252,7 @@ def test_what_is_imported_is_there() -> None:
         assert importlib.util.find_spec(name.partition(":")[0]), name
 
 
+@pytest.mark.slow  # it imports all: mlflow, fedml
 def test_imports_leave_no_thread_that_ran_torch_and_no_gpu(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,19 +287,9 @@ def noniid(*arguments: str) -> tuple[str, ...]:
 @pytest.fixture
 def study(place: Path) -> Path:
     """A small experiment with all stages."""
-    wish = (
-        "--data",
-        "digits",
-        "--methods",
-        "fedavg,scaffold",
-        "--clients",
-        "3",
-        "--rounds",
-        "2",
-        "--seeds",
-        "1",
-    )
-    done = start(place, *noniid("init", *wish, "--deploy", "--yes"))
+    few = ("scenario.clients=3", "train.rounds=2", "seeds=[0]")
+    words = ("--methods", "fedavg,scaffold", *(word for one in few for word in ("--set", one)))
+    done = start(place, *noniid("init", "--data", "digits", *words, "--deploy"))
     assert done.communicate(timeout=120)[1] == "" and done.returncode == 0
     return place
 

@@ -28,20 +28,14 @@ BYTES = 16  # images of floats that go further have the scale of bytes, not that
 
 
 class _Part(NamedTuple):
-    """The arrays of the training set or of the test set, and the words for them in messages."""
+    """The arrays of the training set or of the test set."""
 
-    file: Path | None  # None for arrays in memory
     arrays: Arrays
-    names: Mapping[str, str] = {}  # key -> name in a message, in memory
+    prefix: str  # of an array's name in a message
+    client: str = "client"  # the name of the owners in a message
 
     def where(self, key: str) -> str:
-        name = self.names.get(key, key)
-        return name if self.file is None else f"{self.file}: {name}"
-
-    @property
-    def short(self) -> str:
-        """The part in a message on the other one."""
-        return self.names["x"] if self.file is None else self.file.name
+        return self.prefix + (self.client if key == "client" else key)
 
 
 def arrays(
@@ -64,110 +58,79 @@ def arrays(
     share `test_share` (0.2) of the training samples is the test set, see `user_data.cut`. Raises
     UserError for anything else.
     """
-    train, test = root / "train.npz", root / "test.npz"
-    parts = [_Part(train, _read(train, ("x", "y", "client", "classes")))]
-    if test.exists():
-        parts.append(_Part(test, _read(test, ("x", "y", "client"))))
+    parts = [_read(root / "train.npz", ("x", "y", "client", "classes"))]
+    if (root / "test.npz").exists():
+        parts.append(_read(root / "test.npz", ("x", "y", "client")))
     return _raw(parts, layout, test_share)
 
 
 def of_arrays(
-    train_x: Array,
-    train_y: Array,
-    test_x: Array | None = None,
-    test_y: Array | None = None,
-    owner: Array | None = None,
-    classes: Sequence[str] | None = None,
+    train: Arrays,
+    test: Arrays | None = None,
     *,
-    test_owner: Array | None = None,
     layout: Literal["auto", "CHW", "HWC"] = "auto",
     test_share: user_data.Share | None = None,
 ) -> Raw:
-    """As `arrays`, of arrays in memory; `owner` and `test_owner` are `client`.
+    """As `arrays`, of arrays in memory: x, y, client and classes of the files by their names.
 
-    UserError as there.
+    Text may be Python objects, as in pandas. Messages call the arrays as `fedml_noniid.from_arrays`
+    does: x, owner, test_x. UserError as there.
     """
-    names = None if classes is None else np.array(classes)
-    given = {"train_x": train_x, "train_y": train_y, "owner": owner, "classes": names}
-    parts = [_in_memory(given)]
-    given = {"test_x": test_x, "test_y": test_y, "test_owner": test_owner}
-    if any(array is not None for array in given.values()):
-        for key in ("test_x", "test_y"):
-            if given[key] is None:
-                raise UserError(
-                    f"{key} is missing; allowed: test_x and test_y, or none of the test set"
-                )
-        parts.append(_in_memory(given))
+    parts = []
+    for prefix, given in (("", train), ("test_", test)):
+        if given:
+            found = {
+                key: array.astype(str)
+                if array.dtype == object and all(isinstance(one, str) for one in array.flat)
+                else array
+                for key, array in given.items()
+            }
+            parts.append(_complete(_Part(found, prefix, "owner")))
     return _raw(parts, layout, test_share)
 
 
 def new_samples(x: Array, train_x: Tensor, layout: str) -> Tensor:
     """More samples of a data set that `of_arrays` made: as its `train_x`. UserError as there."""
-    part = _Part(None, {"x": x}, {"x": "test_x"})
+    part = _Part({"x": x}, "")
     found, _ = _samples(part, layout)
-    _alike(_Part(None, {}, {"x": "train_x"}), part, train_x, found)
+    _alike("train_x", train_x, part.where("x"), found)
     return found
-
-
-def _in_memory(given: Mapping[str, object]) -> _Part:
-    """The part of the arrays that aren't None. UserError for what isn't an array."""
-    keys = dict(zip(given, ("x", "y", "client", "classes"), strict=False))
-    found = {}
-    for name, value in given.items():
-        if value is None:
-            continue
-        if not isinstance(value, np.ndarray):
-            raise UserError(f"{name} is a {type(value).__name__}; allowed: a NumPy array")
-        if value.dtype == object and all(isinstance(v, str) for v in value.flat):
-            value = value.astype(str)  # pandas gives text as Python objects
-        found[keys[name]] = value
-    return _Part(None, found, {key: name for name, key in keys.items()})
 
 
 def _raw(parts: Sequence[_Part], layout: str, test_share: float | None) -> Raw:
     names = [part.where("x") for part in parts]
-    # An option that is refused comes before a mistake in the arrays.
-    user_data.fraction_for_test(test_share, names[-1] if len(parts) > 1 else None)
     read = [_samples(part, layout) for part in parts]
     xs = [x for x, _ in read]
-    if len(parts) > 1:
-        _alike(parts[0], parts[1], xs[0], xs[1])
+    _alike(names[0], xs[0], names[-1], xs[-1])
     rows = user_data.rows_of(_labels(parts), _owners(parts), test_share, names)
     unit = 255.0 if xs[0].dtype is torch.uint8 else 1.0
     return rows.raw(xs, unit, list(dict.fromkeys(note for _, notes in read for note in notes)))
 
 
-def _read(file: Path, allowed: Sequence[str]) -> Arrays:
-    """The arrays of one file; x and y are required."""
+def _read(file: Path, allowed: Sequence[str]) -> _Part:
+    """The arrays of one file."""
     if not file.exists():
         raise UserError(f"{file}: there is no such file; needed: {LAYOUT}")
     with file.open("rb") as stream:
         try:
             # No objects, since they are pickled: unpickling a file can run any program.
-            opened = np.load(stream, allow_pickle=False)
-            if not isinstance(opened, np.lib.npyio.NpzFile):
-                raise UserError(f"{file}: is one array, not an archive of arrays; needed: {LAYOUT}")
-            for key in opened.files:
-                known(f"{file}: array", key, allowed)
-            found = {key: opened[key] for key in opened.files}
-        except UserError:
-            raise
-        except Exception as error:  # of any kind: parsers of NumPy and zipfile, on damaged files
-            objects = "Object arrays" in str(error)
-            reason = (
-                "it holds Python objects"
-                if objects
-                else "damaged, too large, or another kind of file"
-            )
+            with np.load(stream, allow_pickle=False) as opened:
+                found = {key: np.asarray(opened[key]) for key in opened.files}
+        except Exception:  # of any kind: parsers of NumPy and zipfile, on damaged files
             raise UserError(
-                f"{file}: can't be read as arrays ({reason}); needed: {LAYOUT}"
+                f"{file}: can't be read as arrays (damaged, too large, with Python objects, or "
+                f"another kind of file); needed: {LAYOUT}"
             ) from None
-    for key in ("x", "y", *found):
-        if key not in found:
-            raise UserError(f"{file}: holds no array {key!r}; needed: {LAYOUT}")
-        if not isinstance(found[key], np.ndarray):
-            raise UserError(f"{file}: {key} isn't an array; needed: {LAYOUT}")
-    return found
+    for key in found:
+        known(f"{file}: array", key, allowed)
+    return _complete(_Part(found, f"{file}: "))
+
+
+def _complete(part: _Part) -> _Part:
+    for key in ("x", "y"):
+        if key not in part.arrays:
+            raise UserError(f"{part.where(key)} is missing; needed: x and y of each part")
+    return part
 
 
 def _kind(array: Array) -> str:
@@ -193,11 +156,9 @@ def _samples(part: _Part, layout: str) -> tuple[Tensor, list[str]]:
         finite = np.isfinite(x)
         if not finite.all():
             place = np.unravel_index(int(finite.argmin()), x.shape)
-            raise refusal(
-                f"{where}[{', '.join(map(str, place))}]",
-                float(x[place]),
-                "finite numbers of float32",
-            )
+            at = ", ".join(map(str, place))
+            wrong = f"{where}[{at}] = {x[place]} is refused"
+            raise UserError(f"{wrong}; allowed: finite numbers of float32")
     notes = []
     if x.ndim == 4:
         if _channels_last(where, x, layout):
@@ -235,21 +196,17 @@ def _channels_last(where: str, x: Array, layout: str) -> bool:
     return last
 
 
-def _alike(train: _Part, test: _Part, train_x: Tensor, test_x: Tensor) -> None:
-    """UserError unless the samples of both parts have one shape, one type, and for images one
-    range."""
+def _alike(train: str, train_x: Tensor, test: str, test_x: Tensor) -> None:
+    """UserError unless both have samples of one shape, one type, and for images one range."""
     if train_x.shape[1:] != test_x.shape[1:] or train_x.dtype != test_x.dtype:
         kinds = [f"{x.dtype} {list(x.shape[1:])}".removeprefix("torch.") for x in (train_x, test_x)]
-        raise UserError(
-            f"{test.where('x')} holds samples of {kinds[1]}, those of {train.short} are {kinds[0]}"
-        )
+        raise UserError(f"{test} holds samples of {kinds[1]}, {train} holds {kinds[0]}")
     if train_x.ndim != 4 or train_x.dtype is not torch.float32:
         return
     tops = train_x.max().item(), test_x.max().item()
     if min(train_x.min(), test_x.min()) >= 0 and min(tops) <= 1 and max(tops) > BYTES:
         raise UserError(
-            f"{test.where('x')} goes up to {tops[1]:g}, that of {train.short} to {tops[0]:g}; "
-            "allowed: one scale"
+            f"{test} goes up to {tops[1]:g}, {train} to {tops[0]:g}; allowed: one scale"
         )
 
 
@@ -282,15 +239,11 @@ def _labels(parts: Sequence[_Part]) -> user_data.Labels:
 
 def _owners(parts: Sequence[_Part]) -> list[list[Any]] | None:
     """client of each part."""
-    there = [part for part in parts if "client" in part.arrays]
-    if not there:
+    missing = [part.where("client") for part in parts if "client" not in part.arrays]
+    if len(missing) == len(parts):
         return None
-    for part in parts:
-        if "client" not in part.arrays:
-            raise UserError(
-                f"{part.where('client')} is missing, but {there[0].where('client')} is there; "
-                "allowed: both or none"
-            )
+    if missing:
+        raise UserError(f"{missing[0]} is missing; allowed: owners of both parts or of none")
     return [client.tolist() for client in _whole_or_text(parts, "client")]
 
 
@@ -305,8 +258,6 @@ def _whole_or_text(parts: Sequence[_Part], key: str) -> list[Array]:
                 "for each of x"
             )
     if len({array.dtype.kind == "U" for array in found}) == 2:
-        raise UserError(
-            f"{parts[1].where(key)} is {_kind(found[1])}, that of {parts[0].short} is "
-            f"{_kind(found[0])}"
-        )
+        kinds = [f"{part.where(key)} is {_kind(part.arrays[key])}" for part in parts]
+        raise UserError(f"{' and '.join(kinds)}; allowed: one kind")
     return found

@@ -61,39 +61,31 @@ class UndecidedError(UserError):
         self.errors = errors
 
 
-def in_memory(frame: object, test: object) -> list[Table]:
-    """One or two tables of a Python program. UserError for what isn't a pandas.DataFrame."""
+def tables_of(root: Path, file: object, test_file: object) -> list[Table]:
+    """One or two tables: files under `root`, the ending tells the format; or data frames.
+
+    UserError for missing and damaged files, and for other objects.
+    """
+    if isinstance(file, str) and test_file == file:
+        raise refusal("test_file", test_file, "another file than `file`, or none")
+    tables = [_read(root, "file", "frame", file)]
+    if test_file is not None:
+        tables.append(_read(root, "test_file", "test", test_file))
+    return tables
+
+
+def _read(root: Path, key: str, argument: str, source: object) -> Table:
+    """One table. `key` is its option in params.yaml, `argument` its name in Python."""
     import pandas as pd
 
-    tables = []
-    for name, given in (("frame", frame), ("test", test)):
-        if given is None and name == "test":
-            continue
-        if not isinstance(given, pd.DataFrame):
-            raise UserError(f"{name} is a {type(given).__name__}; allowed: a pandas.DataFrame")
-        tables.append(
-            _table(name, given.set_axis([str(column) for column in given.columns], axis=1))
-        )
-    return tables
-
-
-def from_files(root: Path, file: object, test_file: object) -> list[Table]:
-    """One or two tables of files under `root`; the ending tells the format.
-
-    UserError for missing and damaged files.
-    """
-    tables = [_read(root, "file", file)]
-    if test_file is not None:
-        if test_file == file:
-            raise refusal("test_file", test_file, "another file than `file`, or none")
-        tables.append(_read(root, "test_file", test_file))
-    return tables
-
-
-def _read(root: Path, key: str, file: object) -> Table:
-    if not isinstance(file, str) or not file.endswith(ENDINGS):
-        raise refusal(key, file, f"the name of a file that ends in {', '.join(ENDINGS)}")
-    path = root / file
+    if isinstance(source, pd.DataFrame):
+        names = [str(column) for column in source.columns]
+        return _table(argument, source.set_axis(names, axis=1))
+    if not isinstance(source, str):
+        raise UserError(f"{argument} is a {type(source).__name__}; allowed: a pandas.DataFrame")
+    if not source.endswith(ENDINGS):
+        raise refusal(key, source, f"the name of a file that ends in {', '.join(ENDINGS)}")
+    path = root / source
     if not path.is_file():
         there = sorted(
             entry.name
@@ -104,36 +96,32 @@ def _read(root: Path, key: str, file: object) -> Table:
             f"{path}: there is no such file; {key} is relative to root, where there is "
             f"{user_data.listed(there) or 'none'}"
         )
-    return _table(str(path), (_parquet if file.endswith(".parquet") else _csv)(path))
+    return _table(str(path), (_parquet if source.endswith(".parquet") else _csv)(path))
 
 
 def _csv(path: Path) -> pd.DataFrame:
     """A table of text. Nothing counts as missing here: a class may be called NA or None."""
     import pandas as pd
 
+    # The first line is read as a row: pandas would rename columns of the same name.
+    read = functools.partial(
+        pd.read_csv, path, header=None, dtype=str, na_filter=False, encoding="utf-8-sig"
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            # The first line is read as a row: pandas would rename columns of the same name.
-            read = functools.partial(
-                pd.read_csv, path, header=None, dtype=str, na_filter=False, encoding="utf-8-sig"
-            )
             names = [str(name) for name in read(nrows=1).iloc[0]]
-            if len(names) == 1 and (
-                other := next((mark for mark in ";\t|" if mark in names[0]), None)
-            ):
-                raise UserError(f"{path}: its columns are separated by {other!r}; allowed: commas")
+            other = next((mark for mark in ";\t|" if mark in names[0]), None)
+            if len(names) == 1 and other:
+                raise ValueError(f"its columns are separated by {other!r}; allowed: commas")
             rows = read()
-    except pd.errors.EmptyDataError:
-        raise UserError(f"{path}: is empty; its first line has to name the columns") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8 ({error.reason}); save it again as UTF-8") from None
-    except (pd.errors.ParserError, pd.errors.ParserWarning, zlib.error, EOFError, OSError) as error:
+    except (ValueError, pd.errors.ParserWarning, zlib.error, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's own: permissions, the disk
         reason = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
         raise UserError(
-            f"{path}: can't be read as CSV ({reason}); each line needs as many cells as the first"
+            f"{path}: can't be read as CSV ({reason}); needed: UTF-8, the names of the columns in "
+            "the first line, and as many cells in each line"
         ) from None
     return rows.iloc[1:].set_axis(names, axis=1)
 
@@ -142,10 +130,8 @@ def _parquet(path: Path) -> pd.DataFrame:
     extras.require(extras.PIPELINE, "pyarrow")
     import pandas as pd
     import pyarrow
-    import pyarrow.parquet
 
     try:
-        _different(str(path), pyarrow.parquet.read_schema(path).names)
         return pd.read_parquet(path)
     except (pyarrow.ArrowException, ValueError, OSError) as error:
         reason = " ".join(str(error).split())
@@ -167,16 +153,11 @@ def _table(name: str, frame: pd.DataFrame) -> Table:
                 f"{name}: column {column!r} has a line break or a control character in its "
                 "name; remove it"
             )
-    _different(name, columns)
+        if column in columns[:i]:
+            raise UserError(f"{name}: column {column!r} is there twice; each name is allowed once")
     if len(frame) == 0:
         raise UserError(f"{name}: has no rows; needed: at least 2 of each class")
     return Table(name, frame.reset_index(drop=True))
-
-
-def _different(name: str, columns: Sequence[str]) -> None:
-    twice = [column for i, column in enumerate(columns) if column in columns[:i]]
-    if twice:
-        raise UserError(f"{name}: column {twice[0]!r} is there twice; each name is allowed once")
 
 
 def columns_of(
@@ -314,25 +295,17 @@ def _number(value: Any) -> float:
 def _no_number(table: Table, column: str, i: int, value: object) -> ColumnError:
     """What to do with a column of text, as its cells look."""
     cells = [str(name) for one in table.frame[column].astype(object) if (name := _name(one))]
-    n, different = len(cells), len(set(cells))
-    option = "drop"
-    if 2 * sum(DATE.fullmatch(cell.strip()) is not None for cell in cells) > n:
-        advice = (
-            f"it looks like dates: {LEAVE_OUT}, or write numbers in their place, such as years or "
-            "days since the first"
-        )
-    elif 2 * sum(not math.isnan(_number(cell)) for cell in cells) > n:
+    numbers = sum(not math.isnan(_number(cell)) for cell in cells)
+    dates = sum(DATE.fullmatch(cell.strip()) is not None for cell in cells)
+    different, option = len(set(cells)), "drop"
+    if 2 * dates > len(cells):
+        advice = f"dates: {LEAVE_OUT}, or write numbers such as years in their place"
+    elif 2 * numbers > len(cells):
         advice = f"most cells are numbers: correct the others, or {LEAVE_OUT}"
-    elif _name(value) is None:
-        advice = LEAVE_OUT
-    elif different > MAX_ADVISED:
-        advice = (
-            f"{different} different texts in {n} rows look like free text or an identifier: "
-            f"{LEAVE_OUT}, or name it in one_hot"
-        )
+    elif different > MAX_ADVISED or _name(value) is None:
+        advice = f"{different} different texts in {len(cells)} rows: {LEAVE_OUT}"
     else:
-        advice = f"name a column of categories in one_hot, or {LEAVE_OUT}"
-        option = "one_hot"
+        advice, option = f"name a column of categories in one_hot, or {LEAVE_OUT}", "one_hot"
     problem = f"is {shown(value)} in row {i + 1}; allowed: numbers; {advice}"
     return ColumnError(table.name, column, problem, option)
 
@@ -355,8 +328,6 @@ def rows_of(
 ) -> user_data.Rows:
     """The rows that train and that test. `label` and `owner` are columns of every table."""
     sources = [table.name for table in tables]
-    # An option that is refused comes before a mistake in the rows.
-    user_data.fraction_for_test(test_share, sources[-1] if len(tables) > 1 else None)
     labels = [labels_of(table, label) for table in tables]
     for table, found in zip(tables, labels, strict=True):
         complete(table, label, is_missing(found))

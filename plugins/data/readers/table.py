@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
@@ -21,12 +22,11 @@ from fedml_noniid.plugins.data.readers.frames import (
     cells_of,
     columns_of,
     complete,
-    from_files,
-    in_memory,
     is_missing,
     labels_of,
     numbers_of,
     rows_of,
+    tables_of,
     used_columns,
 )
 
@@ -38,15 +38,6 @@ Missing = Literal["median", "mode", "drop"]
 MAX_NAMED = 40  # features that the note names
 
 Cells = dict[str, list[NDArray[Any]]]  # column -> its cells, by table
-
-
-class Options(NamedTuple):
-    """The options of `table` about its features."""
-
-    features: Sequence[str] | None
-    one_hot: Sequence[str] | None
-    drop: Sequence[str] | None
-    missing: Missing | None
 
 
 def table(
@@ -79,43 +70,10 @@ def table(
     `user_data.cut`. Raises UserError for missing and damaged files, and for columns and values that
     don't fit; it names the row, counted from 1 below the names.
     """
-    return _raw(
-        from_files(root, file, test_file),
-        label,
-        owner,
-        Options(features, one_hot, drop, missing),
-        test_share,
-    )
-
-
-def of_frame(
-    frame: pd.DataFrame,
-    test: pd.DataFrame | None = None,
-    *,
-    label: str,
-    owner: str | None = None,
-    features: Sequence[str] | None = None,
-    one_hot: Sequence[str] | None = None,
-    drop: Sequence[str] | None = None,
-    missing: Missing | None = None,
-    test_share: user_data.Share | None = None,
-) -> Raw:
-    """As `table`, of tables in memory: `test` is the test set, or else a share of `frame` is.
-
-    UserError as there.
-    """
-    return _raw(
-        in_memory(frame, test), label, owner, Options(features, one_hot, drop, missing), test_share
-    )
-
-
-def _raw(
-    tables: list[Table], label: str, owner: str | None, options: Options, test_share: float | None
-) -> Raw:
+    tables = tables_of(root, file, test_file)
     used = used_columns(tables, label=label, owner=owner)
-    policy = options.missing
-    chosen, categories = _chosen(tables, used, options)
-    rows, cells, notes = _read(tables, (label, owner), chosen, categories, policy, test_share)
+    chosen, categories = _chosen(tables, used, features, one_hot, drop)
+    rows, cells, notes = _read(tables, (label, owner), chosen, categories, missing, test_share)
     name = tables[0].name
     columns: list[str] = []
     blocks: list[list[NDArray[Any]]] = [[], []]
@@ -124,7 +82,7 @@ def _raw(
             cells[column][0],
             [cells[column][0][rows.train], cells[column][-1][rows.test]],
         )
-        notes += _fill(name, column, parts, policy)
+        notes += _fill(name, column, parts, missing)
         if column in categories:
             names, parts, more = _one_hot(name, column, parts)
             columns += names
@@ -152,24 +110,39 @@ def _raw(
     return rows.raw(xs, 1.0, [order], notes)
 
 
+def of_frame(frame: pd.DataFrame, test: pd.DataFrame | None = None, **options: Any) -> Raw:
+    """As `table` with its options, of tables in memory: `test` is the test set, or else a share of
+    `frame` is.
+
+    UserError as there, and for wrong options.
+    """
+    check_options(table, {"file": "", **options})
+    sources: Any = {"file": frame, "test_file": test}
+    return table(Path(), **sources, **options)
+
+
 def _chosen(
-    tables: Sequence[Table], used: dict[str, str], options: Options
+    tables: Sequence[Table],
+    used: dict[str, str],
+    features: Sequence[str] | None,
+    one_hot: Sequence[str] | None,
+    drop: Sequence[str] | None,
 ) -> tuple[list[str], list[str]]:
     """(the columns of the features, those among them that are categories).
 
     UserError for lists that don't fit.
     """
-    if options.drop is not None:
-        dropped = columns_of(tables[:1], "drop", options.drop, used)
+    if drop is not None:
+        dropped = columns_of(tables[:1], "drop", drop, used)
         used = used | dict.fromkeys(dropped, "column that is dropped")
     categories: list[str] = []
-    if options.one_hot is not None:
-        categories = columns_of(tables[:1], "one_hot", options.one_hot, used)
-    if options.features is None:
+    if one_hot is not None:
+        categories = columns_of(tables[:1], "one_hot", one_hot, used)
+    if features is None:
         chosen = [column for column in tables[0].frame.columns if column not in used]
     else:
-        features = columns_of(tables[:1], "features", options.features, used)
-        chosen = list(dict.fromkeys([*features, *categories]))
+        numbers = columns_of(tables[:1], "features", features, used)
+        chosen = list(dict.fromkeys([*numbers, *categories]))
     if not chosen:
         raise UserError(
             f"{tables[0].name}: no column is left for the features; used: {', '.join(used)}"

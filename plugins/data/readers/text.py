@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
-    Table,
-    from_files,
-    in_memory,
     names_of,
     rows_of,
+    tables_of,
     used_columns,
 )
 from fedml_noniid.plugins.data.text import Length, Vocabulary, read_texts
@@ -47,42 +46,27 @@ def text(
     `plugins.data.text.embedding`); a note says which. Raises UserError for missing and damaged
     files, and for columns and values that don't fit.
     """
-    tables = from_files(root, file, test_file)
-    return _raw(tables, (text, label, owner), test_share, root, (vocabulary, length))
+    tables = tables_of(root, file, test_file)
+    used_columns(tables, text=text, label=label, owner=owner)
+    texts = [np.array(names_of(table, text), dtype=object) for table in tables]
+    rows = rows_of(tables, label, owner, test_share)
+    train, test = texts[0][rows.train].tolist(), texts[-1][rows.test].tolist()
+    train_x, test_x, vectors, notes = read_texts(
+        train, test, train, root, vocabulary, length, "texts"
+    )
+    return rows.raw([train_x, test_x], 255, (), notes, vectors)
 
 
 def of_texts(
     frame: pd.DataFrame,
     test: pd.DataFrame | None = None,
-    *,
-    text: str,
-    label: str,
-    owner: str | None = None,
-    test_share: user_data.Share | None = None,
-    vocabulary: Vocabulary = VOCABULARY,
-    length: Length = LENGTH,
-    vectors: Path = Path("."),
+    vectors: Path = Path(),
+    **options: Any,
 ) -> Raw:
-    """As data set `text`, of tables in memory.
+    """As data set `text` with its options, of tables in memory.
 
-    `vectors`: the folder where GloVe's file may lie. UserError as there.
+    `vectors`: the folder where GloVe's file may lie. UserError as there, and for wrong options.
     """
-    columns = (text, label, owner)
-    return _raw(in_memory(frame, test), columns, test_share, vectors, (vocabulary, length))
-
-
-def _raw(
-    tables: list[Table],
-    columns: tuple[str, str, str | None],
-    test_share: float | None,
-    root: Path,
-    sizes: tuple[int, int],
-) -> Raw:
-    """`columns`: of text, label and owner; `sizes`: entries of the vocabulary, tokens of a text."""
-    text, label, owner = columns
-    used_columns(tables, text=text, label=label, owner=owner)
-    texts = [np.array(names_of(table, text), dtype=object) for table in tables]
-    rows = rows_of(tables, label, owner, test_share)
-    train, test = texts[0][rows.train].tolist(), texts[-1][rows.test].tolist()
-    read = read_texts(train, test, train, root, *sizes, "texts")
-    return rows.raw([read.train_x, read.test_x], 255, (), read.notes, read.vectors)
+    check_options(text, {"file": "", **options})
+    sources: Any = {"file": frame, "test_file": test}
+    return text(vectors, **sources, **options)
