@@ -21,7 +21,6 @@ RECIPE ?= fednnnn
 SILOS ?= 3
 PAPERS := fnr fednnnn ccn fednlr rfedavg
 SIZE ?= smoke
-ON ?= validation
 
 export PATH := $(VENV)/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
@@ -31,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
 .NOTPARALLEL:  # one DVC at a time
-.PHONY: help papers $(PAPER_TARGETS) table figure tune claims repro test test-slow test-core check format docs ui experiments bench chaos silo clean env lock
+.PHONY: help papers $(PAPER_TARGETS) table figure claims repro test test-slow test-core check format docs ui experiments bench chaos silo clean env lock
 
 help:  ## Lists the targets. `.venv/bin/noniid` lists the verbs that they call.
 	@awk -F ': .*## |:  ## ' '/^[a-z$$][^=]*:.*  ## / { sub(/^[$$].*/, "paper-<name>", $$1); printf "%-14s %s\n", $$1, $$2 }' Makefile
@@ -77,10 +76,10 @@ experiments: env  ## Shows DVC's experiments: what changed, accuracy and worst c
 
 # PFL=/path/python, FLOWER=, FEDLAB= and BLAZEFL= name interpreters that have these simulators. Short: BENCH="--quick --only mlp".
 bench: env  ## Compares our engines with a bare PyTorch loop and other simulators; writes docs/results/bench.*.
-	@python -m fedml_noniid bench $(BENCH)
+	@python -m benchmarks bench $(BENCH)
 
 chaos: env  ## Kills processes of 70 cross-silo runs and compares their weights; writes docs/results/chaos.md.
-	@python -m fedml_noniid chaos --write
+	@python -m benchmarks chaos --write
 
 papers: env  ## Makes all tables and figures of the five papers, one paper at a time, at SIZE (smoke, small, paper).
 	@$(MAKE) --no-print-directory --keep-going $(PAPER_TARGETS)
@@ -90,9 +89,6 @@ $(PAPER_TARGETS): paper-%: env  ## Makes those of one paper, at SIZE. papers/ is
 
 table figure: env  ## Makes one table or figure, ID, at SIZE, with the studies that it needs.
 	@python -m fedml_noniid papers build "$(ID)" --size $(SIZE)
-
-tune: env  ## Chooses hyper-parameters for study ID of PAPER on the validation split (ON=test: on the test set, a leak).
-	@python -m fedml_noniid papers tune "$(PAPER)" "$(ID)" --size $(SIZE) --on $(ON)
 
 claims: env  ## Tests the papers' claims at SIZE (smoke, small): held, not held or undecided.
 	@python -m fedml_noniid claims --size $(SIZE)

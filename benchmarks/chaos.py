@@ -262,7 +262,7 @@ def chaos(
     say(f"{summary} {minutes:.1f} min")
     if to is not None:
         head = (
-            "# Killed processes\n\nMade by `noniid chaos --write`. "
+            "# Killed processes\n\nMade by `python -m benchmarks chaos --write`. "
             f"{machine.line(watch.found())}\n\n{summary}"
         )
         tables = (

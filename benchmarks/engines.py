@@ -92,6 +92,6 @@ def others(environment: Mapping[str, str], quick: bool) -> tuple[list[Engine], l
             name = ways[0][0].partition(",")[0]
             skipped.append(
                 f"{name}: skipped, name an interpreter that has it ({variable}=/path/python "
-                "noniid bench)"
+                "python -m benchmarks bench)"
             )
     return found, skipped

@@ -1,4 +1,4 @@
-"""`noniid bench`: runs all measurements and writes the report to docs/results."""
+"""`python -m benchmarks bench`: runs all measurements and writes the report to docs/results."""
 
 from __future__ import annotations
 

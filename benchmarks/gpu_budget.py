@@ -1,4 +1,4 @@
-"""What each method costs a GPU, counted on a fake one: `noniid budget` writes
+"""What each method costs a GPU, counted on a fake one: `python -m benchmarks budget` writes
 docs/results/gpu-budget.*.
 
 tests/engines/test_gpu_budget.py holds every method to this table: a method may not launch more,

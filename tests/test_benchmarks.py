@@ -272,7 +272,7 @@ def test_peers_are_named_by_the_user() -> None:
     assert {one.python for one in found} == {"/some/python"}
     assert [one.name for one in found] == ["pfl-research", "pfl-research, two processes"]
     assert [line.partition(":")[0] for line in skipped] == ["FedML", "Flower", "FedLab", "BlazeFL"]
-    assert "(FLOWER=/path/python noniid bench)" in skipped[1]
+    assert "(FLOWER=/path/python python -m benchmarks bench)" in skipped[1]
 
 
 @pytest.mark.parametrize("variable", PEERS)

@@ -21,7 +21,7 @@ import pytest
 from markdown.extensions.toc import slugify
 from ruamel.yaml import YAML
 
-from fedml_noniid import api
+import fedml_noniid
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.data import datasets
@@ -289,7 +289,7 @@ def test_the_page_of_commands_has_the_help_of_each(site: Mapping[Path, Page]) ->
 
 def test_the_page_of_python_has_every_public_name(site: Mapping[Path, Page]) -> None:
     (page,) = [page for path, page in site.items() if path.name == "python.html"]
-    assert {f"fedml_noniid.api.{name}" for name in api.__all__} <= page.ids
+    assert {f"fedml_noniid.api.{name}" for name in fedml_noniid.__all__} <= page.ids
 
 
 def test_an_example_of_a_docstring_becomes_a_block() -> None:

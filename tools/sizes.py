@@ -36,12 +36,9 @@ PARAMETERS = 7  # of a function, without `self`
 PER_OPTION = "one parameter per option, as documented"
 WIDER = {  # functions with more parameters, and why
     "init": "nine options",
-    "run": PER_OPTION,
-    "sweep": PER_OPTION,
-    "partition": PER_OPTION,
-    "from_frame": PER_OPTION,
-    "from_arrays": PER_OPTION,
-    "from_texts": PER_OPTION,
+    "run": "a run in files, by hand, in the tests",
+    "partition": "of the training samples: labels, owners and the partition's own options",
+    "sweep": "the arguments of `run`, and the values of the sweep",
     "table": PER_OPTION,
     "text": PER_OPTION,
     "sent140": PER_OPTION,

@@ -11,30 +11,19 @@ input raises `UserError` with one line per mistake.
 True
 """
 
-from fedml_noniid.api.data import Data, from_arrays, from_frame, from_texts, load
-from fedml_noniid.api.notebook import notebook
-from fedml_noniid.api.result import Result, Results
-from fedml_noniid.api.running import run, sweep
-from fedml_noniid.api.split import Split, partition
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.callbacks import Callback, EarlyStop
-from fedml_noniid.plugins.rates import Rate
-
-__all__ = [
-    "Callback",
-    "Data",
-    "EarlyStop",
-    "Rate",
-    "Result",
-    "Results",
-    "Split",
-    "UserError",
-    "from_arrays",
-    "from_frame",
-    "from_texts",
-    "load",
-    "notebook",
-    "partition",
-    "run",
-    "sweep",
-]
+from fedml_noniid.api.data import Data as Data
+from fedml_noniid.api.data import from_arrays as from_arrays
+from fedml_noniid.api.data import from_frame as from_frame
+from fedml_noniid.api.data import from_texts as from_texts
+from fedml_noniid.api.data import load as load
+from fedml_noniid.api.notebook import notebook as notebook
+from fedml_noniid.api.result import Result as Result
+from fedml_noniid.api.result import Results as Results
+from fedml_noniid.api.running import run as run
+from fedml_noniid.api.running import sweep as sweep
+from fedml_noniid.api.split import Split as Split
+from fedml_noniid.api.split import partition as partition
+from fedml_noniid.plugins.core.errors import UserError as UserError
+from fedml_noniid.plugins.engines.callbacks import Callback as Callback
+from fedml_noniid.plugins.engines.callbacks import EarlyStop as EarlyStop
+from fedml_noniid.plugins.rates import Rate as Rate

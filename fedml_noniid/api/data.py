@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.data.readers.arrays import new_samples, of_arrays
 from fedml_noniid.plugins.data.readers.frames import rows_of, tables_of
 from fedml_noniid.plugins.data.readers.table import of_frame
-from fedml_noniid.plugins.data.readers.text import LENGTH, VOCABULARY, of_texts
+from fedml_noniid.plugins.data.readers.text import of_texts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,29 +106,63 @@ def load(name: str, *, root: str | Path = "data/raw", **options: Any) -> Data:
     )
 
 
+class RowOptions(TypedDict, total=False):
+    """Options of tables and texts."""
+
+    owner: str | None
+    test_share: float | None
+
+
+class TableOptions(RowOptions, total=False):
+    """Options of `from_frame`, those of data set `table`."""
+
+    features: Sequence[str] | None
+    one_hot: Sequence[str] | None
+    drop: Sequence[str] | None
+    missing: Literal["median", "mode", "drop"] | None
+
+
+class TextOptions(RowOptions, total=False):
+    """Options of `from_texts`, those of data set `text`."""
+
+    vocabulary: int
+    length: int
+
+
+class ArrayOptions(TypedDict, total=False):
+    """Options of `from_arrays`: the last two are those of data set `arrays`."""
+
+    owner: ArrayLike | None
+    test_owner: ArrayLike | None
+    classes: Sequence[str] | None
+    layout: Literal["auto", "CHW", "HWC"]
+    test_share: float | None
+
+
 def from_frame(
     frame: pd.DataFrame,
     test: pd.DataFrame | None = None,
     *,
     label: str,
-    owner: str | None = None,
-    features: Sequence[str] | None = None,
-    one_hot: Sequence[str] | None = None,
-    drop: Sequence[str] | None = None,
-    missing: Literal["median", "mode", "drop"] | None = None,
-    test_share: float | None = None,
     normalise: Normalise = "channel",
     name: str = "frame",
+    **options: Unpack[TableOptions],
 ) -> Data:
     """A table in memory with one row per sample.
 
-    `label`: the column of the class. `owner`: the column that says whose row it is, for the
-    partitions `natural` and `natural_grouped`. `features`: the columns of numbers, by default all
-    others. `one_hot`: columns of categories. `drop`: columns that are not used. `missing`: what
-    becomes of cells without a value. `median` and `mode` fill them by the training rows, `drop`
-    leaves their rows out; by default they are refused. `test`: the test set; without it the share
-    `test_share` (0.2) of the rows is the test set. `normalise`: as in params.yaml. UserError for
-    columns and values that don't fit.
+    `label`: the column of the class. `test`: the test set. `normalise`: as in params.yaml.
+    Options, none of them needed:
+
+    - `owner`: the column that says whose row it is, for the partitions `natural` and
+      `natural_grouped`
+    - `features`: the columns of numbers, by default all others
+    - `one_hot`: columns of categories
+    - `drop`: columns that are not used
+    - `missing`: what becomes of cells without a value. `median` and `mode` fill them by the
+      training rows, `drop` leaves their rows out; by default they are refused
+    - `test_share`: the share of the rows that is the test set, if `test` is not given (0.2)
+
+    UserError for columns and values that don't fit.
 
     >>> import fedml_noniid as nd
     >>> import pandas as pd
@@ -142,21 +176,7 @@ def from_frame(
     >>> len(nd.partition(data, "natural", clients=3).table)
     3
     """
-    given: dict[str, Any] = {
-        "label": _column(label),
-        "owner": None if owner is None else _column(owner),
-    }
-    options: dict[str, Any] = {
-        "features": _columns(features),
-        "one_hot": _columns(one_hot),
-        "drop": _columns(drop),
-        "missing": missing,
-    }
-    check_options(
-        datasets.DATASETS["table"], {"file": "", **given, **options, "test_share": test_share}
-    )
-    raw = of_frame(frame, test, **given, **options, test_share=test_share)
-    return _of(name, raw, normalise, _of_rows(of_frame, frame, test, given, test_share, options))
+    return _of_rows(name, of_frame, (frame, test), {"label": label, **options}, normalise)
 
 
 def from_texts(
@@ -165,18 +185,16 @@ def from_texts(
     *,
     text: str,
     label: str,
-    owner: str | None = None,
-    test_share: float | None = None,
-    vocabulary: int = VOCABULARY,
-    length: int = LENGTH,
     vectors: str | Path = ".",
     name: str = "texts",
+    **options: Unpack[TextOptions],
 ) -> Data:
     """A table in memory with a column of text, for the model `lstm`.
 
-    `text`: the column of the text; the other columns are as in `from_frame`. `vocabulary`: how many
-    tokens are known. `length`: tokens per text. `vectors`: the folder where GloVe's file may lie.
-    UserError for columns and values that don't fit.
+    `text`: the column of the text. `vectors`: the folder where GloVe's file may lie. Options:
+    `vocabulary` (3000): how many tokens are known. `length` (50): tokens per text. `owner` and
+    `test_share`, `test` and `label` are as in `from_frame`. UserError for columns and values that
+    don't fit.
 
     >>> import fedml_noniid as nd
     >>> import pandas as pd
@@ -185,21 +203,9 @@ def from_texts(
     >>> nd.from_texts(table, text="line", label="mood", length=5).classes
     ('glad', 'sad')
     """
-    given: dict[str, Any] = {
-        "label": _column(label),
-        "owner": None if owner is None else _column(owner),
-    }
-    options: dict[str, Any] = {
-        "text": _column(text),
-        "vocabulary": vocabulary,
-        "length": length,
-    }
-    check_options(
-        datasets.DATASETS["text"], {"file": "", **given, **options, "test_share": test_share}
-    )
-    options["vectors"] = _path("vectors", vectors)
-    raw = of_texts(frame, test, **given, **options, test_share=test_share)
-    return _of(name, raw, "channel", _of_rows(of_texts, frame, test, given, test_share, options))
+    read = partial(of_texts, vectors=_path("vectors", vectors))
+    columns = {"text": text, "label": label}
+    return _of_rows(name, read, (frame, test), {**columns, **options}, "channel")
 
 
 def from_arrays(
@@ -208,20 +214,17 @@ def from_arrays(
     test_x: ArrayLike | None = None,
     test_y: ArrayLike | None = None,
     *,
-    owner: ArrayLike | None = None,
-    test_owner: ArrayLike | None = None,
-    classes: Sequence[str] | None = None,
-    layout: Literal["auto", "CHW", "HWC"] = "auto",
-    test_share: float | None = None,
     normalise: Normalise = "channel",
     name: str = "arrays",
+    **options: Unpack[ArrayOptions],
 ) -> Data:
     """Arrays in memory: samples [n, features], grey images [n, h, w] or images with channels;
     labels [n].
 
-    `owner`, `test_owner`: whose sample it is, [n]. `layout`: of images with channels. Without
-    `test_x` and `test_y` the share `test_share` (0.2) of the samples is the test set. UserError for
-    arrays that don't fit.
+    Options: `owner`, `test_owner`: whose sample it is, [n]. `classes`: names of the labels 0, 1,
+    ..., or the order of labels that are text. `layout` of images with channels: `CHW`, `HWC` or
+    `auto`. Without `test_x` and `test_y` the share `test_share` (0.2) of the samples is the test
+    set. UserError for arrays that don't fit.
 
     >>> import fedml_noniid as nd
     >>> import numpy as np
@@ -229,19 +232,22 @@ def from_arrays(
     arrays: 40 training and 10 test samples of 4, 2 classes
     note: test set: 10 of 50 samples, drawn by label with a fixed seed
     """
-    check_options(datasets.DATASETS["arrays"], {"layout": layout, "test_share": test_share})
-    given = {"x": x, "y": y, "client": owner, "classes": classes}
-    tests = {"test_x": test_x, "test_y": test_y, "test_client": test_owner}
-    train, test = (
-        {
-            key.removeprefix("test_"): to_array(key, value)
-            for key, value in part.items()
-            if value is not None
-        }
-        for part in (given, tests)
-    )
-    raw = of_arrays(train, test, layout=layout, test_share=test_share)
-    return _of(name, raw, normalise, partial(_as_arrays, raw.train_x[:1], layout))
+    how: dict[str, Any] = dict(options)
+    train = {"x": x, "y": y, "client": how.pop("owner", None), "classes": how.pop("classes", None)}
+    test = {"x": test_x, "y": test_y, "client": how.pop("test_owner", None)}
+    check_options(datasets.DATASETS["arrays"], how, ("owner", "test_owner", "classes"))
+    raw = of_arrays(_arrays("", train), _arrays("test_", test), **how)
+    reader = partial(_as_arrays, raw.train_x[:1], how.get("layout", "auto"))
+    return _of(name, raw, normalise, reader)
+
+
+def _arrays(prefix: str, given: Mapping[str, object]) -> dict[str, NDArray[Any]]:
+    """What is given, as arrays. UserErrors name the arguments: `prefix` stands before the key."""
+    return {
+        key: to_array(f"{prefix}{'owner' if key == 'client' else key}", values)
+        for key, values in given.items()
+        if values is not None
+    }
 
 
 def _of(name: str, raw: Raw, normalise: Normalise, reader: Callable[[Any], Tensor | None]) -> Data:
@@ -252,55 +258,55 @@ def _of(name: str, raw: Raw, normalise: Normalise, reader: Callable[[Any], Tenso
 
 
 def _of_rows(
+    name: str,
     read: Callable[..., Raw],
-    frame: pd.DataFrame,
-    test: pd.DataFrame | None,
-    given: Mapping[str, Any],
-    test_share: float | None,
+    frames: tuple[pd.DataFrame, pd.DataFrame | None],
     options: Mapping[str, Any],
-) -> Callable[[Any], Tensor | None]:
-    """What reads new rows as `read` read the test rows.
+    normalise: Normalise,
+) -> Data:
+    """Data of a table and perhaps a table for tests. `read` takes them with the options."""
+    # The reader has columns' names as text: a table made of an array has numbers as names.
+    columns = ("label", "owner", "text")
+    given: dict[str, Any] = {
+        key: _names(value) if key not in columns or value is None else str(value)
+        for key, value in options.items()
+    }
+    raw = read(*frames, **given)
+    tables = tables_of(Path(), *frames)
+    share = given.pop("test_share", None)
+    used = rows_of(tables, given["label"], given.get("owner"), share).train
+    return _of(name, raw, normalise, partial(_as_rows, read, tables[0].frame.iloc[used], given))
 
-    Columns of label and owner are left out of them.
-    """
-    tables = tables_of(Path(), frame, test)
-    used = rows_of(tables, test_share=test_share, **given).train
-    rows = tables[0].frame.iloc[used].copy()
-    return partial(
-        _as_rows,
-        read,
-        rows,
-        {name: rows[name].iloc[0] for name in given.values() if name},
-        given,
-        options,
-    )
+
+def _names(value: Any) -> Any:
+    """The names in a list as text; any other value as it is."""
+    return [str(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _as_rows(
-    read: Callable[..., Raw],
-    rows: pd.DataFrame,
-    first: Mapping[str, Any],
-    given: Mapping[str, Any],
-    options: Mapping[str, Any],
-    x: Any,
+    read: Callable[..., Raw], rows: pd.DataFrame, options: Mapping[str, Any], x: Any
 ) -> Tensor | None:
-    """New rows, or texts, as samples; None if they are neither."""
+    """New rows, or texts, as `read` read the test rows; None if they are neither.
+
+    They have no columns of label and owner.
+    """
     import pandas as pd
 
     if "text" in options and isinstance(x, list | tuple) and all(isinstance(one, str) for one in x):
         x = pd.DataFrame({options["text"]: list(x)})
     if not isinstance(x, pd.DataFrame):
         return None
+    missing = [options[key] for key in ("label", "owner") if options.get(key)]
+    first = {column: rows[column].iloc[0] for column in missing}
     asked = x.set_axis([str(column) for column in x.columns], axis=1).assign(**first)
     try:
-        found = read(rows, asked, **given, **options).test_x
+        found = read(rows, asked, **options).test_x
     except UserError as error:
         raise UserError(re.sub(r"\btest\b", "x", str(error))) from None
     if left := len(x) - len(found):  # the classes of the rows behind it would move up
         raise UserError(
             f"x has {len(x)} rows, and {left} of them has an empty cell; allowed: rows without "
-            "one, or data that were "
-            "read with missing = median or mode"
+            "one, or data that were read with missing = median or mode"
         )
     return found
 
@@ -328,17 +334,6 @@ def _like(dataset: Dataset, x: object) -> Tensor:
         at = tuple(np.argwhere(~fits)[0].tolist())
         raise UserError(f"x{list(at)} = {found[at]} is refused; allowed: {allowed}, not normalised")
     return torch.from_numpy(found.astype(np.float32))
-
-
-def _column(name: object) -> str:
-    """A column's name as text, as the reader has it: a table made of an array has numbers as
-    names."""
-    return str(name)
-
-
-def _columns(names: Any) -> Any:
-    """The same for a list. The reader refuses what is no list."""
-    return [_column(name) for name in names] if isinstance(names, list | tuple) else names
 
 
 def _path(key: str, path: object) -> Path:

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from fedml_noniid.api import settings
 from fedml_noniid.api.data import Data
 from fedml_noniid.api.result import Files, Result, Results, folder_of
-from fedml_noniid.api.split import OF_RUN, Split, check_data
+from fedml_noniid.api.split import Split, check_data
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import measure
@@ -34,28 +34,18 @@ from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.engines.callbacks import Callback, OnRow
 from fedml_noniid.plugins.engines.simulation import resolve_device
 
-NOT_GIVEN = ("partition", "clients", "validation", "public")  # None means so
-OF_ALL = ("seeds", "processes", "progress", "folder")  # arguments that are the same for a sweep
 ENTRY = "{'recipe': name, method: {hyper-parameter: value}}"
 RECIPES = "a list of recipes, such as ['fedavg', 'fnr'], or a dictionary of name -> entry"
+CALLBACKS = (
+    "a list of nd.Callback objects, such as [nd.EarlyStop(patience=5)], or {name: {option: value}}"
+)
 
 
 def run(
     recipe: str,
     data: Data | Split,
     *,
-    partition: str | None = None,
-    clients: int | None = None,
-    participation: float = 1.0,
-    validation: float | None = None,
-    public: int | None = None,
     seeds: Sequence[int] = (0,),
-    model: str = "mlp",
-    rounds: int = 40,
-    epochs: int = 2,
-    batch_size: int = 32,
-    optimizer: str = "sgd",
-    lr: float | Mapping[str, Any] = 0.1,
     processes: int = 1,
     progress: bool = True,
     folder: str | Path | None = None,
@@ -63,15 +53,22 @@ def run(
 ) -> Result:
     """Trains and evaluates a recipe, once for each seed.
 
-    `data`: a data set, with `partition` and `clients`; or what `partition` returned, without them.
-    Each seed has its partition. `options`: any other setting of params.yaml by its name: of the
-    partition (`alpha=0.1`), of its section `train` (`momentum=0.9`), and a method's
-    hyper-parameters (`fnr={"p": 0.3}`). `validation` and `public`: what is held out, by default
-    nothing. `lr`: a number, or a schedule such as `{"start": 0.1, "decay": "cosine"}`. `callbacks`:
-    a list such as `[nd.EarlyStop(patience=5)]`, or names and options as in params.yaml; each run
-    has copies of the objects. `processes`: seeds that run side by side on a CPU; the bits stay the
-    same. `folder`: where each seed's files are saved as soon as it ends, as `Result.save` does.
-    Runs that threads of one process start take turns.
+    `data`: a data set, with `partition` and `clients` among the options; or what `partition`
+    returned, without them. Each seed has its partition. `processes`: seeds that run side by side on
+    a CPU; the bits stay the same. `folder`: where each seed's files are saved as soon as it ends,
+    as `Result.save` does. Runs that threads of one process start take turns.
+
+    `options` are settings of params.yaml by their names:
+
+    - of training: `model` ("mlp"), `rounds` (40), `epochs` (2), `batch_size` (32), `optimizer`
+      ("sgd"), `lr` (0.1: a number, or a schedule such as `{"start": 0.1, "decay": "cosine"}`), and
+      all others of the section `train`, such as `momentum` and `device`
+    - of the data: `participation` (1.0: the share of the clients in a round), `partition` and its
+      own options such as `alpha`, `clients`; `validation` (0.0) and `public` (0), which are held
+      out
+    - of a method: its hyper-parameters under its name, such as `fnr={"p": 0.3}`
+    - `callbacks`: a list such as `[nd.EarlyStop(patience=5)]`, or names and options as in
+      params.yaml. Each run has copies of the objects.
 
     UserError for mistakes in the arguments, and if a loss stops being finite.
 
@@ -82,28 +79,8 @@ def run(
     >>> result.rounds["round"].tolist()
     [1, 2]
     """
-    callbacks, options = _callbacks("run", options)
-    given = {
-        "partition": partition,
-        "clients": clients,
-        "validation": validation,
-        "public": public,
-        "participation": participation,
-        "model": model,
-        "rounds": rounds,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "optimizer": optimizer,
-        "lr": lr,
-        "processes": processes,
-        **options,
-    }
-    if not isinstance(recipe, str):
-        raise UserError(
-            f"run: recipe = {shown(recipe)} is refused; allowed: a name, such as 'scaffold+fnr'"
-        )
-    checked = _settings("run", data, {recipe: {}}, seeds, given)
-    (result,) = _executed("run", data, [({}, checked)], progress, folder, callbacks)
+    given = {"seeds": seeds, "processes": processes, **options}
+    (result,) = _results("run", [recipe], data, given, {}, progress, folder)
     for seed, reason in result.failed.items():
         raise NonFiniteError(f"run: {result.recipe}, seed {seed}: {reason}")
     return result
@@ -123,7 +100,7 @@ def sweep(
     """Runs several recipes at the same settings, and at each combination of the values in `over`.
 
     `recipes`: names, or entries as in params.yaml, such as `{"weak": {"recipe": "fedprox",
-    "fedprox": {"mu": 0.01}}}`. `over`: argument of `run` -> its values; those of a method are
+    "fedprox": {"mu": 0.01}}}`. `over`: option of `run` -> its values; those of a method are
     dictionaries. The other arguments are those of `run`. A method's hyper-parameters go to the
     recipes that have the method. A run whose loss stops being finite is left out, with a warning;
     `Results.failed` has the reason. UserError for mistakes in the arguments, before anything runs.
@@ -135,18 +112,8 @@ def sweep(
     >>> results.summary[["lr", "recipe", "seeds"]].to_dict("list")["lr"]
     [0.05, 0.05, 0.1, 0.1]
     """
-    callbacks, options = _callbacks("sweep", options)
-    entries, axes = _entries(recipes), _axes(over, options)
-    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    named, taken = [], set()
-    for number, point in enumerate(points):
-        given = {**options, **point, "processes": processes}
-        words = "-".join(f"{key}-{value}" for key, value in point.items())
-        name = re.sub(r"[^A-Za-z0-9_+-]+", "_", words)[:60].strip("_")
-        name = f"{name}-{number}" if name in taken else name
-        taken.add(name)
-        named.append((point, _settings("sweep", data, entries, seeds, given, name)))
-    results = Results(_executed("sweep", data, named, progress, folder, callbacks))
+    given = {"seeds": seeds, "processes": processes, **options}
+    results = Results(_results("sweep", recipes, data, given, over or {}, progress, folder))
     if not any(result.files for result in results):
         raise NonFiniteError(
             "\n".join(f"sweep: {what}: {reason}" for what, reason in results.failed.items())
@@ -156,25 +123,61 @@ def sweep(
     return results
 
 
-def _callbacks(where: str, options: Mapping[str, Any]) -> tuple[list[Callback], dict[str, Any]]:
-    """(callbacks that are objects, the other options): a dictionary of names is a setting."""
-    given, found = options.get("callbacks"), dict(options)
-    if given is None or isinstance(given, Mapping):
-        return [], found
-    del found["callbacks"]
-    if not isinstance(given, list | tuple) or not all(isinstance(one, Callback) for one in given):
-        allowed = (
-            "a list of nd.Callback objects, such as [nd.EarlyStop(patience=5)], or {name: "
-            "{option: value}}"
-        )
-        raise UserError(f"{where}: callbacks = {shown(given)} is refused; allowed: {allowed}")
-    return list(given), found
+def _results(
+    where: str,
+    recipes: object,
+    data: Data | Split,
+    given: dict[str, Any],
+    over: object,
+    progress: bool,
+    folder: str | Path | None,
+) -> list[Result]:
+    """A result for each combination of the values in `over` and each recipe.
+
+    UserError for mistakes in the arguments, before anything runs.
+    """
+    check_data(where, data, Data, Split)
+    callbacks, given = _callbacks(where, given)
+    entries, axes = _entries(where, recipes), _axes(where, over, given)
+    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    named: dict[str, Config] = {}
+    for number, point in enumerate(points):
+        words = "-".join(f"{key}-{value}" for key, value in point.items())
+        name = re.sub(r"[^A-Za-z0-9_+-]+", "_", words)[:60].strip("_")
+        name = f"{name}-{number}" if name in named else name
+        named[name] = _settings(where, data, entries, given | point, name)
+    units = [(config, unit) for config in named.values() for unit in config.units()]
+    found = _executed(where, data, units, callbacks, progress, folder)
+    results = []
+    for point, config in zip(points, named.values(), strict=True):
+        for recipe in config.recipe_names:
+            ended = {
+                unit.seed: one
+                for (of, unit), one in zip(units, found, strict=True)
+                if of is config and unit.recipe == recipe
+            }
+            made = {seed: one for seed, one in ended.items() if isinstance(one, Files)}
+            failed = {seed: one for seed, one in ended.items() if isinstance(one, str)}
+            whole = data.data if isinstance(data, Split) else data
+            results.append(Result(recipe, point, config, whole, made, failed))
+    return results
 
 
-def _entries(recipes: object) -> settings.Entries:
+def _callbacks(where: str, given: Mapping[str, Any]) -> tuple[list[Callback], dict[str, Any]]:
+    """(callbacks that are objects, the other arguments): a dictionary of names is a setting."""
+    found, others = given.get("callbacks"), dict(given)
+    if found is None or isinstance(found, Mapping):
+        return [], others
+    del others["callbacks"]
+    if not isinstance(found, list | tuple) or not all(isinstance(one, Callback) for one in found):
+        raise UserError(f"{where}: callbacks = {shown(found)} is refused; allowed: {CALLBACKS}")
+    return list(found), others
+
+
+def _entries(where: str, recipes: object) -> settings.Entries:
     """The recipes as entries of params.yaml. UserError unless each has a name of its own."""
     if isinstance(recipes, str) or not isinstance(recipes, Sequence | Mapping) or not recipes:
-        raise UserError(f"sweep: recipes = {shown(recipes)} is refused; allowed: {RECIPES}")
+        raise UserError(f"{where}: recipes = {shown(recipes)} is refused; allowed: {RECIPES}")
     entries: dict[str, Any] = {}
     for name in recipes:
         entry = recipes[name] if isinstance(recipes, Mapping) else None
@@ -187,134 +190,91 @@ def _entries(recipes: object) -> settings.Entries:
         else:
             entries[name] = entry or {}
             continue
-        raise UserError(f"sweep: recipes: {refused}")
+        raise UserError(f"{where}: recipe {refused}")
     return entries
 
 
-def _axes(over: object, options: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _axes(where: str, over: object, given: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Argument -> its values.
 
     UserError unless `over` has lists of different values, and nothing else has them.
     """
-    if over is None:
-        return {}
     if not isinstance(over, Mapping):
-        raise UserError(
-            f"sweep: over = {shown(over)} is refused; allowed: argument -> values, such as "
-            f"{{'lr': [0.1]}}"
-        )
+        allowed = "argument -> values, such as {'lr': [0.1]}"
+        raise UserError(f"{where}: over = {shown(over)} is refused; allowed: {allowed}")
     axes = {}
     for key, values in over.items():
-        if not isinstance(key, str) or key in options or key in OF_ALL:
-            raise UserError(
-                f"sweep: over: {key!r} is refused; allowed: arguments of `run` that are given "
-                "only here"
-            )
         found = settings.plain(values)
-        if (
-            not isinstance(found, list)
-            or not found
-            or any(found.count(value) > 1 for value in found)
-        ):
-            refused = f"sweep: over: {key} = {shown(values)} is refused"
-            raise UserError(f"{refused}; allowed: a list of values, each of them once")
-        axes[key] = found
+        if key in given:
+            refused = f"{key} is given twice; allowed: once"
+        elif not isinstance(found, list) or not found or any(found.count(one) > 1 for one in found):
+            refused = (
+                f"{key} = {shown(values)} is refused; allowed: a list of values, each of them once"
+            )
+        else:
+            axes[str(key)] = found
+            continue
+        raise UserError(f"{where}: over: {refused}")
     return axes
 
 
 def _settings(
-    where: str,
-    data: Data | Split,
-    entries: settings.Entries,
-    seeds: object,
-    given: Mapping[str, Any],
-    name: str = "",
+    where: str, data: Data | Split, entries: settings.Entries, given: Mapping[str, Any], name: str
 ) -> Config:
     """The checked settings. What a split has already can't be given again."""
-    check_data(where, data, Data, Split)
-    known = {
-        key: value for key, value in given.items() if value is not None or key not in NOT_GIVEN
-    }
-    if isinstance(data, Split):
-        sections = settings.options()
-        for key in known:
-            if sections.get(key) in ("data", "scenario") and key not in OF_RUN:
-                raise UserError(
-                    f"{where}: {key} is given twice, as data is a split; allowed: in "
-                    "`partition` only"
-                )
-        known |= data.settings
-        data = data.data
-    return settings.of(where, data.settings, data.from_memory, entries, seeds, known, name)
-
-
-class _Job(NamedTuple):
-    """An item, and all that it needs."""
-
-    settings: Config
-    unit: Unit
-    data: Data
-    indices: Indices
-    workers: int  # processes for the clients of a round
-    callbacks: Sequence[Callback]  # copied for the run
+    if isinstance(data, Data):
+        return settings.of(where, data, entries, given, name)
+    of_split = settings.sections("partition").keys() - {"seed"}
+    for key, value in given.items():
+        if key in of_split and value is not None:
+            instead = "as data is a split; allowed: in `partition` only"
+            raise UserError(f"{where}: {key} is given twice, {instead}")
+    return settings.of(where, data.data, entries, {**given, **data.settings}, name)
 
 
 def _executed(
     where: str,
     data: Data | Split,
-    points: Sequence[tuple[Mapping[str, Any], Config]],
+    units: Sequence[tuple[Config, Unit]],
+    callbacks: Sequence[Callback],
     progress: bool,
     folder: str | Path | None,
-    callbacks: Sequence[Callback],
-) -> list[Result]:
-    """A result for each point and recipe."""
+) -> list[Files | str]:
+    """Trains and evaluates each item. Returns its files, or why there are none."""
     place = None if folder is None else folder_of(where, folder)
-    whole, first = data.data if isinstance(data, Split) else data, points[0][1]
+    first = units[0][0]
     processes = first.machine.processes or 1
     with settings.arguments(where):
-        on_gpu = any(resolve_device(checked.train.device).type == "cuda" for _, checked in points)
+        on_gpu = any(resolve_device(config.train.device).type == "cuda" for config, _ in units)
     if on_gpu and processes > 1:
         raise UserError(f"{where}: processes = {processes} is refused on a GPU; allowed: 1")
-    units = [(checked, unit) for _, checked in points for unit in checked.units()]
     workers = processes if len(units) == 1 and first.train.threads == 1 else 1
+    whole = data.data.dataset if isinstance(data, Split) else data.dataset
     known: dict[str, Indices] = {}
-    found: dict[int, Files | str] = {}  # the files of a job, or why there are none
+    found: dict[int, Files | str] = {}
     with (
         in_turn(),
         settings.arguments(where),
         Display(where, len(units), bars=progress, lines=False) as display,
     ):
-        jobs = [
-            _Job(checked, unit, whole, _indices(data, checked, unit, known), workers, callbacks)
-            for checked, unit in units
-        ]
-        for number, files in side_by_side(
-            lambda number: _done(jobs[number]),
-            range(len(jobs)),
-            1 if workers > 1 else processes,
-            display,
-        ):
-            found[number], key = files, jobs[number].unit.key
+        indices = [_indices(data, *unit, known) for unit in units]
+
+        def work(number: int) -> Files | str:
+            config, unit = units[number]
+            return _trained(Item.of(config, unit, whole, indices[number]), callbacks, workers)
+
+        at_once = 1 if workers > 1 else processes
+        for number, files in side_by_side(work, range(len(units)), at_once, display):
+            found[number], key = files, units[number][1].key
             if place is not None and isinstance(files, Files):
                 files.write(place, key)
             display.done(key, files if isinstance(files, str) else "", known=False)
-    results = []
-    for point, checked in points:
-        for recipe in checked.recipe_names:
-            of_recipe = {
-                job.unit.seed: found[number]
-                for number, job in enumerate(jobs)
-                if job.settings is checked and job.unit.recipe == recipe
-            }
-            made = {seed: one for seed, one in of_recipe.items() if isinstance(one, Files)}
-            failed = {seed: one for seed, one in of_recipe.items() if isinstance(one, str)}
-            results.append(Result(recipe, dict(point), checked, whole, made, failed))
-    return results
+    return [found[number] for number in range(len(units))]
 
 
-def _indices(data: Data | Split, checked: Config, unit: Unit, known: dict[str, Indices]) -> Indices:
+def _indices(data: Data | Split, config: Config, unit: Unit, known: dict[str, Indices]) -> Indices:
     """The partition of an item. Items whose settings make the same partition share one."""
-    scenario, held_out = checked.scenarios[unit.scenario], checked.data
+    scenario, held_out = config.scenarios[unit.scenario], config.data
     partitioned = scenario.model_dump(exclude={"availability", "participation"})
     key = json.dumps([partitioned, held_out.validation, held_out.public, unit.seed], sort_keys=True)
     if isinstance(data, Split) and data.seed == unit.seed:
@@ -325,21 +285,23 @@ def _indices(data: Data | Split, checked: Config, unit: Unit, known: dict[str, I
     return known[key]
 
 
-def _done(job: _Job) -> Files | str:
-    """Trains and evaluates one item. Returns its files, or why there are none."""
-    item = Item.of(job.settings, job.unit, job.data.dataset, job.indices)
+def _trained(item: Item, callbacks: Sequence[Callback], workers: int) -> Files | str:
+    """Trains and evaluates one item, its clients in `workers` processes.
+
+    Returns its files, or why there are none.
+    """
+    rounds = item.settings.train.rounds
 
     def on_round(row: Mapping[str, float]) -> None:
-        rounds = job.settings.train.rounds
-        report(RoundReport(job.unit.key, int(row["round"]), rounds, row["test_accuracy"]))
+        report(RoundReport(item.unit.key, int(row["round"]), rounds, row["test_accuracy"]))
 
     try:
-        callbacks = copy.deepcopy(list(job.callbacks))
+        copies = copy.deepcopy(list(callbacks))
     except Exception as error:  # of any kind: the code is the user's
         raise UserError(
             f"callbacks: can't be copied for a run ({type(error).__name__}: {error})"
         ) from None
-    simulation = item.simulation([*callbacks, OnRow(on_round)], job.workers)
+    simulation = item.simulation([*copies, OnRow(on_round)], workers)
     try:
         made = trained(item, simulation, "")
     except NonFiniteError as error:

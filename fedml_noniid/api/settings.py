@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,145 +27,136 @@ from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import Mistake, UserError, closest, located
 from fedml_noniid.plugins.data.partitions import PARTITIONS
 
+if TYPE_CHECKING:
+    from fedml_noniid.api.data import Data
+
 # Of training, what params.yaml has no default for: the values of the default experiment.
 TRAIN: dict[str, Any] = {"model": "mlp", "rounds": 40, "epochs": 2, "batch_size": 32, "lr": 0.1}
 # begins the name of a user's own partition; the rest is a checksum of its index lists
 GIVEN = "given-"
+OF_RUN = ("participation", "availability")  # of a scenario, these change no split
 Values = Mapping[str, Any]
 Entries = Mapping[str, Values]  # of `recipes` in params.yaml
 
 
-def options() -> dict[str, str]:
-    """Every argument of an experiment -> the section of params.yaml that it belongs to, or
+def sections(where: str = "run") -> dict[str, str]:
+    """Every setting that `where` takes -> the section of params.yaml that it belongs to, or
     "method"."""
-    dealt = [
+    of_partitions = [
         parameter.name
         for partition in PARTITIONS.values()
         for parameter in inspect.signature(partition).parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY
     ]
-    sections = {
+    names = {
+        "seeds": ("seeds",),
         "data": ("validation", "public"),
-        "scenario": (*Scenario.model_fields, *dealt),
+        "scenario": (*Scenario.model_fields, *of_partitions),
         "train": tuple(TrainSettings.model_fields),
         "machine": tuple(MachineSettings.model_fields),
         "method": tuple(recipes.METHODS),
     }
-    return {name: section for section, names in sections.items() for name in names}
+    found = {name: section for section, listed in names.items() for name in listed}
+    if where != "partition":
+        return found
+    of_split = ("data", "scenario")
+    return {"seed": "seeds"} | {
+        name: section
+        for name, section in found.items()
+        if section in of_split and name not in OF_RUN
+    }
 
 
-def of(
-    where: str,
-    data: Values,
-    from_memory: bool,
-    entries: Entries,
-    seeds: object,
-    given: Values,
-    name: str = "",
-) -> Config:
+def of(where: str, data: Data, entries: Entries, given: Values, name: str = "") -> Config:
     """The settings of an experiment with one scenario. UserErrors begin with `where`.
 
-    `data`: the section without its held-out parts. `given`: all other arguments by name. `name`: of
-    the scenario, by default that of its partition.
+    `given`: all arguments by name; None counts as not given. `name`: of the scenario, by default
+    that of its partition.
     """
-    sections, seeds = _sections(where, entries, given), plain(seeds)
-    scenario = sections["scenario"]
+    found = _by_section(where, entries, given)
+    scenario, (seeds,) = found["scenario"], found["seeds"].values()
     name = name or re.sub(r"[^A-Za-z0-9_+-]", "_", str(scenario["partition"]))
-    own: dict[str, Any] = {} if from_memory else dict(data)
-    whole = {"validation": 0.0, "public": 0, **own, **sections["data"]}
-    own_lists = str(scenario["partition"]).startswith(
-        GIVEN
-    )  # checked by `partition`; iid stands in for it here
+    held_out = {"validation": 0.0, "public": 0, **found["data"]}
+    # `partition` has checked index lists, and data from memory were checked when they were made.
+    # Others stand in for them here.
+    has_lists = str(scenario["partition"]).startswith(GIVEN)
     with arguments(where):
-        filled = _with_methods(entries, sections["method"])
+        filled = _with_methods(entries, found["method"])
         content = {
             "experiment": where,
-            # Data from memory were checked when they were made. A data set without options stands
-            # in for them here.
-            "data": whole | {"name": "digits"} if from_memory else whole,
+            "data": held_out | ({"name": "digits"} if data.from_memory else dict(data.settings)),
             "scenario_names": [name],
-            "scenarios": {name: scenario | ({"partition": "iid"} if own_lists else {})},
+            "scenarios": {name: scenario | ({"partition": "iid"} if has_lists else {})},
             "recipe_names": list(filled),
             "recipes": filled,
             "seeds": seeds,
-            "train": {**TRAIN, **sections["train"]},
-            "machine": sections["machine"],
+            "train": {**TRAIN, **found["train"]},
+            "machine": found["machine"],
         }
         settings = config.checked(content, config.FILE)
-        if from_memory:
-            settings = settings.model_copy(
-                update={"data": DataSettings.model_construct(**whole, **data)}
-            )
-        if own_lists:
-            given_lists = settings.scenarios[name].model_copy(
-                update={"partition": scenario["partition"]}
-            )
-            settings = settings.model_copy(update={"scenarios": {name: given_lists}})
+        true: dict[str, Any] = {}
+        if data.from_memory:
+            true["data"] = DataSettings.model_construct(**held_out, **data.settings)
+        if has_lists:
+            lists = {"partition": scenario["partition"]}
+            true["scenarios"] = {name: settings.scenarios[name].model_copy(update=lists)}
+        settings = settings.model_copy(update=true)
         if where != "partition":  # which knows no rounds
             check.check_drifts(settings)
         missing = settings.scenarios[name].availability
         if missing is not None:
             with located("availability"):
                 missing.read(Path(), settings.train.rounds, settings.scenarios[name].clients)
-        composed = {
-            recipe: check.compose(settings, recipe, name) for recipe in settings.recipe_names
-        }
-    leaks = [
-        recipe for recipe, algorithm in composed.items() if algorithm.leak and "leak" not in recipe
-    ]
-    if leaks:  # its name has to say so in every table, as in params.yaml
-        named = {
-            f"{key}-leak" if key in leaks else key: {"recipe": key, **entry}
-            for key, entry in entries.items()
-        }
-        return of(where, data, from_memory, named, seeds, given, name)
-    return settings
+        return _named_leaks(settings)
 
 
-def _sections(where: str, entries: Entries, given: Values) -> dict[str, dict[str, Any]]:
+def _named_leaks(settings: Config) -> Config:
+    """The settings with `-leak` in the name of each recipe that leaks, for every table.
+
+    params.yaml asks for such a name. UserError for recipes that can't be composed.
+    """
+    (scenario,) = settings.scenario_names
+    names = {}
+    for recipe in settings.recipe_names:
+        leaks = check.compose(settings, recipe, scenario).leak and "leak" not in recipe
+        names[recipe] = f"{recipe}-leak" if leaks else recipe
+    entries = {
+        name: settings.recipes[recipe].model_copy(update={"recipe": settings.composition(recipe)})
+        for recipe, name in names.items()
+    }
+    return settings.model_copy(update={"recipe_names": [*entries], "recipes": entries})
+
+
+def _by_section(where: str, entries: Entries, given: Values) -> dict[str, dict[str, Any]]:
     """The arguments by section.
 
     UserError for an unknown one, and without a partition and clients.
     """
-    known = options()
-    sections: dict[str, dict[str, Any]] = {section: {} for section in known.values()}
+    known = sections(where)
+    found: dict[str, dict[str, Any]] = {section: {} for section in sections().values()}
     for key, value in given.items():
         if key not in known:
-            raise unknown(
-                where, key, [key for key, section in known.items() if section != "method"], entries
-            )
-        sections[known[key]][key] = plain(value)
+            raise _unknown(where, key, known, entries)
+        if value is not None or known[key] == "seeds":
+            found[known[key]][key] = plain(value)
     for key in ("partition", "clients"):
-        if sections["scenario"].get(key) is None:
-            instead = (
-                ""
-                if where == "partition"
-                else ", or what `partition` returned in place of the data"
-            )
+        if key not in found["scenario"]:
+            instead = ", or what `partition` returned in place of the data"
+            instead = "" if where == "partition" else instead
             raise UserError(f"{where}: {key} is missing; give it{instead}")
-    return sections
+    return found
 
 
-def unknown(
-    where: str, key: str, allowed: Iterable[str], entries: Entries | None = None
-) -> UserError:
-    """The error for an argument that doesn't exist.
-
-    With `entries`, methods and seeds are allowed too.
-    """
-    words, more = [*allowed], ""
-    if entries is not None:
-        words, more = ["seeds", *words], ", and a method's name with its hyper-parameters"
+def _unknown(where: str, key: str, known: Mapping[str, str], entries: Entries) -> UserError:
+    """The error for an argument that doesn't exist."""
+    allowed = ", ".join(name for name, section in known.items() if section != "method")
+    if where != "partition":
+        allowed += ", and a method's name with its hyper-parameters"
         having = [method for method in recipes.METHODS if key in recipes.hyper_parameters(method)]
         having.sort(key=lambda method: not any(method in entry for entry in entries))
         if having:  # those of the recipe come first
-            more += f"; {having[0]} has it: {having[0]}={{{key!r}: ...}}"
-    error = UserError(
-        "is no argument",
-        where=(key,),
-        allowed=", ".join(words) + more,
-        meant=closest(key, [*words, *(recipes.METHODS if more else ())]),
-    )
+            allowed += f"; {having[0]} has it: {having[0]}={{{key!r}: ...}}"
+    error = UserError("is no argument", where=(key,), allowed=allowed, meant=closest(key, known))
     return error.below(source=where)
 
 
@@ -184,22 +175,20 @@ def plain(value: Any) -> Any:
 
 @contextmanager
 def arguments(where: str) -> Iterator[None]:
-    """UserErrors inside name arguments of `where` in place of the sections of params.yaml."""
+    """UserErrors inside name arguments of `where` in place of keys of params.yaml.
+
+    They are the keys without their section: of scenarios and recipes, there is one.
+    """
+    depths = {"data": 1, "train": 1, "machine": 1, "scenarios": 2, "recipes": 2}
+
+    def flat(mistake: Mistake) -> Mistake:
+        skipped = depths.get(str(next(iter(mistake.where), "")), 0)
+        return replace(mistake, where=mistake.where[skipped:], source=where)
+
     try:
         yield
     except UserError as error:
-        flat = error.changed(lambda one: argument(one, where))
-        raise flat from None
-
-
-def argument(mistake: Mistake, source: str = "") -> Mistake:
-    """A mistake in params.yaml as one in the arguments of a function.
-
-    Arguments have the names of the keys, without a section: of scenarios and recipes, there is one.
-    """
-    sections = {"data": 1, "train": 1, "machine": 1, "scenarios": 2, "recipes": 2}
-    skipped = sections.get(str(next(iter(mistake.where), "")), 0)
-    return replace(mistake, where=mistake.where[skipped:], source=source)
+        raise error.changed(flat) from None
 
 
 def _with_methods(entries: Entries, methods: Values) -> dict[str, dict[str, Any]]:
@@ -207,15 +196,12 @@ def _with_methods(entries: Entries, methods: Values) -> dict[str, dict[str, Any]
 
     What an entry has itself comes first.
     """
-    used: set[str] = set()
     filled = {}
     for name, entry in entries.items():
-        own = set(recipes.parse(str(entry.get("recipe") or name))) & methods.keys()
-        used |= own
-        filled[name] = {
-            **{method: methods[method] for method in methods if method in own},
-            **plain(entry),
-        }
-    for method in methods.keys() - used:
-        raise UserError("is part of no recipe", where=(method,), allowed=", ".join(entries))
+        own = recipes.parse(str(entry.get("recipe") or name))
+        given = {method: values for method, values in methods.items() if method in own}
+        filled[name] = given | plain(entry)
+    for method in methods:
+        if not any(method in entry for entry in filled.values()):
+            raise UserError("is part of no recipe", where=(method,), allowed=", ".join(entries))
     return filled

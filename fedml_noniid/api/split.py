@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NOT_NAMED = ("partition", "clients", "validation", "public", *SKEWS)
-OF_RUN = ("participation", "availability")  # of a scenario, these change no split
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -125,27 +124,23 @@ def partition(
     *,
     indices: Sequence[ArrayLike] | None = None,
     seed: int = 0,
-    validation: float = 0.0,
-    public: int = 0,
-    noise: Mapping[str, Any] | None = None,
-    label_noise: Mapping[str, Any] | None = None,
-    rotation: Mapping[str, Any] | None = None,
-    drift: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Split:
     """Partitions the training set among clients.
 
     `partition` and its own `options` are those of a scenario in params.yaml. `indices` in their
     place: a partition of your own, for each client its positions in the training set, the same for
-    all seeds. `validation`: the share that is held out. `public`: the number of samples that no
-    client holds. With `indices`, both are taken from the samples that no client has, and
-    `validation` is a share of these.
+    all seeds.
 
-    `noise`: `{"sigma": ...}` adds noise to each client's samples. `label_noise`: `{"rate": ...}`
-    makes some labels of the clients wrong. `rotation`: `{"degrees": [0, 90]}` turns the images of
-    each client by one angle. `drift`: `{"at": 20, "swap": [[1, 7]]}` swaps the clients' labels 1
-    and 7 from round 20 on. UserError for an unknown name or option, for lists that are no
-    partition, and for values that don't fit the data.
+    Further `options`, by default none. `validation`: the share that is held out. `public`: the
+    number of samples that no client holds. With `indices`, both are taken from the samples that no
+    client has, and `validation` is a share of these. `noise`: `{"sigma": ...}` adds noise to each
+    client's samples. `label_noise`: `{"rate": ...}` makes some labels of the clients wrong.
+    `rotation`: `{"degrees": [0, 90]}` turns the images of each client by one angle. `drift`:
+    `{"at": 20, "swap": [[1, 7]]}` swaps the clients' labels 1 and 7 from round 20 on.
+
+    UserError for an unknown name or option, for lists that are no partition, and for values that
+    don't fit the data.
 
     >>> import fedml_noniid as nd
     >>> split = nd.partition(nd.load("digits"), indices=[range(100), range(500, 800)])
@@ -159,52 +154,20 @@ def partition(
     check_data("partition", data, Data)
     lists = None
     if indices is not None:
-        for key, value in {"partition": partition, "clients": clients, **options}.items():
-            if value is not None:
-                raise UserError(
-                    f"partition: {key} = {shown(value)} is refused; allowed: nothing of it "
-                    "beside indices"
-                )
+        if partition is not None or clients is not None:
+            raise UserError("partition: indices are refused beside partition and clients")
         lists = _checked(indices, len(data.dataset.train_y))
         text = json.dumps([part.tolist() for part in lists])
-        partition, clients = (
-            settings.GIVEN + hashlib.sha256(text.encode()).hexdigest()[:12],
-            len(lists),
-        )
-    given = {
-        "partition": partition,
-        "clients": clients,
-        "validation": validation,
-        "public": public,
-        **options,
-    }
-    skews = {"noise": noise, "label_noise": label_noise, "rotation": rotation, "drift": drift}
-    given |= {key: skew for key, skew in skews.items() if skew is not None}
-    known = settings.options()
-    taken = [
-        key
-        for key, section in known.items()
-        if section in ("data", "scenario") and key not in OF_RUN
-    ]
-    for key in options:
-        if key in known and key not in taken:
-            raise UserError(
-                f"partition: {key} = {shown(options[key])} is refused; allowed: in `run` and "
-                "`sweep`"
-            )
-        if key not in known:
-            raise settings.unknown("partition", key, ["seed", *taken])
+        partition = settings.GIVEN + hashlib.sha256(text.encode()).hexdigest()[:12]
+        clients = len(lists)
+    given = {"partition": partition, "clients": clients, **options}
     with settings.arguments("partition"):
         seed = whole_number("seed", seed, 0, 2**63 - 1)
-    checked = settings.of(
-        "partition", data.settings, data.from_memory, {"fedavg": {}}, [seed], given
-    )
+    checked = settings.of("partition", data, {"fedavg": {}}, given | {"seed": [seed]})
     (name,) = checked.scenario_names
     with settings.arguments("partition"):
-        made = partition_of(
-            data.dataset, checked.data, checked.scenarios[name], name, checked.seeds[0], lists
-        )
-    return Split(data, given, checked.seeds[0], made, lists)
+        made = partition_of(data.dataset, checked.data, checked.scenarios[name], name, seed, lists)
+    return Split(data, given, seed, made, lists)
 
 
 def _checked(indices: Any, n: int) -> tuple[Ints, ...]:

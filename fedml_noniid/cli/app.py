@@ -12,7 +12,6 @@ from typer.exceptions import TyperException
 
 import fedml_noniid
 from fedml_noniid.cli import (
-    checkout,
     claims,
     deploy,
     experiment,
@@ -41,7 +40,7 @@ app = group(
     *EXAMPLES,
     completes=True,
 )
-for module in (init, experiment, methods, papers, claims, deploy, tracking, checkout):
+for module in (init, experiment, methods, papers, claims, deploy, tracking):
     module.add(app)
 
 

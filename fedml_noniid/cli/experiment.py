@@ -17,7 +17,7 @@ WIDTH = 100
 def add(app: typer.Typer) -> None:
     """Adds the verbs."""
     verb(app, "check", "noniid check", "noniid check --root ../other-study")(check)
-    verb(app, "partition", "noniid partition", "noniid partition --csv skew.csv")(partition)
+    verb(app, "partition", "noniid partition", "noniid partition --root ../other-study")(partition)
     verb(app, "run", "noniid run", "noniid run partition    # the stages up to this one")(run)
     verb(app, "tune", "noniid tune", "noniid tune && noniid run")(tune)
     verb(app, "table", "noniid table", "noniid table --root ../other-study")(table)
@@ -49,12 +49,7 @@ def check(root: Root = Path()) -> None:
         typer.echo(f"note: {note}")
 
 
-def partition(
-    csv: Annotated[
-        Path | None, typer.Option(help="Also write every number, unrounded, to this file.")
-    ] = None,
-    root: Root = Path(),
-) -> None:
+def partition(root: Root = Path()) -> None:
     """Divide the data among the clients, and show the skew.
 
     Nothing is trained. The table has the statistics of each scenario. Each partition also has a
@@ -64,11 +59,8 @@ def partition(
     _repro(root, "partition")
     from fedml_noniid.pipelines.experiment import config
     from fedml_noniid.pipelines.tools import scenarios
-    from fedml_noniid.plugins.data.files import write_whole
 
     rows, missing = scenarios.read(place.root, config.load(place.root))
-    if csv is not None:
-        write_whole(csv, scenarios.table(rows))
     cells, *notes = scenarios.markdown(rows, missing).strip().split("\n\n")
     typer.echo("\n\n".join(["", cells, *(textwrap.fill(note, WIDTH) for note in notes)]))
     pictures = sorted(

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from fedml_noniid.cli.verb import verb
-from fedml_noniid.plugins.core.errors import UserError
 
 
 def add(app: typer.Typer) -> None:
@@ -20,7 +19,6 @@ def add(app: typer.Typer) -> None:
         "noniid methods",
         "noniid methods fnr               # one method: equations, options, source",
         "noniid methods scaffold+feddyn   # what a recipe does, or why it is refused",
-        "noniid methods --pairs",
     )(methods)
 
 
@@ -43,23 +41,16 @@ def methods(
             autocompletion=_complete,
         ),
     ] = None,
-    pairs: Annotated[
-        bool, typer.Option("--pairs", help="The pairs of methods that do not compose, and why.")
-    ] = False,
 ) -> None:
     """Show all methods, one method in full, or what a recipe does.
 
     The list has each method's hyper-parameters, their defaults, and the paper. fedavg is the empty
     recipe.
     """
-    if pairs and name is not None:
-        raise UserError(f"--pairs shows all pairs; allowed: --pairs alone, or {name!r} alone")
     from fedml_noniid.pipelines.tools import recipes as shown
     from fedml_noniid.plugins import recipes
 
-    if pairs:
-        sys.stdout.write(shown.refused())
-    elif name is None:
+    if name is None:
         sys.stdout.write(shown.listing())
     else:
         sys.stdout.write(shown.shown(name) if name in recipes.METHODS else shown.checked(name))

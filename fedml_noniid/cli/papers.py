@@ -1,4 +1,4 @@
-"""The verbs of the five papers: papers list, run, build, tune."""
+"""The verbs of the five papers: papers list, run, build."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import typer
 from fedml_noniid.cli.verb import Root, group, one_of, verb, workspace
 from fedml_noniid.pipelines.papers.studies import PAPERS, SIZES
 
-SPLITS = ("validation", "test")
 Size = Annotated[
     str, typer.Option(help=f"How much is run: {', '.join(SIZES)}.", **one_of("size", lambda: SIZES))
 ]
@@ -37,12 +36,6 @@ def add(app: typer.Typer) -> None:
     verb(
         papers, "build", "noniid papers build fnr-tab4", "noniid papers build rf-tab1 --size small"
     )(build)
-    verb(
-        papers,
-        "tune",
-        "noniid papers tune fednnnn mnist-noniid-b",
-        "noniid papers tune ccn cifar10-sgd --size small",
-    )(tune)
     app.add_typer(papers, name="papers")
 
 
@@ -97,31 +90,4 @@ def build(
     from fedml_noniid.pipelines.papers import verbs
 
     page = verbs.build(place, name, size)
-    typer.echo(f"\n{page.read_text()}\npage: {page}")
-
-
-def tune(
-    paper: Paper,
-    study: Annotated[
-        str, typer.Argument(metavar="STUDY", help="A study of the paper that has a grid.")
-    ],
-    size: Size = SIZES[0],
-    on: Annotated[
-        str,
-        typer.Option(
-            help="The split that decides: validation, or test, a leak.",
-            **one_of("split", lambda: SPLITS),
-        ),
-    ] = SPLITS[0],
-    root: Root = Path(),
-) -> None:
-    """Choose the hyper-parameters of a study by its grid.
-
-    The validation split decides. `--on test` is there to reproduce a paper that chose on the test
-    set. The page says so then.
-    """
-    place = workspace(root)
-    from fedml_noniid.pipelines.papers import tune as tuning
-
-    page = tuning.tune(place, paper, study, size, on)
     typer.echo(f"\n{page.read_text()}\npage: {page}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
@@ -20,20 +20,6 @@ Root = Annotated[
 ]
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 F = TypeVar("F", bound=Callable[..., object])
-
-
-class Verb(TyperCommand):
-    """A verb."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """UserError for an option with one value that is given twice: typer would take the last
-        one."""
-        given = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(list(args))[2]
-        for one in given:
-            repeats = getattr(one, "multiple", False) or getattr(one, "is_flag", False)
-            if given.count(one) > 1 and not repeats:
-                raise UserError(f"{one.opts[0]} is given twice; allowed: once")
-        return super().parse_args(ctx, args)
 
 
 class Group(TyperGroup):
@@ -56,16 +42,16 @@ def group(words: str, *examples: str, completes: bool = False) -> typer.Typer:
     )
 
 
-def verb(of: typer.Typer, name: str, *examples: str, hidden: bool = False) -> Callable[[F], F]:
+def verb(of: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
     """Makes a function a verb of a group.
 
-    The function's docstring is the help. `hidden`: not in the group's help.
+    The function's docstring is the help.
     """
 
     def add(function: F) -> F:
         first = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
         settings: dict[str, Any] = {"epilog": _epilog(examples), "context_settings": SETTINGS}
-        return of.command(name, cls=Verb, short_help=first, hidden=hidden, **settings)(function)
+        return of.command(name, short_help=first, **settings)(function)
 
     return add
 

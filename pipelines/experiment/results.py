@@ -64,17 +64,17 @@ def read(root: Path, repository: Path | None = None) -> list[ItemResult]:
     ]
 
 
-def rows(path: Path, rounds: int) -> tuple[dict[str, float], ...]:
-    """The lines of rounds.csv, one per round.
+def rows(path: Path, rounds: int | None = None) -> tuple[dict[str, float], ...]:
+    """The lines of rounds.csv, one per round. UserError if there are not `rounds` of them.
 
     An empty cell is NaN: nothing was measured in that round.
     """
     lines = table(path)
-    if lines and len(lines) != rounds:
-        raise UserError(f"{path}: has {len(lines)} rounds, expected {rounds}; {RERUN}")
+    if lines and len(lines) != (rounds or len(lines)):
+        raise UserError(f"{path}: has {len(lines)} rounds, expected {rounds}")
     missing = [name for name in COLUMNS if not lines or name not in lines[0]]
     if missing:
-        raise UserError(f"{path}: has no {'column ' + missing[0] if lines else 'lines'}; {RERUN}")
+        raise UserError(f"{path}: has no {'column ' + missing[0] if lines else 'lines'}")
     return tuple(_floats(path, lines))
 
 
@@ -84,7 +84,7 @@ def table(path: Path) -> list[dict[str, str]]:
         with path.open(newline="") as file:
             return list(csv.DictReader(file, restval="(missing)", restkey="(too many cells)"))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: can't be read ({error}); {RERUN}") from None
+        raise UserError(f"{path}: can't be read ({error})") from None
 
 
 def record(path: Path) -> dict[str, Any]:
@@ -150,4 +150,4 @@ def _floats(path: Path, lines: Sequence[Mapping[str, str]]) -> Iterator[dict[str
         try:
             yield {name: float(text or "nan") for name, text in cells.items()}
         except (TypeError, ValueError) as error:  # a TypeError for too many cells
-            raise UserError(f"{path}: line {number}: {error}, expected numbers; {RERUN}") from None
+            raise UserError(f"{path}: line {number}: {error}, expected numbers") from None

@@ -44,7 +44,6 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 
-SPLITS = ("validation", "test")
 WIDTH = 120  # of params.yaml
 # Settings of `train` that choose no values: how a machine computes, and what it also measures.
 OF_MACHINE = {"engine", "device", "threads", "portable", "cuda_graphs", "observe", "evaluate_every"}

@@ -31,31 +31,18 @@ def folder() -> Path:
 
 def read(name: str, key: str) -> Any:
     """The value that `write` stored under this name with this key. None if there is none."""
-    found = read_bytes(f"{name}.json", key)
-    return None if found is None else json.loads(found)
-
-
-def write(name: str, key: str, value: object) -> None:
-    """Stores a value that JSON can hold."""
-    write_bytes(f"{name}.json", key, json.dumps(value).encode())
-
-
-def read_bytes(name: str, key: str) -> bytes | None:
-    """The content that `write_bytes` stored in the file `name` with this key.
-
-    None if there is none.
-    """
     try:
-        digest, _, content = (folder() / name).read_bytes().partition(b"\n")
-        return content if digest == _digest(key, content) else None
+        digest, _, content = _file(name).read_bytes().partition(b"\n")
+        return json.loads(content) if digest == _digest(key, content) else None
     except (OSError, RuntimeError):
         return None
 
 
-def write_bytes(name: str, key: str, content: bytes) -> None:
-    """Stores the content of a file."""
+def write(name: str, key: str, value: object) -> None:
+    """Stores a value that JSON can hold."""
+    content = json.dumps(value).encode()
     with contextlib.suppress(UserError, RuntimeError):
-        write_whole(folder() / name, _digest(key, content) + b"\n" + content, private=True)
+        write_whole(_file(name), _digest(key, content) + b"\n" + content, private=True)
 
 
 def stamp(path: Path) -> Stamp:
@@ -67,6 +54,10 @@ def stamp(path: Path) -> Stamp:
 def is_settled(of: Stamp) -> bool:
     """Whether an edit of a file with this stamp gives it another stamp for sure."""
     return time.time_ns() - max(of[:2]) > SETTLED_NS
+
+
+def _file(name: str) -> Path:
+    return folder() / f"{name}.json"
 
 
 def _digest(key: str, content: bytes) -> bytes:

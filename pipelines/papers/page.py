@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedml_noniid.pipelines.experiment.results import record, table
+from fedml_noniid.pipelines.experiment.results import record
 from fedml_noniid.pipelines.papers import committed as files
 from fedml_noniid.pipelines.papers.claims import BESIDE, Claims, Named
 from fedml_noniid.pipelines.papers.committed import RUNS, TRIALS, VALUES, Committed, stacked
@@ -43,7 +43,7 @@ from fedml_noniid.pipelines.reporting.text import NONE, as_csv
 
 PAGE, PICTURE = "claims.md", "claims-{}.png"
 TESTS = ["paper", "claim", "part", "statistic", "wanted", "mean", "low", "high", "seeds"]
-TESTS += ["p", "sign_p", "holm_p", "weakest", "verdict"]
+TESTS += ["p", "holm_p", "weakest", "verdict"]
 POINTS = "points"  # the unit of the claims that a picture shows
 LOOKS = {  # Okabe and Ito's palette
     HELD: ("#009E73", "o"),
@@ -51,8 +51,6 @@ LOOKS = {  # Okabe and Ito's palette
     UNDECIDED: ("#777777", "D"),
 }
 LR = re.compile(r"\blr ([\d.e-]+)")
-BUDGET = Path("docs") / "results" / "gpu-budget.csv"  # in a checkout; `noniid budget` makes it
-LAUNCH = 5e-6  # seconds, of one kernel: what a busy host needs to launch it
 OF_A_RUN = ["study", "item"]
 
 
@@ -186,8 +184,6 @@ class Page:
                 "studies": list(
                     dict.fromkeys(x.claim.study for x in self.every if x.named.paper == paper)
                 ),
-                "machines": self._machines(paper),
-                "claims": claims,
                 "measured": self.measured[paper],
             }
             for paper, claims in self.claims.items()
@@ -203,40 +199,29 @@ class Page:
             "summary": self._summary(),
             "tuned": self._tuned(),
             "costs": self._costs(),
-            "launch": f"{1e6 * LAUNCH:g}",
             "wanted": lambda one: f"{one.claim.holds.words} {one.claim.unit}".rstrip(),
             "number": _number,
             "levels": _levels,
             "beside": _beside,
-            "hours": _hours,
-            "seconds": lambda one: one.runs["seconds"].sum() / 3600,
+            "hours": lambda one: _hours(one.runs),
             "written": lambda one: files.when_written(one.named, self.facts, len(one.runs) > 0),
             "plain": _plain,
             "tiny": TINY,
         }
 
     def _summary(self) -> list[list[str]]:
-        rows, totals = [["paper", "claims", *VERDICTS, "CPU hours, reckoned", "measured"]], []
-        for paper, claims in self.claims.items():
-            found = [one.word for one in self.of(paper)]
-            reckoned = sum(claims.hours(name) for name in claims.studies)
-            totals.append([len(found), *map(found.count, VERDICTS), reckoned, self._hours(paper)])
-            rows.append(_summary_line(TITLES[paper], totals[-1]))
-        return [*rows, _summary_line("all", [sum(column) for column in zip(*totals, strict=True)])]
-
-    def _hours(self, paper: str) -> float:
-        """CPU hours of all runs of a paper's claims that ended. A run of two claims counts once."""
-        ids = [one.named.id for one in self.of(paper)]
-        runs = self.runs[self.runs["claim"].isin(ids)]
-        known = runs["fingerprint"].where(runs["fingerprint"] != "", runs["study"] + runs["item"])
-        return float(runs[~known.duplicated()]["seconds"].sum()) / 3600
-
-    def _machines(self, paper: str) -> list[Any]:
-        """(cpu, torch, commit) behind a paper's numbers."""
-        ids = [one.named.id for one in self.of(paper)]
-        runs = self.runs[self.runs["claim"].isin(ids) & self.runs["accuracy"].notna()]
-        found = runs.assign(commit=runs["commit"].str[:7])[["cpu", "torch", "commit"]]
-        return sorted(set(found.itertuples(index=False, name=None)))
+        """Verdicts and CPU hours by paper, and of all; a run of two claims counts once."""
+        rows = [["paper", "claims", *VERDICTS, "CPU hours"]]
+        for title, found in [
+            *((TITLES[paper], self.of(paper)) for paper in self.claims),
+            ("all", self.verdicts),
+        ]:
+            words = [one.word for one in found]
+            counts = [len(words), *map(words.count, VERDICTS)]
+            ids = [one.named.id for one in found]
+            runs = self.runs[self.runs["claim"].isin(ids)]
+            rows.append([title, *map(str, counts), _hours(runs)])
+        return rows
 
     def _tuned(self) -> list[list[str]]:
         """What was chosen, and where its step size lies in the study's grid."""
@@ -254,27 +239,20 @@ class Page:
         return rows
 
     def _costs(self) -> list[list[str]]:
-        """CPU hours, hours of a GPU as reckoned, and bytes of each study that has run."""
-        path = self.root / BUDGET
-        launches = {  # of a step, by method; none without the table
-            line["recipe"]: float(line["launches_per_step"])
-            for line in (table(path) if path.is_file() else [])
-            if line["engine"] == "sequential"
-        }
-        rows = [["paper", "study", "runs", "CPU hours", "GPU hours, reckoned", "MiB of a run"]]
+        """CPU hours and bytes of each study that has run."""
+        rows = [["paper", "study", "runs", "CPU hours", "MiB of a run"]]
         ended = self.runs[self.runs["accuracy"].notna()]
-        for paper, claims in self.claims.items():
-            for study in claims.studies:
-                runs = ended[(ended["paper"] == paper) & (ended["study"] == study)]
-                runs = runs.drop_duplicates("item")
-                if len(runs):
-                    cells = runs["item"].str.rpartition("-")[0]
-                    means = runs["mib"].groupby(cells).mean().dropna()
-                    ends = [f"{end:.4g}" for end in (means.min(), means.max()) if len(means)]
-                    mib = " to ".join(dict.fromkeys(ends)) or NONE
-                    hours = f"{runs['seconds'].sum() / 3600:.2g}"
-                    gpu = _gpu_hours(claims, study, set(runs["item"]), launches)
-                    rows.append([paper, study, str(len(runs)), hours, gpu, mib])
+        for paper, study in (
+            (of, study) for of in self.claims for study in self.claims[of].studies
+        ):
+            runs = ended[(ended["paper"] == paper) & (ended["study"] == study)]
+            runs = runs.drop_duplicates("item")
+            if not len(runs):
+                continue
+            means = runs["mib"].groupby(runs["item"].str.rpartition("-")[0]).mean().dropna()
+            ends = [f"{end:.4g}" for end in (means.min(), means.max()) if len(means)]
+            mib = " to ".join(dict.fromkeys(ends)) or NONE
+            rows.append([paper, study, str(len(runs)), _hours(runs), mib])
         return rows
 
 
@@ -288,31 +266,16 @@ def _csv(frame: pd.DataFrame, digits: int = 10) -> bytes:
     return as_csv(list(frame.columns), frame.itertuples(index=False, name=None), digits)
 
 
-def _gpu_hours(claims: Claims, study: str, items: set[str], launches: Mapping[str, float]) -> str:
-    """Hours of a GPU that waits for the host: the launches of all steps."""
-    if not launches:
-        return NONE
-    content, seconds, base = claims.studies[study].content, 0.0, launches["fedavg"]
-    for scenario in content["scenario_names"]:
-        steps = claims.images(study, scenario) / content["train"]["batch_size"]
-        for recipe in content["recipe_names"]:
-            methods = str((content["recipes"][recipe] or {}).get("recipe", recipe)).split("+")
-            each = base + sum(launches.get(method, base) - base for method in methods)
-            n = sum(f"{scenario}-{recipe}-{seed}" in items for seed in content["seeds"])
-            seconds += n * steps * each * LAUNCH
-    return f"{seconds / 3600:.2g}"
-
-
 def _tests(one: Verdict) -> Iterable[list[object]]:
     """The lines of claims.csv."""
     about = [one.named.paper, one.named.id]
     if not one.tested:
         statistic, holds = one.claim.statistic, one.claim.holds.words
-        yield [*about, None, statistic, holds, *[None] * 8, one.word]
+        yield [*about, None, statistic, holds, *[None] * 7, one.word]
     for tested in one.tested:
         compared = tested.compared
         wanted = f"{'above' if tested.side > 0 else 'below'} {tested.bound:g}"
-        ps = (None, None, None) if one.counted else (compared.p, compared.sign_p, one.holm_p)
+        ps = (None, None) if one.counted else (compared.p, one.holm_p)
         numbers = [tested.mean, *(tested.interval or (None, None)), len(compared.differences), *ps]
         weakest = "yes" if tested is one.weakest else ""
         yield [*about, tested.part, one.claim.statistic, wanted, *numbers, weakest, one.word]
@@ -352,14 +315,11 @@ def _beside(one: Verdict) -> list[str]:
     return found
 
 
-def _summary_line(title: str, totals: Sequence[float]) -> list[str]:
-    *counts, reckoned, measured = totals
-    hours = [_hours(reckoned), _hours(measured) if measured else NONE]
-    return [title, *(f"{count:.0f}" for count in counts), *hours]
-
-
-def _hours(hours: float) -> str:
-    return f"{hours:.2g}" if hours < 10 else f"{hours:.0f}"
+def _hours(runs: pd.DataFrame) -> str:
+    """CPU hours of runs. A run that several studies or claims have counts once."""
+    known = runs["fingerprint"].where(runs["fingerprint"] != "", runs["study"] + runs["item"])
+    hours = runs[~known.duplicated()]["seconds"].sum() / 3600
+    return NONE if not hours else f"{hours:.2g}" if hours < 10 else f"{hours:.0f}"
 
 
 def _plain(states: str) -> str:

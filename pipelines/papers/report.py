@@ -23,8 +23,6 @@ from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import TITLES
 from fedml_noniid.pipelines.papers.targets import Built, Target, of_targets
 from fedml_noniid.pipelines.reporting.pages import html_page, render
-from fedml_noniid.pipelines.tracking.store import Store, spared
-from fedml_noniid.pipelines.tracking.sync import sync_reports
 from fedml_noniid.plugins.data.files import replace_folder, write_whole
 
 log = logging.getLogger(__name__)
@@ -38,11 +36,9 @@ class Report(NamedTuple):
 
 
 def run(place: Workspace, paper: str, size: str) -> None:
-    """Builds all targets of a paper, and gives MLflow the report."""
+    """Builds all targets of a paper."""
     report = write(paper, size, place.root, of_targets(paper, place.root))
     write_whole(report.folder.parent / "metrics.json", json.dumps(report.metrics, indent=2) + "\n")
-    with spared("the report"):
-        sync_reports(Store(place.repository, place.tracking_uri), place.root)
 
 
 def write(

@@ -56,7 +56,7 @@ class Study:
     size: str
     what: str  # a few words for people
     content: Mapping[str, Any]  # a params.yaml
-    kind: str = "studies"  # or "tune", "claims"
+    kind: str = "studies"  # or "claims", or "tune" for the trials of a study of claims
 
     @property
     def is_run(self) -> bool:

@@ -2,23 +2,30 @@
 
 Its folder is laid out as the repository is (params.yaml, partitions, runs, evaluation), and the
 same stages fill it.
+
+A study with a section `tune`, as some of claims.yaml, is tuned first: every method tries equally
+many values on the validation split, then all seeds run with the best. The seeds of the trials are
+none of the study's.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import shutil
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from fedml_noniid.pipelines.experiment import check, config
+from fedml_noniid.pipelines.experiment import check, config, tuning
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import studies
 from fedml_noniid.pipelines.stages.evaluate import evaluated
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.stages.train import train
+from fedml_noniid.pipelines.stages.tune import tried
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.files import write_whole
@@ -49,10 +56,41 @@ def execute(place: Workspace, study: studies.Study) -> None:
         log.info("%s is skipped: %s", name, error)
         return
     skipped.unlink(missing_ok=True)
+    if settings.tune is not None:
+        write_whole(inside.root / config.FILE, tuned(place, study, settings).yaml(place.root))
+        settings = config.load(inside.root)
     partitions(inside, settings)
     diverged = train(inside, settings, name)
     evaluated(inside, settings, name)
     write_whole(inside.root / studies.DIVERGED, json.dumps(diverged, indent=2) + "\n")
+
+
+def tuned(place: Workspace, study: studies.Study, settings: config.Config) -> studies.Study:
+    """The study with the best values of each method, after the trials that are missing.
+
+    UserError if all trials of a method diverge.
+    """
+    content = copy.deepcopy(dict(study.content))
+    seeds = " ".join(map(str, content.pop("tune")["seeds"]))
+    inside = workspace(place, replace(study, kind="tune"))
+    record: dict[str, list[list[Any]]] = {}
+    for recipe, trials in tried(inside, settings, f"{study.paper} {study.name}, tuning").items():
+        best, *_ = ranked = tuning.ranked(trials)
+        if best.mean is None:
+            raise UserError(
+                f"claims.yaml: tune: all trials of {recipe} diverged; add smaller values of "
+                "train.lr"
+            )
+        entry = content["recipes"][recipe] = dict(content["recipes"][recipe] or {})
+        for section, keys in best.point.values.items():
+            entry[section] = (entry.get(section) or {}) | keys
+        means = [None if trial.mean is None else round(trial.mean, 6) for trial in ranked]
+        record[recipe] = [
+            [trial.point.words, mean, seeds] for trial, mean in zip(ranked, means, strict=True)
+        ]
+    text = json.dumps(record, indent=1, sort_keys=True) + "\n"
+    write_whole(place.root / study.folder / studies.TUNED, text)
+    return replace(study, content=content)
 
 
 def workspace(place: Workspace, study: studies.Study) -> Workspace:

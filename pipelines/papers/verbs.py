@@ -82,15 +82,13 @@ def claims(
         commits = {of: committed.commit_of(one.path) for of, one in found.items()}
         # Imported here: it imports mlflow, which takes seconds.
         from fedml_noniid.pipelines.papers.study import execute
-        from fedml_noniid.pipelines.papers.tune import tuned
 
         for of, study in dict.fromkeys((one.paper, one.claim.study) for one in needed):
             claims_ = found[of]
             # All claims on the study: its runs decide them too.
             begun = [one for one in claims_.every.values() if one.claim.study == study]
             committed.declare(folder, begun, commits)
-            log.info("%s %s: about %.2g CPU hours", of, study, claims_.hours(study))
-            execute(place, tuned(place, claims_.studies[study]))
+            execute(place, claims_.studies[study])
     for file, content in Page(found, place.root, known_).files().items():
         write_whole(folder / file, content)
     return folder / PAGE

@@ -1,5 +1,4 @@
-"""Judges claims: paired by seed, t interval and sign test, Holm's adjustment over all claims of the
-page.
+"""Judges claims: paired by seed, t interval, Holm's adjustment over all claims of the page.
 
 The statistics are those of pipelines/reporting/comparison.py. A claim may have several parts, for
 instance one per other method. It holds only if every part does, so its weakest part decides: the

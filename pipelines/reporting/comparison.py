@@ -40,7 +40,6 @@ class Comparison(NamedTuple):
     low: float | None = None
     high: float | None = None
     p: float | None = None  # paired t test
-    sign_p: float | None = None  # sign test; seeds without a difference don't count
     holm_p: float | None = None  # `p` after Holm's adjustment for all comparisons of the table
     # whether both end with the same weights on all common seeds; there is no test then
     same: bool = False
@@ -106,7 +105,7 @@ def _compared(one: MethodSummary, other: MethodSummary, step: float) -> Comparis
     found = paired(one.recipe, ours, theirs, step)
     common = one.weights.keys() & other.weights.keys()
     same = bool(common) and all(one.weights[seed] == other.weights[seed] for seed in common)
-    return found._replace(p=None, sign_p=None, same=True) if same else found
+    return found._replace(p=None, same=True) if same else found
 
 
 def paired(
@@ -126,9 +125,7 @@ def paired(
     # show instead.
     deviation = max(found.std if found.std > TINY else 0.0, step / math.sqrt(n))
     p = p_value(found._replace(std=deviation))
-    signs = [d > 0 for d in differences if abs(d) > TINY]
-    sign_p = sign_test(sum(signs), len(signs)) if signs else 1.0
-    return Comparison(recipe, differences, step, deviation, *ends, p, sign_p)
+    return Comparison(recipe, differences, step, deviation, *ends, p)
 
 
 def interval(difference: Spread | None) -> tuple[float, float] | None:
@@ -150,12 +147,6 @@ def p_value(difference: Spread) -> float:
         2
         * stdtr(difference.n - 1, -abs(difference.mean) * math.sqrt(difference.n) / difference.std)
     )
-
-
-def sign_test(higher: int, n: int) -> float:
-    """p of the two-sided sign test: `higher` of `n` signs are positive."""
-    fewer = min(higher, n - higher)
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / float(2**n))
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -30,19 +30,10 @@ COLUMNS = (
 )
 PARTS = ("mean", "std", "seeds")
 # Part of a comparison in summary.csv -> the number.
-TESTS = {"low": "low", "high": "high", "p": "p", "p_holm": "holm_p", "p_sign": "sign_p"}
+TESTS = {"low": "low", "high": "high", "p": "p", "p_holm": "holm_p"}
 # Columns that DVC shows, beside the accuracy and what it is compared with.
 METRICS = ("majority_accuracy", "balanced_accuracy", "macro_f1", "worst_client")
-COMPARED = (
-    "method",
-    "difference",
-    "95 %",
-    "t test, p",
-    "Holm, p",
-    "higher",
-    "sign test, p",
-    "verdict",
-)
+COMPARED = ("method", "difference", "95 %", "t test, p", "Holm, p", "higher", "verdict")
 
 
 def cells(scenario: ScenarioSummary) -> list[list[str]]:
@@ -105,16 +96,15 @@ def _numbers(one: Comparison, is_constant: bool) -> list[str]:
     if is_constant and verdict == "better":
         verdict = "above, but with a warning"
     if not one.differences:
-        return [one.recipe, *[NONE] * 6, verdict]
+        return [one.recipe, *[NONE] * 5, verdict]
     interval = NONE
     if one.low is not None and one.high is not None:
         interval = f"{points(one.low)} to {points(one.high)}"
-    t_test, holm, sign = (
-        NONE if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001"
-        for p in (one.p, one.holm_p, one.sign_p)
+    ps = (
+        NONE if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001" for p in (one.p, one.holm_p)
     )
     higher = f"{one.higher} of {len(one.differences)}"
-    return [one.recipe, points(one.mean), interval, t_test, holm, higher, sign, verdict]
+    return [one.recipe, points(one.mean), interval, *ps, higher, verdict]
 
 
 def summary_csv(scenarios: Iterable[ScenarioSummary]) -> str:

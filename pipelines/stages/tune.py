@@ -7,7 +7,6 @@ trained once, and a kill loses at most the rounds since its last checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -42,7 +41,7 @@ def tune(place: Workspace, settings: Config) -> dict[str, Choice]:
     if not place.dataset(settings.data.name).is_file():
         raise UserError(f"{place.dataset(settings.data.name)}: is missing; stage prepare makes it")
     trials_place, scenario = replace(place, root=place.root / FOLDER), tuning.scenario_of(settings)
-    found = tried(trials_place, settings, [scenario], f"{settings.experiment}, tuning")[scenario]
+    found = tried(trials_place, settings, f"{settings.experiment}, tuning")
     seed = tuning.wanted(settings).seeds[0]
     samples = len(read_indices(trials_place.partition(scenario, seed) / "indices.json").validation)
     choices, errors = {}, []
@@ -59,52 +58,40 @@ def tune(place: Workspace, settings: Config) -> dict[str, Choice]:
     return choices
 
 
-def tried(
-    place: Workspace,
-    settings: Config,
-    scenarios: Sequence[str],
-    title: str,
-    on: str = tuning.SPLITS[0],
-) -> dict[str, dict[str, list[Trial]]]:
-    """Scenario -> recipe -> trials, in the order of the grid.
+def tried(place: Workspace, settings: Config, title: str) -> dict[str, list[Trial]]:
+    """Recipe -> trials, in the order of the grid, with accuracies on the validation split.
 
     Trains those that are missing, in the folders of `place`.
-
-    `on`: the split whose accuracy the trials have.
     """
-    found = tuning.points(settings)
-    laid = tuning.laid_out(settings, found, scenarios)
+    found, scenario = tuning.points(settings), tuning.scenario_of(settings)
+    laid = tuning.laid_out(settings, found, [scenario])
     check.check(laid)
     for recipe in found:
-        if (
-            on == tuning.SPLITS[0]
-            and check.compose(settings, recipe, scenarios[0]).needs.personal_norms
-        ):
+        if check.compose(settings, recipe, scenario).needs.personal_norms:
             raise UserError(
-                f"{FILE}: tune: recipe {recipe!r} has no {on} accuracy, as each client keeps "
-                "its batch norms and the "
-                f"{on} samples are no client's; allowed: recipes without fedbn"
+                f"{FILE}: tune: recipe {recipe!r} has no validation accuracy, as each client keeps "
+                "its batch norms and the validation samples are no client's; allowed: recipes "
+                "without fedbn"
             )
     partitions(place, laid)
     diverged = train(place, laid, title)
     measured = {
-        run.key: run.column(f"{on}_accuracy") for run in results.read(place.root, place.repository)
+        run.key: run.column("validation_accuracy")
+        for run in results.read(place.root, place.repository)
     }
 
-    def accuracies(scenario: str, entry: str) -> tuple[float, ...]:
+    def accuracies(entry: str) -> tuple[float, ...]:
         keys = [Unit(scenario, entry, seed).key for seed in laid.seeds]
         if any(key in diverged for key in keys):
             return ()
         if not all(measured[key] for key in keys):
             raise UserError(
-                f"{FILE}: tune: {scenario} has no {on} accuracy; data.{on} has to be above 0"
+                f"{FILE}: tune: {scenario} has no validation accuracy; data.validation has to be "
+                "above 0"
             )
         return tuple(measured[key][-1] for key in keys)
 
     return {
-        scenario: {
-            recipe: [Trial(point, accuracies(scenario, point.entry)) for point in tried_points]
-            for recipe, tried_points in found.items()
-        }
-        for scenario in scenarios
+        recipe: [Trial(point, accuracies(point.entry)) for point in points]
+        for recipe, points in found.items()
     }

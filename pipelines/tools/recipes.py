@@ -1,27 +1,17 @@
-"""What `noniid methods` shows: all methods, one method, what a recipe does, and the pairs that do
-not compose."""
+"""What `noniid methods` shows: all methods, one method, or what a recipe does."""
 
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 import textwrap
-from itertools import combinations
 
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Component, Public, Setting
-from fedml_noniid.plugins.core.errors import UserError, nearest
-from fedml_noniid.plugins.core.options import RecipeError
 
 # Recipes are composed for this setting. The check of params.yaml takes the setting there.
 SETTING = Setting(n_clients=20, cohort=10, n_public=100)
 WIDTH = 118
-# A hyper-parameter of a method and the comment beside it, without a remark for mypy, or above it.
-BESIDE = re.compile(
-    r"^    (\w+): \S.* = .*?  # (?:type: ignore\[[^]]*\]  # )?(.+)$", flags=re.MULTILINE
-)
-ABOVE = re.compile(r"^((?:    # .+\n)+)    (\w+): \S.* = .+$", flags=re.MULTILINE)
 FEDAVG = (
     "FedAvg. McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning "
     "of Deep Networks from "
@@ -40,21 +30,6 @@ def defaults(method: str) -> str:
     return ", ".join(f"{key} = {text}" for key, text in _values(method).items())
 
 
-def comments(kind: type[Component]) -> dict[str, str]:
-    """The comment beside each hyper-parameter, in the method's class or in a class that it inherits
-    from."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if issubclass(base, Component) and base is not Component:
-            code = inspect.getsource(base)
-            above = {
-                key: " ".join(re.sub(r"\s+# ", " ", text).split())
-                for text, key in ABOVE.findall(code)
-            }
-            found |= above | dict(BESIDE.findall(code))
-    return found
-
-
 def listing() -> str:
     """The table of all methods."""
     lines = [_entry("fedavg", "the empty recipe", FEDAVG)]
@@ -66,16 +41,12 @@ def listing() -> str:
 
 
 def shown(method: str) -> str:
-    """One method in full."""
-    known(method)
+    """One method in full: its paper, its hyper-parameters and its source."""
     kind = recipes.METHODS[method]
-    remarks = comments(kind)
     words = inspect.getdoc(sys.modules[kind.__module__]) or ""
     lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", words, "", "Hyper-parameters:"]
-    for key, text in _values(method).items():
-        about = f"{key} = {text}" + (f"   {remarks[key]}" if key in remarks else "")
-        lines += textwrap.wrap(about, WIDTH, initial_indent="  ", subsequent_indent="      ")
-    return "\n".join(lines) + "\n"
+    lines += [f"  {key} = {text}" for key, text in _values(method).items()]
+    return "\n".join([*lines, "", inspect.getsource(kind)])
 
 
 def checked(recipe: str) -> str:
@@ -97,33 +68,6 @@ def checked(recipe: str) -> str:
     if algorithm.leak:
         lines.append(f"  LEAK: {algorithm.leak}")
     return "\n".join(lines) + "\n"
-
-
-def refused() -> str:
-    """The pairs that don't compose, each with the reason."""
-    pooled = [method for method, kind in recipes.METHODS.items() if kind().needs.pooled]
-    methods = sorted(set(recipes.METHODS) - set(pooled))
-    pairs = ["+".join(pair) for pair in combinations(methods, 2)]
-    lines = []
-    for pair in pairs:
-        try:
-            recipes.build(pair, {}, SETTING)
-        except RecipeError as error:
-            lines.append(_entry(pair, str(error).partition("can't be combined: ")[2]))
-    head = (
-        f"Of {len(pairs)} pairs with default hyper-parameters {len(pairs) - len(lines)} compose "
-        f"({', '.join(pooled)} composes with nothing). Refused are:"
-    )
-    return "\n".join([head, "", *lines]) + "\n"
-
-
-def known(method: str) -> None:
-    """Raises UserError for an unknown method."""
-    if method not in recipes.METHODS:
-        allowed = ", ".join(sorted(recipes.METHODS))
-        raise UserError(
-            f"method {method!r} is unknown{nearest(method, recipes.METHODS)}; allowed: {allowed}"
-        )
 
 
 def _entry(name: str, *paragraphs: str) -> str:

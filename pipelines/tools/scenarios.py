@@ -103,18 +103,6 @@ def markdown(found: pd.DataFrame, missing: Sequence[str]) -> str:
     return "\n\n".join([cells, *notes]) + "\n"
 
 
-def table(found: pd.DataFrame) -> bytes:
-    """All numbers unrounded as CSV, one line per scenario.
-
-    With one seed the standard deviation is empty.
-    """
-    scenarios = found.groupby(["scenario", "partition"], sort=False)
-    numbers = scenarios[_keys(found)].agg(["mean", "std"])
-    numbers.columns = ["_".join(names) for names in numbers.columns]
-    numbers.insert(0, "seeds", scenarios.size())
-    return bytes(numbers.reset_index().to_csv(index=False).encode())
-
-
 def _statistics(path: Path) -> dict[str, float]:
     content = results.record(path)
     found = results.numbers(content)

@@ -1,38 +1,27 @@
-"""The output folder of a finished deployment -> one MLflow run: metrics by round, and which silos
-answered."""
+"""The output folder of a finished deployment -> one MLflow run: metrics by round, and how many
+silos answered."""
 
 from __future__ import annotations
 
-import csv
-import logging
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
 from fedml_noniid.pipelines.experiment import counts, results
-from fedml_noniid.pipelines.tracking.store import Store
-from fedml_noniid.pipelines.tracking.sync import Finished, hashed, record, recorded
+from fedml_noniid.pipelines.tracking.sync import Finished, hashed
 from fedml_noniid.plugins.core.errors import UserError
 
-# Functions that need these import them: they import torch, which takes seconds.
+# Functions that need it import it: it imports torch, which takes seconds.
 if TYPE_CHECKING:
     from fedml_noniid.plugins.silo.settings import Deployment
 
-log = logging.getLogger(__name__)
 FILES = ROUNDS, ABSENT, MODEL = (
     "rounds.csv",
     "absent.csv",
     "model.safetensors",
 )  # as plugins/silo/results.py has them
-MAX_SILO_METRICS = 50  # silos that have a metric each
-PASSED = (
-    "attack_args",
-    "defense_args",
-    "dp_args",
-)  # FedML's sections; of the first two we do not know the keys
 
 
 def read(folder: Path, config: Path) -> Finished:
@@ -43,7 +32,7 @@ def read(folder: Path, config: Path) -> Finished:
     from fedml_noniid.plugins.engines import absences
     from fedml_noniid.plugins.silo import settings
 
-    deployment, rows = settings.read(config), _rounds(folder / ROUNDS)
+    deployment, rows = settings.read(config), results.rows(folder / ROUNDS)
     rounds, files = deployment.train_args.rounds, [folder / name for name in FILES]
     if len(rows) > rounds:
         raise UserError(
@@ -57,95 +46,33 @@ def read(folder: Path, config: Path) -> Finished:
             f"once it has {MODEL}"
         )
     missing = absences.read(folder / ABSENT, rounds, deployment.silos)
-    answers = _answers(deployment, missing, len(rows))
-    # Round 0, if it is there, is last: it has no seconds.
-    rows = [row | answers.pop(int(row["round"])) for row in rows] + list(answers.values())
-    last, params = max(rows, key=lambda row: row["round"]), _params(deployment)
-    final = {key: last[key] for key in results.FINAL if key in last}
-    traffic = [row.get("bytes_up", 0) + row.get("bytes_down", 0) for row in rows]
+    answered = [row | _answers(deployment, missing, int(row["round"])) for row in rows]
+    params = _params(deployment)
+    final = {key: answered[-1][key] for key in results.FINAL if key in answered[-1]}
+    final["traffic_mib"] = sum(row["bytes_up"] + row["bytes_down"] for row in rows) / counts.MIB
     tags = {key: str(params[key]) for key in ("recipe", "composition", "seed")}
     tags |= {"kind": "deployment", "weights_sha256": _weights(files[-1])}
     # A run that is done again has other seconds, and so another name.
     name = f"deployment/{tags['recipe']}-{tags['seed']}-{hashed('', files[:1])[:8]}"
-    final |= {"traffic_mib": sum(traffic) / counts.MIB}
     digest = hashed("", [config, *files])
-    return Finished(name, digest, params, tags, rows, final, files, files[-1])
-
-
-def sync_stage(store: Store, root: Path, experiment: str) -> list[str]:
-    """Makes the run of stage deploy a run, if its files are still those of deploy/result.json.
-
-    Returns its name.
-    """
-    folder, result = root / "deploy" / "stage", root / "deploy" / "result.json"
-    config, files = folder / "fedml_config.yaml", [folder / "run" / name for name in FILES]
-    if not all(path.is_file() for path in (result, config, *files)):
-        return []
-    about = results.record(result)
-    if hashed("", [config, *files]) in recorded(store, experiment):
-        return []  # without torch, whose import takes seconds
-    try:
-        if _weights(files[-1]) != about.get("deployed_sha256"):
-            return []  # DVC took deploy/result.json from another run
-        found = read(folder / "run", config)
-    except UserError as error:  # left by other code; the stage writes new files when it runs next
-        log.info("MLflow: without the deployment (%s)", error)
-        return []
-    named = {key: str(about.get(key)) for key in ("scenario", "recipe", "seed")}
-    found = replace(
-        found,
-        name=f"deployment/{'-'.join(named.values())}",
-        params={**found.params, **named},
-        tags={**found.tags, **named, "simulated_sha256": str(about.get("simulated_sha256"))},
-    )
-    return record(store, experiment, [found], root)
-
-
-def _rounds(path: Path) -> list[dict[str, float]]:
-    """The lines of rounds.csv. An empty cell is NaN: nothing was measured."""
-    try:
-        with path.open(newline="") as file:
-            lines = list(csv.DictReader(file, restval="(missing)", restkey="(too many cells)"))
-        rows = [{name: float(cell or "nan") for name, cell in line.items()} for line in lines]
-        if any(
-            row["round"] != t or not row.keys() >= {*results.COLUMNS}
-            for t, row in enumerate(rows, start=1)
-        ):
-            raise ValueError(
-                f"allowed: rounds from 1 up, columns {', '.join(results.COLUMNS)}, ..."
-            )
-    except OSError as error:
-        raise UserError(
-            f"{path}: can't be read ({error.strerror}); a server writes it after its first round"
-        ) from None
-    except (csv.Error, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: is not a server's table of rounds ({error})") from None
-    return rows
+    return Finished(name, digest, params, tags, answered, final, files, files[-1])
 
 
 def _answers(
-    deployment: Deployment, missing: Mapping[tuple[int, int], Collection[int]], rounds: int
-) -> dict[int, dict[str, float]]:
-    """How many silos were asked and answered in each round, and which.
-
-    Round 0 is there if somebody missed it.
-    """
+    deployment: Deployment, missing: Mapping[tuple[int, int], Collection[int]], t: int
+) -> dict[str, float]:
+    """How many silos were asked in round `t`, and how many of them answered or missed an
+    exchange."""
     from fedml_noniid.plugins.engines.cohort import draw_cohort
 
-    silos, seed = deployment.silos, deployment.common_args.random_seed
-    found = {}
-    for t in range(rounds + 1):
-        late = {client for (at, _), clients in missing.items() if at == t for client in clients}
-        if t == 0 and not late:
-            continue
-        # Exchanges before the first round and after the last one ask everybody.
-        asked = {*draw_cohort(seed, t, silos, deployment.cohort if t else silos)} | late
-        row = {"round": t, "silos_asked": len(asked), "silos_missing": len(late)}
-        row["silos_answered"] = len(asked - late)
-        if silos <= MAX_SILO_METRICS:
-            row |= {f"answered.silo_{k}": k not in late for k in sorted(asked)}
-        found[t] = {key: float(value) for key, value in row.items()}
-    return found
+    late = {client for (at, _), clients in missing.items() if at == t for client in clients}
+    seed, silos = deployment.common_args.random_seed, deployment.silos
+    asked = late | {*draw_cohort(seed, t, silos, deployment.cohort)}
+    return {
+        "silos_asked": float(len(asked)),
+        "silos_answered": float(len(asked - late)),
+        "silos_missing": float(len(late)),
+    }
 
 
 def _params(deployment: Deployment) -> dict[str, object]:
@@ -167,19 +94,13 @@ def _params(deployment: Deployment) -> dict[str, object]:
         "train.model": model.model,
         "train.model_options": model.model_options,
     }
-    local = train.model_dump(include=set(RunSettings.model_fields))
-    others = deployment.model_dump(include={"comm_args", *PASSED}, exclude_none=True)
-    # A path, an address or a password is text, and no word.
-    plain = {
-        section: {
-            key: value
-            for key, value in values.items()
-            if isinstance(value, int | float) or (section in PASSED and str(value).isidentifier())
+    sections = {"train": train.model_dump(include=set(RunSettings.model_fields)), **train.settings}
+    # A path, an address or a password is text.
+    for name, values in deployment.model_dump(include={"comm_args", "dp_args"}).items():
+        sections[name] = {
+            key: value for key, value in values.items() if isinstance(value, int | float)
         }
-        for section, values in others.items()
-    }
-    found |= plain.pop("comm_args")
-    for section, values in {"train": local, **train.settings, **plain}.items():
+    for section, values in sections.items():
         found |= {f"{section}.{key}": value for key, value in values.items()}
     return found
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 from fedml_noniid.pipelines.tracking import runs, view
 from fedml_noniid.pipelines.tracking.store import Store, spared
 
 SOON_S = 5  # a training that ends sooner has its run from `sync` alone
+Rows = Sequence[Mapping[str, float]]
 
 
 class Live:
@@ -17,8 +17,8 @@ class Live:
 
     The first error of MLflow ends the recording with a warning.
 
-    `sync` completes the run from the files of the finished item, or makes it if the training was
-    short.
+    `sync` completes the run from the files of the finished item. It makes a new one if the training
+    was short or killed, or if MLflow failed.
     """
 
     def __init__(
@@ -33,27 +33,19 @@ class Live:
 
         MLflow is first called, and imported, by `log_rounds` or `fail`.
         """
-        self._store, self._name, self._experiment = store, name, experiment
+        self._store, self._experiment, self._name = store, experiment, name
+        self._params, self._tags = params, tags
         self._began = time.time()
-        self._begin = partial(
-            runs.start,
-            store,
-            experiment,
-            name,
-            params,
-            tags,
-            began=round(1000 * self._began),
-        )
         self._run: runs.Run | None = None
         self._is_over = False  # since an error
         self.run_id = ""  # stays when the recording has ended
 
-    def log_rounds(self, rows: Iterable[Mapping[str, float]]) -> None:
+    def log_rounds(self, rows: Rows) -> None:
         """As `Run.log_rounds`, once the training has taken SOON_S seconds."""
         if self._run is not None or time.time() - self._began >= SOON_S:
             self._record(lambda run: run.log_rounds(rows))
 
-    def finish(self, rows: Iterable[Mapping[str, float]], final: Mapping[str, float]) -> None:
+    def finish(self, rows: Rows, final: Mapping[str, float]) -> None:
         """As `Run.log_rounds` and `Run.finish`, unless the training was short."""
         if self._run is not None:
             self._record(lambda run: run.log_rounds(rows))
@@ -73,7 +65,14 @@ class Live:
         self._is_over = True
         with spared(f"a part of the run {self._name}"), self._store.guarded():
             if self._run is None:
-                self._run = self._begin()
+                self._run = runs.start(
+                    self._store,
+                    self._experiment,
+                    self._name,
+                    self._params,
+                    self._tags,
+                    self._began,
+                )
                 self.run_id = self._run.run_id
                 client = self._store.client()
                 with self._store.lock("view"):  # a page that is open shows the run in its group

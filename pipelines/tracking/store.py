@@ -10,17 +10,13 @@ import os
 import re
 import shutil
 import sqlite3
-import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedml_noniid.pipelines.experiment import usercache
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 
@@ -33,6 +29,8 @@ SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    # Background jobs of features that are not used here.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
 }
 PLACE = ".place"  # file with the folder in which the database was made
 PATIENCE_S = 5  # seconds within which a server must answer
@@ -41,8 +39,6 @@ TAGGED = (
     "SELECT tags.value FROM tags JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id)"
     " WHERE experiments.name = ? AND tags.key = ? AND runs.lifecycle_stage = 'active'"
 )
-
-ADAPTED = "UPDATE experiments SET artifact_location = ?, creation_time = ?, last_update_time = ?"
 
 
 class StoreError(UserError):
@@ -138,14 +134,8 @@ class Store:
     def lock(self, name: str) -> Iterator[None]:
         """Allows one process at a time. The lock ends with the process, also after a crash."""
         path = self.folder / f".{name}.lock"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("w")
-        except OSError as error:
-            raise StoreError(
-                f"{path}: can't be written ({error.strerror}); choose a folder that is writable"
-            ) from None
-        with file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -215,44 +205,18 @@ class Store:
 
         A kill leaves no database or a whole one.
         """
-        from mlflow.exceptions import MlflowException
-        from sqlalchemy.exc import SQLAlchemyError
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
+        build: Any = SqlAlchemyStore  # mlflow's constructor has no types
         unfinished = self.folder / ".new"
         shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
         try:
             unfinished.mkdir()
-            self._fill(unfinished / "mlflow.db")
+            address, artifacts = f"sqlite:///{unfinished / 'mlflow.db'}", self.folder / "artifacts"
+            build(address, artifacts.as_uri()).engine.dispose()
             os.replace(unfinished / "mlflow.db", self.database)
-        except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
-            raise StoreError(
-                f"{self.database}: can't be created ({_line(error)}); is the disk full?"
-            ) from None
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-
-    def _fill(self, path: Path) -> None:
-        """Writes an empty database, from the user's cache if this version of MLflow has made one
-        there."""
-        name, artifacts = "mlflow.db", (self.folder / "artifacts").as_uri()
-        made_by = f"{sys.version} {[version(one) for one in ('mlflow', 'SQLAlchemy', 'alembic')]}"
-        template = usercache.read_bytes(name, made_by)
-        if template is None:
-            _build(path, artifacts)
-            usercache.write_bytes(name, made_by, path.read_bytes())
-            return
-        path.write_bytes(template)
-        with contextlib.closing(sqlite3.connect(path)) as database, database:
-            # The one experiment in it has the one path in it.
-            database.execute(ADAPTED, (f"{artifacts}/0", *2 * [round(1000 * time.time())]))
-
-
-def _build(path: Path, artifacts: str) -> None:
-    """Has MLflow make an empty database. It takes a second."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    build: Any = SqlAlchemyStore  # mlflow's constructor has no types
-    build(f"sqlite:///{path}", artifacts).engine.dispose()
 
 
 def load() -> None:

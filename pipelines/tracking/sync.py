@@ -1,4 +1,4 @@
-"""Finished items, deployments and reports on disk -> MLflow runs.
+"""Finished items and deployments on disk -> MLflow runs.
 
 Each is one run, with its numbers, files and registered model.
 """
@@ -6,7 +6,6 @@ Each is one run, with its numbers, files and registered model.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from fedml_noniid.pipelines.tracking import models, runs, view
 from fedml_noniid.pipelines.tracking.store import Store
 
 SYNCED = "synced"  # tag: digest of the files and facts that completed a run
-SUPERSEDED = "superseded_by"  # tag of a run in the trash: id of the run that replaced it
-REPORTS = "papers"  # experiment with the papers' tables and figures, one run per paper and size
 MODEL = "model.safetensors"  # is stored with the registered model
 
 
@@ -32,7 +29,7 @@ class Finished:
     digest: str  # of everything else
     params: Mapping[str, object]
     tags: Mapping[str, str]
-    rows: Sequence[Mapping[str, float]]  # of the rounds, with their `seconds`
+    rows: Sequence[Mapping[str, float]]  # of the rounds, with their `seconds` if they are known
     final: Mapping[str, float]
     files: Sequence[Path]
     written: Path  # the file that was written last
@@ -45,12 +42,9 @@ class Finished:
         return round(1000 * self.written.stat().st_mtime)
 
     @property
-    def began(self) -> int:
-        """The beginning in milliseconds."""
-        seconds = [
-            row["seconds"] for row in self.rows if math.isfinite(row.get("seconds", math.nan))
-        ]
-        return self.ended - round(1000 * sum(seconds))
+    def began(self) -> float:
+        """The beginning in seconds."""
+        return self.ended / 1000 - sum(results.numbers(row).get("seconds", 0) for row in self.rows)
 
 
 def sync(store: Store, root: Path, experiment: str) -> list[str]:
@@ -62,22 +56,12 @@ def sync(store: Store, root: Path, experiment: str) -> list[str]:
     return record(store, experiment, [_of_item(item, root) for item in items], root)
 
 
-def sync_reports(store: Store, root: Path) -> list[str]:
-    """Makes a run of the experiment "papers" for every paper's report under `root`.
-
-    Returns the names that needed work.
-    """
-    return record(
-        store, REPORTS, [*map(_of_report, sorted(root.glob("papers/built/*/*/metrics.json")))], root
-    )
-
-
 def record(store: Store, experiment: str, found: Sequence[Finished], root: Path) -> list[str]:
     """Makes one finished run for each, unless MLflow has it. Returns the names that needed work.
 
-    A new run replaces the earlier run of its name. The earlier run goes to MLflow's trash with the
-    tag `superseded_by`, so charts don't count it twice. Runs of a DVC experiment stay: their files
-    are not in the workspace. A run that was deleted in MLflow is restored.
+    The earlier run of its name goes to MLflow's trash, so charts don't count it twice. Runs of a
+    DVC experiment stay: their files are not in the workspace. A run that was deleted in MLflow is
+    made again.
     """
     if recorded(store, experiment).issuperset(one.digest for one in found):
         return []
@@ -85,16 +69,15 @@ def record(store: Store, experiment: str, found: Sequence[Finished], root: Path)
     with store.guarded(), store.lock("sync"):
         experiment_id = runs.of_name(store, client, experiment)
         known, whole = defaultdict[str, list[Any]](list), set()
-        for run in runs.search(client, experiment_id, runs.ALL):
+        for run in runs.search(client, experiment_id):
             known[run.data.tags.get("item", "")].append(run)
-            if run.info.lifecycle_stage == "active":
-                whole.add(run.data.tags.get(SYNCED))
+            whole.add(run.data.tags.get(SYNCED))
         todo = [one for one in found if one.digest not in whole]
         for one in todo:
-            run = _complete(client, experiment_id, one, known[one.name])
+            run_id = _complete(store, client, experiment, one, known[one.name])
             if one.item is not None:
-                models.register(client, run, experiment, one.item, root)
-            client.set_tag(run.info.run_id, SYNCED, one.digest)
+                models.register(client, run_id, experiment, one.item, root)
+            client.set_tag(run_id, SYNCED, one.digest)
         view.prepare(client, experiment_id)
     return [one.name for one in todo]
 
@@ -107,12 +90,11 @@ def recorded(store: Store, experiment: str) -> set[str]:
     The embedded database is read without mlflow. Every other store is asked, so a dead server is
     noticed.
     """
-    name = runs.cut(experiment, runs.EXPERIMENT)
     if not store.uri:
-        return store.tagged(name, SYNCED)
+        return store.tagged(experiment, SYNCED)
     client = store.client()
     with store.guarded():
-        found = client.get_experiment_by_name(name)
+        found = client.get_experiment_by_name(experiment)
         known = runs.search(client, found.experiment_id) if found else []
     return {str(run.data.tags.get(SYNCED)) for run in known}
 
@@ -137,13 +119,15 @@ def _of_item(item: ItemResult, root: Path) -> Finished:
         "composition": item.composition,
         "seed": str(item.seed),
     }
-    seconds = item.seconds or (math.nan,) * len(item.rows)  # NaN is not logged
+    rows: Sequence[Mapping[str, float]] = item.rows
+    if item.seconds is not None:
+        rows = [{**row, "seconds": s} for row, s in zip(rows, item.seconds, strict=True)]
     return Finished(
         item.key,
         hashed(repr(facts), files),
         {**item.params, **about},
-        {**item.made.get("tags", {}), **item.tags, **about},
-        [{**row, "seconds": value} for row, value in zip(item.rows, seconds, strict=True)],
+        {**item.tags, **about},
+        rows,
         {**item.final, **results.numbers(item.evaluation)},
         files,
         next(path for path in files if path.name == "rounds.csv"),
@@ -152,51 +136,31 @@ def _of_item(item: ItemResult, root: Path) -> Finished:
     )
 
 
-def _of_report(metrics: Path) -> Finished:
-    """A paper's report, by its file of numbers."""
-    paper, size = metrics.parts[-3:-1]
-    files = sorted(path for path in (metrics.parent / "report").glob("*") if path.is_file())
-    numbers, params = results.numbers(results.record(metrics)), {"paper": paper, "size": size}
-    digest = hashed(f"{paper} {size} {sorted(numbers.items())}", files)
-    return Finished(f"{paper}-{size}", digest, params, {}, [], numbers, files, metrics)
-
-
-def _complete(client: Any, experiment_id: str, one: Finished, earlier: Sequence[Any]) -> Any:
-    """The run (live, restored from the trash, or new), complete except for its model."""
+def _complete(
+    store: Store, client: Any, experiment: str, one: Finished, earlier: Sequence[Any]
+) -> str:
+    """The id of the run (live or new), complete except for its model."""
     same = [run for run in earlier if _is_of(run, one)]
     run = max(same, key=lambda run: int(run.info.start_time), default=None)
     if run is None:
-        run = client.create_run(
-            experiment_id, start_time=one.began, tags={"item": one.name}, run_name=one.name
-        )
-    elif run.info.lifecycle_stage == "deleted":
-        client.restore_run(run.info.run_id)
-        if SUPERSEDED in run.data.tags:
-            client.delete_tag(run.info.run_id, SUPERSEDED)
-    log = runs.Run(client, run)
-    log.describe(one.params, {"item": one.name, **one.tags})
-    log.log_rounds(one.rows)
-    log.finish(one.final, one.files, run.info.end_time or one.ended)
+        log = runs.start(store, experiment, one.name, one.params, one.tags, one.began)
+        log.log_rounds(one.rows)
+    else:
+        log = runs.Run(client, run)
+        log.tag(one.tags)
+    log.finish(one.final, one.files, run.info.end_time if run else one.ended)
     for old in earlier:
-        named = old.data.tags.get("dvc_experiment")
         is_later = old.info.status == "RUNNING" and old.info.start_time > one.ended
-        is_other = named is not None and named != run.data.tags.get("dvc_experiment")
-        is_active = old.info.run_id != run.info.run_id and old.info.lifecycle_stage == "active"
-        if is_active and not is_later and not is_other:
-            # MLflow's pages can restore it from the trash.
-            client.set_tag(old.info.run_id, SUPERSEDED, run.info.run_id)
-            client.delete_run(old.info.run_id)
-    return run
+        is_other = "dvc_experiment" in old.data.tags
+        if old.info.run_id != log.run_id and not is_later and not is_other:
+            client.delete_run(old.info.run_id)  # MLflow's pages can restore it from the trash
+    return log.run_id
 
 
 def _is_of(run: Any, one: Finished) -> bool:
-    """Whether a run belongs to the training that wrote these files."""
-    if run.info.run_id == one.live:
-        return True
-    fingerprint, weights = one.tags.get("fingerprint"), one.tags.get("weights_sha256")
-    return bool(
-        fingerprint is not None
-        and run.data.tags.get("fingerprint") == fingerprint
-        and run.info.status == "FINISHED"
-        and run.data.tags.get("weights_sha256", weights) == weights
+    """Whether a run has all rounds of the training that wrote these files."""
+    tags = run.data.tags
+    is_same = "fingerprint" in one.tags and all(
+        tags.get(key) == one.tags.get(key) for key in ("fingerprint", "weights_sha256")
     )
+    return run.info.status == "FINISHED" and (run.info.run_id == one.live or is_same)

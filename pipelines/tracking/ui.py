@@ -10,8 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
 
 from fedml_noniid.pipelines.tracking import runs, view
 from fedml_noniid.pipelines.tracking.store import Store
@@ -19,9 +17,6 @@ from fedml_noniid.plugins.core.errors import UserError
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 5000
-NO_JOBS = {
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"
-}  # background jobs for features that are not used here
 
 
 def serve(store: Store, experiment: str, port: int | None = None) -> None:
@@ -35,27 +30,18 @@ def serve(store: Store, experiment: str, port: int | None = None) -> None:
         return
     port = _free(DEFAULT_PORT, 0) if port is None else _free(port)
     command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        f"--host={HOST}",
-        f"--port={port}",
+        *(sys.executable, "-m", "mlflow", "server", f"--host={HOST}", f"--port={port}"),
         "--workers=1",
-    ]
-    command += [
         f"--backend-store-uri={store.address}",
         f"--default-artifact-root={store.folder / 'artifacts'}",
     ]
+    link = view.link(f"http://{HOST}:{port}", experiment_id)
+    sys.stdout.write(f"Compare the runs, in some seconds:  {link}\nCtrl-C stops the server.\n")
+    sys.stdout.flush()
     # A process group of its own: its workers end with it, however this process ends.
-    server = subprocess.Popen(command, env=os.environ | NO_JOBS, start_new_session=True)
+    server = subprocess.Popen(command, start_new_session=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        while server.poll() is None and not _answers(port):
-            time.sleep(0.3)
-        link = view.link(f"http://{HOST}:{port}", experiment_id)
-        sys.stdout.write(f"\nCompare the runs:  {link}\nCtrl-C stops the server.\n")
-        sys.stdout.flush()
         if server.wait():
             raise UserError(
                 f"mlflow server: ended with code {server.returncode}; its own messages are above"
@@ -77,11 +63,3 @@ def _free(*ports: int) -> int:
         except (OSError, OverflowError) as error:
             reason = error
     raise UserError(f"port {ports[0]} can't be used ({reason}); --port names another")
-
-
-def _answers(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=5):
-            return True
-    except OSError:
-        return False

@@ -13,7 +13,6 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.tracking import deployments, ui
 from fedml_noniid.pipelines.tracking import sync as syncing
 from fedml_noniid.pipelines.tracking.store import Store
-from fedml_noniid.pipelines.tracking.sync import sync, sync_reports
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 
@@ -21,19 +20,13 @@ log = logging.getLogger(__name__)
 
 
 def bring_up_to_date(place: Workspace) -> tuple[Store, str]:
-    """Records finished items and reports.
+    """Records finished items.
 
     Returns the store and the name of the experiment. UserError.
     """
-    store, experiment = (
-        Store(place.repository, place.tracking_uri),
-        _experiment(place.root / "params.yaml"),
-    )
-    changed = [
-        *sync(store, place.root, experiment),
-        *deployments.sync_stage(store, place.root, experiment),
-    ]
-    sync_reports(store, place.root)
+    store = Store(place.repository, place.tracking_uri)
+    experiment = _experiment(place.root / "params.yaml")
+    changed = syncing.sync(store, place.root, experiment)
     log.info("MLflow: %d of its runs brought up to date", len(changed))
     return store, experiment
 

@@ -17,39 +17,9 @@ SECTION = "which-method-is-best"
 BY_ROUND = "test_accuracy"
 BARS = ("final/test_accuracy", "final/client_worst", "final/traffic_mib")
 METHOD = "method"  # tag: the name of a run's group in the view
-# The colours of MLflow's pages, in their order. A hash of a group's name selects one: two groups
-# often get the same.
-PALETTE = (
-    "a6630c",
-    "c83243",
-    "b45091",
-    "8a63bf",
-    "434a93",
-    "137dae",
-    "04867d",
-    "308613",
-    "facb66",
-    "1f272d",
-    "445461",
-    "5f7281",
-    "8396a5",
-    "93320b",
-    "be501e",
-    "de7921",
-    "f2be88",
-    "115026",
-    "277c43",
-    "3ba65e",
-    "8ddda8",
-    "9e102c",
-    "c82d4c",
-    "e65b77",
-    "f792a6",
-    "0e538b",
-    "2272b4",
-    "4299e0",
-    "8acaff",
-)
+# MLflow's pages have this number of colours for groups. A hash of a group's name selects one: two
+# groups often get the same.
+N_COLOURS = 29
 SPACES = 30  # tried at the end of a name
 
 
@@ -62,9 +32,7 @@ def link(address: str, experiment_id: str) -> str:
 def prepare(client: Any, experiment_id: str) -> None:
     """Writes the view for the experiment's present runs, and the name of its group into each
     run."""
-    found = sorted(
-        runs.search(client, experiment_id, runs.ACTIVE), key=lambda run: int(run.info.start_time)
-    )
+    found = sorted(runs.search(client, experiment_id), key=lambda run: int(run.info.start_time))
     metrics = sorted({name for run in found for name in run.data.metrics})
     several = len({run.data.params.get("scenario") for run in found}) > 1
     names = {run.info.run_id: _name(run, several) for run in found}
@@ -121,19 +89,15 @@ def with_own_colours(names: Iterable[str]) -> dict[str, str]:
     """Name -> the name with spaces at its end that no page shows, for which MLflow selects a colour
     of its own.
 
-    MLflow keeps the colours of groups in the browser, so a view can't name them. Of the unused
-    colours, a name gets the one that is farthest from the used ones. A new name at the end does not
-    change the others.
+    MLflow keeps the colours of groups in the browser, so a view can't name them. A new name at the
+    end does not change the others.
     """
-    used: list[str] = []
+    used: set[int] = set()
     found = {}
     for name in names:
-        colours = {name + k * " ": _colour(f"tag.{METHOD}.{name}{k * ' '}") for k in range(SPACES)}
-        found[name] = max(
-            colours,
-            key=lambda text: min((_distance(colours[text], other) for other in used), default=0),
-        )
-        used.append(colours[found[name]])
+        padded = [name + k * " " for k in range(SPACES)]
+        found[name] = next((text for text in padded if colour(text) not in used), name)
+        used.add(colour(found[name]))
     return found
 
 
@@ -151,18 +115,13 @@ def _name(run: Any, several: bool) -> str:
     return ", ".join(str(part) for part in parts if part) or run.info.run_name
 
 
-def _colour(group: str) -> str:
-    """The colour that MLflow's pages select for a group."""
+def colour(name: str) -> int:
+    """The number of the colour that MLflow's pages select for a group."""
     low = high = 0
-    for letter in group:
+    for letter in f"tag.{METHOD}.{name}":
         low = (low + ord(letter)) % 255
         high = (high + low) % 255
-    return PALETTE[(low | high << 8) % len(PALETTE)]
-
-
-def _distance(one: str, other: str) -> int:
-    """How different two colours are: the squared distance of their RGB values."""
-    return sum((a - b) ** 2 for a, b in zip(bytes.fromhex(one), bytes.fromhex(other), strict=True))
+    return (low | high << 8) % N_COLOURS
 
 
 def _by_round() -> dict[str, Any]:

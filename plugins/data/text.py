@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -69,15 +69,6 @@ def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
     return torch.from_numpy(found)
 
 
-class Encoded(NamedTuple):
-    """Texts as a network reads them."""
-
-    train_x: Tensor  # [n, length] int32
-    test_x: Tensor  # [m, length] int32
-    vectors: Tensor  # [V, 300] float32
-    notes: list[str]
-
-
 def read_texts(
     train: Sequence[str],
     test: Sequence[str],
@@ -86,15 +77,15 @@ def read_texts(
     size: int,
     length: int,
     noun: str,
-) -> Encoded:
-    """Tokens of texts in two parts, and the vectors of a vocabulary of `size` entries at most, made
-    of `source` texts.
+) -> tuple[Tensor, Tensor, Tensor, list[str]]:
+    """(tokens of the training texts, those of the test texts, vectors, notes).
 
-    See `encode` for `length` and `embedding` for `root`. `noun`: "tweets", for the notes. Raises
+    The vectors are those of a vocabulary of `size` entries at most, made of the `source` texts. See
+    `encode` for `length` and `embedding` for `root`. `noun`: "tweets", for the notes. Raises
     UserError as these.
     """
     first, second = ([tokenise(one) for one in part] for part in (train, test))
-    words = vocabulary(first if source is train else map(tokenise, source), size)
+    words = vocabulary(map(tokenise, source), size)
     vectors, where = embedding(words, root)
     train_x, test_x = encode(first, words, length), encode(second, words, length)
     cut = sum(len(tokens) > length for part in (first, second) for tokens in part)
@@ -104,7 +95,7 @@ def read_texts(
         f"{cut} of {len(first) + len(second)} {noun} cut to {length} tokens",
         where,
     ]
-    return Encoded(train_x, test_x, vectors, notes)
+    return train_x, test_x, vectors, notes
 
 
 def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:

@@ -193,7 +193,7 @@ def test_from_python_as_from_a_file(digits: Dataset) -> None:
     assert "degrees" not in repr(split), "only the partition's own options are named"
     with pytest.raises(
         UserError,
-        match=r"partition: rotation.degrees\[0\] = 45 is refused; allowed: 0, 90, 180 or 270",
+        match=r"partition: rotation.degrees\[0\] = 45 is refused; allowed: 0, 90, 180, 270",
     ):
         nd.partition(nd.load("digits"), "iid", 5, rotation={"degrees": [45]})
 
@@ -302,11 +302,11 @@ def test_without_a_feature_skew_there_are_no_copies(digits: Dataset) -> None:
         ({"label_noise": 0.2}, "scenarios.s.label_noise = 0.2 is refused"),
         (
             {"rotation": {"degrees": [0, 30]}},
-            ("scenarios.s.rotation.degrees[1] = 30 is refused; allowed: 0, 90, 180 or 270"),
+            ("scenarios.s.rotation.degrees[1] = 30 is refused"),
         ),
         (
             {"rotation": {"degrees": [90, False]}},
-            "rotation.degrees[1] = False is refused; allowed: 0, 90, 180 or 270",
+            "rotation.degrees[1] = False is refused; allowed: 0, 90, 180, 270",
         ),
         (
             {"rotation": {"degrees": []}},
@@ -380,7 +380,7 @@ def test_given_sizes_in_a_scenario(digits: Dataset) -> None:
     assert found.counts.sum(1).tolist() == [626, 313, 157]
     assert found.statistics["samples_left_out"] == 1253 - 626 - 313 - 157
     assert by_sizes(digits, [100, 50, 25]).counts.sum(1).tolist() == [100, 50, 25]
-    with pytest.raises(UserError) as error:
+    with pytest.raises(
+        UserError, match=r"^scenarios.s.sizes = \[1000, 250, 4\] is refused; .*1253"
+    ):
         by_sizes(digits, [1000, 250, 4])
-    allowed = "sizes with a sum of at most 1253, the training samples, not 1254"
-    assert str(error.value) == f"scenarios.s.sizes = [1000, 250, 4] is refused; allowed: {allowed}"

@@ -20,7 +20,7 @@ from fedml_noniid.plugins.core.trees import Params, tree_map
 from tests.recipe_table import ALONE
 
 ROOT = Path(__file__).parents[2]
-AGAIN = "if this has to be, `noniid budget` writes the table again"
+AGAIN = "if this has to be, `python -m benchmarks budget` writes the table again"
 
 
 @cache
@@ -38,7 +38,7 @@ def budget() -> dict[tuple[str, str], Counts]:
 def test_a_method_keeps_its_budget(entry: str, engine: str) -> None:
     allowed = budget().get((entry, engine))
     assert allowed is not None, (
-        f"{entry} has no line in {gpu_budget.FILE}; `noniid budget` writes it"
+        f"{entry} has no line in {gpu_budget.FILE}; `python -m benchmarks budget` writes it"
     )
     counts, waits, _ = of_round(*ALONE[entry], engine, SMALL, 2)
     for what, found, most in zip(Counts._fields, counts, allowed, strict=True):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from scipy.stats import binomtest, t
+from scipy.stats import t
 
 from fedml_noniid.pipelines.reporting.comparison import (
     Comparison,
@@ -15,7 +15,6 @@ from fedml_noniid.pipelines.reporting.comparison import (
     paired,
     per_deviation,
     seeds_needed,
-    sign_test,
 )
 from fedml_noniid.pipelines.reporting.summary import Spread
 
@@ -37,7 +36,7 @@ def test_one_two_three_by_hand() -> None:
     assert (found.low, found.high) == pytest.approx((0.02 - HALF / 100, 0.02 + HALF / 100))
     assert pytest.approx(2.484, abs=0.0005) == HALF
     assert found.p == pytest.approx(1 - 2 * math.sqrt(3) / math.sqrt(14))
-    assert found.sign_p == 0.25 and found.higher == 3
+    assert found.higher == 3
 
 
 def test_only_common_seeds_count() -> None:
@@ -45,20 +44,6 @@ def test_only_common_seeds_count() -> None:
     found = paired("a", {1: 0.6, 2: 0.9, 4: 0.8}, {4: 0.5, 1: 0.5, 3: 0.1}, STEP)
     assert found.differences == pytest.approx((0.1, 0.3))
     assert found.p == pytest.approx(1 - 2 * math.atan(2) / math.pi)
-
-
-@pytest.mark.parametrize(
-    ("samples", "p"),
-    [
-        ([1, 2, 3, 4, 5, 6], 2 / 64),
-        ([1, 2, -3], 1.0),  # two or more of three, on either side
-        ([1, 1, 0], 0.5),  # the tie does not count: two of two
-        ([0, 0, 0], 1.0),
-        ([-1, -1, -1, -1, 1], 12 / 32),  # one or none of five, on either side
-    ],
-)
-def test_the_sign_test_by_hand(samples: Sequence[float], p: float) -> None:
-    assert of(samples).sign_p == pytest.approx(p)
 
 
 def test_equal_differences_count_as_if_one_seed_were_one_sample_off() -> None:
@@ -143,5 +128,3 @@ def test_the_tests_are_those_of_scipy(n: int) -> None:
         assert per_deviation(n, level) == pytest.approx(
             t.ppf(1 - level / 2, n - 1) / math.sqrt(n), rel=1e-12
         )
-    for higher in range(n + 1):
-        assert sign_test(higher, n) == pytest.approx(binomtest(higher, n).pvalue, rel=1e-12)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedml_noniid.cli.app import main
-from fedml_noniid.pipelines.tools import keep
 from tests.pipelines.by_hand import diverged, paper, run
+from tools import keep
 
 TARGETS = """\
 ccn-tab9:
@@ -82,7 +81,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def keep_in(root: Path, *arguments: str) -> int:
-    return main(["keep", *arguments, "--root", str(root)])
+    return keep.main([*arguments, "--root", str(root)])
 
 
 def lines(path: Path) -> list[dict[str, str]]:
@@ -131,8 +130,8 @@ def test_a_table_is_kept_with_its_rounds_runs_and_makers(repository: Path) -> No
     assert "| A | 0.60 LEAK [1] |" in page and "0.50; 1 of 2 seeds diverges" in page
     assert page.split("## Made with\n\n")[1].splitlines() == [
         (
-            "- Command: `noniid papers build ccn-tab9 --size smoke`; kept by `noniid keep ccn-tab9 "
-            "--size smoke`."
+            "- Command: `noniid papers build ccn-tab9 --size smoke`; kept by `python -m "
+            "tools.keep ccn-tab9 --size smoke`."
         ),
         "- Commit of the code: c0ffee (1 run), bad (1 run).",
         "- CPU: Some CPU.",
@@ -188,7 +187,7 @@ def test_an_experiment_is_kept_under_a_name(repository: Path) -> None:
     page = (kept / "mine.md").read_text()
     assert (
         "| a LEAK | 20.00 |" in page
-        and "Command: `noniid run`; kept by `noniid keep mine`." in page
+        and "Command: `noniid run`; kept by `python -m tools.keep mine`." in page
     )
     assert "1 runs (planned: 6); missing: near-b-0, near-a-1, near-b-1, near-a-2, near-b-2" in page
     assert [row["recipe"] for row in lines(kept / "mine-runs.csv")] == ["a"]

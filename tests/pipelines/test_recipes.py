@@ -41,11 +41,13 @@ def test_a_recipe_that_composes_says_what_it_does(capsys: pytest.CaptureFixture[
     assert "1 / M" in out and "2 per round" in out and "labelled samples" in out
 
 
-def test_the_refused_pairs_are_those_that_building_refuses(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code, out, _ = run(capsys, "--pairs")
+def test_a_method_has_its_paper_defaults_and_source(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "fednova")
     assert code == 0
-    named = {line for line in out.splitlines() if "+" in line and not line.startswith(" ")}
-    assert {"feddyn+scaffold", "feddyn+fednnnn", "rfedavg+rfedavg_plus"} <= named
-    assert not named & {"fnr+scaffold", "ccn+scaffold", "feddyn+fednlr", "fednnnn+fednlr"}
+    assert "arxiv.org/abs/2007.07481" in out and "  nu = direction | weights\n" in out
+    assert "\nclass FedNova(Component):\n" in out
+
+
+def test_a_recipe_that_does_not_compose_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "feddyn+scaffold")
+    assert (code, out) == (2, "") and "can't be combined: both own" in err

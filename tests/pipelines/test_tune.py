@@ -15,8 +15,6 @@ from fedml_noniid.pipelines.experiment import cache, config, provenance, tuning
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.tuning import Point, Trial
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.papers import tune as of_papers
-from fedml_noniid.pipelines.papers.studies import PAPER_FILES, of_paper
 from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.pipelines.stages.tune import Choice, tune
 from fedml_noniid.plugins.core.errors import UserError
@@ -341,53 +339,3 @@ def test_nothing_is_trained_twice(tuned: tuple[Path, dict[str, Choice]]) -> None
     )
     tune(Workspace.of(root, {}), config.load(root))
     assert before.items() <= items(root).items() and len(items(root)) <= 4 + 4
-
-
-STUDY = """\
-study_names: [digits, bare]
-studies:
-  digits:
-    data: {name: digits, validation: 0, public: 0}
-    scenarios: {skewed: {partition: dirichlet, clients: 3, alpha: 1}}
-    recipes: {fedavg: {}, pull: {recipe: fedprox, fedprox: {mu: 0.5}}}
-    seeds: [0]
-    train: {model: mlp, model_options: {hidden: 4}, rounds: 1, epochs: 1, batch_size: 50, lr: 0.1}
-  bare: {like: digits}
-grids:
-  digits: {seeds: [100], grid: {train: {lr: [0.05, 0.2]}, fedprox: {mu: [0, 0.1, 1]}}}
-"""
-
-
-def test_a_paper_s_study_is_tuned_by_the_same_code(tmp_path: Path) -> None:
-    """With a validation split of its own.
-
-    The test set decides only if that is asked for, and the page says so.
-    """
-    (tmp_path / PAPER_FILES / "ccn").mkdir(parents=True)
-    (tmp_path / PAPER_FILES / "ccn" / "params.yaml").write_text(STUDY)
-    place = Workspace.of(tmp_path, {})
-    page = of_papers.tune(place, "ccn", "digits", "smoke")
-    assert page == tmp_path / "papers/built/tune/ccn-smoke/digits-validation.md"
-    text = page.read_text()
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in text.splitlines()
-        if line.startswith("| ")
-    ]
-    rows = [row for row in rows if row[1] == "skewed"]
-    for recipe, n in (("fedavg", 2), ("pull", 6)):
-        found = [float(row[3]) for row in rows if row[0] == recipe]
-        assert len(found) == n and found == sorted(found, reverse=True)
-        assert [row[4] for row in rows if row[0] == recipe] == ["best"] + [""] * (n - 1)
-    before = items(tmp_path)
-    assert len(before) == 8
-    shutil.rmtree(tmp_path / "papers")
-    said = of_papers.tune(place, "ccn", "digits", "smoke", "test").read_text()
-    assert (
-        items(tmp_path) == before
-        and "CHOSEN ON THE TEST SET: a leak" in said
-        and "CHOSEN" not in text
-    )
-    assert of_paper("ccn", "smoke", tmp_path)["digits"].content["data"]["validation"] == 0, (
-        "left as it was"
-    )

@@ -1,4 +1,4 @@
-"""Sentiment140 through all stages: from a CSV and from LEAF's files to a report that says what the
+"""Sentiment140 through all stages: from a CSV to a report that says what the
 data are."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.models.recurrent import EMBEDDING
 from fedml_noniid.plugins.silo import loopback
-from tests.data.tweets import Tweet, both, write
+from tests.data.tweets import Tweet, write
 from tests.pipelines.small import run_stages
 
 # A warning of mlflow's own use of SQLAlchemy.
@@ -60,7 +60,7 @@ def tweets() -> list[Tweet]:
 
 def configure(
     folder: Path,
-    data: str = "source: csv",
+    data: str = "pick: random",
     partition: str = DIRICHLET,
     engine: str = "auto",
     *changes: tuple[str, str],
@@ -72,14 +72,9 @@ def configure(
     (folder / "params.yaml").write_text(text)
 
 
-@pytest.mark.parametrize(("source", "partition"), [("csv", DIRICHLET), ("leaf", "iid")])
-def test_from_tweets_to_a_report(tmp_path: Path, source: str, partition: str) -> None:
-    said = tweets()
-    if source == "csv":
-        write(tmp_path / "raw", said)
-    else:
-        both(tmp_path / "raw", said[:80], said[80:])
-    configure(tmp_path, f"source: {source}", partition)
+def test_from_tweets_to_a_report(tmp_path: Path) -> None:
+    write(tmp_path / "raw", tweets())
+    configure(tmp_path)
     run_stages(tmp_path, ALL)
     data = Dataset.read(tmp_path / "data" / "sent140.safetensors")
     assert (len(data.train_y) + len(data.test_y), data.train_x.shape[1]) == (80, 7)
@@ -120,7 +115,7 @@ def test_counted_traffic_leaves_the_vectors_out(tmp_path: Path) -> None:
     write(tmp_path / "raw", tweets())
     configure(
         tmp_path,
-        "source: csv",
+        "pick: random",
         DIRICHLET,
         "auto",
         ("{rfedavg_plus: {lam: 0.1}}", "{recipe: fedavg}"),
@@ -172,7 +167,7 @@ def test_a_method_that_makes_samples_is_refused_before_anything_runs(tmp_path: P
         ("recipe_names: [", "recipe_names: [fedftg, "),
         ("\nrecipes:\n", "\nrecipes:\n  fedftg: {}\n"),
     )
-    configure(tmp_path, "source: csv", DIRICHLET, "auto", *more)
+    configure(tmp_path, "pick: random", DIRICHLET, "auto", *more)
     with pytest.raises(
         UserError, match=r"recipes.fedftg: fedftg: its generator makes samples by gradients"
     ):

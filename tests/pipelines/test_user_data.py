@@ -237,7 +237,11 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
         table(),
         ("file = 'a.xlsx'", ".csv, .csv.gz, .parquet"),
     ),
-    "an empty file": (CSV, raw("a.csv", b""), ("a.csv: is empty", "name the columns")),
+    "an empty file": (
+        CSV,
+        raw("a.csv", b""),
+        ("a.csv: can't be read as CSV", "the names of the columns"),
+    ),
     "names and no rows": (
         CSV,
         table(old=TABLE[TABLE.index("north") :], new=""),
@@ -266,7 +270,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "latin-1": (
         CSV,
         raw("a.csv", TABLE.replace("ill", "krank ä").encode("latin-1")),
-        ("a.csv: is not UTF-8",),
+        ("a.csv: can't be read as CSV", "UTF-8"),
     ),
     "semicolons and decimal commas": (
         CSV,
@@ -281,7 +285,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "UTF-16": (
         CSV,
         raw("a.csv", TABLE.encode("utf-16")),
-        ("a.csv: is not UTF-8", "save it again as UTF-8"),
+        ("a.csv: can't be read as CSV", "UTF-8"),
     ),
     "a workbook called CSV": (
         CSV,
@@ -373,7 +377,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "two columns of one name in parquet": (
         PARQUET,
         twice_in_parquet,
-        ("a.parquet: column 'x' is there twice",),
+        ("a.parquet: can't be read as parquet", "x"),
     ),
     "a column without a name": (
         CSV,
@@ -677,7 +681,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "one array called npz": (
         ARRAYS,
         lambda f: (np.save(f / "a.npy", np.ones(3)), (f / "a.npy").rename(f / "train.npz")),
-        ("train.npz: is one array", "np.savez"),
+        ("train.npz: can't be read as arrays", "np.savez"),
     ),
     "arrays without names": (
         ARRAYS,
@@ -689,7 +693,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
         lambda f: np.savez(f / "train.npz", X=np.ones((4, 2)), y=np.arange(4)),
         ("train.npz: array 'X'", "allowed: x, y"),
     ),
-    "no labels": (ARRAYS, arrays(train_y=None), ("train.npz: holds no array 'y'", "np.savez")),
+    "no labels": (ARRAYS, arrays(train_y=None), ("train.npz: y is missing",)),
     "fewer labels than samples": (
         ARRAYS,
         arrays(train_y=np.arange(29) % 2),
@@ -728,7 +732,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "owners in one file": (
         ARRAYS,
         arrays(train_client=np.arange(30) % 3),
-        ("test.npz: client is missing", "both or none"),
+        ("test.npz: client is missing", "both parts or of none"),
     ),
     "a name too few": (
         ARRAYS,
@@ -756,12 +760,12 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "labels of two kinds": (
         ARRAYS,
         arrays(test_y=np.arange(10) % 2),
-        ("test.npz: y is int64 [10], that of train.npz is",),
+        ("test.npz: y is int64 [10]; allowed: one kind",),
     ),
     "two scales": (
         ARRAYS,
         arrays(train_x=np.full((30, 8, 8), 200.0), test_x=np.full((10, 8, 8), 0.5)),
-        ("test.npz: x goes up to 0.5, that of train.npz to 200", "one scale"),
+        ("test.npz: x goes up to 0.5", "one scale"),
     ),
     # Other data sets
     "no FEMNIST": ("name: femnist", nothing, ("mine/femnist/train: holds no *.json; make them",)),

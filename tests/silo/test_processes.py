@@ -172,7 +172,7 @@ def test_nothing_is_unpickled_and_only_the_server_listens(tmp_path):
 
 @pytest.mark.parametrize(("part", "seed"), [(chaos.all_must_answer, 0), (chaos.two_must_answer, 4)])
 def test_a_run_survives_kills(part, seed, tmp_path):
-    """`noniid chaos` does this many times."""
+    """`python -m benchmarks chaos` does this many times."""
     ran = part(seed, 2, tmp_path)
     assert ran.same and not ran.error, ran
     assert len(ran.events) == 2

@@ -1,8 +1,8 @@
 """Server and silos are lost and made again from their files, and silos answer too late: the
 simulation's bits.
 
-Without FedML and without a network, so that every recipe can go through it. `noniid chaos` kills
-real processes.
+Without FedML and without a network, so that every recipe can go through it. `python -m benchmarks
+chaos` kills real processes.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from fedml_noniid.plugins.core.errors import UserError, known
 from fedml_noniid.plugins.core.options import check_options
-from fedml_noniid.plugins.data.partitions.assigning import client_count
+from fedml_noniid.plugins.data.checks import whole_number
 from fedml_noniid.plugins.data.partitions.label import (
     by_classes,
     dirichlet,
@@ -33,24 +33,21 @@ from fedml_noniid.plugins.data.types import Ints
 Partition = Callable[..., list[Ints]]
 
 
-def _by_name(*functions: Partition) -> dict[str, Partition]:
-    return {function.__name__: function for function in functions}
-
-
-BY_LABEL = _by_name(
-    iid,
-    dirichlet,
-    shards,
-    shards_equal,
-    similarity,
-    by_classes,
-    iid_unbalanced,
-    by_sizes,
-    quantity,
-    two_classes,
-    mixed,
-)
-BY_OWNER = _by_name(natural, natural_grouped)  # their clients are users or groups of users
+BY_LABEL: dict[str, Partition] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "shards": shards,
+    "shards_equal": shards_equal,
+    "similarity": similarity,
+    "by_classes": by_classes,
+    "iid_unbalanced": iid_unbalanced,
+    "by_sizes": by_sizes,
+    "quantity": quantity,
+    "two_classes": two_classes,
+    "mixed": mixed,
+}
+# Their clients are users or groups of users.
+BY_OWNER: dict[str, Partition] = {"natural": natural, "natural_grouped": natural_grouped}
 PARTITIONS = BY_LABEL | BY_OWNER
 
 
@@ -81,7 +78,8 @@ def partition(
             f"sent140, arrays with client ids), or the partitions {', '.join(BY_LABEL)}"
         )
     if name in BY_LABEL:
-        n_clients = client_count(n_clients, len(indices))
+        because = f" ({len(indices)} training samples)"
+        n_clients = whole_number("clients", n_clients, 1, len(indices), because)
     of = np.asarray(owners if name in BY_OWNER else labels)
     clients = function(of[indices], n_clients, stream(seed, "partition"), **params)
     return [indices[positions] for positions in clients]

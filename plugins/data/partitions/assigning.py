@@ -24,11 +24,6 @@ Concentration = Annotated[float, Range(0, 1_000_000, open="(")]  # of a symmetri
 Spread = Annotated[float, Range(0, 10, open="(")]  # of a law of sizes
 
 
-def client_count(n_clients: object, n: int) -> int:
-    """The number of clients, at most one per sample."""
-    return whole_number("clients", n_clients, 1, n, f" ({n} training samples)")
-
-
 def minimum_size(min_size: object, n: int, n_clients: int, low: int = 1) -> int:
     """The smallest size allowed for a client; `low` to the equal share."""
     return whole_number(

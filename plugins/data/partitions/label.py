@@ -17,7 +17,6 @@ from fedml_noniid.plugins.data.partitions.assigning import (
     Concentration,
     assign,
     assign_classes,
-    cut,
     dirichlet_counts,
     drawn_until,
     joined,
@@ -135,9 +134,8 @@ def similarity(
     blocks. Then all samples are assigned, and sizes differ by at most one.
     """
     n = len(labels)
-    dealt = remainder == "dealt"
     alike = int(s * n)
-    if not dealt and alike // n_clients + (n - alike) // n_clients == 0:
+    if remainder == "dropped" and alike // n_clients + (n - alike) // n_clients == 0:
         raise refusal(
             "remainder",
             remainder,
@@ -145,14 +143,11 @@ def similarity(
         )
     order = rng.permutation(n)
     first, rest = order[:alike], _by_label(labels, order[alike:])
-    sizes, blocks = (
-        np.full(n_clients, len(first) // n_clients),
-        np.full(n_clients, len(rest) // n_clients),
-    )
-    if dealt:
-        sizes[: len(first) % n_clients] += 1
-        blocks[n_clients - len(rest) % n_clients :] += 1
-    return joined(cut(first, sizes), cut(rest, blocks))
+    if remainder == "dropped":
+        first, rest = (part[: len(part) // n_clients * n_clients] for part in (first, rest))
+    # Backwards, since NumPy gives one more to the first parts.
+    blocks = np.array_split(rest[::-1], n_clients)[::-1]
+    return joined(np.array_split(first, n_clients), blocks)
 
 
 def by_classes(
@@ -200,17 +195,12 @@ def _named_classes(
     """
     if len(classes) != n_clients:
         raise refusal("classes", classes, f"a list of {n_clients} lists of classes, one per client")
-    has = np.zeros((len(present), n_clients), bool)
+    has = np.array([[mine.count(label) for mine in classes] for label in present.tolist()])
     for k, mine in enumerate(classes):
-        for label in mine:
-            place = np.flatnonzero(present == label)
-            if len(place) == 0 or has[place[0], k]:
-                because = "" if len(present) > 20 else f": {', '.join(map(str, present))}"
-                raise refusal(
-                    f"classes[{k}]", label, f"each class of the training set once{because}"
-                )
-            has[place[0], k] = True
-    return has
+        if has[:, k].sum() < len(mine) or has[:, k].max() > 1:
+            because = "" if len(present) > 20 else f": {', '.join(map(str, present))}"
+            raise refusal(f"classes[{k}]", mine, f"each class of the training set once{because}")
+    return has > 0
 
 
 def _by_label(labels: Ints, positions: Ints) -> Ints:

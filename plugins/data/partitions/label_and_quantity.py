@@ -55,7 +55,13 @@ def two_classes(
     """
     n = len(labels)
     classes, supply = np.unique(labels, return_counts=True)
-    holders = _holders(n_clients, len(classes))
+    if len(classes) < 2:
+        raise refusal("clients", n_clients, "none: two_classes needs 2 classes or more")
+    holders, uneven = divmod(2 * n_clients, len(classes))
+    if uneven:
+        step = len(classes) // math.gcd(len(classes), 2)
+        often = f"2 classes each, all {len(classes)} equally often"
+        raise refusal("clients", n_clients, f"multiples of {step}: {often}")
     law = size_law(sizes, exponent, sigma)
     # Each client has to hold one sample of each of its classes.
     wanted = (
@@ -130,7 +136,9 @@ def mixed(
         raise refusal("clients", n_clients, allowed)
     min_size = minimum_size(min_size, n, n_clients)
     first = np.arange(n_clients)
-    second = _without_fixed_points(n_clients, rng)  # the other client of class c
+    second = rng.permutation(n_clients)  # the other client of class c
+    while (second == first).any():  # one in e permutations leaves nothing in its place
+        second = rng.permutation(n_clients)
 
     def draw(attempts: int) -> Ints:
         cut = dirichlet_counts(supply, 2, beta, False, rng, attempts)  # [A, C, 2]
@@ -140,20 +148,6 @@ def mixed(
 
     counts = drawn_until(draw, n_clients**2, n, n_clients, min_size, "mixed", f"beta={beta:g}")
     return assign(labels, classes, counts, rng)
-
-
-def _holders(n_clients: int, n_classes: int) -> int:
-    """How many clients hold each class. UserError if that isn't a whole number."""
-    if n_classes < 2:
-        raise refusal("clients", n_clients, "none: two_classes needs 2 classes or more")
-    if 2 * n_clients % n_classes:
-        step = n_classes // math.gcd(n_classes, 2)
-        raise refusal(
-            "clients",
-            n_clients,
-            f"multiples of {step}: 2 classes each, all {n_classes} equally often",
-        )
-    return 2 * n_clients // n_classes
 
 
 def _split(sizes: Ints, has: NDArray[np.bool_], supply: Ints) -> Ints | None:
@@ -208,16 +202,3 @@ def _move(counts: Ints, clients: Ints, x: int, y: int, amount: int) -> None:
         counts[x, k] -= some
         counts[y, k] += some
         amount -= some
-
-
-def _without_fixed_points(n: int, rng: np.random.Generator) -> Ints:
-    """A uniformly random permutation of n >= 2 that leaves nothing in its place; one in e
-    permutations does. [n]"""
-    for _ in range(MAX_PAIRINGS):
-        order = rng.permutation(n)
-        if (order != np.arange(n)).all():
-            return order
-    raise UserError(
-        f"mixed: {MAX_PAIRINGS} permutations of {n} classes all left one in its place; try "
-        "another seed"
-    )

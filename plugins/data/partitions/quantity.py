@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from fedml_noniid.plugins.core.options import Count, Positive
-from fedml_noniid.plugins.data.checks import refusal, whole_number
+from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.partitions.assigning import (
     Concentration,
     Spread,
@@ -105,25 +105,16 @@ def _given_sizes(sizes: Sequence[float], n_clients: int, n: int) -> Ints:
     if len(sizes) != n_clients:
         allowed = f"a list of {n_clients} sizes, one per client, not {len(sizes)}"
         raise refusal("sizes", sizes, allowed)
-    if any(isinstance(size, Integral) for size in sizes):
-        because = " samples, or fractions for all clients"
-        counts = np.array(
-            [whole_number(f"sizes[{k}]", size, 1, n, because) for k, size in enumerate(sizes)]
-        )
-        if counts.sum() > n:
-            raise refusal(
-                "sizes",
-                sizes,
-                f"sizes with a sum of at most {n}, the training samples, not {counts.sum()}",
-            )
-        return counts
-    shares: Floats = np.array(sizes)
-    if shares.max() > 1:
-        k, allowed = int(shares.argmax()), "fractions, at most 1; or whole numbers for all clients"
-        raise refusal(f"sizes[{k}]", sizes[k], allowed)
-    if shares.sum() > 1 + 1e-9:  # a sum of fractions such as 0.7 + 0.2 + 0.1 is rounded
-        raise refusal("sizes", sizes, f"fractions with a sum of at most 1, not {shares.sum():g}")
-    counts = rounded(shares * n, round(min(shares.sum(), 1.0) * n))
+    whole = {isinstance(size, Integral) for size in sizes}
+    if len(whole) == 2:
+        raise refusal("sizes", sizes, "whole numbers for all clients, or fractions for all")
+    total = sum(sizes)
+    if total > (n if True in whole else 1 + 1e-9):  # the sum 0.7 + 0.2 + 0.1 is rounded
+        allowed = f"a sum of at most {n} training samples, or of fractions of at most 1"
+        raise refusal("sizes", sizes, f"{allowed}, not {total:g}")
+    if True in whole:
+        return np.array(sizes, np.int64)
+    counts = rounded(np.array(sizes, np.float64) * n, round(min(total, 1.0) * n))
     if not counts.all():
         k = int(counts.argmin())
         raise refusal(

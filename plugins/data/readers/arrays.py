@@ -99,8 +99,6 @@ def new_samples(x: Array, train_x: Tensor, layout: str) -> Tensor:
 
 def _raw(parts: Sequence[_Part], layout: str, test_share: float | None) -> Raw:
     names = [part.where("x") for part in parts]
-    # An option that is refused comes before a mistake in the arrays.
-    user_data.fraction_for_test(test_share, names[-1] if len(parts) > 1 else None)
     read = [_samples(part, layout) for part in parts]
     xs = [x for x, _ in read]
     _alike(names[0], xs[0], names[-1], xs[-1])
@@ -158,11 +156,9 @@ def _samples(part: _Part, layout: str) -> tuple[Tensor, list[str]]:
         finite = np.isfinite(x)
         if not finite.all():
             place = np.unravel_index(int(finite.argmin()), x.shape)
-            raise refusal(
-                f"{where}[{', '.join(map(str, place))}]",
-                float(x[place]),
-                "finite numbers of float32",
-            )
+            at = ", ".join(map(str, place))
+            wrong = f"{where}[{at}] = {x[place]} is refused"
+            raise UserError(f"{wrong}; allowed: finite numbers of float32")
     notes = []
     if x.ndim == 4:
         if _channels_last(where, x, layout):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, located
 from fedml_noniid.plugins.data.checks import refusal, whole_number
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import leaf
@@ -53,29 +54,27 @@ def _images(folder: Path) -> Samples:
     """The samples of one part of FEMNIST by user."""
     found = {}
     for user in leaf.users(folder):
-        y = [whole_number(f"{user.where}: y[{i}]", label, 0, 61) for i, label in enumerate(user.y)]
-        found[user.name] = _pixels(user), np.array(y, dtype=np.int64)
+        with located(source=user.where):
+            y = [whole_number(f"y[{i}]", label, 0, 61) for i, label in enumerate(user.y)]
+            found[user.name] = _pixels(user.x), np.array(y, dtype=np.int64)
     return found
 
 
-def _pixels(user: leaf.User) -> NDArray[np.uint8]:
+def _pixels(images: list[Any]) -> NDArray[np.uint8]:
     """A user's images [n, 784] as bytes. UserError for a value that isn't a byte divided by 255."""
-    for i, image in enumerate(user.x):
-        if not isinstance(image, list) or len(image) != 784:
-            raise refusal(f"{user.where}: x[{i}]", image, "a list of 784 numbers (28x28 pixels)")
     try:
-        x = np.array(user.x)
-    except ValueError:  # a list among the numbers
+        x = np.array(images)
+    except ValueError:  # images of unlike length, a list among the numbers
         x = np.array(None)
-    if x.dtype.kind not in "fiu" or x.ndim != 2:
-        raise UserError(f"{user.where}: x holds something that isn't a number from 0 to 1")
+    if x.dtype.kind not in "fiu" or x.shape != (len(images), 784):
+        raise UserError("x isn't a list of images, each a list of 784 numbers from 0 to 1")
     with np.errstate(invalid="ignore", over="ignore"):
         whole = np.rint(x * 255.0)
         # In this form, NaN doesn't fit.
         fits = (x >= 0) & (x <= 1) & (np.abs(x - whole / 255) <= 1e-6)
     if not fits.all():
         i, j = np.argwhere(~fits)[0].tolist()
-        raise refusal(f"{user.where}: x[{i}][{j}]", x[i, j].item(), "0 to 1 in steps of 1/255")
+        raise refusal(f"x[{i}][{j}]", x[i, j].item(), "0 to 1 in steps of 1/255")
     pixels: NDArray[np.uint8] = whole.astype(np.uint8)
     return pixels
 

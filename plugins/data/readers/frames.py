@@ -103,29 +103,25 @@ def _csv(path: Path) -> pd.DataFrame:
     """A table of text. Nothing counts as missing here: a class may be called NA or None."""
     import pandas as pd
 
+    # The first line is read as a row: pandas would rename columns of the same name.
+    read = functools.partial(
+        pd.read_csv, path, header=None, dtype=str, na_filter=False, encoding="utf-8-sig"
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            # The first line is read as a row: pandas would rename columns of the same name.
-            read = functools.partial(
-                pd.read_csv, path, header=None, dtype=str, na_filter=False, encoding="utf-8-sig"
-            )
             names = [str(name) for name in read(nrows=1).iloc[0]]
-            if len(names) == 1 and (
-                other := next((mark for mark in ";\t|" if mark in names[0]), None)
-            ):
-                raise UserError(f"{path}: its columns are separated by {other!r}; allowed: commas")
+            other = next((mark for mark in ";\t|" if mark in names[0]), None)
+            if len(names) == 1 and other:
+                raise ValueError(f"its columns are separated by {other!r}; allowed: commas")
             rows = read()
-    except pd.errors.EmptyDataError:
-        raise UserError(f"{path}: is empty; its first line has to name the columns") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8 ({error.reason}); save it again as UTF-8") from None
-    except (pd.errors.ParserError, pd.errors.ParserWarning, zlib.error, EOFError, OSError) as error:
+    except (ValueError, pd.errors.ParserWarning, zlib.error, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's own: permissions, the disk
         reason = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
         raise UserError(
-            f"{path}: can't be read as CSV ({reason}); each line needs as many cells as the first"
+            f"{path}: can't be read as CSV ({reason}); needed: UTF-8, the names of the columns in "
+            "the first line, and as many cells in each line"
         ) from None
     return rows.iloc[1:].set_axis(names, axis=1)
 
@@ -134,10 +130,8 @@ def _parquet(path: Path) -> pd.DataFrame:
     extras.require(extras.PIPELINE, "pyarrow")
     import pandas as pd
     import pyarrow
-    import pyarrow.parquet
 
     try:
-        _different(str(path), pyarrow.parquet.read_schema(path).names)
         return pd.read_parquet(path)
     except (pyarrow.ArrowException, ValueError, OSError) as error:
         reason = " ".join(str(error).split())
@@ -159,16 +153,11 @@ def _table(name: str, frame: pd.DataFrame) -> Table:
                 f"{name}: column {column!r} has a line break or a control character in its "
                 "name; remove it"
             )
-    _different(name, columns)
+        if column in columns[:i]:
+            raise UserError(f"{name}: column {column!r} is there twice; each name is allowed once")
     if len(frame) == 0:
         raise UserError(f"{name}: has no rows; needed: at least 2 of each class")
     return Table(name, frame.reset_index(drop=True))
-
-
-def _different(name: str, columns: Sequence[str]) -> None:
-    twice = [column for i, column in enumerate(columns) if column in columns[:i]]
-    if twice:
-        raise UserError(f"{name}: column {twice[0]!r} is there twice; each name is allowed once")
 
 
 def columns_of(
@@ -306,25 +295,17 @@ def _number(value: Any) -> float:
 def _no_number(table: Table, column: str, i: int, value: object) -> ColumnError:
     """What to do with a column of text, as its cells look."""
     cells = [str(name) for one in table.frame[column].astype(object) if (name := _name(one))]
-    n, different = len(cells), len(set(cells))
-    option = "drop"
-    if 2 * sum(DATE.fullmatch(cell.strip()) is not None for cell in cells) > n:
-        advice = (
-            f"it looks like dates: {LEAVE_OUT}, or write numbers in their place, such as years or "
-            "days since the first"
-        )
-    elif 2 * sum(not math.isnan(_number(cell)) for cell in cells) > n:
+    numbers = sum(not math.isnan(_number(cell)) for cell in cells)
+    dates = sum(DATE.fullmatch(cell.strip()) is not None for cell in cells)
+    different, option = len(set(cells)), "drop"
+    if 2 * dates > len(cells):
+        advice = f"dates: {LEAVE_OUT}, or write numbers such as years in their place"
+    elif 2 * numbers > len(cells):
         advice = f"most cells are numbers: correct the others, or {LEAVE_OUT}"
-    elif _name(value) is None:
-        advice = LEAVE_OUT
-    elif different > MAX_ADVISED:
-        advice = (
-            f"{different} different texts in {n} rows look like free text or an identifier: "
-            f"{LEAVE_OUT}, or name it in one_hot"
-        )
+    elif different > MAX_ADVISED or _name(value) is None:
+        advice = f"{different} different texts in {len(cells)} rows: {LEAVE_OUT}"
     else:
-        advice = f"name a column of categories in one_hot, or {LEAVE_OUT}"
-        option = "one_hot"
+        advice, option = f"name a column of categories in one_hot, or {LEAVE_OUT}", "one_hot"
     problem = f"is {shown(value)} in row {i + 1}; allowed: numbers; {advice}"
     return ColumnError(table.name, column, problem, option)
 
@@ -347,8 +328,6 @@ def rows_of(
 ) -> user_data.Rows:
     """The rows that train and that test. `label` and `owner` are columns of every table."""
     sources = [table.name for table in tables]
-    # An option that is refused comes before a mistake in the rows.
-    user_data.fraction_for_test(test_share, sources[-1] if len(tables) > 1 else None)
     labels = [labels_of(table, label) for table in tables]
     for table, found in zip(tables, labels, strict=True):
         complete(table, label, is_missing(found))

@@ -47,12 +47,9 @@ def image_folder(
     images of that kind, and if train and test have different classes.
     """
     folders = [part for part in train_and_test(root) if part.name == "train" or part.exists()]
-    sources = [str(folder) for folder in folders]
-    # An option that is refused comes before hours of reading.
-    user_data.fraction_for_test(test_share, sources[-1] if len(folders) > 1 else None)
     parts, names, notes = image_parts(folders, size and (size[0], size[1]))
     labels = user_data.Labels(names, [y.numpy() for _, y in parts], [])
-    rows = user_data.rows_of(labels, None, test_share, sources)
+    rows = user_data.rows_of(labels, None, test_share, [str(folder) for folder in folders])
     return rows.raw([x for x, _ in parts], 255, notes)
 
 

@@ -1,4 +1,4 @@
-"""Sentiment140: tweets by user, positive or negative, as CSV or as LEAF's JSON."""
+"""Sentiment140: tweets by user, positive or negative, as CSV."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import MOST, Count, Range
 from fedml_noniid.plugins.data import text
 from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.dataset import LEAK, Raw
-from fedml_noniid.plugins.data.readers import leaf, user_data
+from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 
@@ -28,8 +29,6 @@ PAGE = "http://help.sentiment140.com/for-students"
 ARCHIVE, FILE = "trainingandtestdata.zip", "training.1600000.processed.noemoticon.csv"
 COLUMNS = ("polarity", "id", "date", "query", "user", "text")
 POLARITY = {"0": 0, "4": 1}
-# in a sample of LEAF's: id, date, query, user, text, ... (its data/sent140/README.md)
-LEAF_TEXT = 4
 
 
 class _Tweets(NamedTuple):
@@ -37,49 +36,36 @@ class _Tweets(NamedTuple):
 
     owner: Ints  # [n]
     label: Ints  # [n]
-    texts: list[str]
-
-    def take(self, index: Ints) -> _Tweets:
-        return _Tweets(self.owner[index], self.label[index], [self.texts[i] for i in index])
-
-
-class _Parts(NamedTuple):
-    train: _Tweets
-    test: _Tweets
-    read: _Tweets  # the vocabulary is made of these
-    notes: list[str]
+    texts: NDArray[np.object_]  # [n]
 
 
 def sent140(
     root: Path,
     *,
-    source: Literal["csv", "leaf"] = "csv",
     users: Count = 500,
     pick: Literal["random", "most_active"] = "random",
     min_samples: Annotated[int, Range(2, MOST)] = 2,
     split: Literal["per_user", "repo"] = "per_user",
-    test_share: user_data.Share | None = None,
+    test_share: user_data.Share = 0.1,
     vocabulary: text.Vocabulary = 3000,
     length: text.Length = 50,
 ) -> Raw:
     """Sentiment140 (Go, Bhayani, Huang 2009): tweets as tokens [n, length], negative or positive,
     with their users.
 
-    `source` csv: <root>/sent140/training.1600000.processed.noemoticon.csv, or
-    trainingandtestdata.zip there, of http://help.sentiment140.com/for-students. `source` leaf:
-    <root>/sent140/train/*.json and test/*.json, which LEAF's data/sent140/preprocess.sh writes with
-    `-t sample`: split already, and with the neutral tweets as negative.
+    <root>/sent140 holds training.1600000.processed.noemoticon.csv, or trainingandtestdata.zip, of
+    http://help.sentiment140.com/for-students.
 
     `users` users are picked among those with at least `min_samples` tweets: drawn at `random`
     (rFedAvg, section VI: "sample 500 users directly"), or the `most_active` (its repository), ties
-    in alphabetical order. The paper states no minimum; LEAF's split drops users with a single
-    tweet. Owners are numbered in the sorted order of the users' names. The draws do not depend on
-    an experiment's seed.
+    in alphabetical order. The paper states no minimum; LEAF's split of these tweets drops users
+    with a single tweet. Owners are numbered in the sorted order of the users' names. The draws do
+    not depend on an experiment's seed.
 
     `split` per_user: of each user's n tweets, ceil(test_share n) are for the test, as LEAF cuts
-    them, but at least one trains; `test_share` is 0.1. `split` repo is a leak: rFedAvg's repository
-    tests on that share of the pooled tweets and trains its non-IID clients on all tweets. Only the
-    vocabulary leaves the test tweets out.
+    them, but at least one trains. `split` repo is a leak: rFedAvg's repository tests on that share
+    of the pooled tweets and trains its non-IID clients on all tweets. Only the vocabulary leaves
+    the test tweets out.
 
     Tokens are torchtext's basic_english. The `vocabulary` holds the most frequent tokens of the
     training tweets, <pad> and <unk> included. Longer tweets are cut to `length` tokens, shorter
@@ -88,33 +74,30 @@ def sent140(
     <root>/glove.6B.300d.txt exists (see `plugins.data.text.embedding`). Raises UserError for an
     option that isn't allowed, and for missing and damaged files.
     """
-    folder = root / "sent140"
-    if source == "leaf":
-        for key, value, unset in (("split", split, "per_user"), ("test_share", test_share, None)):
-            if value != unset:
-                raise refusal(key, value, "none with source=leaf, whose files are split already")
-        parts = _leaf(folder, users, pick, min_samples)
+    tweets, notes = _read(root / "sent140", users, pick, min_samples)
+    if split == "per_user":
+        train, test = _per_user(tweets.owner, test_share)
+        source = train
     else:
-        share = 0.1 if test_share is None else test_share
-        tweets, note = _csv(folder, users, pick, min_samples)
-        parts = (_per_user if split == "per_user" else _as_the_repository)(tweets, share, note)
-    return _raw(parts, root, vocabulary, length)
-
-
-def _raw(parts: _Parts, root: Path, size: int, length: int) -> Raw:
-    """Tokens, vocabulary and vectors."""
-    train, test, read = parts.train, parts.test, parts.read
-    found = text.read_texts(train.texts, test.texts, read.texts, root, size, length, "tweets")
+        source, test = _pooled(len(tweets.texts), test_share)
+        train = np.arange(len(tweets.texts))
+        leak = f"all {len(test)} test tweets are training tweets as well"
+        notes.insert(0, f"{LEAK}{leak} (split: repo, as in rFedAvg's repository)")
+    first, second, third = (tweets.texts[rows].tolist() for rows in (train, test, source))
+    train_x, test_x, vectors, more = text.read_texts(
+        first, second, third, root, vocabulary, length, "tweets"
+    )
+    label, owner = torch.from_numpy(tweets.label), torch.from_numpy(tweets.owner)
     return Raw(
-        found.train_x,
-        torch.from_numpy(train.label),
-        found.test_x,
-        torch.from_numpy(test.label),
+        train_x,
+        label[train],
+        test_x,
+        label[test],
         ("negative", "positive"),
-        train_owner=torch.from_numpy(train.owner),
-        test_owner=torch.from_numpy(test.owner),
-        embedding=found.vectors,
-        notes=[*parts.notes, *found.notes],
+        train_owner=owner[train],
+        test_owner=owner[test],
+        embedding=vectors,
+        notes=[*notes, *more],
     )
 
 
@@ -142,7 +125,7 @@ def _chosen(
     return {name: number for number, name in enumerate(sorted(names))}, f"{users} users, {how}"
 
 
-def _csv(folder: Path, users: int, pick: str, least: int) -> tuple[_Tweets, str]:
+def _read(folder: Path, users: int, pick: str, least: int) -> tuple[_Tweets, list[str]]:
     """(all tweets of the chosen users, the report's note on the choice)."""
     names: list[str] = []
     labels = bytearray()
@@ -172,11 +155,11 @@ def _csv(folder: Path, users: int, pick: str, least: int) -> tuple[_Tweets, str]
                 f"{where}: line {rows.line_num} is damaged or truncated ({error})"
             ) from None
     number, note = _chosen(Counter(names), users, pick, least, where)
-    found = np.array([number.get(name, -1) for name in names], dtype=np.int64)
-    order = np.argsort(found, kind="stable")
-    order = order[np.searchsorted(found[order], 0) :]
-    tweets = _Tweets(found, np.frombuffer(bytes(labels), dtype=np.uint8).astype(np.int64), texts)
-    return tweets.take(order), note
+    owner = np.array([number.get(name, -1) for name in names], dtype=np.int64)
+    order = np.argsort(owner, kind="stable")
+    order = order[np.searchsorted(owner[order], 0) :]
+    polarity = np.frombuffer(bytes(labels), dtype=np.uint8).astype(np.int64)
+    return _Tweets(owner[order], polarity[order], np.array(texts, dtype=object)[order]), [note]
 
 
 @contextmanager
@@ -204,70 +187,25 @@ def _opened(folder: Path) -> Iterator[tuple[Path, Iterable[str]]]:
         )
 
 
-def _per_user(tweets: _Tweets, share: float, note: str) -> _Parts:
-    """Of each user's n tweets, ceil(share n) drawn at random are for the test; at least one, but
-    never all."""
-    sizes = np.bincount(tweets.owner)
+def _per_user(owner: Ints, share: float) -> tuple[Ints, Ints]:
+    """(training tweets, test tweets): of each user's n, ceil(share n) drawn at random are for the
+    test; at least one, but never all."""
+    sizes = np.bincount(owner)
     # Rounded: 0.1 * 70 is a bit more than 7.
     n_test = np.ceil(np.round(share * sizes, 9)).clip(1, sizes - 1).astype(np.int64)
-    shuffled = np.lexsort((stream(0, "sent140/split").random(len(tweets.owner)), tweets.owner))
+    shuffled = np.lexsort((stream(0, "sent140/split").random(len(owner)), owner))
     place = np.arange(len(shuffled)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within its user
     is_test = np.zeros(len(shuffled), dtype=bool)
     is_test[shuffled] = place < np.repeat(n_test, sizes)
-    train = tweets.take(np.flatnonzero(~is_test))
-    return _Parts(train, tweets.take(np.flatnonzero(is_test)), train, [note])
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
-def _as_the_repository(tweets: _Tweets, share: float, note: str) -> _Parts:
-    """All tweets train, and `share` of the pooled ones are the test."""
-    n = len(tweets.owner)
+def _pooled(n: int, share: float) -> tuple[Ints, Ints]:
+    """(the others, test tweets): `share` of all n tweets is for the test."""
     order = stream(0, "sent140/split").permutation(n)
-    n_read = int(round((1 - share) * n, 9))
-    read, test = (tweets.take(np.sort(part)) for part in (order[:n_read], order[n_read:]))
-    if not 0 < n_read < n:
+    n_others = int(round((1 - share) * n, 9))
+    if not 0 < n_others < n:
         raise refusal(
             "test_share", share, f"a share that leaves some of the {n} tweets on both sides"
         )
-    leak = (
-        f"all {len(test.owner)} test tweets are training tweets as well (split: repo, as in "
-        "rFedAvg's repository)"
-    )
-    return _Parts(tweets, test, read, [LEAK + leak, note])
-
-
-def _leaf(folder: Path, users: int, pick: str, least: int) -> _Parts:
-    """LEAF's own split."""
-    train, test = (
-        {user.name: user for user in leaf.users(part)} for part in leaf.part_folders(folder)
-    )
-    counts = {
-        name: len(user.y) + len(test[name].y if name in test else ())
-        for name, user in train.items()
-    }
-    number, note = _chosen(counts, users, pick, least, folder / "train")
-    mine, tested = _users_tweets(train, number), _users_tweets(test, number)
-    if not tested.texts:
-        raise UserError(
-            f"{folder / 'test'}: has no tweet of the {users} chosen users; preprocess.sh needs "
-            "-t sample"
-        )
-    return _Parts(mine, tested, mine, [f"{note} (LEAF's files)"])
-
-
-def _users_tweets(found: Mapping[str, leaf.User], number: Mapping[str, int]) -> _Tweets:
-    owner, label, texts = [], [], []
-    for name in number:
-        if name not in found:
-            continue
-        user = found[name]
-        for i, (x, y) in enumerate(zip(user.x, user.y, strict=True)):
-            if not (isinstance(x, list) and len(x) > LEAF_TEXT and isinstance(x[LEAF_TEXT], str)):
-                raise UserError(f"{user.where}: x[{i}] is not [id, date, query, user, text]")
-            if type(y) is not int or y not in (0, 1):
-                raise UserError(
-                    f"{user.where}: y[{i}] is {y!r}; allowed: 0 (negative), 1 (positive)"
-                )
-            owner.append(number[name])
-            label.append(y)
-            texts.append(x[LEAF_TEXT])
-    return _Tweets(np.array(owner, dtype=np.int64), np.array(label, dtype=np.int64), texts)
+    return np.sort(order[:n_others]), np.sort(order[n_others:])

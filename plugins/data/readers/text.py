@@ -51,8 +51,10 @@ def text(
     texts = [np.array(names_of(table, text), dtype=object) for table in tables]
     rows = rows_of(tables, label, owner, test_share)
     train, test = texts[0][rows.train].tolist(), texts[-1][rows.test].tolist()
-    read = read_texts(train, test, train, root, vocabulary, length, "texts")
-    return rows.raw([read.train_x, read.test_x], 255, (), read.notes, read.vectors)
+    train_x, test_x, vectors, notes = read_texts(
+        train, test, train, root, vocabulary, length, "texts"
+    )
+    return rows.raw([train_x, test_x], 255, (), notes, vectors)
 
 
 def of_texts(

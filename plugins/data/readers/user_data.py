@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Annotated, Any, NamedTuple
@@ -39,7 +39,7 @@ class Rows(NamedTuple):
     test: Ints  # rows of the last table
     y: list[Ints]  # [n] and [m]
     classes: list[str]
-    owners: list[Tensor] | None  # [n] and [m] int64
+    owners: list[Ints] | None  # [n] and [m]
     notes: list[str]
 
     def raw(
@@ -58,7 +58,9 @@ class Rows(NamedTuple):
             xs = [xs[0][self.train], xs[0][self.test]]
         notes = [*before, *self.notes, *after, *_repeated(*xs)]
         train_y, test_y = map(torch.from_numpy, self.y)
-        train_owner, test_owner = self.owners or (None, None)
+        train_owner, test_owner = (
+            map(torch.from_numpy, self.owners) if self.owners else (None, None)
+        )
         return Raw(
             *(xs[0], train_y, xs[1], test_y, self.classes, unit),
             train_owner,
@@ -74,15 +76,6 @@ def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
     return ", ".join(" ".join(name.split()) for name in names[:most]) + (
         f" and {more} more" if more > 0 else ""
     )
-
-
-def fraction_for_test(test_share: float | None, given: str | None = None) -> float:
-    """`test_share`, by default TEST_SHARE. UserError if the test set is `given`, there."""
-    if test_share is None:
-        return TEST_SHARE
-    if given is not None:
-        raise refusal("test_share", test_share, f"none, since {given} is the test set")
-    return test_share
 
 
 def cut(labels: Ints, owners: Ints | None, fraction: float, where: str) -> tuple[Ints, Ints, str]:
@@ -175,7 +168,10 @@ def classified(
                 f"is{nearest(label, names)}; allowed: {listed(names, 10)}"
             )
     y = [np.array([number[label] for label in part], dtype=np.int64) for part in texts]
-    return Labels(list(names), y, _lookalikes(names))
+    alike = Counter(map(_plainly, names))
+    same = [repr(name) for name in names if alike[_plainly(name)] > 1]
+    notes = [f"classes that differ only in blanks or case: {', '.join(same)}"] if same else []
+    return Labels(list(names), y, notes)
 
 
 def rows_of(
@@ -186,24 +182,29 @@ def rows_of(
 ) -> Rows:
     """The rows that train and that test.
 
-    `owners` are names or numbers, as the labels. `sources` names the training set and, if it is
-    given, the test set. Raises UserError as `fraction_for_test` and `cut` do.
+    `owners` are names or numbers, as the labels; they get numbers from 0 in the sorted order of
+    their names in all parts. `sources` names the training set and, if it is given, the test set.
+    UserError as in `cut`, and for a `test_share` beside a given test set.
     """
-    given = len(labels.y) == 2
-    fraction = fraction_for_test(test_share, sources[-1] if given else None)
-    numbers = None if owners is None else _numbered(owners)
-    notes, y = list(labels.notes), labels.y
-    if given:
+    y, notes, numbers = labels.y, list(labels.notes), None
+    if owners is not None:
+        number = {name: i for i, name in enumerate(sorted(set().union(*owners)))}
+        numbers = [np.array([number[name] for name in part], np.int64) for part in owners]
+    if len(y) == 2:
+        if test_share is not None:
+            raise refusal("test_share", test_share, f"none, since {sources[-1]} is the test set")
         train, test = map(np.arange, map(len, y))
     else:
-        whose = None if numbers is None else numbers[0].numpy()
-        train, test, note = cut(y[0], whose, fraction, sources[0])
+        whose = None if numbers is None else numbers[0]
+        train, test, note = cut(y[0], whose, test_share or TEST_SHARE, sources[0])
         notes.append(note)
         y = [y[0][train], y[0][test]]
         numbers = None if numbers is None else [numbers[0][train], numbers[0][test]]
-    notes += _untested(labels.names, y[1])
+    if len(lacking := np.setdiff1d(y[0], y[1])):
+        listed_names = listed([labels.names[c] for c in lacking])
+        notes.append(f"classes without a test sample: {listed_names}")
     if numbers is not None:
-        notes += _owners_apart(*(part.numpy() for part in numbers))
+        notes += _owners_apart(*numbers)
     return Rows(train, test, y, labels.names, numbers, notes)
 
 
@@ -221,26 +222,8 @@ def _fraction(label: str) -> bool:
     return re.fullmatch(r"[-+]?\d*[.,]\d*[1-9]\d*(e[-+]?\d+)?", label.strip()) is not None
 
 
-def _lookalikes(names: Sequence[str]) -> list[str]:
-    """A note on classes that differ only in blanks or in upper and lower case."""
-    alike: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        alike[" ".join(name.split()).casefold()].append(repr(name))
-    return [
-        f"classes that differ only in blanks or case: {', '.join(same)}"
-        for same in alike.values()
-        if len(same) > 1
-    ]
-
-
-def _untested(names: Sequence[str], test_y: Ints) -> list[str]:
-    """A note on the classes without a test sample."""
-    lacking = [
-        name
-        for name, n in zip(names, np.bincount(test_y, minlength=len(names)), strict=True)
-        if n == 0
-    ]
-    return [f"classes without a test sample: {listed(lacking)}"] if lacking else []
+def _plainly(name: str) -> str:
+    return " ".join(name.split()).casefold()
 
 
 def _owners_apart(train: Ints, test: Ints) -> list[str]:
@@ -269,9 +252,3 @@ def _repeated(train_x: Tensor, test_x: Tensor) -> list[str]:
     known = set(digests(train_x))
     n = sum(digest in known for digest in digests(test_x))
     return [f"{n} of {len(test_x)} test samples are equal to a training sample"] if n else []
-
-
-def _numbered(owners: Sequence[Sequence[Any]]) -> list[Tensor]:
-    """Owners as numbers from 0, in the sorted order of their names in all parts, int64."""
-    number = {name: i for i, name in enumerate(sorted(set().union(*owners)))}
-    return [torch.tensor([number[name] for name in part], dtype=torch.int64) for part in owners]

@@ -1,7 +1,7 @@
 """Writes a result into docs/results/, with the facts to check it: rounds, seeds, machine, versions.
 
-noniid keep fnr-tab2 --size small  # after `noniid papers build fnr-tab2 --size small`
-noniid keep digits-methods         # the results of params.yaml, after `noniid run`
+python -m tools.keep fnr-tab2 --size small  # after `noniid papers build fnr-tab2 --size small`
+python -m tools.keep digits-methods         # the results of params.yaml, after `noniid run`
 
 It writes <name>.md, <name>.csv, <name>-rounds.csv (one line per run and round) and <name>-runs.csv
 (one line per run). A figure also has a PNG. All facts come from the runs' own records. The new page
@@ -10,12 +10,15 @@ replaces the whole old page, including text that was added by hand.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedml_noniid.pipelines import edge
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers import report as paper
@@ -23,6 +26,7 @@ from fedml_noniid.pipelines.papers.building import build
 from fedml_noniid.pipelines.papers.described import what_ran
 from fedml_noniid.pipelines.papers.marks import Address, Group, leak_of, notes_of
 from fedml_noniid.pipelines.papers.runs import Measured
+from fedml_noniid.pipelines.papers.studies import SIZES
 from fedml_noniid.pipelines.papers.targets import of_targets, paper_of
 from fedml_noniid.pipelines.reporting import report, summary, tables
 from fedml_noniid.pipelines.reporting.pages import render
@@ -120,7 +124,7 @@ def _files(
     rounds, stride = rounds_csv(used, columns)
     every = "every round" if stride == 1 else f"every {stride} rounds and the last"
     facts = [
-        f"Command: `{command}`; kept by `noniid keep {name}`.",
+        f"Command: `{command}`; kept by `python -m tools.keep {name}`.",
         *(
             f"{title}: {_values(runs, tag)}."
             for tag, title in FACTS.items()
@@ -216,13 +220,26 @@ def _columns(tree: Any) -> Iterator[str]:
             yield from _columns(value)
 
 
-def keep(root: Path, name: str, size: str | None) -> None:
-    """Writes the files of a paper's table or figure at `size`, or without it those of params.yaml.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes the files of a paper's table or figure, or of the experiment in params.yaml."""
+    options = argparse.ArgumentParser(prog="python -m tools.keep", description=__doc__)
+    options.add_argument("name", help="a table or figure with --size, else a name for the result")
+    options.add_argument("--size", choices=SIZES, help="size of the table or figure")
+    options.add_argument("--root", type=Path, default=Path(), help="folder of params.yaml")
+    given = options.parse_args(arguments)
 
-    UserError.
-    """
-    for file, content in (
-        of_target(name, size, root) if size else of_experiment(name, root)
-    ).items():
-        write_whole(root / FOLDER / file, content)
-        log.info("%s", FOLDER / file)
+    def write() -> None:
+        of = (
+            of_experiment(given.name, given.root)
+            if given.size is None
+            else of_target(given.name, given.size, given.root)
+        )
+        for file, content in of.items():
+            write_whole(given.root / FOLDER / file, content)
+            log.info("%s", FOLDER / file)
+
+    return edge.guarded(write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

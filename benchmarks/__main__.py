@@ -1,0 +1,71 @@
+"""`python -m benchmarks VERB`, in a checkout: bench, budget and chaos, with the pages that they
+write."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks import chaos as killing
+from benchmarks import everything, gpu_budget
+from fedml_noniid.pipelines import edge
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+@app.command()
+def bench(
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="One repetition, few rounds, no FedML: tests that it runs."),
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option(metavar="WORKLOAD", help="Only this workload, such as mlp.")
+    ] = None,
+    repetitions: Annotated[
+        int, typer.Option(min=1, help="Measurements per engine and workload.")
+    ] = 2,
+    to: Annotated[Path, typer.Option(help="Folder of the report.")] = RESULTS,
+) -> None:
+    """Measure our engines beside a bare PyTorch loop and other simulators.
+
+    PFL=/path/to/python, FLOWER=, FEDLAB= and BLAZEFL= name interpreters that have these simulators.
+    """
+    sys.stdout.write(everything.bench(only, quick, repetitions, to))
+
+
+@app.command()
+def budget() -> None:
+    """Count what each method costs a GPU, without one: kernels, copies and waits of the host.
+
+    The tests hold every method to this table.
+    """
+    gpu_budget.write(ROOT)
+
+
+@app.command()
+def chaos(
+    runs: Annotated[int, typer.Option(min=0, help="Runs in which all silos must answer.")] = 50,
+    quorum_runs: Annotated[
+        int, typer.Option(min=0, help="Runs in which two of three must answer.")
+    ] = 20,
+    kills: Annotated[int, typer.Option(min=0, help="Events per run.")] = 4,
+    first: Annotated[int, typer.Option(min=0, help="Seed of the first run.")] = 0,
+    write: Annotated[bool, typer.Option("--write", help="Write docs/results/chaos.md.")] = False,
+) -> None:
+    """Kill processes of cross-silo runs at random moments, and start them again.
+
+    The final weights are compared with the simulation's.
+    """
+    to = RESULTS / "chaos.md" if write else None
+    if not killing.chaos(runs, quorum_runs, kills, first, to, typer.echo):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(edge.guarded(app))
