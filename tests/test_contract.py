@@ -84,10 +84,8 @@ def test_a_run_keeps_what_it_may_and_repeats_to_the_bit(method: str) -> None:
     control variate, norm or momentum has them."""
     simulation = federation.simulation(method, settings(method), batch_norm=True)
     (component,) = simulation.algorithm.components
-    fields = dataclasses.fields(component)
-    assert fields, "a method without hyper-parameters would be an empty object"
     with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(component, fields[0].name, 0)
+        component.name = ""
     _, buffers = initial_model(federation.network(True), 3, federation.federation().train.x)
     averaged = set() if simulation.algorithm.needs.personal_norms else buffers.keys()
     assert simulation.loop.state.buffers.keys() == averaged
@@ -103,7 +101,7 @@ def test_a_run_keeps_what_it_may_and_repeats_to_the_bit(method: str) -> None:
     out = simulation.run()
     assert kept() == before
     assert all((out.buffers[key] >= 0).all() for key in buffers if key.endswith("var"))
-    assert vars(component).keys() == {field.name for field in fields}
+    assert vars(component).keys() == {field.name for field in dataclasses.fields(component)}
     assert all(isinstance(value, int | float | str | bool) for value in vars(component).values())
     hash(component)
     assert federation.equal(out, federation.run(method, settings(method), batch_norm=True))

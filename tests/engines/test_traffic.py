@@ -138,16 +138,6 @@ def test_ccvr_asks_everybody_once_for_statistics() -> None:
     assert last == (COHORT * m + N * C * (D + D * (D + 1) // 2 + 1) * FLOAT, COHORT * m + N * m)
 
 
-def test_feddyn_asks_for_counts_before_the_first_round_where_it_adapts() -> None:
-    """M down to everybody, who then hold the model of round 1; alpha_k down in each round."""
-    _, m = model(False)
-    rows = federation.run("feddyn_authors").rows
-    assert [row["bytes_up"] for row in rows] == [COHORT * m] * 3
-    assert [row["bytes_down"] for row in rows] == [N * m + COHORT * FLOAT] + [
-        COHORT * (m + FLOAT)
-    ] * 2
-
-
 def test_centralised_training_counts_as_one_client() -> None:
     """It gets the model and gives it back; what bringing all data there would cost is not
     counted."""
