@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PrivateAttr,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from fedml_noniid.pipelines.experiment import facts
-from fedml_noniid.pipelines.experiment.facts import Later
 from fedml_noniid.pipelines.experiment.scenario import SKEWS as SKEWS
 from fedml_noniid.pipelines.experiment.scenario import Scenario as Scenario
+from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.errors import UserError, located, together
 from fedml_noniid.plugins.core.options import (
-    CHECKED,
     MOST,
     Below1,
     Count,
@@ -37,21 +28,12 @@ from fedml_noniid.plugins.core.options import (
     unknown,
     validated,
 )
-from fedml_noniid.plugins.data import user_files
+from fedml_noniid.plugins.data import datasets, user_files
 from fedml_noniid.plugins.data.yaml_files import read_yaml
+from fedml_noniid.plugins.engines import simulation
 from fedml_noniid.plugins.engines.local_training import LearningRate
 from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.own_code import look_in
-
-# The modules that import torch are imported when settings are checked.
-if TYPE_CHECKING:
-    from fedml_noniid.plugins import models, recipes
-    from fedml_noniid.plugins.data import datasets
-    from fedml_noniid.plugins.engines import simulation
-else:
-    models, recipes, datasets, simulation = map(
-        Later, ("models", "recipes", "data.datasets", "engines.simulation")
-    )
 
 FILE = "params.yaml"
 DEPLOYS = (
@@ -101,8 +83,7 @@ class DataSettings(OpenSection):
 
     @model_validator(mode="after")
     def _fits(self) -> DataSettings:
-        if not CHECKED.get():
-            datasets.check(self.name, self.options, type(self).model_fields)
+        datasets.check(self.name, self.options, type(self).model_fields)
         return self
 
     @property
@@ -184,13 +165,11 @@ class TrainSettings(RunSettings):
     device: Annotated[str, OneOf(lambda: simulation.DEVICES)] = "auto"
     threads: Annotated[int, Range(1, 256)] = 1
     evaluate_every: Count = 1
-    portable: bool = False
 
     @model_validator(mode="after")
     def _fits(self) -> TrainSettings:
-        if not CHECKED.get():
-            with located("model_options"):
-                models.check(self.model, self.model_options)
+        with located("model_options"):
+            models.check(self.model, self.model_options)
         return self
 
 
@@ -225,8 +204,6 @@ class TuneSettings(Section):
     @field_validator("grid")
     @classmethod
     def _values(cls, grid: Axes) -> Axes:
-        if CHECKED.get():
-            return grid
         kinds: dict[str, type] = {"train": RecipeTraining, **recipes.METHODS}
         with together() as checked:
             for section, keys in grid.items():
@@ -256,13 +233,12 @@ class Config(Section):
     machine: MachineSettings = MachineSettings()
     deploy: DeploySettings | None = None
     tune: TuneSettings | None = None
-    _facts: dict[str, Any] = PrivateAttr(default_factory=dict)  # see `experiment.facts`
 
     @field_validator("recipes")
     @classmethod
     def _recipes(cls, entries: dict[str, Recipe]) -> dict[str, Recipe]:
         with together() as checked:
-            for name, entry in {} if CHECKED.get() else entries.items():
+            for name, entry in entries.items():
                 with checked(name):
                     recipes.check_settings(entry.recipe or name, entry.settings)
         return entries
@@ -319,13 +295,15 @@ class Config(Section):
 
     @property
     def own_files(self) -> bool:
-        """Whether results depend on files of the user: on own data, or on a file of missing
-        clients."""
+        """Whether results depend on files of the user."""
+        return self.data.name in user_files.OF_USER or self.own_extras
+
+    @property
+    def own_extras(self) -> bool:
+        """Whether results depend on files of the user beside data: on missing clients, or code."""
         scenarios = [self.scenarios[name].availability for name in self.scenario_names]
-        own = self.data.name in user_files.OF_USER or any(
-            given is not None and given.file for given in scenarios
-        )
-        return own or any(map(self.own_code, self.recipe_names))
+        listed = any(given is not None and given.file for given in scenarios)
+        return listed or any(map(self.own_code, self.recipe_names))
 
     def composition(self, recipe: str) -> str:
         """The recipe that an entry stands for."""
@@ -345,16 +323,9 @@ class Config(Section):
         source."""
         return self.train_of(recipe).own_code()
 
-    def methods_of(self, recipe: str) -> dict[str, Method]:
-        """The methods of an entry, by name."""
-        composition = self.composition(recipe)
-        known = self.facts["methods"] if self.facts else facts.methods([composition])
-        return {name: Method(*about) for name, about in known[composition].items()}
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What only torch can tell. Empty if it has to be asked."""
-        return self._facts
+    def methods_of(self, recipe: str) -> Sequence[str]:
+        """The methods of an entry."""
+        return recipes.parse(self.composition(recipe))
 
     def units(self) -> list[Unit]:
         """All items, ordered by seed, so that the first items already fill a table."""
@@ -384,13 +355,6 @@ class Config(Section):
         return flat
 
 
-class Method(NamedTuple):
-    """A method of a recipe."""
-
-    module: str
-    defaults: dict[str, object]  # of its hyper-parameters
-
-
 class Unit(NamedTuple):
     """An item of the experiment, by name."""
 
@@ -411,21 +375,13 @@ def load(root: Path) -> Config:
     """
     look_in(root)
     content = read_yaml(root / FILE, f"allowed keys: {', '.join(Config.model_fields)}")
-    known = facts.read(root, content)
-    CHECKED.set(bool(known))
-    try:
-        settings = checked(content, FILE)
-    finally:
-        CHECKED.set(False)
-    settings._facts = known
+    settings = checked(content, FILE)
     with together(source=FILE) as each:
         for name in settings.scenario_names:
             scenario = settings.scenarios[name]
             if scenario.availability is not None:
                 with each("scenarios", name, "availability"):
                     scenario.availability.read(root, settings.train.rounds, scenario.clients)
-    if not known:
-        facts.write(root, content, map(settings.composition, settings.recipes))
     return settings
 
 

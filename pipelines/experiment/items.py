@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedml_noniid.pipelines.experiment import cache, portable
+from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.data import Samples
@@ -56,8 +56,6 @@ class Item:
 
         Sets torch's threads and precision. Raises UserError.
         """
-        if settings.train.portable:
-            portable.check()
         torch.set_num_threads(settings.train.threads)
         # torch's own default runs convolutions on a GPU in tf32.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (

@@ -19,17 +19,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from fedml_noniid.pipelines.experiment import usercache
 from fedml_noniid.pipelines.experiment.config import Config, Unit
-from fedml_noniid.pipelines.experiment.facts import may_have_gpu
-from fedml_noniid.pipelines.experiment.facts import of_cpu as _of_cpu
-from fedml_noniid.plugins import extras
-from fedml_noniid.plugins.core.errors import UserError
-
-if TYPE_CHECKING:
-    import torch
+from fedml_noniid.pipelines.experiment.usercache import of_cpu
+from fedml_noniid.plugins import extras, recipes
+from fedml_noniid.plugins.engines.simulation import resolve_device
 
 ROOT = Path(__file__).parents[3]  # holds the package: the checkout, or site-packages
 PACKAGE = "fedml_noniid"
@@ -51,9 +49,7 @@ NO_CODE = tuple(
     f"fedml_noniid.{name}"
     for name in (
         "pipelines.edge",
-        "pipelines.experiment.facts",
         "pipelines.experiment.cache",
-        "pipelines.experiment.portable",
         "pipelines.experiment.progress",
         "pipelines.experiment.provenance",
         "pipelines.experiment.workers",
@@ -140,28 +136,12 @@ def of_training(settings: Config, unit: Unit) -> str:
 
 def machine_kind(settings: Config) -> dict[str, str]:
     """The facts of the machine and its libraries that may change a result's bits."""
-    # Measured: an AMD EPYC gives other bits than an Intel Xeon with the same instructions.
-    vendor, known = _of_cpu("vendor_id"), settings.facts
-    if (
-        known
-        and "torch" not in sys.modules
-        and (settings.train.device == "cpu" or not may_have_gpu())
-    ):
-        return {
-            "device": "cpu",
-            "torch": known["torch"],
-            "vendor": vendor,
-            "instructions": known["instructions"],
-        }
-    import torch
-
-    from fedml_noniid.plugins.engines.simulation import resolve_device
-
     device = resolve_device(settings.train.device)
     kind = {
         "device": device.type,
         "torch": torch.__version__,
-        "vendor": vendor,
+        # Measured: an AMD EPYC gives other bits than an Intel Xeon with the same instructions.
+        "vendor": of_cpu("vendor_id"),
         "instructions": torch.backends.cpu.get_cpu_capability(),
     }
     return kind | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
@@ -170,18 +150,6 @@ def machine_kind(settings: Config) -> dict[str, str]:
 def digest(*parts: object) -> str:
     """SHA-256 of values that JSON can hold."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def contents(files: Mapping[str, Path]) -> dict[str, str]:
-    """Name -> SHA-256 of the content of each file. UserError for files that can't be read."""
-    found = {}
-    for name, path in files.items():
-        try:
-            with path.open("rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise UserError(f"{path}: can't be read ({error.strerror or error})") from None
-    return found
 
 
 def code(*modules: str, silo: bool = False) -> str:
@@ -217,7 +185,7 @@ def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
 
 
 def _modules(settings: Config, recipe: str) -> list[str]:
-    return [method.module for method in settings.methods_of(recipe).values()]
+    return [recipes.METHODS[method].__module__ for method in settings.methods_of(recipe)]
 
 
 def _file(name: str) -> Path | None:
@@ -342,8 +310,6 @@ def git_commit() -> str:
 
 def machine(device: torch.device) -> dict[str, str]:
     """The facts that a run's seconds depend on, beside its settings: processor, cores, versions."""
-    import torch
-
     gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
         "git_commit": git_commit(),
@@ -358,4 +324,4 @@ def machine(device: torch.device) -> dict[str, str]:
 
 def cpu() -> str:
     """The processor's model. "unknown CPU" if the system does not name it."""
-    return _of_cpu("model name")
+    return of_cpu("model name")

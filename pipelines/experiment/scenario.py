@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, model_serializer, model_validator
+from torch import Tensor
 
-from fedml_noniid.pipelines.experiment.facts import Later
 from fedml_noniid.plugins.core.errors import UserError, located, together
 from fedml_noniid.plugins.core.options import (
     Below1,
@@ -22,18 +22,11 @@ from fedml_noniid.plugins.core.options import (
     Share,
     check_options,
 )
+from fedml_noniid.plugins.data import noise
+from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.partitions import PARTITIONS
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.cohort import cohort_size
-
-# It imports torch, so it is imported when it is used.
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedml_noniid.plugins.data import noise
-    from fedml_noniid.plugins.data.dataset import Dataset
-else:
-    noise = Later("data.noise")
 
 SKEWS = ("noise", "label_noise", "rotation", "drift")  # beside the options of its partition
 PAIRS = "pairs of two classes such as [[1, 2], [3, 4]]; [] for clients that keep their labels"

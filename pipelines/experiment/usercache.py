@@ -8,10 +8,12 @@ A cache file that is missing, damaged, of other code or not writable is never an
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,28 @@ def stamp(path: Path) -> Stamp:
 def is_settled(of: Stamp) -> bool:
     """Whether an edit of a file with this stamp gives it another stamp for sure."""
     return time.time_ns() - max(of[:2]) > SETTLED_NS
+
+
+def stamps(folders: Iterable[Path]) -> dict[str, Stamp]:
+    """The stamps of all files below some folders, but for caches of Python."""
+    return {
+        str(path): stamp(path)
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+
+@functools.cache
+def of_cpu(fact: str) -> str:
+    """A line of /proc/cpuinfo. "unknown CPU" if the system has none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith(fact)), "unknown CPU"
+    )
 
 
 def _file(name: str) -> Path:

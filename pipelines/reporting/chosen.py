@@ -9,6 +9,7 @@ from fedml_noniid.pipelines.experiment import tuning
 from fedml_noniid.pipelines.experiment.config import Config, Tuned
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting.text import NONE, seeds
+from fedml_noniid.plugins import recipes
 
 YES, CHANGED, OTHER, NO = "yes", "values changed since", "other settings", "no"
 TINY = 1e-6  # the record of a tuning has six digits
@@ -113,7 +114,7 @@ def _values(settings: Config, name: str) -> dict[str, dict[str, object]]:
 
 def _changed(settings: Config, name: str) -> Iterable[str]:
     for method, values in settings.recipes[name].settings.items():
-        defaults = settings.methods_of(name)[method].defaults
+        defaults = recipes.hyper_parameters(method)
         for key, value in values.items():
             if value != defaults[key]:
                 yield f"{name} {key} {value} (default {defaults[key]})"

@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedml_noniid.pipelines import edge
-from fedml_noniid.pipelines.experiment import portable
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 
 STAGES = ("plan", "prepare", "partition", "train", "evaluate", "report", "deploy")
@@ -46,7 +45,6 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("stage", choices=STAGES, metavar=" | ".join(STAGES))
     options = parser.parse_args(arguments)
-    portable.fix(options.root / "params.yaml")
     ended = Path(os.environ.get(edge.ENDED) or os.devnull)
     ended.write_text(str(edge.CRASHED))  # unless the line after the next is reached
     code = edge.guarded(lambda: run(options.stage, Workspace.of(options.root, os.environ)))

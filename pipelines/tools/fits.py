@@ -17,7 +17,7 @@ import torch
 from fedml_noniid.pipelines.experiment import check, config
 from fedml_noniid.pipelines.experiment.config import FILE, Config
 from fedml_noniid.pipelines.experiment.partitioning import assign
-from fedml_noniid.pipelines.experiment.provenance import contents, preparing
+from fedml_noniid.pipelines.experiment.provenance import preparing
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import plan
 from fedml_noniid.plugins import models
@@ -27,7 +27,6 @@ from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.data.readers.download import DownloadNeededError, forbidden
-from fedml_noniid.plugins.data.user_files import user_files
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Plan
@@ -109,7 +108,7 @@ def _prepared(place: Workspace, settings: Config) -> Dataset:
     """The prepared data if they are those of the settings, otherwise what stage `prepare` would
     make. UserError."""
     data, lock = settings.data, place.root / "dvc.lock"
-    user = contents(user_files(data.name, place.given(data.root), data.options))
+    user = plan.contents(data.name, str(place.given(data.root)), data.options)
     if lock.is_file() and place.dataset(data.name).is_file():
         made_of = _dependencies(read_yaml(lock), "prepare").get("plan/prepare.json")
         if (

@@ -16,7 +16,7 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from fedml_noniid.pipelines import edge
-from fedml_noniid.pipelines.experiment import cache, portable
+from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.handover import handed_over
 from fedml_noniid.pipelines.tools import warm
@@ -56,7 +56,6 @@ def repro(place: Workspace, stage: str | None = None) -> int:
             "the program dvc is missing; install it into the environment of noniid: pip install dvc"
         )
     cache.refuse_foreign(root)
-    portable.fix(root / "params.yaml")
     with _exclusively(root), _warm(root, stage):
         if not _is_checked(root):
             from fedml_noniid.pipelines.tools import fits

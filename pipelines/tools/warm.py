@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedml_noniid.pipelines import edge
-from fedml_noniid.pipelines.experiment.facts import stamps
+from fedml_noniid.pipelines.experiment.usercache import stamps
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.pipelines.stages.handover import ACCEPTED, OTHER, WARM
@@ -39,7 +39,7 @@ ROOM = "fedml_noniid.pipelines"
 # What a stage imports, or a function that does. Without a request, a process imports them in this
 # order.
 MODULES: dict[str, tuple[str, ...]] = {
-    "plan": (f"{ROOM}.stages.plan",),
+    "plan": (f"{ROOM}.stages.plan", f"{ROOM}.experiment.provenance"),
     "prepare": (f"{ROOM}.stages.prepare", "pandas"),
     "partition": (
         f"{ROOM}.stages.partition",

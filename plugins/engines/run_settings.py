@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field, field_validator
 
 from fedml_noniid.plugins.core.errors import together
-from fedml_noniid.plugins.core.options import CHECKED
 from fedml_noniid.plugins.engines.local_training import LocalTraining
 from fedml_noniid.plugins.own_code import source_of
 
@@ -35,8 +34,6 @@ class RunSettings(LocalTraining):
     @field_validator("callbacks")
     @classmethod
     def _build(cls, callbacks: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        if CHECKED.get() and not any("." in name for name in callbacks):
-            return callbacks  # a user's file may have changed, but ours have not
         from fedml_noniid.plugins.engines.callbacks import callback_of
 
         with together() as checked:

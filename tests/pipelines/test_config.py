@@ -10,7 +10,7 @@ import pytest
 from fedml_noniid.pipelines.experiment import check, config
 from fedml_noniid.pipelines.experiment.provenance import of_training
 from fedml_noniid.pipelines.stages.deploy import deployment_of
-from fedml_noniid.plugins.core.errors import Mistake, UserError
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.recipes import METHODS
 from tests.recipe_table import REPORTED
 
@@ -20,25 +20,23 @@ SEEDS = next(line for line in GOOD.splitlines() if line.startswith("seeds:"))
 TUNE = GOOD[GOOD.index("\ntune:") : GOOD.index("\ndeploy:")]
 
 
-def mistakes(tmp_path: Path, *changes: tuple[str, str]) -> list[Mistake]:
-    """What a changed params.yaml is refused with."""
-    text = GOOD
+def refusals(folder: Path, *changes: tuple[str, str], text: str = GOOD) -> list[str]:
+    """What `noniid check` refuses in a changed params.yaml, a line each."""
     for old, new in changes:
         assert old in text
         text = text.replace(old, new, 1)
-    (tmp_path / "params.yaml").write_text(text)
-    with pytest.raises(UserError) as error:
-        config.load(tmp_path)
-    return [*error.value.mistakes]
+    (folder / "params.yaml").write_text(text)
+    try:
+        check.check(config.load(folder))
+    except UserError as error:
+        return str(error).splitlines()
+    return []
 
 
-def test_the_default_experiment_is_good() -> None:
-    settings = config.load(ROOT)
-    assert {"fedavg", "fedprox", "scaffold", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"} <= set(
-        settings.recipe_names
-    )
-    assert len(settings.seeds) >= 3
-    assert settings.train.rate.start == settings.train.lr
+def loaded(folder: Path, *changes: tuple[str, str]) -> config.Config:
+    """The settings of a changed params.yaml, in which `noniid check` finds no mistake."""
+    assert refusals(folder, *changes) == []
+    return config.load(folder)
 
 
 SCENARIO = "partition: dirichlet, clients: 20, participation: 1.0, alpha: 0.1"
@@ -138,35 +136,52 @@ CASES: list[tuple[str, str, str, str]] = [
 
 @pytest.mark.parametrize(("old", "new", "where", "part"), CASES)
 def test_a_mistake_is_named(tmp_path: Path, old: str, new: str, where: str, part: str) -> None:
-    lines = [str(mistake) for mistake in mistakes(tmp_path, (old, new))]
+    lines = refusals(tmp_path, (old, new))
     assert any(line.startswith(f"params.yaml: {where}") and part in line for line in lines), lines
     assert len(new) < 300 or all(len(line) < 300 for line in lines), "what is very long is cut"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "part"),
+    ("text", "part"),
     [
-        ("  lr: 0.1", "  lr: 0.1\n  lr: 0.2", "'lr' is there twice"),
-        ("train:", "train: [", "not YAML"),
+        (GOOD.replace("  lr: 0.1", "  lr: 0.1\n  lr: 0.2"), "'lr' is there twice"),
+        (GOOD.replace("train:", "train: ["), "not YAML"),
+        *((text, "holds no settings; allowed keys: experiment") for text in ("", "[]", "3")),
     ],
 )
 def test_a_file_that_is_not_read_as_it_looks_is_refused(
-    tmp_path: Path, old: str, new: str, part: str
+    tmp_path: Path, text: str, part: str
 ) -> None:
-    (mistake,) = mistakes(tmp_path, (old, new))
-    assert "params.yaml: line " in str(mistake) and part in str(mistake)
+    (line,) = refusals(tmp_path, text=text)
+    assert "params.yaml: " in line and part in line
 
 
-def test_a_scenario_may_be_called_on(tmp_path: Path) -> None:
-    """Which is true in YAML 1.1."""
-    text = GOOD.replace("[dirichlet]", "[on]").replace("\n  dirichlet: {", "\n  on: {")
-    (tmp_path / "params.yaml").write_text(text.replace("scenario: dirichlet", "scenario: on"))
-    settings = config.load(tmp_path)
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"params\.yaml: can't be read"):
+        config.load(tmp_path)
+
+
+def test_what_is_read_is_what_was_meant(tmp_path: Path) -> None:
+    """A scenario called `on`, and 1e-3: YAML 1.1 takes them for true and for text.
+
+    An entry may be empty, and may have another name than its recipe.
+    """
+    settings = loaded(
+        tmp_path,
+        ("[dirichlet]", "[on]"),
+        ("\n  dirichlet: {", "\n  on: {"),
+        ("scenario: dirichlet", "scenario: on"),
+        ("  lr: 0.1", "  lr: 1e-3"),
+        ("  scaffold: {}", "  scaffold:\n  mine: {recipe: scaffold+fnr, fnr: {p: 0.2}}"),
+    )
+    assert settings.deploy is not None
     assert (
         settings.scenario_names == list(settings.scenarios) == [settings.deploy.scenario] == ["on"]
     )
-    assert settings.units()[0].key == "on-fedavg-0"
-    check.check(settings)
+    assert settings.units()[0].key == "on-fedavg-0" and settings.train.lr == 0.001
+    assert settings.composition("mine") == "scaffold+fnr"
+    assert settings.recipes["mine"].settings == {"fnr": {"p": 0.2}}
+    assert settings.recipes["scaffold"].settings == {}
 
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
@@ -176,49 +191,14 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
         ("{p: 0.5}", "{q: 0.5, p: x}"),
         ("mlp", "x"),
     ]
-    assert sorted(mistake.where[-1] for mistake in mistakes(tmp_path, *changes)) == [
-        "alpha",
-        "model",
-        "name",
-        "p",
-        "q",
-    ]
-
-
-@pytest.mark.parametrize("text", ["", "[]", "3"])
-def test_a_file_without_settings_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "params.yaml").write_text(text)
-    with pytest.raises(
-        UserError, match=r"params\.yaml: holds no settings; allowed keys: experiment"
-    ):
-        config.load(tmp_path)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"params\.yaml: can't be read"):
-        config.load(tmp_path)
-
-
-def test_numbers_are_read_as_dvc_reads_them(tmp_path: Path) -> None:
-    """YAML 1.1 takes 1e-3 for text."""
-    (tmp_path / "params.yaml").write_text(GOOD.replace("  lr: 0.1", "  lr: 1e-3"))
-    assert config.load(tmp_path).train.lr == 0.001
-
-
-def test_an_entry_without_settings_may_be_empty(tmp_path: Path) -> None:
-    (tmp_path / "params.yaml").write_text(GOOD.replace("  scaffold: {}", "  scaffold:"))
-    assert config.load(tmp_path).recipes["scaffold"].settings == {}
-
-
-def test_an_entry_may_have_a_name_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "params.yaml").write_text(
-        GOOD.replace(
-            "  scaffold: {}", "  scaffold: {}\n  mine: {recipe: scaffold+fnr, fnr: {p: 0.2}}"
-        )
-    )
-    settings = config.load(tmp_path)
-    assert settings.composition("mine") == "scaffold+fnr"
-    assert settings.recipes["mine"].settings == {"fnr": {"p": 0.2}}
+    places = {line.split()[1] for line in refusals(tmp_path, *changes)}
+    assert places == {
+        "data.name",
+        "scenarios.dirichlet.alpha",
+        "recipes.fnr.fnr.p",
+        "recipes.fnr.fnr.q",
+        "train.model",
+    }
 
 
 @pytest.mark.parametrize(
@@ -253,63 +233,33 @@ def test_participation_is_a_share_of_the_clients(share: float, cohort: int) -> N
     assert config.Scenario(partition="iid", clients=20, participation=share).cohort == cohort
 
 
-def refusals(folder: Path, *changes: tuple[str, str], text: str = GOOD) -> list[str]:
-    """What `noniid check` refuses in a changed params.yaml, a line each."""
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new, 1)
-    (folder / "params.yaml").write_text(text)
-    try:
-        check.check(config.load(folder))
-    except UserError as error:
-        return str(error).splitlines()
-    return []
-
-
-def test_check_accepts_the_default(tmp_path: Path) -> None:
-    assert refusals(tmp_path) == []
-
-
 def test_check_composes_every_recipe(tmp_path: Path) -> None:
     """SCAFFOLD divides by the step size, and FNR-FL needs a public split: known only from the other
     settings."""
-    lines = refusals(tmp_path, ("optimizer: sgd", "optimizer: adam"), ("public: 100", "public: 0"))
-    assert len(lines) == 2
-    assert lines[0].startswith("params.yaml: recipes.scaffold: scaffold: optimizer = 'adam'")
-    assert lines[1].startswith("params.yaml: recipes.fnr: fnr: needs a public split")
+    first, second = refusals(
+        tmp_path, ("optimizer: sgd", "optimizer: adam"), ("public: 100", "public: 0")
+    )
+    assert first.startswith("params.yaml: recipes.scaffold: scaffold: optimizer = 'adam'")
+    assert second.startswith("params.yaml: recipes.fnr: fnr: needs a public split")
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"], "nothing is written"
 
 
-def test_a_leak_has_to_say_so_in_its_name(tmp_path: Path) -> None:
-    """The name is in every folder, table, plot and MLflow page."""
-    leaking = "fnr: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
-    (line,) = refusals(tmp_path, ("fnr: {fnr: {p: 0.5}}", leaking))
-    assert (
-        "recipes.fnr" in line
-        and "trains on the test set" in line
-        and "call the entry 'fnr-leak'" in line
-    )
-    named = [
-        ("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn"),
-        (
-            "  fnr: {fnr: {p: 0.5}}",
-            "  fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}",
-        ),
-    ]
-    assert refusals(tmp_path, *named) == []
-
-
-def test_a_leak_reads_the_test_set_and_needs_no_public_split(tmp_path: Path) -> None:
-    """With public: 0 the clients can hold all training images, as in FNR-FL's repository."""
+def test_a_leak_says_so_in_its_name_and_needs_no_public_split(tmp_path: Path) -> None:
+    """The name is in every folder, table, plot and MLflow page. With public: 0 the clients can hold
+    all training images, as in FNR-FL's repository."""
+    leaking = "{recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
+    (line,) = refusals(tmp_path, ("fnr: {fnr: {p: 0.5}}", f"fnr: {leaking}"))
+    assert "recipes.fnr" in line and "trains on the test set" in line
+    assert "call the entry 'fnr-leak'" in line
     everything = [
         ("validation: 0.1", "validation: 0.0"),
         ("public: 100", "public: 0"),
         ("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn"),
     ]
-    leaking = "  fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
-    assert refusals(tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", leaking)) == []
-    sound = leaking.replace("test", "train_holdout")
-    (line,) = refusals(tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", sound))
+    named = ("  fnr: {fnr: {p: 0.5}}", f"  fnr-leak: {leaking}")
+    assert refusals(tmp_path, *everything, named) == []
+    sound = (named[0], named[1].replace("test", "train_holdout"))
+    (line,) = refusals(tmp_path, *everything, sound)
     assert "fnr_authors: needs a public split, but public is 0" in line
 
 
@@ -357,13 +307,9 @@ def test_the_experiments_that_come_with_the_project_are_good(path: Path, tmp_pat
 
 def test_a_recipe_may_have_training_settings_of_its_own(tmp_path: Path) -> None:
     """In its items, its deployment and their fingerprints; no other recipe changes."""
-    (tmp_path / "params.yaml").write_text(GOOD)
-    before = config.load(tmp_path)
-    own = [
-        ("  scaffold: {}", "  scaffold: {train: {lr: 0.05, weight_decay: 0.01, momentum: null}}")
-    ]
-    assert refusals(tmp_path, *own, ("recipe: fednnnn", "recipe: scaffold")) == []
-    settings = config.load(tmp_path)
+    before = loaded(tmp_path)
+    own = "  scaffold: {train: {lr: 0.05, weight_decay: 0.01, momentum: null}}"
+    settings = loaded(tmp_path, ("  scaffold: {}", own), ("recipe: fednnnn", "recipe: scaffold"))
     changed = {"lr": 0.05, "weight_decay": 0.01}
     assert settings.train_of("scaffold").model_dump() == settings.train.model_dump() | changed
     assert settings.train_of("fedavg") is settings.train and settings.train.lr == 0.1

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from fedml_noniid.pipelines.experiment import config, facts, provenance, usercache
+from fedml_noniid.pipelines.experiment import config, provenance, usercache
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.stages import plan
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError
-from tests.pipelines.small import PARAMS, ROOT, environment, run_stages
+from tests.pipelines.small import PARAMS, ROOT, environment
 
+TRAINING = "fedml_noniid.pipelines.experiment.training"
 SHARED = {
     "core/algorithm.py",
     "core/randomness.py",
@@ -29,12 +31,17 @@ SHARED = {
     "data/streams.py",
     "recipes.py",
 }
+# Files that no result depends on.
+NO_RESULT = (
+    *("data/checks", "data/datasets", "data/rounding", "data/subsample", "data/yaml_files"),
+    *(name.removeprefix("fedml_noniid.").replace(".", "/") for name in provenance.NO_CODE),
+)
 
 
 def files(recipe: str) -> set[str]:
     """The files of `plugins` that a training of the recipe depends on."""
-    modules = [module for module, _ in facts.methods([recipe])[recipe].values()]
-    found = provenance.files("fedml_noniid.pipelines.experiment.training", *modules)
+    modules = [recipes.METHODS[name].__module__ for name in recipes.parse(recipe)]
+    found = provenance.files(TRAINING, *modules)
     return {
         path.relative_to(provenance.ROOT).as_posix().removeprefix("fedml_noniid/plugins/")
         for path in found
@@ -66,30 +73,21 @@ def test_a_recipe_depends_on_its_own_methods_only(recipe: str, own: set[str]) ->
 
 
 def test_nothing_that_a_training_imports_is_left_out() -> None:
-    """Every module of ours that is loaded with the methods is a dependency of some recipe, or no
-    part of training."""
+    """Every module of ours that a training loads is a dependency of some recipe, or is known to
+    change no result."""
+    code = f"import sys, {TRAINING}\nprint(*(name for name in sys.modules if name.count('.') > 2))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     every = set().union(*(files(name) for name in ("fedavg", *recipes.METHODS)))
-    loaded = {
-        module.__file__
-        for name, module in sys.modules.items()
-        if name.startswith("plugins.") and module.__file__
+    ours = [name.split(".")[1:] for name in loaded if name.startswith("fedml_noniid.")]
+    rest = {"/".join(parts).removeprefix("plugins/") for parts in ours} - {
+        file.removeprefix("fedml_noniid/").removesuffix(".py").removesuffix("/__init__")
+        for file in every
     }
-    rest = {
-        name for name in (str(file).split("/plugins/")[1] for file in loaded) if name not in every
-    }
-    outside = (
-        "silo/",
-        "data/readers/",
-        "data/partitions/",
-        "data/datasets.py",
-        "data/splits.py",
-        "data/statistics.py",
-        "data/alike.py",
-        "settings.py",
-    )
-    assert {
-        name for name in rest if not name.startswith(outside) and not name.endswith("pair.py")
-    } == set()
+    outside = ("data/partitions", "data/readers", *NO_RESULT)
+    assert {name for name in rest if not name.startswith(outside)} == set()
+    assert len(loaded) > 100
 
 
 def test_a_cpu_of_another_maker_is_another_kind_of_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +95,7 @@ def test_a_cpu_of_another_maker_is_another_kind_of_machine(monkeypatch: pytest.M
     settings = config.load(ROOT)
     found = []
     for vendor in ("GenuineIntel", "AuthenticAMD"):
-        monkeypatch.setattr(provenance, "_of_cpu", {"vendor_id": vendor}.__getitem__)
+        monkeypatch.setattr(provenance, "of_cpu", {"vendor_id": vendor}.__getitem__)
         found.append(
             (
                 provenance.machine_kind(settings),
@@ -159,79 +157,66 @@ def test_an_edit_that_sets_the_clock_back_is_noticed(
     assert found(file) == provenance._of_file(file) != first
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: "",
-        lambda text: text[:-20],
-        lambda text: text.replace("module.py", "module.pi"),
-        lambda text: text + " ",
-    ],
-)
-def test_a_damaged_cache_costs_time_only(file: Path, damage: Callable[[str], str]) -> None:
+def test_a_damaged_cache_costs_time_only(file: Path) -> None:
     wanted, kept = found(file), usercache.folder() / "code.json"
-    damaged = damage(kept.read_text())
-    kept.write_text(damaged)
-    assert found(file) == wanted
-    assert kept.read_text() != damaged
+    text = kept.read_text()
+    for damaged in ("", text[:-20], text.replace("module.py", "module.pi"), f"{text} "):
+        kept.write_text(damaged)
+        assert found(file) == wanted and kept.read_text() != damaged
 
 
-def test_a_file_of_the_last_two_seconds_is_not_stored(
+def test_a_file_that_may_be_edited_unnoticed_is_not_stored_and_no_cache_is_no_error(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usercache, "SETTLED_NS", 10**12)
-    found(file)
+    assert found(file) == provenance._of_file(file)
     assert not usercache.folder().exists()
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    monkeypatch.setattr(usercache, "SETTLED_NS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # is no folder
     assert found(file) == provenance._of_file(file)
 
 
-def test_plan_and_report_import_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the settings were checked, by whatever process: also no mlflow and no scipy.stats."""
-    monkeypatch.setattr(usercache, "SETTLED_NS", 0)
-    (tmp_path / "params.yaml").write_text(PARAMS.replace("device: cpu", "device: auto"))
-    (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
-    run_stages(tmp_path, ("plan", "prepare", "partition", "train", "evaluate"))
-    before = {path.name: path.read_bytes() for path in (tmp_path / "plan").iterdir()}
-    for stage in ("plan", "report"):
-        code = (
-            "import sys; from fedml_noniid.pipelines.stages.__main__ import main\n"
-            f"code = main([{stage!r}]); slow = ['torch', 'scipy.stats', 'mlflow', 'sklearn']\n"
-            "sys.exit(str([name for name in slow if name in sys.modules]) if code == 0 else code)"
-        )
-        named = environment() | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, env=named, capture_output=True, text=True
-        )
-        assert done.stderr == "[]\n", stage
-    assert {path.name: path.read_bytes() for path in (tmp_path / "plan").iterdir()} == before
+HOLDS = (
+    "import sys; from fedml_noniid.pipelines.stages.__main__ import main; code = main(['plan'])\n"
+)
+HOLDS += "sys.exit(code or 10 * ('torch' in sys.modules))"
 
 
-def test_facts_are_those_of_torch_until_something_changes(
+def test_the_last_plan_holds_until_something_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usercache, "SETTLED_NS", 0)
+    """While it holds, the stage imports no torch."""
+    rows = "".join(f"{i % 5},{i % 2}\n" for i in range(40))
+    (tmp_path / "mine.csv").write_text(f"x,ill\n{rows}")
+    mine = PARAMS.replace(
+        "name: digits, root: data/raw", "name: table, root: ., file: mine.csv, label: ill"
+    )
+    mine = mine.replace("device: cpu", "device: auto")
+    (tmp_path / "params.yaml").write_text(mine)
     (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
-    (tmp_path / "params.yaml").write_text(PARAMS)
-    asked = config.load(tmp_path)
-    known = config.load(tmp_path)
-    assert asked.facts == {} and known.facts["torch"] == torch.__version__
-    assert known.model_dump() == asked.model_dump()
-    assert known.methods_of("scaffold+fnr") == asked.methods_of("scaffold+fnr")
-    assert provenance.plan(known) == provenance.plan(asked)
-    kind = provenance.machine_kind(asked)
-    with monkeypatch.context() as patch:
-        patch.delitem(sys.modules, "torch")
-        assert provenance.machine_kind(known) == kind and "torch" not in sys.modules
+    monkeypatch.setattr(usercache, "SETTLED_NS", 0)
+    place = Workspace.of(tmp_path, {})
 
-    (tmp_path / "params.yaml").write_text(PARAMS.replace("p: 0.5", "p: 5"))
-    with pytest.raises(UserError, match=r"fnr\.p = 5 is refused"):
-        config.load(tmp_path)
-    (tmp_path / "params.yaml").write_text(PARAMS)
+    def planned(imports: bool) -> dict[str, bytes]:
+        """The files of the plan, which is made again if the stage `imports` torch."""
+        with monkeypatch.context() as patch:
+            if not imports:
+                patch.setattr(plan, "_planned", lambda _: pytest.fail("made again"))
+            plan.run(place)
+        return {path.name: path.read_bytes() for path in (tmp_path / "plan").iterdir()}
+
+    first = planned(True)
+    assert planned(False) == first
+    named = environment() | {"PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", HOLDS], cwd=tmp_path, env=named).returncode == 0
+    (tmp_path / "mine.csv").write_text(f"x,ill\n{rows}1,1\n")
+    second = planned(True)
+    assert {name for name in first if first[name] != second[name]} == {"prepare.json"}
+    (tmp_path / "params.yaml").write_text(mine.replace("p: 0.5", "p: 0.6"))
+    assert planned(True)["train.json"] != second["train.json"]
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    assert config.load(tmp_path).facts == {}
+    with pytest.raises(pytest.fail.Exception):
+        planned(False)
+    (tmp_path / "params.yaml").write_text(mine.replace("p: 0.5", "p: 5"))
+    with pytest.raises(UserError, match=r"fnr\.p = 5 is refused"):
+        planned(True)

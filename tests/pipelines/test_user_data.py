@@ -671,7 +671,30 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
         images(),
         ("test_share = 0.2", "mine/test is the test set"),
     ),
+    "images of 32 bits": (
+        FOLDER,
+        images(("train/cat/9.tiff", "F")),
+        ("9.tiff: has the colour mode F",),
+    ),
+    "a class in train only": (FOLDER, images(("train/cow/0.png", "RGB")), ("the same", "cow")),
     # Arrays
+    "arrays cut off": (ARRAYS, halved(arrays(), "train.npz"), ("train.npz: can't be read",)),
+    "text for arrays": (
+        ARRAYS,
+        lambda f: (arrays()(f), (f / "test.npz").write_text("1, 2")),
+        ("test.npz: can't be read",),
+    ),
+    "an infinite sample": (
+        ARRAYS,
+        arrays(train_x=np.where(np.arange(240).reshape(30, 8) == 58, np.inf, 0.0)),
+        ("train.npz: x[7, 2] = inf", "finite"),
+    ),
+    "samples of five axes": (ARRAYS, shape(1, 1, 8, 8), ("train.npz: x is uint8 [30, 1, 1",)),
+    "no samples": (
+        ARRAYS,
+        arrays(train_x=np.ones((0, 4)), train_y=np.ones(0, int)),
+        ("train.npz: x is float64 [0, 4]",),
+    ),
     "no arrays": (ARRAYS, nothing, ("mine/train.npz: there is no such file; needed: ",)),
     "a folder of .npy": (
         ARRAYS,
@@ -767,9 +790,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
         arrays(train_x=np.full((30, 8, 8), 200.0), test_x=np.full((10, 8, 8), 0.5)),
         ("test.npz: x goes up to 0.5", "one scale"),
     ),
-    # Other data sets
-    "no FEMNIST": ("name: femnist", nothing, ("mine/femnist/train: holds no *.json; make them",)),
-    "no CINIC-10": ("name: cinic10", nothing, ("mine/cinic-10/train: there is no such folder; ",)),
+    # Another data set
     "a split of EMNIST that isn't": (
         "name: emnist, split: letter",
         nothing,
