@@ -494,40 +494,20 @@ def test_a_clone_has_everything_after_a_pull(small: Repository, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_dvc_s_experiments(small: Repository) -> None:
-    """One at once and one from the queue, in a copy that DVC makes; both are shown beside the
-    workspace."""
+def test_an_experiment_of_the_queue_runs_in_a_copy_with_the_store_of_the_repository(
+    small: Repository,
+) -> None:
     small.repro()
     before = small.trained()
-    small.run("dvc", "exp", "run", "report", "--name", "slower", "--set-param", "train.lr=0.05")
-    assert len(small.trained() - before) == 2
-    small.run(
-        "dvc",
-        "exp",
-        "run",
-        "report",
-        "--queue",
-        "--name",
-        "queued",
-        "--set-param",
-        "train.lr=0.025",
-    )
+    queued = ("--queue", "--name", "queued", "--set-param", "train.lr=0.025")
+    small.run("dvc", "exp", "run", "report", *queued)
     small.run("dvc", "queue", "start")
     while "Running" in (said := small.run("dvc", "queue", "status")) or "Queued" in said:
         time.sleep(2)
     assert "Success" in said, small.run("dvc", "queue", "logs", "queued")
-    assert len(small.trained() - before) == 4, "the store is the repository's"
-    rows = {
-        row["Experiment"]: row
-        for row in csv.DictReader(small.run("dvc", "exp", "show", "--csv").splitlines())
-    }
-    assert {rows[name]["train.lr"] for name in ("slower", "queued")} == {"0.05", "0.025"}
-    (measured,) = [name for name in rows["queued"] if name.endswith("fedavg.accuracy")]
-    assert rows["slower"][measured] != rows["queued"][measured]
-    assert "train.lr" in small.run("dvc", "params", "diff")
-    assert "fedavg" in small.run("dvc", "metrics", "diff", "slower", "queued")
-    small.run("dvc", "plots", "diff", "slower", "queued", "--out", "plots")
-    assert "scaffold+fnr" in (small.folder / "plots" / "index.html").read_text()
+    assert len(small.trained() - before) == 2
+    shown = csv.DictReader(small.run("dvc", "exp", "show", "--csv").splitlines())
+    assert {row["Experiment"]: row["train.lr"] for row in shown}["queued"] == "0.025"
 
 
 def below(process: int) -> set[int]:
