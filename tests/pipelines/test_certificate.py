@@ -29,11 +29,6 @@ def has_begun(repository: Repository) -> bool:
     return any(repository.folder.glob(".resume/*/checkpoint.safetensors"))
 
 
-def kill(process: int) -> None:
-    """Ends a process and all of its group at once."""
-    os.killpg(process, signal.SIGKILL)
-
-
 def test_the_same_lock_after_a_kill_and_on_another_machine(tmp_path: Path) -> None:
     """The second time with other settings of the machine, and killed in the middle of training."""
     once, again = Repository(copy(tmp_path / "once")), Repository(copy(tmp_path / "again"))
@@ -45,7 +40,7 @@ def test_the_same_lock_after_a_kill_and_on_another_machine(tmp_path: Path) -> No
     process = again.start("dvc", "repro", "--force", "report")
     while not has_begun(again) and process.poll() is None:
         time.sleep(0.01)
-    kill(process.pid)
+    os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     assert not (again.folder / "report").exists()
     again.repro(other)
@@ -76,7 +71,7 @@ def test_a_killed_training_ends_with_the_same_bits(tmp_path: Path) -> None:
         process = small.start(*stage, "train")
         time.sleep(source.uniform(0, undisturbed))
         if process.poll() is None:
-            kill(process.pid)
+            os.killpg(process.pid, signal.SIGKILL)
             killed += 1
         process.communicate(timeout=60)
         assert weights(small).items() <= expected.items()
