@@ -72,7 +72,7 @@ def test_without_the_pipeline_every_verb_says_what_to_type(tmp_path: Path) -> No
         *(list(path) for path in help_.VERBS),
         *([*path, "--help"] for path in help_.VERBS),
     ]
-    assert len(verbs) > 60
+    assert len(verbs) > 50
     pipeline = set(extras.MODULES[extras.PIPELINE])
     found = json.loads(without(pipeline, COMMANDS, tmp_path, json.dumps(verbs)))
     line = "error: dvc is not installed; type: pip install 'fedml-noniid[pipeline]'\n"
@@ -106,6 +106,7 @@ def test_the_example_of_the_readme_needs_no_extra(tmp_path: Path) -> None:
         flags=re.DOTALL,
     )
     assert "nd.sweep(" in code
+    code = re.sub(r'"rounds": \d+', '"rounds": 1', code)
     assert "scaffold+fnr" in without(ALL, code, tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,12 +57,13 @@ OF_EXTRAS = {
 }
 
 
-def imported(path: Path, inside: bool = True) -> Iterator[str]:
+@functools.cache
+def imported(path: Path, inside: bool = True) -> tuple[str, ...]:
     """The modules that a file names in its imports, ours from `plugins` or `pipelines` on.
 
     `inside`: also in those that run later or never.
     """
-    yield from (name.removeprefix(f"{PACKAGE}.") for name in _imported(path, inside))
+    return tuple(name.removeprefix(f"{PACKAGE}.") for name in _imported(path, inside))
 
 
 def _imported(path: Path, inside: bool) -> Iterator[str]:

@@ -34,7 +34,7 @@ class Mistake:
     def __str__(self) -> str:
         name = ""
         for key in self.where:
-            name += f"[{key}]" if isinstance(key, int) else f"{'.' if name else ''}{key:.97}"
+            name += f"[{key}]" if isinstance(key, int) else f"{'.' if name else ''}{key}"
         value = "" if self.value is ABSENT else shown(self.value)
         subject = " = ".join(part for part in (name, value) if part)
         joint = " " if self.what.startswith("is ") else ": "

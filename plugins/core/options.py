@@ -227,7 +227,10 @@ def _user_error(
 
 def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator[Mistake]:
     """One error of pydantic; one of our validators may hold several."""
-    where = tuple(part for part in one["loc"] if part != "[key]")
+    # A key that is very long is cut.
+    where = tuple(
+        part if isinstance(part, int) else part[:97] for part in one["loc"] if part != "[key]"
+    )
     context = one.get("ctx", {})
     if isinstance(context.get("error"), UserError):
         yield from context["error"].below(*where).mistakes

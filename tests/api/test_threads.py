@@ -16,11 +16,11 @@ import fedml_noniid as nd
 from fedml_noniid.api import running
 
 SPLIT = nd.partition(nd.load("digits"), "dirichlet", clients=5, alpha=0.5, public=50)
-SEEDS = [0, 1, 2]
+SEEDS = [0, 1]
 
 
 def run(recipe: str, **given: Any) -> dict[int, str]:
-    return nd.run(recipe, SPLIT, seeds=SEEDS, rounds=3, epochs=1, progress=False, **given).sha256
+    return nd.run(recipe, SPLIT, seeds=SEEDS, rounds=2, epochs=1, progress=False, **given).sha256
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:

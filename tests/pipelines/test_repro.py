@@ -5,6 +5,7 @@ DVC is a script here.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import subprocess
@@ -18,7 +19,7 @@ from ruamel.yaml import YAML
 from fedml_noniid.cli.app import main
 from fedml_noniid.pipelines import edge
 from fedml_noniid.pipelines.stages import __main__ as stages
-from fedml_noniid.pipelines.tools import repro
+from fedml_noniid.pipelines.tools import repro, warm
 from tests.pipelines.small import NAMED, PARAMS
 
 CALLS = "calls"
@@ -27,7 +28,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same without warm processes and MLflow, which take seconds."""
+    monkeypatch.setattr(warm, "processes", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(warm, "sync", lambda place: 0)
+    return experiment
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with settings and a `dvc` that notes its arguments."""
     program = tmp_path / "bin" / "dvc"
     program.parent.mkdir()
@@ -83,11 +92,11 @@ def test_what_is_not_ours_is_refused_before_dvc_runs(
     )
 
 
-def test_it_ends_with_the_table(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_it_ends_with_the_table(experiment: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "train"]) == 0
     assert "the table" not in capfd.readouterr().out, "it is of all stages"
     assert main(["run"]) == 0
-    assert calls(place) == ["repro train", "repro"]
+    assert calls(experiment) == ["repro train", "repro"]
     assert "\nthe table\n" in capfd.readouterr().out
 
 

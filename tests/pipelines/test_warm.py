@@ -252,6 +252,7 @@ def test_what_is_imported_is_there() -> None:
         assert importlib.util.find_spec(name.partition(":")[0]), name
 
 
+@pytest.mark.slow  # it imports all: mlflow, fedml
 def test_imports_leave_no_thread_that_ran_torch_and_no_gpu(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
