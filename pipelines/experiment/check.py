@@ -16,14 +16,8 @@ from fedml_noniid.plugins.core.errors import UserError, together
 def check(settings: config.Config) -> None:
     """UserError with every drift after the last round, and every recipe that can't be composed."""
     with together(source=config.FILE) as checked:
-        for name in settings.scenario_names:
-            drift, rounds = settings.scenarios[name].drift, settings.train.rounds
-            with checked("scenarios", name, "drift"):
-                if drift is not None and drift.last > rounds:
-                    raise UserError(
-                        f"labels change until round {drift.last}",
-                        allowed=f"until {rounds}, the last round",
-                    )
+        with checked():
+            check_drifts(settings)
         for name in settings.recipe_names:
             for scenario in settings.scenario_names:
                 with checked("recipes", name):
@@ -37,6 +31,20 @@ def check(settings: config.Config) -> None:
             name = settings.deploy.recipe
             with checked("recipes", name):
                 compose(settings, name, settings.deploy.scenario, deployed=True)
+
+
+def check_drifts(settings: config.Config) -> None:
+    """UserError for every drift that would go on after the last round."""
+    rounds = settings.train.rounds
+    with together() as checked:
+        for name in settings.scenario_names:
+            drift = settings.scenarios[name].drift
+            with checked("scenarios", name, "drift"):
+                if drift is not None and drift.last > rounds:
+                    raise UserError(
+                        f"labels change until round {drift.last}",
+                        allowed=f"until {rounds}, the last round",
+                    )
 
 
 def compose(settings: config.Config, name: str, scenario: str, deployed: bool = False) -> Algorithm:
