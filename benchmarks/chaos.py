@@ -23,7 +23,9 @@ from pathlib import Path
 from benchmarks import machine
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import datasets, partitions, splits
+from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.silo import loopback, results, settings
 from fedml_noniid.plugins.silo.shards import Parts
@@ -41,6 +43,7 @@ RECIPES = (
     "rfedavg",
 )
 SILOS, ROUNDS, KILLS = 3, 8, 4
+PUBLIC = 100  # samples of the public split
 DEADLINE_S, SLACK_S = 3.0, 2.0  # of a round in part 2
 LIMIT_S = 120.0  # of a run
 
@@ -75,10 +78,10 @@ def deployment(recipe: str, seed: int, **comm: object) -> settings.Deployment:
     return settings.check(content, "chaos")
 
 
-def parts(recipe: str, seed: int, silos: int = SILOS) -> Parts:
+def parts(seed: int, silos: int = SILOS) -> Parts:
     """The digits, cut by a Dirichlet distribution."""
     data = datasets.load("digits", Path("data/raw"))
-    split = splits.hold_out(data.train_y.numpy(), 0.1, loopback.PUBLIC, seed)
+    split = splits.hold_out(data.train_y.numpy(), 0.1, PUBLIC, seed)
     clients = partitions.partition(
         "dirichlet",
         data.train_y.numpy(),
@@ -89,8 +92,8 @@ def parts(recipe: str, seed: int, silos: int = SILOS) -> Parts:
         "digits",
         alpha=0.5,
     )
-    public = split.public if loopback.needs_public(recipe) else split.public[:0]
-    return Parts.cut(data, clients, split.validation, public)
+    tests = client_tests(data, clients, "dirichlet", seed)
+    return Parts.cut(data, Indices(clients, split.validation, split.public, tests))
 
 
 def rounds_done(processes: loopback.Processes) -> list[float]:
@@ -145,7 +148,7 @@ def disturbed(
 def all_must_answer(seed: int, kills: int, folder: Path) -> Ran:
     """Part 1, one run."""
     rng, recipe = random.Random(seed), RECIPES[seed % len(RECIPES)]
-    data, began = parts(recipe, seed), time.monotonic()
+    data, began = parts(seed), time.monotonic()
     terms = deployment(recipe, seed)
     plan = [
         (
@@ -163,7 +166,7 @@ def all_must_answer(seed: int, kills: int, folder: Path) -> Ran:
 def two_must_answer(seed: int, kills: int, folder: Path) -> Ran:
     """Part 2, one run."""
     rng, recipe = random.Random(1000 + seed), RECIPES[seed % len(RECIPES)]
-    data, began = parts(recipe, seed), time.monotonic()
+    data, began = parts(seed), time.monotonic()
     terms = deployment(recipe, seed, quorum=SILOS - 1, deadline_s=DEADLINE_S, gone_s=1.0)
     plan = []
     for _ in range(kills):

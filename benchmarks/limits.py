@@ -56,7 +56,7 @@ def equal(folder: Path) -> list[str]:
     """A line per recipe. Raises UserError if weights differ."""
     found = []
     for recipe in RECIPES:
-        terms, data = deployment(recipe, SILOS, 3), parts(recipe, 0, SILOS)
+        terms, data = deployment(recipe, SILOS, 3), parts(0)
         deployed, simulated = loopback.run(terms, data, folder), loopback.simulate(terms, data)
         if deployed != simulated:
             raise UserError(
@@ -71,7 +71,7 @@ def equal(folder: Path) -> list[str]:
 
 def many(folder: Path) -> str:
     """Twelve silos."""
-    terms, data = deployment("scaffold", MANY, ROUNDS), parts("scaffold", 0, MANY)
+    terms, data = deployment("scaffold", MANY, ROUNDS), parts(0, MANY)
     began = time.monotonic()
     deployed = loopback.run(terms, data, folder)
     seconds = time.monotonic() - began
@@ -83,7 +83,7 @@ def many(folder: Path) -> str:
 
 def idle(folder: Path) -> str:
     """CPU time of processes that wait."""
-    terms, data = deployment("scaffold", 3, 2), parts("scaffold", 0, 3)
+    terms, data = deployment("scaffold", 3, 2), parts(0)
     with loopback.Processes(terms, data, folder) as processes:
         for rank in range(3):
             processes.start(rank)

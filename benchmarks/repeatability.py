@@ -133,7 +133,7 @@ def deployment(folder: Path) -> dict[str, str]:
 
     Raises UserError.
     """
-    terms, parts = chaos.deployment("fedavg", SEED), chaos.parts("fedavg", SEED)
+    terms, parts = chaos.deployment("fedavg", SEED), chaos.parts(SEED)
     return {
         "deployment": loopback.run(terms, parts, folder),
         "simulation": loopback.simulate(terms, parts),

@@ -271,7 +271,7 @@ def _fedml(rank: int, deployment: Deployment, folder: Path) -> None:
     fedml.FedMLRunner(
         args, cpu, (0, 0, None, None, {}, {}, None, shard.n_classes), model, None, aggregator
     )
-    if aggregator.server_run.outcome is None:
+    if aggregator.server_run.down.ask is not None:
         raise UserError(f"FedML ended after {args.comm_round} exchanges, before the run was over")
-    write_whole(folder / results.ROUNDS, rounds_csv(aggregator.server_run.rows))
-    results.write_model(folder / results.MODEL, aggregator.server_run.outcome)
+    write_whole(folder / results.ROUNDS, rounds_csv(aggregator.server_run.loop.rows))
+    results.write_model(folder / results.MODEL, aggregator.server_run.loop.outcome)

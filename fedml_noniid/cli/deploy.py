@@ -12,7 +12,6 @@ import typer
 from fedml_noniid.cli.verb import Root, group, verb, workspace
 from fedml_noniid.pipelines import edge
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.options import validated
 
 Config = Annotated[Path, typer.Option(help="fedml_config.yaml of this machine.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the CA and the kits.")]
@@ -141,31 +140,15 @@ def shards(
     data: Annotated[Path, typer.Option(help="A prepared data set: data/<name>.safetensors.")],
     indices: Annotated[Path, typer.Option(help="partitions/<scenario>-<seed>/indices.json.")],
     out: Annotated[Path, typer.Option(help="Folder for <rank>.safetensors; 0 is the server's.")],
-    public: Annotated[
-        bool, typer.Option("--public", help="Give every silo the public split, which FNR-FL needs.")
-    ] = False,
-    test: Annotated[
-        bool,
-        typer.Option("--test", help="Give every silo its own test samples, for FedBN's models."),
-    ] = False,
-    sigma: Annotated[
-        float | None, typer.Option(help="Noise on the silos' samples: noise.sigma.")
-    ] = None,
-    form: Annotated[
-        str | None, typer.Option(help="The scenario's noise.form.", show_default="level")
-    ] = None,
 ) -> None:
     """Cut a partition into a data file for each process.
 
-    `noniid run partition` makes the partition. Rank 0, the server, gets the test set.
+    `noniid run partition` makes the partition. Rank 0, the server, gets the test set. Every silo
+    gets its part of it too, and the public split, if there is one.
     """
-    from fedml_noniid.pipelines.experiment.scenario import NoiseSettings
     from fedml_noniid.plugins.silo import shards as cutting
 
-    given = {"sigma": sigma or 0.0} | ({} if form is None else {"form": form})
-    noise = validated(NoiseSettings, given)
-    count = cutting.cut(data, indices, out, public, sigma and noise.sigma, noise.form, test)
-    typer.echo(f"{count} shards and the server's file are in {out}")
+    typer.echo(f"{cutting.cut(data, indices, out)} shards and the server's file are in {out}")
 
 
 def server(config: Config) -> None:
@@ -212,35 +195,22 @@ def status(config: Config) -> None:
 
 
 def loopback(
-    recipe: Annotated[str | None, typer.Option(help="Instead of the file's.")] = None,
-    silos: Annotated[int | None, typer.Option(help="Instead of the file's.")] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="A fedml_config.yaml.",
-            show_default="the experiment in this folder, else the packaged one",
-        ),
-    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Instead of the experiment's.")] = None,
+    silos: Annotated[int | None, typer.Option(help="Instead of the experiment's.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for all files.")] = Path("deploy") / "loopback",
 ) -> None:
-    """Run a server and silos on this machine.
+    """Run a server and silos on this machine, with the settings and data of this experiment.
 
-    Each is a process. The final weights have to be those of the simulation, bit for bit. In the
-    folder of an experiment, they run with its settings and its data.
+    Each is a process. The final weights have to be those of the simulation, bit for bit.
     """
+    from fedml_noniid.pipelines.stages import deploy
+    from fedml_noniid.pipelines.tools import repro
     from fedml_noniid.plugins.silo import loopback as local
 
     here = workspace(Path())
-    if config is None and all((here.root / name).is_file() for name in ("params.yaml", "dvc.yaml")):
-        from fedml_noniid.pipelines.stages import deploy
-        from fedml_noniid.pipelines.tools import repro
-
-        if code := repro.repro(here, "partition"):
-            raise typer.Exit(code)
-        deployment, parts = deploy.of_study(here, recipe, silos)
-    else:
-        deployment, parts = local.of_file(config or local.CONFIG, recipe, silos)
-    local.compare(deployment, parts, out, typer.echo)
+    if code := repro.repro(here, "partition"):
+        raise typer.Exit(code)
+    local.compare(*deploy.of_study(here, recipe, silos), out, typer.echo)
 
 
 def record(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,8 +23,6 @@ from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.indices import Indices, read_indices
 from fedml_noniid.plugins.data.partitions import partition
-from fedml_noniid.plugins.data.skew import Skew
-from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines.cohort import cohort_size
 from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.silo import loopback
@@ -43,20 +41,9 @@ def run(place: Workspace) -> None:
         raise UserError(f"{config.FILE}: deploy is missing; {config.DEPLOYS}")
     cache.check(place.partition(wanted.scenario, wanted.seed))
     deployment, parts = deployment_of(settings, wanted), _parts(place, settings)
-    log.info(
-        "%s with %d silos of %s samples", deployment.train_args.recipe, wanted.silos, _sizes(parts)
-    )
-    deployed = loopback.run(deployment, parts, place.root / "deploy" / "stage")
-    simulated = loopback.simulate(deployment, parts)
-    if deployed != simulated:
-        raise UserError(
-            f"deploy: recipe {wanted.recipe!r} ended with weights {deployed} on FedML's silos "
-            f"and {simulated} in the "
-            "simulation; they must be equal"
-        )
-    record = {**wanted.model_dump(), "deployed_sha256": deployed, "simulated_sha256": simulated}
+    digest = loopback.compare(deployment, parts, place.root / "deploy" / "stage", log.info)
+    record = {**wanted.model_dump(), "deployed_sha256": digest, "simulated_sha256": digest}
     write_whole(place.root / "deploy" / "result.json", json.dumps(record, indent=2) + "\n")
-    log.info("silos and simulation end with the same weights, sha256 %s", deployed[:12])
 
 
 def of_study(place: Workspace, recipe: str | None, silos: int | None) -> tuple[Deployment, Parts]:
@@ -122,41 +109,33 @@ def _parts(place: Workspace, settings: config.Config) -> Parts:
     scenario = settings.scenarios[wanted.scenario]
     data = Dataset.read(place.dataset(settings.data.name))
     indices = read_indices(place.partition(wanted.scenario, wanted.seed) / "indices.json")
-    clients, tests, skew = divided(settings, wanted, data, indices)
-    recipe = settings.composition(wanted.recipe)
-    public: Ints = indices.public if loopback.needs_public(recipe) else indices.public[:0]
-    std = None if scenario.noise is None else scenario.noise.deviations(len(clients), data)
-    personal = tests if loopback.has_personal_norms(recipe) else None
-    return Parts.cut(data, clients, indices.validation, public, std, skew, personal)
+    if len(indices.clients) != wanted.silos:
+        indices = divided(settings, wanted, data, indices)
+    std = None if scenario.noise is None else scenario.noise.deviations(wanted.silos, data)
+    return Parts.cut(data, indices, std)
 
 
 def divided(
     settings: config.Config, wanted: config.DeploySettings, data: Dataset, indices: Indices
-) -> tuple[Sequence[Ints], Sequence[Ints], Skew]:
-    """(samples, test samples, skew) of the silos.
+) -> Indices:
+    """The samples of the clients, divided anew among the silos.
 
     UserError if the data can't be divided among so many.
     """
     scenario = settings.scenarios[wanted.scenario]
-    clients, tests, skew = indices.clients, indices.test_clients, indices.skew
-    if len(clients) != wanted.silos:
-        try:
-            clients = partition(
-                scenario.partition,
-                data.train_y.numpy(),
-                np.concatenate(clients),
-                wanted.silos,
-                wanted.seed,
-                data.train_owner,
-                f"data set {data.name!r}",
-                **scenario.options,
-            )
-            tests = client_tests(data, clients, scenario.partition, wanted.seed)
-            skew = skewed(scenario, data, clients, wanted.seed)
-        except UserError as error:
-            raise UserError(f"{config.FILE}: deploy.silos = {wanted.silos}: {error}") from None
-    return clients, tests, skew
-
-
-def _sizes(parts: Parts) -> str:
-    return ", ".join(str(len(client)) for client in parts.clients)
+    try:
+        clients = partition(
+            scenario.partition,
+            data.train_y.numpy(),
+            np.concatenate(indices.clients),
+            wanted.silos,
+            wanted.seed,
+            data.train_owner,
+            f"data set {data.name!r}",
+            **scenario.options,
+        )
+        tests = client_tests(data, clients, scenario.partition, wanted.seed)
+        skew = skewed(scenario, data, clients, wanted.seed)
+    except UserError as error:
+        raise UserError(f"{config.FILE}: deploy.silos = {wanted.silos}: {error}") from None
+    return replace(indices, clients=clients, test_clients=tests, skew=skew)

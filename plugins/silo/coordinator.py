@@ -4,7 +4,6 @@ asked, who has answered."""
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from collections import Counter
@@ -22,7 +21,6 @@ END_NOTICE_S = 10.0  # how long a server that ends waits for silos to hear it
 RECHECK_S = 5.0  # a call that waits looks so often whether its caller is still admitted
 TICK_S = 0.1  # the main thread looks so often whether a time limit has passed
 MAX_ROUND_LINES = 3  # log lines of a round beside the one at its end
-MAX_REFUSAL_LINES = 10_000  # log lines about refusals at most, of one server process
 LOG = logging.getLogger(__name__)
 Active = Callable[[], bool]  # whether the caller still listens
 # The reply in an upload of a client with n_k samples. Raises RefusedError.
@@ -35,9 +33,7 @@ class Coordinator:
     def __init__(self, comm: CommArgs, silos: int, terms: str, run: str, rounds: int = 0) -> None:
         """`terms`: the fingerprint of the server's configuration; `rounds` for the status only."""
         self.comm, self.silos, self.terms, self.run, self.rounds = comm, silos, terms, run, rounds
-        self.epoch = secrets.token_hex(8)  # of this process: answers to an earlier one are stale
         self.refused: Counter[str] = Counter()  # messages of this round, by name of the refusal
-        self.bytes_in = self.bytes_out = 0
         self._changed = threading.Condition()
         self._sessions: dict[int, str] = {}
         self._samples: dict[int, int] = {}  # client -> n_k, as it says when it comes
@@ -72,16 +68,15 @@ class Coordinator:
             self._sessions[client], self._samples[client] = hello.session, hello.samples
             self._failed.pop(client, None)  # it may be repaired
             self._changed.notify_all()
-        return wire.Welcome(run=self.run, epoch=self.epoch)
+        return wire.Welcome(run=self.run)
 
-    def check(self, client: int, call: wire.Call) -> None:
-        """Raises RefusedError unless the call is of this run, of this server process, and of the
-        silo's last one."""
-        # The epoch first: a silo that says hello again then learns that the run is another one.
-        for key in ("epoch", "run"):
-            if getattr(call, key) != getattr(self, key):
-                raise RefusedError(key, f"{wire.silo(client)}: message is of another {key}")
-        if call.session != self._sessions.get(client):
+    def check(self, client: int, session: str) -> None:
+        """Raises RefusedError unless the silo's last process calls, and has said hello to this
+        process of the server."""
+        known = self._sessions.get(client)
+        if known is None:
+            raise RefusedError("restarted", f"{wire.silo(client)}: has not said hello")
+        if session != known:
             raise RefusedError(
                 "replaced", f"{wire.silo(client)}: another process of this silo has taken over"
             )
@@ -166,7 +161,7 @@ class Coordinator:
         """
         with self._changed:
             self.refused[refusal.name] += 1
-            if (who, refusal.name) not in self._logged and len(self._logged) < MAX_REFUSAL_LINES:
+            if (who, refusal.name) not in self._logged:
                 self._logged.add((who, refusal.name))
                 LOG.warning(
                     "refused from %s (%s): %s", one_line(who), refusal.name, one_line(str(refusal))
@@ -189,8 +184,6 @@ class Coordinator:
                 "late": [k for k in asked if k not in self._answers],
                 "failed": {str(k): why for k, why in sorted(self._failed.items())},
                 "refused": dict(self.refused),
-                "bytes_in": self.bytes_in,
-                "bytes_out": self.bytes_out,
             }
 
     # the server's side: called by the main thread

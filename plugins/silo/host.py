@@ -262,7 +262,7 @@ class HostAggregator(ServerAggregator):
         self, test_data: Any, device: torch.device, args: Any
     ) -> tuple[float, float, None, None]:
         """(accuracy, loss, -, -) of the last round; it was evaluated when it ended."""
-        rows = self.server_run.rows
+        rows = self.server_run.loop.rows
         row = rows[-1] if rows else {"test_accuracy": 0.0, "test_loss": 0.0}
         return row["test_accuracy"], row["test_loss"], None, None
 

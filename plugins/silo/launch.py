@@ -27,7 +27,6 @@ import torch
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import (
-    append,
     leaving_nothing,
     opened,
     remove_abandoned,
@@ -160,12 +159,11 @@ class Process:
         if server_run.loop.start.task.personal:
             LOG.warning(
                 "recipe %s: each silo keeps its batch norms to itself and tests its own model; "
-                "accuracies are over the test samples in the silos' files (noniid deploy shards "
-                "--test)",
+                "accuracies are over the test samples in the silos' files",
                 server_run.terms.algorithm.name,
             )
-        if server_run.rows:  # a kill may have come between the checkpoint and the tables
-            self._write_tables(server_run, again=True)
+        if server_run.loop.rows:  # a kill may have come between the checkpoint and the tables
+            self._write_tables(server_run)
         coordinator = Coordinator(comm, silos, server_run.terms.fingerprint, server_run.run, rounds)
         start = server_run.loop.done + 1
         LOG.info(
@@ -176,7 +174,7 @@ class Process:
             with silo_server:
                 server_run.serve(coordinator, aggregator.hook)
             path = self.folder / results.MODEL
-            digest = results.write_model(path, server_run.outcome or server_run.loop.outcome)
+            digest = results.write_model(path, server_run.loop.outcome)
         except exit_codes.QuorumError:
             raise
         except UserError as error:  # the settings were right when the run began
@@ -184,16 +182,9 @@ class Process:
         console.write(f"weights {digest} in {path}\n")
         console.flush()
 
-    def _write_tables(self, server_run: ServerRun, again: bool = False) -> None:
-        """Writes rounds.csv and absent.csv.
-
-        Without `again`, rounds.csv only grows by its last row.
-        """
-        rows, path = server_run.rows, self.folder / results.ROUNDS
-        if again or len(rows) == 1 or not path.is_file():
-            write_whole(path, rounds_csv(rows))
-        else:
-            append(path, path.stat().st_size, rounds_csv(rows[-1:]).partition("\n")[2].encode())
+    def _write_tables(self, server_run: ServerRun) -> None:
+        """Writes rounds.csv and absent.csv."""
+        write_whole(self.folder / results.ROUNDS, rounds_csv(server_run.loop.rows))
         absences.write(self.folder / results.ABSENT, server_run.missing)
 
     def _silo(self) -> None:
@@ -208,10 +199,8 @@ class Process:
         with SiloClient(comm, kit, self.rank - 1, terms.fingerprint, n) as client:
             LOG.info("run %s: %s has joined", client.run, wire.silo(self.rank - 1))
             memory = self.folder / f"silo-{self.rank}.safetensors"
-            # Without certificates there is no kit.
-            place = kit or memory.with_suffix("")
             trainer.begin(
-                results.RunFile(memory, client.run), place.with_name(f"{place.name}.noise.key")
+                results.RunFile(memory, client.run), kit.with_name(f"{kit.name}.noise.key")
             )
             client.serve(trainer.answered)
         LOG.info("the run is over")

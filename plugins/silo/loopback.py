@@ -20,15 +20,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import safe_open
 
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import datasets, partitions, splits
-from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.engines.absences import Missing, listed
 from fedml_noniid.plugins.engines.federation import Federation
@@ -45,7 +40,6 @@ START_METHOD = "forkserver"
 Main = Callable[[int, str, str], None]
 DEADLINE_S = 900.0
 GRACE_S = 20.0  # for the others, once one process has failed
-PUBLIC = 100  # samples of the public split, where a recipe needs one
 
 
 class Processes:
@@ -72,8 +66,7 @@ class Processes:
         self.output = Path(deployment.tracking_args.output_dir)
         shutil.rmtree(self.output, ignore_errors=True)  # a new run, not one that goes on
         shards.write(deployment.data_args.shard, parts)
-        if not deployment.comm_args.plaintext:
-            authority.make(folder / "kits", deployment.silos)
+        authority.make(folder / "kits", deployment.silos)
         write_whole(self.config, deployment.yaml())
         self.output.mkdir(parents=True)
         self.running: dict[int, BaseProcess] = {}
@@ -168,23 +161,6 @@ def simulate(deployment: settings.Deployment, parts: Parts, missing: Missing | N
     return weights_sha256(model_tensors(outcome.params, outcome.evaluated, outcome.buffers))
 
 
-def needs_public(recipe: str) -> bool:
-    """Whether a method of the recipe needs the public split.
-
-    A method that only records facts about it does not.
-    """
-    return any(
-        recipes.METHODS[method]().needs.public >= Public.UNLABELLED
-        for method in recipes.parse(recipe)
-    )
-
-
-def has_personal_norms(recipe: str) -> bool:
-    """Whether a method of the recipe keeps a part of the model on the silos, so that they test it
-    themselves."""
-    return any(recipes.METHODS[method]().needs.personal_norms for method in recipes.parse(recipe))
-
-
 def process(rank: int, config: str, output: str) -> None:
     """The main function of a forked process.
 
@@ -207,7 +183,7 @@ def _die_with_parent() -> None:
 
 def _watch(processes: Sequence[BaseProcess], deadline_s: float, output: Path) -> None:
     """Returns when all have ended well. Raises UserError when one fails or the deadline passes."""
-    end, failed = time.monotonic() + deadline_s, False
+    end = time.monotonic() + deadline_s
     while running := [process for process in processes if process.exitcode is None]:
         left = end - time.monotonic()
         if left <= 0:
@@ -216,9 +192,8 @@ def _watch(processes: Sequence[BaseProcess], deadline_s: float, output: Path) ->
         codes = [process.exitcode or 0 for process in processes]
         if min(codes) < 0:  # killed: the cause is known
             break
-        if any(codes) and not failed:
-            # The others are told, or notice. The server's message may say more.
-            failed, end = True, min(end, time.monotonic() + GRACE_S)
+        if any(codes):  # the others are told, or notice; the server's message may say more
+            end = min(end, time.monotonic() + GRACE_S)
     ended = [process.exitcode for process in processes]
     if any(ended):
         raise UserError(failure(ended, output))
@@ -281,66 +256,12 @@ def _moved(deployment: settings.Deployment, folder: Path) -> settings.Deployment
     )
 
 
-def _overridden(
-    deployment: settings.Deployment, recipe: str | None, silos: int | None, where: str
-) -> settings.Deployment:
-    """The deployment with another recipe, at its own defaults, and another number of silos."""
-    content = deployment.model_dump(by_alias=True)
-    train = content["train_args"]
-    if recipe is not None:
-        train["recipe"] = recipe
-        train["settings"] = {
-            m: v for m, v in train["settings"].items() if m in recipes.parse(recipe)
-        }
-    if silos is not None:
-        train["client_num_in_total"] = train["client_num_per_round"] = silos
-    return settings.check(content, where)
-
-
-def _parts(deployment: settings.Deployment) -> Parts:
-    """The data of a loopback run: the data set, cut into as many parts as there are silos."""
-    data_args, seed = deployment.data_args, deployment.common_args.random_seed
-    data = datasets.load(data_args.dataset, Path(data_args.data_cache_dir))
-    split = splits.hold_out(data.train_y.numpy(), 0.1, PUBLIC, seed)
-    params = (
-        {"alpha": data_args.partition_alpha} if data_args.partition_method == "dirichlet" else {}
-    )
-    clients = partitions.partition(
-        data_args.partition_method,
-        data.train_y.numpy(),
-        split.train,
-        deployment.silos,
-        seed,
-        data.train_owner,
-        f"data set {data.name!r}",
-        **params,
-    )
-    public = split.public if needs_public(deployment.train_args.recipe) else np.empty(0, np.int64)
-    tests = (
-        client_tests(data, clients, data_args.partition_method, seed)
-        if has_personal_norms(deployment.train_args.recipe)
-        else None
-    )
-    return Parts.cut(data, clients, split.validation, public, tests=tests)
-
-
-def of_file(
-    config: Path, recipe: str | None, silos: int | None
-) -> tuple[settings.Deployment, Parts]:
-    """The deployment of a file, and its data set cut for it.
-
-    `recipe`, `silos`: instead of the file's. UserError.
-    """
-    deployment = _overridden(settings.read(config), recipe, silos, "loopback")
-    return deployment, _parts(deployment)
-
-
 def compare(
     deployment: settings.Deployment, parts: Parts, out: Path, say: Callable[[str], object]
-) -> None:
+) -> str:
     """Runs a deployment over loopback, simulates the same, and compares the weights.
 
-    UserError if they differ.
+    Returns their SHA-256. UserError if they differ.
 
     `out`: folder for all files. `say` gets two lines.
     """
@@ -349,10 +270,8 @@ def compare(
         f"{', '.join(str(len(part)) for part in parts.clients)} samples"
     )
     deployed = run(deployment, parts, out)
-    if deployment.dp_args.enable_dp:
-        say("the simulation has no privacy noise, so the weights are not compared with it")
-        return
     simulated = simulate(deployment, parts)
     if deployed != simulated:
         raise UserError(f"the silos' weights {deployed} are not the simulation's {simulated}")
     say("the sequential simulation ends with the same weights, bit for bit")
+    return deployed

@@ -14,13 +14,13 @@ from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add, row
-from fedml_noniid.plugins.engines.callbacks import Callback, OnRow, Row
+from fedml_noniid.plugins.engines.callbacks import Callback, OnRow
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.packing import stack
 from fedml_noniid.plugins.engines.plan import Start
-from fedml_noniid.plugins.engines.run import Checkpointing, Outcome, Run
+from fedml_noniid.plugins.engines.run import Checkpointing, Run
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
@@ -56,7 +56,6 @@ class ServerRun:
         damaged or of other settings.
         """
         self.terms = terms
-        self.outcome: Outcome | None = None
         # (round, exchange in it) -> silos that did not answer
         self.missing: dict[tuple[int, int], frozenset[int]] = {}
         self._begun, self._round, self._exchange = False, 0, 0
@@ -92,14 +91,7 @@ class ServerRun:
         else:
             self._save()
         self._asks = self._rounds()
-        # The algorithm's object itself: the meter tells models apart by identity.
-        self._ask: Ask | None = None
         self.down = self._next(None)
-
-    @property
-    def rows(self) -> list[Row]:
-        """The rows of rounds.csv so far."""
-        return self.loop.rows
 
     @property
     def schema(self) -> Tree:
@@ -176,7 +168,7 @@ class ServerRun:
 
         Returns the next message.
         """
-        if self._ask is None:
+        if self.down.ask is None:
             return self.down
         if not replies:
             raise UserError(f"round {self._round}: no silo is left to average")
@@ -197,7 +189,6 @@ class ServerRun:
         if ask is not None and wire.name(ask) not in self._schemas:
             answer = Silo.parts(self._probe.reply(ask, 0, self._round))
             self._schemas[wire.name(ask)] = row(answer, 0)
-        self._ask = ask
         sent = None if ask is None else wire.mapped(wire.compact, ask)
         fingerprint, counted = self.terms.fingerprint, dict(self._counted)
         return Down(self._exchange, self._round, sent, fingerprint, counted)
@@ -211,7 +202,6 @@ class ServerRun:
         while not loop.over:
             self._round = loop.done + 1
             yield from loop.round()  # its `seconds` include the wait for the silos
-        self.outcome = loop.outcome
 
     def _note(self, *_: object) -> None:
         """Hands the loop the part of a checkpoint that it does not have, as JSON."""

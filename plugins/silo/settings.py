@@ -36,8 +36,6 @@ from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.own_code import look_in
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
 
 def _template(path: str) -> str:
     if "{rank}" not in path:
@@ -63,10 +61,7 @@ class CommonArgs(Section):
 
 
 class DataArgs(Section):
-    dataset: str = "digits"
-    data_cache_dir: str = "data/raw"
-    partition_method: str = "dirichlet"  # of a loopback run; a deployed silo has its shard
-    partition_alpha: Positive = 0.5
+    dataset: str = "digits"  # its name: some of FedML's defences read it
     shard: Template = "shards/{rank}.safetensors"  # ours: rank 0 is the server
 
 
@@ -119,6 +114,8 @@ class TrainArgs(RunSettings):
 
 class ValidationArgs(Section):
     frequency_of_the_test: Literal[1] = 1
+    # FedML's assessment of contributions repeats FedAvg's average, whatever the recipe does.
+    enable_contribution: Literal[False] = False
 
 
 class DeviceArgs(Section):
@@ -132,7 +129,6 @@ class CommArgs(Section):
     # Where the server listens, and where silos find it.
     server: Annotated[str, AfterValidator(_address)] = "127.0.0.1:8890"
     kit: Template = "kits/{rank}"  # certificates of this process
-    plaintext: bool = False  # without certificates; on the machine's own addresses only
     quorum: CountOrNone = 0  # answers without which an exchange can't end; 0: of all that are asked
     # Seconds that an exchange waits for more answers than the quorum.
     deadline_s: Positive = 600.0
@@ -142,16 +138,6 @@ class CommArgs(Section):
     lost_s: Positive = 3600.0  # seconds that a silo looks for the server
     max_samples: Count = 10_000_000  # the most that a silo may say it has
     max_message_mb: Count = 2048  # the most that a silo takes at once
-
-    @model_validator(mode="after")
-    def _private(self) -> CommArgs:
-        if self.plaintext and self.place[0] not in LOOPBACK:
-            raise UserError(
-                f"plaintext = true is refused for server = {self.server!r}: it has no encryption "
-                "and no proof of identity",
-                allowed=f"a server at {', '.join(LOOPBACK)}",
-            )
-        return self
 
     @property
     def place(self) -> tuple[str, int]:
@@ -177,6 +163,7 @@ class DpArgs(Section):
     """FedML's keys for privacy noise."""
 
     enable_dp: bool = False
+    enable_fhe: Literal[False] = False  # FedML 0.8.30 never switches its encryption on
     # FedML's other kinds and mechanisms do nothing here, or give float64.
     dp_solution_type: Literal["ldp", "cdp"] | None = None
     mechanism_type: Literal["gaussian"] | None = None
@@ -218,19 +205,6 @@ class Deployment(Section):
     defense_args: dict[str, Any] = Field(default={})
     dp_args: DpArgs = DpArgs()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _honoured(cls, content: object) -> object:
-        if not isinstance(content, dict):
-            raise UserError("holds no sections", allowed=", ".join(cls.model_fields))
-        for section, values in content.items():
-            for key in values if isinstance(values, dict) else ():
-                if key in REFUSED:
-                    raise UserError(
-                        f"is refused: {REFUSED[key]}", where=(section, key), value=values[key]
-                    )
-        return content
-
     @model_validator(mode="after")
     def _consistent(self) -> Deployment:
         if self.comm_args.quorum > self.silos:
@@ -269,30 +243,13 @@ class Deployment(Section):
         """The data file of a process."""
         return Path(self.data_args.shard.replace("{rank}", str(rank)))
 
-    def kit(self, rank: int) -> Path | None:
-        """The folder with the certificates of a process; None without certificates."""
-        return (
-            None
-            if self.comm_args.plaintext
-            else Path(self.comm_args.kit.replace("{rank}", str(rank)))
-        )
+    def kit(self, rank: int) -> Path:
+        """The folder with the certificates of a process."""
+        return Path(self.comm_args.kit.replace("{rank}", str(rank)))
 
     def yaml(self) -> str:
         """The file's text."""
         return yaml.safe_dump(self.model_dump(by_alias=True), sort_keys=False)
-
-
-# Keys of FedML that we refuse, and why.
-REFUSED = {
-    "comm_round": (
-        "it is computed from train_args.rounds, because a round may take several "
-        "exchanges; leave it out"
-    ),
-    "enable_fhe": "FedML 0.8.30 never switches its homomorphic encryption on; leave it out",
-    "enable_contribution": (
-        "its assessment repeats FedAvg's average, which is not what the recipe does; leave it out"
-    ),
-}
 
 
 def read(path: Path) -> Deployment:
@@ -328,9 +285,6 @@ def from_args(args: object) -> Deployment:
     }
     # FedML overwrites these two: the ids that it made up, and the name of its default.
     content["train_args"]["client_id_list"] = "[]"
-    for key in REFUSED.keys() - {"comm_round"}:
-        if value := getattr(args, key, None):
-            raise UserError(f"is refused: {REFUSED[key]}", where=(key,), value=value)
     return check(content, "args")
 
 

@@ -16,8 +16,7 @@ from fedml_noniid.plugins.data import noise as noises
 from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.drift import Drift
-from fedml_noniid.plugins.data.indices import DRIFT, read_indices
-from fedml_noniid.plugins.data.skew import CLEAN, Skew
+from fedml_noniid.plugins.data.indices import DRIFT, Indices, read_indices
 from fedml_noniid.plugins.data.types import Ints
 
 COUNTS = ("rank", "silos", "n_classes")  # in the head of a file
@@ -41,26 +40,15 @@ class Parts:
     tests: Sequence[Samples] | None = None
 
     @staticmethod
-    def cut(
-        data: Dataset,
-        clients: Sequence[Ints],
-        validation: Ints,
-        public: Ints,
-        std: torch.Tensor | None = None,
-        skew: Skew = CLEAN,
-        tests: Sequence[Ints] | None = None,
-    ) -> Parts:
-        """The parts of a data set.
-
-        All arrays are indices into the training set; an empty array leaves its part out.
+    def cut(data: Dataset, of: Indices, std: torch.Tensor | None = None) -> Parts:
+        """The parts of a data set in a partition; an empty list leaves its part out.
 
         `std`: the standard deviations [N, ...] of the clients' noise, if they have any
-        (`plugins.data.noise`). `skew`: what they see in place of their samples. `tests`: each
-        client's positions in the test set, if silos test models of their own.
+        (`plugins.data.noise`).
         """
-        x, y = data.normalised("train"), data.train_y
+        x, y, clients = data.normalised("train"), data.train_y, of.clients
         train = Samples(
-            *skew.applied(clients, x, y),
+            *of.skew.applied(clients, x, y),
             None if std is None else noises.per_sample(std, clients, x),
         )
 
@@ -72,12 +60,12 @@ class Parts:
             train,
             clients,
             test,
-            samples(validation),
-            samples(public),
+            samples(of.validation),
+            samples(of.public),
             len(data.classes),
             data.embedding,
-            skew.drift,
-            None if tests is None else skew.tests(tests, test.x, test.y),
+            of.skew.drift,
+            of.skew.tests(of.test_clients, test.x, test.y),
         )
 
     def client_tests(self) -> list[Samples]:
@@ -206,29 +194,13 @@ def _shard(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Shard:
     return Shard(rank, silos, n_classes, parts, noise, embedding, drift)
 
 
-def cut(
-    data: Path,
-    indices: Path,
-    out: Path,
-    public: bool = False,
-    sigma: float | None = None,
-    form: str = "level",
-    tests: bool = False,
-) -> int:
+def cut(data: Path, indices: Path, out: Path) -> int:
     """Writes <out>/<rank>.safetensors for every process of a partition; returns the number of
     silos. UserError.
 
-    `data`: a prepared data set. `indices`: indices.json of the partition. `public`: whether every
-    silo gets the public split. `sigma`, `form`: of the noise on the silos' samples, if they have
-    any. Label noise, rotation and drift stand in `indices`. `tests`: whether every silo gets its
-    own test samples.
+    `data`: a prepared data set. `indices`: indices.json of the partition, where label noise,
+    rotation and drift stand too.
     """
-    found, whole = read_indices(indices), Dataset.read(data)
-    std, silos = None, len(found.clients)
-    if sigma is not None:
-        std = noises.deviations(form, sigma, silos, tuple(whole.train_x.shape[1:]), whole.scale)
-    shared = found.public if public else found.public[:0]
-    of_clients = found.test_clients if tests else None
-    parts = Parts.cut(whole, found.clients, found.validation, shared, std, found.skew, of_clients)
-    write(str(out / "{rank}.safetensors"), parts)
-    return silos
+    found = read_indices(indices)
+    write(str(out / "{rank}.safetensors"), Parts.cut(Dataset.read(data), found))
+    return len(found.clients)

@@ -35,7 +35,7 @@ from fedml_noniid.plugins.silo.silo_server import KEEPALIVE, SERVICE
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 
 LOG = logging.getLogger(__name__)
-FOR_GOOD = ("configuration", "samples", "replaced", "identity")  # another try doesn't change them
+FOR_GOOD = ("configuration", "samples", "replaced")  # another try doesn't change them
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two tries, before jitter
 PAUSE = 0.1  # of the time that the server has been away
 OPTIONS = [
@@ -49,10 +49,8 @@ OPTIONS = [
 T = TypeVar("T")
 
 
-def channel(comm: CommArgs, kit: Path | None, rank: int) -> grpc.Channel:
-    """A channel to the server; `kit` None for plaintext. Raises UserError."""
-    if kit is None:
-        return grpc.insecure_channel(comm.server, OPTIONS)
+def channel(comm: CommArgs, kit: Path, rank: int) -> grpc.Channel:
+    """A channel to the server with the certificates in the folder `kit`. Raises UserError."""
     mine = certificates.Kit.read(kit, rank)
     credentials = grpc.ssl_channel_credentials(mine.ca, mine.key, mine.certificate)
     # Only the server's certificate has this name, whatever its address is.
@@ -60,20 +58,15 @@ def channel(comm: CommArgs, kit: Path | None, rank: int) -> grpc.Channel:
     return grpc.secure_channel(comm.server, credentials, [*OPTIONS, name])
 
 
-def status(comm: CommArgs, kit: Path | None) -> dict[str, Any]:
+def status(comm: CommArgs, kit: Path) -> dict[str, Any]:
     """The state of a server, for the holder of its kit. Raises UserError."""
     with channel(comm, kit, 0) as line:
         call = line.unary_unary(f"/{SERVICE}/Status")
         try:
-            found = call(b"{}", timeout=5.0, metadata=(("name", certificates.SERVER),))
-            return dict(json.loads(found))
+            return dict(json.loads(call(b"{}", timeout=5.0)))
         except grpc.RpcError as error:
             raise LostError(
                 f"no answer from {comm.server} ({_reason(error)}); is the server running?"
-            ) from None
-        except (ValueError, TypeError):
-            raise LostError(
-                f"{comm.server} answers, but not as a server of this package does"
             ) from None
 
 
@@ -83,16 +76,15 @@ class SiloClient:
     Each is repeated until the server answers, with pauses that grow and are jittered.
     """
 
-    def __init__(self, comm: CommArgs, kit: Path | None, client: int, terms: str, n: int) -> None:
+    def __init__(self, comm: CommArgs, kit: Path, client: int, terms: str, n: int) -> None:
         """`client` counts from 0; `terms` is the fingerprint of the silo's configuration; `n` is
         n_k."""
         self._comm, self._client, self._terms = comm, client, terms
-        session, self._jitter = secrets.token_hex(8), random.Random()
-        self._hello = wire.Hello(client=client, session=session, terms=terms, samples=n)
-        self._metadata = (("name", certificates.name(client + 1)),)  # read in plaintext only
+        self._session, self._jitter = secrets.token_hex(8), random.Random()
+        self._hello = wire.Hello(session=self._session, terms=terms, samples=n)
+        self._call = wire.Call(session=self._session).frame()
         self._channel = channel(comm, kit, client + 1)
         self._over = threading.Event()
-        self._head: dict[str, Any] = {}  # of every later call
         self.run = ""
 
     def __enter__(self) -> SiloClient:
@@ -107,15 +99,13 @@ class SiloClient:
     def hello(self) -> None:
         """Introduces this process. Raises NotAdmittedError, LostError."""
         call, frame = self._channel.unary_unary(f"/{SERVICE}/Hello"), self._hello.frame()
-        options: dict[str, Any] = {"timeout": 30.0, "metadata": self._metadata}
-        welcome = self._patiently(lambda: wire.parsed(call(frame, **options) or b"", wire.Welcome))
+        welcome = wire.parsed(self._patiently(lambda: call(frame, timeout=30.0)), wire.Welcome)
         if self.run and welcome.run != self.run:
             raise UserError(
                 f"the server has lost run {self.run} and is at run {shown(welcome.run)}; "
                 "delete this silo's file of the old run and start it again"
             )
         self.run = welcome.run
-        self._head = welcome.model_dump() | self._hello.model_dump(include={"session", "client"})
 
     def serve(self, answered: Callable[[Down], Up]) -> None:
         """Answers until the run is over. Raises UserError."""
@@ -140,53 +130,49 @@ class SiloClient:
         found: Down | str = "wait"
         while found == "wait":
             try:
-                found = self._patiently(
-                    lambda: self._read(call(wire.Call(**self._head).frame(), **self._long))
-                )
+                found = self._patiently(lambda: self._read(call(self._call, timeout=self._long_s)))
             except RefusedError as refusal:
-                if refusal.name != "epoch":
+                if refusal.name != "restarted":
                     raise
-                self.hello()  # the server was started again
+                self.hello()
                 self._pause(time.monotonic() - began)
         return None if isinstance(found, str) else found
 
     def answer(self, up: Up) -> None:
         """Sends an answer, unless the server has gone on without it."""
-        head = wire.Answer(**self._head, exchange=up["exchange"])
+        head = wire.Answer(session=self._session, exchange=up["exchange"])
         self._send(head, lambda: wire.body(up["leaves"]))
 
     def fail(self, exchange: int, why: str) -> None:
         """Lets the server know that this silo can't answer."""
-        head = wire.Answer(**self._head, exchange=exchange, failed=one_line(why, 500))
+        head = wire.Answer(session=self._session, exchange=exchange, failed=one_line(why, 500))
         self._send(head, lambda: iter(()))
 
     @property
-    def _long(self) -> dict[str, Any]:
-        """Arguments of a call that may move a model over a slow line."""
-        return {"timeout": max(self._comm.deadline_s, 2 * LONG_POLL_S), "metadata": self._metadata}
+    def _long_s(self) -> float:
+        """Seconds for a call that may move a model over a slow line."""
+        return max(self._comm.deadline_s, 2 * LONG_POLL_S)
 
     def _send(self, head: wire.Answer, body: Callable[[], Iterator[bytes]]) -> None:
         call = self._channel.stream_unary(f"/{SERVICE}/Answer")
         try:
-            self._patiently(lambda: call(chain([head.frame()], body()), **self._long))
+            self._patiently(lambda: call(chain([head.frame()], body()), timeout=self._long_s))
         except RefusedError as refusal:
             # Late, or sent twice because the first reply was lost, or the server was started again
             # and will ask again.
-            usual = refusal.name in ("stale", "duplicate", "epoch")
+            usual = refusal.name in ("stale", "duplicate", "restarted")
             level = logging.DEBUG if usual else logging.WARNING
             LOG.log(level, "the server refused this answer: %s", refusal)
-            if refusal.name == "epoch":
+            if refusal.name == "restarted":
                 self.hello()
 
     def _read(self, stream: Iterator[bytes]) -> Down | str:
         """One message of the server, "wait" or "over". Raises UserError if it is malformed, or
         ends the run."""
-        received, began = iter(stream), time.monotonic()
+        received = iter(stream)
         task = wire.parsed(wire.following(received), wire.Task)
         if task.kind == "stop":
             raise QuorumError(f"the server ended the run: {task.why}; its log says more")
-        if task.kind == "wait" and time.monotonic() - began < LONG_POLL_S / 2:
-            raise RefusedError("malformed", "our server waits before it says that there is no work")
         if task.kind != "ask":
             return task.kind
         table, most = wire.table(wire.following(received)), self._comm.max_message_mb << 20
@@ -202,7 +188,7 @@ class SiloClient:
         while not self._over.is_set():
             # The main thread deals with everything that this thread meets.
             with contextlib.suppress(grpc.RpcError, ValueError):
-                for _ in call(wire.Call(**self._head).frame(), metadata=self._metadata):
+                for _ in call(self._call):
                     pass
             self._over.wait(self._jitter.uniform(0.5, 1.0))
 
@@ -216,16 +202,8 @@ class SiloClient:
             try:
                 return call()
             except grpc.RpcError as error:
-                refusal = _refusal(error)
-                if refusal is not None:
-                    raise refusal from None
-                reason = _reason(error)
-            except RefusedError as refusal:
-                if refusal.name not in ("malformed", "truncated"):
-                    raise
-                # a broken line, a proxy, or another program
-                reason = f"its reply makes no sense: {refusal}"
-            waited = time.monotonic() - began
+                _raise_refusal(error)
+                waited, reason = time.monotonic() - began, _reason(error)
             if waited > comm.lost_s:
                 raise LostError(
                     f"no contact with the server at {comm.server} for {comm.lost_s:g} s ({reason})"
@@ -238,11 +216,9 @@ class SiloClient:
         time.sleep(pause * self._jitter.uniform(0.5, 1.5))
 
 
-def _refusal(error: grpc.RpcError) -> RefusedError | None:
-    """The server's refusal, if that is the error.
-
-    Raises NotAdmittedError if another try can't change it.
-    """
+def _raise_refusal(error: grpc.RpcError) -> None:
+    """Raises the server's refusal, if that is the error: NotAdmittedError if another try can't
+    change it, otherwise RefusedError."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.PERMISSION_DENIED:
         raise NotAdmittedError(f"the server does not admit this silo: {details[:300]}") from None
@@ -251,15 +227,11 @@ def _refusal(error: grpc.RpcError) -> RefusedError | None:
             "the process at comm_args.server has no certificate of this federation; check "
             "address and ca.crt"
         ) from None
-    if code is not grpc.StatusCode.FAILED_PRECONDITION:
-        return None
-    try:
+    if code is grpc.StatusCode.FAILED_PRECONDITION:
         found = wire.parsed(details.encode(), wire.Refusal)
-    except RefusedError:
-        return None  # our server did not write this
-    if found.name in FOR_GOOD:
-        raise NotAdmittedError(f"the server refuses this silo: {found.why}") from None
-    return RefusedError(found.name, found.why)
+        if found.name in FOR_GOOD:
+            raise NotAdmittedError(f"the server refuses this silo: {found.why}") from None
+        raise RefusedError(found.name, found.why) from None
 
 
 def _reason(error: grpc.RpcError) -> str:

@@ -38,7 +38,7 @@ MIN_UPLOAD_S = 60.0  # the least time for an upload; more if the deadline is lat
 MAX_CONNECTIONS = 4096  # also those before TLS; less if the process may open few files
 OPERATOR = -1  # the client number of the server's own kit
 Frames = Iterator[bytes]
-C = TypeVar("C", wire.Hello, wire.Call, wire.Answer)
+C = TypeVar("C", wire.Call, wire.Answer)
 KEEPALIVE = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -59,10 +59,10 @@ BOUNDS = [
 class SiloServer:
     """Listens while it is open."""
 
-    def __init__(self, comm: CommArgs, kit: Path | None, coordinator: Coordinator) -> None:
-        """`kit`: the folder with the server's certificates, None for plaintext.
+    def __init__(self, comm: CommArgs, kit: Path, coordinator: Coordinator) -> None:
+        """`kit`: the folder with the server's certificates.
 
-        UserError if the port is taken.
+        UserError if it is bad, or the port is taken.
         """
         self._comm, self._coordinator = comm, coordinator
         self._names = {certificates.name(k + 1): k for k in range(OPERATOR, coordinator.silos)}
@@ -91,17 +91,11 @@ class SiloServer:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, handlers),)
         )
-        self._admission: certificates.Admission | None = None
+        mine = certificates.Kit.read(kit, 0)
+        self._admission = certificates.Admission(mine.ca, kit / "crl.pem")
+        credentials = grpc.ssl_server_credentials([(mine.key, mine.certificate)], mine.ca, True)
         try:
-            if kit is None:
-                self._server.add_insecure_port(comm.server)
-            else:
-                mine = certificates.Kit.read(kit, 0)
-                self._admission = certificates.Admission(mine.ca, kit / "crl.pem")
-                credentials = grpc.ssl_server_credentials(
-                    [(mine.key, mine.certificate)], mine.ca, True
-                )
-                self._server.add_secure_port(comm.server, credentials)
+            self._server.add_secure_port(comm.server, credentials)
         except RuntimeError:
             comm.check_free()  # says why
             raise
@@ -121,16 +115,12 @@ class SiloServer:
         and gRPC's context."""
         call: Callable[..., Frames] = getattr(self, f"_{method.lower()}")
         with self._call(context, operator=method == "Status") as client:
-            received = self._received(stream)
             with self._within(HEAD_S, client, context):
-                first = wire.following(received)
-            for frame in call(client, first, received, context):
-                self._coordinator.bytes_out += len(frame)
-                yield frame
+                first = wire.following(stream)
+            yield from call(client, first, stream, context)
 
     def _hello(self, client: int, first: bytes, *_: object) -> Frames:
-        hello = self._parsed(client, first, wire.Hello)
-        yield self._coordinator.hello(client, hello).frame()
+        yield self._coordinator.hello(client, wire.parsed(first, wire.Hello)).frame()
 
     def _attend(
         self, client: int, first: bytes, _: object, context: grpc.ServicerContext
@@ -232,13 +222,10 @@ class SiloServer:
 
     def _identity(self, context: grpc.ServicerContext) -> int:
         """The client of a call, or OPERATOR; ends the call of anybody else."""
-        if self._admission is None:
-            who = dict(context.invocation_metadata()).get("name", "")
-        else:
-            names = context.auth_context().get("x509_common_name", [b""])
-            who = names[0].decode(errors="replace")
-            if refusal := self._refusal(context):
-                self._turn_away(context, who, "certificate", refusal)
+        names = context.auth_context().get("x509_common_name", [b""])
+        who = names[0].decode(errors="replace")
+        if refusal := self._refusal(context):
+            self._turn_away(context, who, "certificate", refusal)
         if who not in self._names:
             self._turn_away(context, who, "name", f"{who[:40]!r} takes no part in this run")
         return self._names[who]
@@ -259,20 +246,16 @@ class SiloServer:
     def _refusal(self, context: grpc.ServicerContext) -> str:
         """Why the certificate of a call is not admitted at this moment; "" if it is."""
         pem = next(iter(context.auth_context().get("x509_pem_cert", [])), b"")
-        return "" if self._admission is None else self._admission.refusal(pem)
+        return self._admission.refusal(pem)
 
     def _active(self, context: grpc.ServicerContext) -> bool:
         """Whether a call that waits still has a caller whom the server admits."""
         return bool(context.is_active()) and not self._refusal(context)
 
     def _parsed(self, client: int, first: bytes, kind: type[C]) -> C:
-        """The head of a call. Raises RefusedError unless it is this client's, and of this run."""
+        """The head of a call. Raises RefusedError unless it is of the silo's last process."""
         head = wire.parsed(first, kind)
-        if head.client != client:
-            why = f"message says that it is of client {head.client}"
-            raise RefusedError("identity", f"{wire.silo(client)}: {why}")
-        if isinstance(head, wire.Call):
-            self._coordinator.check(client, head)
+        self._coordinator.check(client, head.session)
         return head
 
     def _left(self, client: int) -> float:
@@ -282,8 +265,3 @@ class SiloServer:
     def _pay(self, client: int, calls: float) -> None:
         with self._lock:
             self._calls[client] = self._left(client) - calls, time.monotonic()
-
-    def _received(self, stream: Frames) -> Frames:
-        for frame in stream:
-            self._coordinator.bytes_in += len(frame)
-            yield frame

@@ -118,18 +118,13 @@ def tensors(down: Down) -> Params:
 
 
 def nested(flat: Params) -> dict[str, Tree]:
-    """The trees of an Ask from its flat tensors.
-
-    Raises RefusedError for a name that is none of an Ask's.
-    """
+    """The trees of an Ask from its flat tensors."""
     trees: dict[str, Tree] = {key: {} for key in TREES}
     for key, leaf in flat.items():
         *path, last = key.split("/")
         inner: Any = trees
         for part in path:
-            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
-        if not path or path[0] not in TREES or not isinstance(inner, dict) or last in inner:
-            raise RefusedError("malformed", f"message has a tensor {key!r}, which no Ask has")
+            inner = inner.setdefault(part, {})
         inner[last] = leaf
     return trees
 
@@ -158,23 +153,20 @@ class Head(BaseModel):
 class Hello(Head):
     """A silo comes. `samples`: n_k."""
 
-    client: int
     session: str
     terms: str
     samples: int
 
 
 class Welcome(Head):
-    """The reply to Hello. `epoch`: of the server's process."""
+    """The reply to Hello."""
 
     run: str
-    epoch: str
 
 
-class Call(Welcome):
-    """Any later call of a silo."""
+class Call(Head):
+    """Any later call of a silo. `session`: of its process."""
 
-    client: int
     session: str
 
 
@@ -363,13 +355,9 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
             f"{where}: upload says client {message['client']}, exchange {message['exchange']}; "
             f"expected client {client}, exchange {sent.exchange}",
         )
-    leaves: Params = message["leaves"]
     if sent.ask is None or client not in sent.ask.to:
-        if leaves:
-            raise RefusedError(
-                "extra", f"{where}: upload has {len(leaves)} tensors, but this silo was not asked"
-            )
         return None
+    leaves: Params = message["leaves"]
     where = f"{where}, job {name(sent.ask)!r}"
     fit(leaves, schema, where)
     for key, leaf in leaves.items():

@@ -1,14 +1,19 @@
-"""What the tests of the silos share."""
+"""What the tests of the silos share: FedML's ports, certificates, a server that asks nothing."""
 
 from __future__ import annotations
 
 import fcntl
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fedml_noniid.plugins.silo.authority import make
+from fedml_noniid.plugins.silo.coordinator import Coordinator
+from fedml_noniid.plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.silo.silo_server import SiloServer
+from tests.silo.federation_server import Idle, address
 
 
 @pytest.fixture
@@ -20,15 +25,39 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def kits(tmp_path: Path) -> Path:
-    """The kits of a server and two silos."""
-    make(tmp_path / "kits", 2)
-    return tmp_path / "kits"
+@pytest.fixture(scope="session")
+def all_kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kits of a server and five silos. No test may change them."""
+    folder = tmp_path_factory.mktemp("authority") / "kits"
+    make(folder, 5)
+    return folder
 
 
 @pytest.fixture
-def foreign(tmp_path: Path) -> Path:
-    """The kits of another federation."""
-    make(tmp_path / "foreign", 2)
-    return tmp_path / "foreign"
+def kits(tmp_path: Path, all_kits: Path) -> Path:
+    """A copy for one test, of a server and two silos."""
+    ignored = shutil.ignore_patterns("3", "4", "5")
+    return Path(shutil.copytree(all_kits, tmp_path / "kits", ignore=ignored))
+
+
+@pytest.fixture(scope="session")
+def others_kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kits of another federation. No test may change them."""
+    folder = tmp_path_factory.mktemp("foreign") / "kits"
+    make(folder, 2)
+    return folder
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, others_kits: Path) -> Path:
+    """A copy of them beside `kits`."""
+    return Path(shutil.copytree(others_kits, tmp_path / "foreign"))
+
+
+@pytest.fixture
+def idle(kits: Path) -> Iterator[Idle]:
+    """A server of two silos that asks nothing, with kits of its own."""
+    comm = CommArgs(server=address(), quorum=1, deadline_s=0.2)
+    coordinator = Coordinator(comm, 2, "terms", "run")
+    with SiloServer(comm, kits / "0", coordinator) as server:
+        yield Idle(coordinator, server, comm, kits)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 import torch
@@ -25,6 +26,7 @@ from fedml_noniid.plugins.silo.silo_server import METHODS, SERVICE, SiloServer
 from tests.silo import world
 
 LONG = 60.0  # seconds until a test gives up; never reached where the code is right
+CALL = b'{"session": "own"}'  # the head of a silo's later calls
 
 
 def framed(values: Mapping[str, object]) -> bytes:
@@ -43,6 +45,29 @@ def outcome(error: grpc.RpcError) -> str:
     if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
         return json.loads(error.details())["name"]
     return error.code().name.lower()
+
+
+def hello(terms: str = "terms", samples: int = 17, session: str = "own") -> bytes:
+    """A silo's first message."""
+    return framed({"session": session, "terms": terms, "samples": samples})
+
+
+def answer_of(exchange: int | None, /, **values: object) -> bytes:
+    """The head of an answer, but for `values`."""
+    return framed({"session": "own", "exchange": exchange} | values)
+
+
+class Idle(NamedTuple):
+    """A server that asks nothing."""
+
+    coordinator: Coordinator
+    server: SiloServer
+    comm: CommArgs
+    kits: Path
+
+    def line(self, rank: int) -> grpc.Channel:
+        """A connection with the kit of a rank."""
+        return channel(self.comm, self.kits / str(rank), rank)
 
 
 def sent(line: grpc.Channel, method: str, *messages: bytes, timeout: float = LONG) -> str:
@@ -82,7 +107,7 @@ class Federation:
         self.error: UserError | None = None
         self.go = threading.Event()  # honest silos answer while it is set
         self.go.set()
-        self.heads: dict[int, dict] = {}  # of the honest silos' calls
+        self.calls: dict[int, SiloClient] = {}  # of the honest silos
         self.uploads: dict[int, wire.Up] = {}  # the last of each honest silo
         self._threads = [threading.Thread(target=self._serve, name="server", daemon=True)]
         self._threads += [
@@ -112,12 +137,6 @@ class Federation:
     def line(self, rank: int) -> grpc.Channel:
         """A connection with the kit of a rank."""
         return channel(self.comm, self.kits / str(rank), rank)
-
-    def hello(self, client: int, session: str) -> bytes:
-        """A silo's first message."""
-        return framed(
-            {"client": client, "session": session, "terms": self.terms.fingerprint, "samples": 17}
-        )
 
     def answer(self, **leaves: object) -> dict[str, torch.Tensor]:
         """A good answer to the open exchange but for `leaves`; None drops one.
@@ -152,7 +171,7 @@ class Federation:
             suppress(UserError),
             SiloClient(self.comm, kit, client, self.terms.fingerprint, n) as calls,
         ):
-            self.heads[client] = calls._head
+            self.calls[client] = calls
             calls.serve(answered)
 
 
@@ -162,15 +181,12 @@ class Traitor:
     def __init__(self, federation: Federation, client: int) -> None:
         self.federation, self.client = federation, client
         self.line = federation.line(client + 1)
-        self.head: dict[str, object] = {}
+        self.hello = hello(federation.terms.fingerprint)
 
     def __enter__(self) -> Traitor:
-        found = self.line.unary_unary(f"/{SERVICE}/Hello")(
-            self.federation.hello(self.client, "own"), timeout=LONG
-        )
-        self.head = json.loads(found) | {"session": "own", "client": self.client}
+        assert sent(self.line, "Hello", self.hello) == "ok"
         # The stream lives until it is cancelled, whether anybody reads it or not.
-        self.stream = self.line.unary_stream(f"/{SERVICE}/Attend")(framed(self.head))
+        self.stream = self.line.unary_stream(f"/{SERVICE}/Attend")(CALL)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -181,22 +197,18 @@ class Traitor:
         """The exchange that waits for this silo; None when the run is over."""
         while True:
             call = self.line.unary_stream(f"/{SERVICE}/Task")
-            task = wire.parsed(next(iter(list(call(framed(self.head), timeout=LONG)))), wire.Task)
+            task = wire.parsed(next(iter(list(call(CALL, timeout=LONG)))), wire.Task)
             if task.kind != "wait":
                 return task.exchange if task.kind == "ask" else None
 
     def fail(self) -> int | None:
         """Gives the open exchange up; the number of the next one."""
-        assert sent(self.line, "Answer", self.headed(exchange=self.task(), failed="no")) == "ok"
+        assert self.answer(failed="no") == "ok"
         return self.task()
-
-    def headed(self, **values: object) -> bytes:
-        """The head of an answer, but for `values`."""
-        return framed(self.head | {"exchange": 0, "failed": ""} | values)
 
     def answer(self, *body: bytes, **values: object) -> str:
         """Answers the open exchange with this body; what becomes of it."""
-        return sent(self.line, "Answer", self.headed(**{"exchange": self.task()} | values), *body)
+        return sent(self.line, "Answer", answer_of(self.task(), **values), *body)
 
     def upload(self, leaves: dict[str, torch.Tensor]) -> str:
         """Answers the open exchange with these tensors."""

@@ -73,8 +73,8 @@ def test_a_schedule_and_a_stop_give_the_bits_of_the_simulation(recipe: str, tmp_
         deployed = Deployed(deployment, tmp_path / str(number))
         run(deployed, rng)
         server = deployed.server
-        outcome = server.outcome or server.loop.outcome
-        assert [row["done"] for row in server.rows] == [0, 1, 2]
+        outcome = server.loop.outcome
+        assert [row["done"] for row in server.loop.rows] == [0, 1, 2]
         assert world.digest(outcome) == loopback.simulate(deployment, world.parts(), server.missing)
     constant = world.deployment(recipe, rounds=5, learning_rate=0.2, callbacks=OWN)
     assert loopback.simulate(constant, world.parts()) != loopback.simulate(
@@ -87,7 +87,7 @@ def test_early_stop_on_the_servers_validation_samples(tmp_path: Path) -> None:
     deployment = world.deployment("fedavg", rounds=5, callbacks={"early_stop": options})
     deployed = Deployed(deployment, tmp_path)
     run(deployed)
-    assert len(deployed.server.rows) == 2
+    assert len(deployed.server.loop.rows) == 2
     without, *_ = world.shards_of(replace(deployed.data, validation=None))
     with pytest.raises(UserError, match="early_stop: needs a validation split"):
         ServerRun(deployed.terms, without, deployment.train_args.built_callbacks())

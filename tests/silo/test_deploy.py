@@ -1,4 +1,5 @@
-"""The deploy stage: what it hands to the loopback run, and that other weights fail it.
+"""The deploy stage and `noniid deploy loopback`: what they hand to the loopback run, and that other
+weights fail them.
 
 Loopback runs have their own tests.
 """
@@ -7,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,36 +24,62 @@ from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.silo import launch, loopback
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
+Change = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the stages before this one have run; the recipe needs the public split."""
+    folder = tmp_path_factory.mktemp("study")
+    content = yaml.safe_load(PARAMS.read_text())
+    content["data"] |= {"name": "digits", "public": 50}
+    skewed = {"partition": "dirichlet", "clients": 5, "alpha": 0.5, "participation": 0.5}
+    content |= {"scenarios": {"skewed": skewed}, "scenario_names": ["skewed"]}
+    content["deploy"] = {"recipe": "fnr", "scenario": "skewed", "seed": 1, "silos": 3, "rounds": 1}
+    (folder / "params.yaml").write_text(yaml.safe_dump(content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert stage.main(["prepare"]) == stage.main(["partition"]) == 0
+    return folder
 
 
 @pytest.fixture
-def prepared(tmp_path, monkeypatch):
-    """A folder in which the stages before this one have run; the recipe needs the public split."""
+def prepared(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Change:
+    """A copy of it is the working folder; the function changes params.yaml."""
+    shutil.copytree(study, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    content = yaml.safe_load(PARAMS.read_text())
-    content["data"] |= {"name": "digits", "public": 50}
-    content["scenarios"] = {
-        "skewed": {"partition": "dirichlet", "clients": 5, "alpha": 0.5, "participation": 0.5}
-    }
-    content["scenario_names"] = ["skewed"]
-    content["deploy"] = {"recipe": "fnr", "scenario": "skewed", "seed": 1, "silos": 3, "rounds": 1}
-    Path("params.yaml").write_text(yaml.safe_dump(content))
-    assert stage.main(["prepare"]) == 0
-    assert stage.main(["partition"]) == 0
-    return content
+
+    def change(**sections: dict) -> None:
+        content = yaml.safe_load(Path("params.yaml").read_text())
+        for name, values in sections.items():
+            content[name] |= values
+        Path("params.yaml").write_text(yaml.safe_dump(content))
+
+    return change
+
+
+def skewed(**more: object) -> dict:
+    scenario = {"partition": "dirichlet", "clients": 5, "alpha": 0.5, "participation": 0.5}
+    return {"skewed": scenario | more}
+
+
+def indices() -> dict:
+    return json.loads(Path("partitions/skewed-1/indices.json").read_text())
+
+
+def positions(parts: list) -> list[int]:
+    return sorted(int(i) for part in parts for i in part)
 
 
 @pytest.mark.parametrize("silos", [3, 5])
 def test_equal_weights(prepared, monkeypatch, silos):
     """As many silos as the scenario has clients take its partition; otherwise one like it is
-    made."""
-    prepared["deploy"]["silos"] = silos
-    prepared["train"] |= {"local_steps": 3, "drop_last": True, "augment": True, "precision": "bf16"}
-    prepared["scenarios"]["skewed"] |= {
-        "noise": {"sigma": 0.5},
-        "availability": {"rate": 0.9},
-    }  # but all are there
-    Path("params.yaml").write_text(yaml.safe_dump(prepared))
+    made. All silos are there, whatever the scenario's availability is."""
+    prepared(
+        deploy={"silos": silos},
+        train={"local_steps": 3, "drop_last": True, "augment": True, "precision": "bf16"},
+        scenarios=skewed(noise={"sigma": 0.5}, availability={"rate": 0.9}),
+    )
     seen = []
 
     def simulated(deployment, parts, folder):
@@ -60,24 +89,18 @@ def test_equal_weights(prepared, monkeypatch, silos):
     monkeypatch.setattr(loopback, "run", simulated)
     assert stage.main(["deploy"]) == 0
     ((deployment, parts),) = seen
-    indices = json.loads(Path("partitions/skewed-1/indices.json").read_text())
+    clients = indices()["clients"]
     assert len(parts.clients) == silos == deployment.silos
-    assert sorted(i for part in parts.clients for i in part.tolist()) == sorted(
-        i for part in indices["clients"] for i in part
-    )
-    assert ([part.tolist() for part in parts.clients] == indices["clients"]) is (silos == 5)
+    assert positions(parts.clients) == positions(clients)
+    assert ([part.tolist() for part in parts.clients] == clients) is (silos == 5)
     assert len(parts.public.y) == 50
-    assert deployment.train_args.cohort == 2
-    assert (deployment.train_args.local_steps, deployment.train_args.drop_last) == (3, True)
-    assert deployment.train_args.augment and deployment.train_args.precision == "bf16"
-    levels = [
-        parts.train.noise.std[parts.train.noise.row[client]].unique().item()
-        for client in parts.clients
-    ]
-    assert (
-        levels == pytest.approx([k / (silos - 1) * levels[-1] for k in range(silos)])
-        and levels[-1] > 0
-    )
+    train = deployment.train_args
+    assert (train.cohort, train.local_steps, train.drop_last) == (2, 3, True)
+    assert train.augment and train.precision == "bf16"
+    noise = parts.train.noise
+    levels = [noise.std[noise.row[client]].unique().item() for client in parts.clients]
+    assert levels == pytest.approx([k / (silos - 1) * levels[-1] for k in range(silos)])
+    assert levels[-1] > 0
     record = json.loads(Path("deploy/result.json").read_text())
     assert record["deployed_sha256"] == record["simulated_sha256"]
     assert record["recipe"] == "fnr"
@@ -91,59 +114,45 @@ def test_users_stay_whole_with_another_number_of_silos(prepared, monkeypatch, ki
     path = Path("data/digits.safetensors")
     data = Dataset.read(path)
     dataclasses.replace(data, train_owner=torch.arange(len(data.train_y)) % 20).save(path)
-    options = {"users": 12} if kind == "natural_grouped" else {}
-    prepared["scenarios"]["skewed"] = {
-        "partition": kind,
-        "clients": 7,
-        "participation": 1.0,
-        **options,
-    }
-    prepared["deploy"]["silos"] = silos
-    Path("params.yaml").write_text(yaml.safe_dump(prepared))
+    users = {"users": 12} if kind == "natural_grouped" else {}
+    scenario = {"partition": kind, "clients": 7, "participation": 1.0, **users}
+    prepared(scenarios={"skewed": scenario}, deploy={"silos": silos})
     assert stage.main(["partition"]) == 0
     seen = []
     monkeypatch.setattr(loopback, "run", lambda _, parts, __: seen.append(parts) or "same")
     monkeypatch.setattr(loopback, "simulate", lambda *_: "same")
     assert stage.main(["deploy"]) == 0
-    before = {
-        i % 20
-        for part in json.loads(Path("partitions/skewed-1/indices.json").read_text())["clients"]
-        for i in part
-    }
+    before = {i % 20 for i in positions(indices()["clients"])}
     users = [{int(i) % 20 for i in part} for part in seen[0].clients]
     assert len(users) == silos and set.union(*users) <= before
     assert len(set.union(*users)) == sum(map(len, users)) == (3 if kind == "natural" else 12)
 
 
-def test_a_run_that_fails(prepared, monkeypatch, capsys):
+@pytest.mark.usefixtures("prepared")
+def test_a_run_that_fails(monkeypatch, capsys):
     """The cause is one line, though the error in the log has two."""
 
     def fail(_, __, folder):
         log = launch.log_file(folder, 0)
         log.parent.mkdir(parents=True)
-        log.write_text(
-            "ERROR:fedml_noniid.plugins.silo.launch:error: round 1: the disk is full\nand will "
-            "stay so\n"
-        )
+        log.write_text("ERROR:x:error: round 1: the disk is full\nand will stay so\n")
         raise UserError(loopback.failure([2, 0, None], folder))
 
     monkeypatch.setattr(loopback, "run", fail)
     assert stage.main(["deploy"]) == 2
     log = Path("deploy/stage/fedml-0.log").resolve()
-    assert (
-        capsys.readouterr().err == f"error: server (rank 0): round 1: the disk is full; see {log}\n"
+    assert capsys.readouterr().err == (
+        f"error: server (rank 0): round 1: the disk is full; see {log}\n"
     )
     assert not Path("deploy/result.json").exists()
 
 
-def test_other_weights(prepared, monkeypatch, capsys):
+@pytest.mark.usefixtures("prepared")
+def test_other_weights(monkeypatch, capsys):
     monkeypatch.setattr(loopback, "run", lambda *_: "0" * 64)
     assert stage.main(["deploy"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(
-        f"error: deploy: recipe 'fnr' ended with weights {'0' * 64} on FedML's silos and "
-    )
-    assert said.count("\n") == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"error: the silos' weights {'0' * 64} are not the simulation's ")
     assert not Path("deploy/result.json").exists()
 
 
@@ -155,61 +164,36 @@ def test_other_weights(prepared, monkeypatch, capsys):
         (["--recipe", "moon+ccn"], "moon+ccn", 3),
     ],
 )
-def test_loopback_in_a_study_runs_its_settings_and_data(
-    prepared, monkeypatch, options, recipe, silos
-):
-    """Not the packaged digits: the samples are those of the study's own partition, with its
-    noise."""
-    prepared["recipes"]["tuned-prox"] = {
-        "recipe": "fedprox",
-        "fedprox": {"mu": 0.25},
-        "train": {"lr": 0.03},
-    }
-    prepared["scenarios"]["skewed"] |= {"noise": {"sigma": 0.5}}
-    prepared["train"] |= {"model_options": {"hidden": 7}, "batch_size": 5}
-    Path("params.yaml").write_text(yaml.safe_dump(prepared))
-    Path("dvc.yaml").write_text("stages: {}\n")
+def test_loopback_runs_the_studys_settings_and_data(prepared, monkeypatch, options, recipe, silos):
+    """The samples are those of the study's own partition, with its noise."""
+    tuned = {"recipe": "fedprox", "fedprox": {"mu": 0.25}, "train": {"lr": 0.03}}
+    prepared(
+        recipes={"tuned-prox": tuned},
+        scenarios=skewed(noise={"sigma": 0.5}),
+        train={"model_options": {"hidden": 7}, "batch_size": 5},
+    )
     asked, ran = [], []
-    monkeypatch.setattr(repro, "repro", lambda place, stage: asked.append((place.root, stage)) or 0)
+    monkeypatch.setattr(repro, "repro", lambda place, stage: asked.append(stage) or 0)
     monkeypatch.setattr(loopback, "compare", lambda *given: ran.append(given))
     assert main(["deploy", "loopback", "--out", "out", *options]) == 0
-    assert asked == [(Path.cwd(), "partition")]
+    assert asked == ["partition"]
     ((deployment, parts, out, _),) = ran
-    assert (deployment.train_args.recipe, deployment.silos, out) == (recipe, silos, Path("out"))
-    assert (
-        deployment.model_args.model_options == {"hidden": 7}
-        and deployment.train_args.batch_size == 5
-    )
-    assert deployment.common_args.random_seed == 1 and deployment.train_args.rounds == 1
+    train = deployment.train_args
+    assert (train.recipe, deployment.silos, out) == (recipe, silos, Path("out"))
+    assert (deployment.model_args.model_options, train.batch_size) == ({"hidden": 7}, 5)
+    assert (deployment.common_args.random_seed, train.rounds) == (1, 1)
     if recipe == "fedprox":
-        assert deployment.train_args.settings == {"fedprox": {"mu": 0.25}}
-        assert deployment.train_args.lr == 0.03
-    indices = json.loads(Path("partitions/skewed-1/indices.json").read_text())
-    assert sorted(i for own in parts.clients for i in own.tolist()) == sorted(
-        i for own in indices["clients"] for i in own
-    )
+        assert (train.settings, train.lr) == ({"fedprox": {"mu": 0.25}}, 0.03)
+    assert positions(parts.clients) == positions(indices()["clients"])
     assert parts.train.noise is not None
 
 
-def test_loopback_in_a_study_refuses_what_it_can_not_run(prepared, monkeypatch, capsys):
-    Path("dvc.yaml").write_text("stages: {}\n")
+@pytest.mark.usefixtures("prepared")
+def test_loopback_refuses_what_it_can_not_run(monkeypatch, capsys):
     monkeypatch.setattr(repro, "repro", lambda place, stage: 0)
     for options, message in (
-        (
-            ["--recipe", "fnrr"],
-            (
-                "params.yaml: recipes.fnrr: recipe 'fnrr': method 'fnrr' is unknown (did you mean "
-                "'fnr'?)"
-            ),
-        ),
-        (
-            ["--silos", "6"],
-            (
-                "params.yaml: deploy.silos = 6 is refused; allowed: 2 to 5, the clients of "
-                "scenario "
-                "'skewed'"
-            ),
-        ),
+        (["--recipe", "fnrr"], "method 'fnrr' is unknown (did you mean 'fnr'?)"),
+        (["--silos", "6"], "deploy.silos = 6 is refused; allowed: 2 to 5, the clients of scenario"),
     ):
         assert main(["deploy", "loopback", *options]) == 2
         assert message in capsys.readouterr().err

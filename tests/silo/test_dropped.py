@@ -123,9 +123,8 @@ def test_where_nobody_is_dropped_this_is_the_simulation(
         else table(recipe)
     )
     ran = run(recipe, methods, cohort=cohort, rounds=rounds)
-    assert ran.server_run.outcome is not None
     expected = world.simulated(recipe, methods, False, cohort, rounds=rounds)
-    assert world.digest(ran.server_run.outcome) == world.digest(expected)
+    assert world.digest(ran.server_run.loop.outcome) == world.digest(expected)
 
 
 def with_and_without_fnr(method: str) -> list:
@@ -339,8 +338,8 @@ def test_every_recipe_goes_on(recipe: str, methods: dict, drop: Drop) -> None:
     """In every exchange, or in all but training, somebody is dropped, also where no model is
     sent."""
     ran = run(recipe, methods, drop)
-    outcome = ran.server_run.outcome
-    assert outcome is not None and len(outcome.rows) == 3
+    outcome = ran.server_run.loop.outcome
+    assert len(outcome.rows) == 3
     assert all(leaf.isfinite().all() for leaf in outcome.params.values())
     asks_more = any(said.ask.job != "train" for said in ran.said)
     assert any(len(said.kept) < len(said.ask.to) for said in ran.said) or (
@@ -371,6 +370,6 @@ def test_what_was_dropped_has_travelled_all_the_same() -> None:
     """Every silo sent a model in every round."""
     full, less = run("fedavg", {}), run("fedavg", {}, lowest)
     for key in ("bytes_up", "bytes_down"):
-        assert [row[key] for row in full.server_run.rows] == [
-            row[key] for row in less.server_run.rows
+        assert [row[key] for row in full.server_run.loop.rows] == [
+            row[key] for row in less.server_run.loop.rows
         ]

@@ -27,7 +27,7 @@ def test_silos_keep_the_batch_norms_of_the_simulation(tmp_path: Path, cohort: in
     silos = Silos("fedbn", {}, tmp_path, cohort)
     talk(silos)
     expected = world.simulated("fedbn", {}, True, cohort, rounds=3)
-    world.compare(silos.server.rows, expected.rows)
+    world.compare(silos.server.loop.rows, expected.rows)
     for k, silo in enumerate(silos.silos):
         found, wanted = (
             flatten(row(silo.engine.clients.memory[PERSONAL], 0)),
@@ -36,8 +36,8 @@ def test_silos_keep_the_batch_norms_of_the_simulation(tmp_path: Path, cohort: in
         assert found.keys() == wanted.keys() and all(
             torch.equal(found[key], leaf) for key, leaf in wanted.items()
         )
-    outcome = silos.server.outcome
-    assert outcome is not None and not outcome.personal
+    outcome = silos.server.loop.outcome
+    assert not outcome.personal
     assert all(torch.equal(outcome.params[key], expected.params[key]) for key in expected.params)
 
 
@@ -52,11 +52,10 @@ def test_silos_without_test_samples_leave_the_accuracy_to_the_others(tmp_path: P
         for k in {0, 1, 2} - having:
             silos.silos[k].engine.clients.tests = {}
         talk(silos)
-        found.append(silos.server.rows[-1])
+        found.append(silos.server.loop.rows[-1])
     engine = silos.silos[0].engine
-    assert silos.server.outcome is not None
     (test, *_), mine = world.parts().client_tests(), row(engine.clients.memory[PERSONAL], 0)
-    params = silos.server.outcome.params | mine["params"]
+    params = silos.server.loop.outcome.params | mine["params"]
     one = evaluate(engine.task.network, params, mine["buffers"], test)
     assert (found[0]["test_accuracy"], found[0]["test_loss"]) == pytest.approx(
         (one.accuracy, one.loss), rel=1e-12

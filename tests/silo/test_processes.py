@@ -83,7 +83,7 @@ def simulated(terms: settings.Deployment) -> str:
 )
 def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, tmp_path):
     terms = world.deployment(recipe, cohort=cohort)
-    parts = world.parts(public=loopback.needs_public(recipe))
+    parts = world.parts()
     assert loopback.run(terms, parts, tmp_path, DEADLINE_S) == loopback.simulate(terms, parts)
     rows = (tmp_path / "run" / "rounds.csv").read_text().splitlines()
     assert len(rows) == 1 + world.ROUNDS
@@ -91,12 +91,6 @@ def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, tmp_
     assert all(0 <= float(row.split(",")[1]) <= 1 for row in rows[1:])
     log = launch.log_file(tmp_path / "run", 0).read_text().splitlines()
     assert len(log) <= 1 + 5 * world.ROUNDS
-
-
-def test_without_certificates_on_loopback_only(tmp_path):
-    terms, parts = world.deployment("fedavg", comm={"plaintext": True}), world.parts(public=False)
-    assert loopback.run(terms, parts, tmp_path, DEADLINE_S) == simulated(terms)
-    assert not (tmp_path / "kits").exists()
 
 
 def test_local_noise_and_its_secret_survive_kills(tmp_path):

@@ -18,23 +18,16 @@ import torch
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.absences import listed
-from fedml_noniid.plugins.silo import authority, wire
+from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import MAX_ROUND_LINES, Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.wire import RefusedError
 from tests.silo import world
-from tests.silo.federation_server import LONG, Federation, Traitor, sent
+from tests.silo.federation_server import LONG, Federation, Traitor, answer_of, sent
 
 TRAITOR = 2  # rank 3
 Leaves = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("refusals") / "kits"
-    authority.make(folder, 3)
-    return folder
 
 
 def changed(change: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[Leaves], Leaves]:
@@ -135,21 +128,21 @@ def of_two() -> str:
 
 
 @pytest.mark.parametrize("kind", [*UPLOADS, *BODIES])
-def test_with_a_quorum_the_run_goes_on_without_a_bad_upload(kits, of_two, kind):
+def test_with_a_quorum_the_run_goes_on_without_a_bad_upload(all_kits, of_two, kind):
     name, _ = expected(kind)
-    with betrayed(kits, quorum=2) as (federation, traitor):
+    with betrayed(all_kits, quorum=2) as (federation, traitor):
         assert traitor.answer(*body(kind, federation.answer())) == name
         assert federation.coordinator.refused == {name: 1}
     assert federation.error is None
     assert federation.server_run.missing == {(1, 0): {TRAITOR}, (2, 0): {TRAITOR}}
-    assert world.digest(federation.server_run.outcome) == of_two
+    assert world.digest(federation.server_run.loop.outcome) == of_two
 
 
 @pytest.mark.parametrize("kind", [*UPLOADS, *BODIES])
-def test_with_a_quorum_of_all_a_bad_upload_ends_the_run_at_once(kits, kind):
+def test_with_a_quorum_of_all_a_bad_upload_ends_the_run_at_once(all_kits, kind):
     """One line that names silo and reason. Deadline and patience are hours."""
     name, why = expected(kind)
-    with betrayed(kits, quorum=0) as (federation, traitor):
+    with betrayed(all_kits, quorum=0) as (federation, traitor):
         assert traitor.answer(*body(kind, federation.answer())) == name
     assert isinstance(federation.error, QuorumError)
     said = str(federation.error)
@@ -161,10 +154,10 @@ def test_with_a_quorum_of_all_a_bad_upload_ends_the_run_at_once(kits, kind):
     [("qfedavg", "upload/qfedavg/F", -5.0), ("fednova", "upload/fednova/a", 0.0)],
 )
 def test_with_a_quorum_the_run_goes_on_without_a_number_that_a_method_can_not_take(
-    kits, recipe, key, value
+    all_kits, recipe, key, value
 ):
     """q-FedAvg takes a power of F and divides by it, FedNova divides by a."""
-    federation = Federation(kits, 3, (0, 1), 2, recipe, quorum=2, deadline_s=3600.0, gone_s=0.0)
+    federation = Federation(all_kits, 3, (0, 1), 2, recipe, quorum=2, deadline_s=3600.0, gone_s=0.0)
     with federation, Traitor(federation, TRAITOR) as traitor:
         assert traitor.upload(federation.answer(**{key: torch.tensor(value)})) == "range"
         traitor.line.close()
@@ -173,21 +166,21 @@ def test_with_a_quorum_the_run_goes_on_without_a_number_that_a_method_can_not_ta
     assert federation.server_run.missing == {(1, 0): {TRAITOR}, (2, 0): {TRAITOR}}
 
 
-def test_a_silo_that_can_not_train_ends_a_run_that_needs_all(kits):
-    with betrayed(kits, quorum=0) as (federation, traitor):
+def test_a_silo_that_can_not_train_ends_a_run_that_needs_all(all_kits):
+    with betrayed(all_kits, quorum=0) as (federation, traitor):
         assert traitor.answer(failed="disk\nfull \x1b[2J") == "ok"
     assert isinstance(federation.error, QuorumError)
     assert r"silo 2 (rank 3): disk\nfull \x1b[2J" in str(federation.error)
 
 
-def test_a_duplicate_is_refused_and_the_first_counts(kits):
-    with betrayed(kits, quorum=2, held=True) as (federation, traitor):
+def test_a_duplicate_is_refused_and_the_first_counts(all_kits):
+    with betrayed(all_kits, quorum=2, held=True) as (federation, traitor):
         good = list(wire.body(federation.answer()))
-        head = traitor.headed(exchange=traitor.task())
+        head = answer_of(traitor.task())
         assert sent(traitor.line, "Answer", head, *good) == "ok"
         assert sent(traitor.line, "Answer", head, *good) == "duplicate"
         assert sent(traitor.line, "Answer", head, b"rubbish") == "duplicate"
-        assert sent(traitor.line, "Answer", traitor.headed(failed="no")) == "duplicate"
+        assert sent(traitor.line, "Answer", answer_of(0, failed="no")) == "duplicate"
         assert federation.coordinator.refused == {"duplicate": 3}
         federation.go.set()
         assert traitor.task() == 1
@@ -200,22 +193,21 @@ def test_a_duplicate_is_refused_and_the_first_counts(kits):
     + [(0, frames, "truncated") for frames in (0, 1, 2)],
 )
 def test_a_silo_may_still_answer_after_a_stale_or_truncated_answer(
-    kits, exchange, frames, expected
+    all_kits, exchange, frames, expected
 ):
     """It may be the line that broke. Of two frames, the last one is half there."""
-    with betrayed(kits, quorum=0, rounds=1) as (federation, traitor):
+    with betrayed(all_kits, quorum=0, rounds=1) as (federation, traitor):
         good = list(wire.body(federation.answer()))
         part = [*good[:-1], good[-1][:-1]] if frames == 2 else good[:frames]
         traitor.task()
-        head = traitor.headed(exchange=exchange)
-        assert sent(traitor.line, "Answer", head, *part) == expected
+        assert sent(traitor.line, "Answer", answer_of(exchange), *part) == expected
         assert federation.coordinator.refused == {expected: 1}
         assert traitor.answer(*good) == "ok"
     assert federation.error is None and federation.server_run.missing == {}
 
 
-def test_a_silo_may_not_change_its_number_of_samples(kits):
-    with betrayed(kits, quorum=2) as (federation, traitor):
+def test_a_silo_may_not_change_its_number_of_samples(all_kits):
+    with betrayed(all_kits, quorum=2) as (federation, traitor):
         assert traitor.upload(federation.answer()) == "ok"
         assert traitor.task() == 1
         assert traitor.upload(federation.answer(n=torch.tensor(18))) == "samples"
@@ -237,8 +229,8 @@ def coordinator(**comm: float) -> Coordinator:
     return Coordinator(CommArgs(**patient | comm), 3, "t", "r")
 
 
-def hello_of(client: int) -> wire.Hello:
-    return wire.Hello(client=client, session="s", terms="t", samples=17)
+def hello_of() -> wire.Hello:
+    return wire.Hello(session="s", terms="t", samples=17)
 
 
 def begun(call: Callable[..., object], *values: object) -> Future:
@@ -260,7 +252,7 @@ def there(state: Coordinator, *clients: int) -> Iterator[None]:
     """These silos hold their streams."""
     left = threading.Event()
     for client in clients:
-        state.hello(client, hello_of(client))
+        state.hello(client, hello_of())
     streams = [begun(state.attend, client, "s", lambda: not left.is_set()) for client in clients]
     try:
         wait_until(state, lambda: set(clients) <= set(state.status()["there"]))
@@ -430,7 +422,7 @@ def test_a_silo_that_comes_back_after_a_failure_is_asked_again():
     with there(state, 0, 1, 2):
         found = asked(state)
         state.fail(0, 4, "no disk")
-        state.hello(0, hello_of(0))
+        state.hello(0, hello_of())
         for client in range(3):
             answer(state, client)
         assert list(found.result(LONG)) == [0, 1, 2]

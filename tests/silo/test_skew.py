@@ -32,10 +32,7 @@ def test_silos_hold_what_the_simulation_trains_on(
     indices = place.partition("s", 3) / "indices.json"
     indices.parent.mkdir(parents=True)
     indices.write_text(partitioned(digits, of).indices.text)
-    assert (
-        shards.cut(place.dataset("digits"), indices, tmp_path / "shards", public=True, tests=True)
-        == 5
-    )
+    assert shards.cut(place.dataset("digits"), indices, tmp_path / "shards") == 5
     parts, tests = parts_of_deploy(place, of), item(digits, skews).client_tests()
     for client, positions in clients.indices.items():
         mine = shards.read(tmp_path / "shards" / f"{client + 1}.safetensors", client + 1, 5).parts

@@ -110,8 +110,8 @@ def test_a_lie_in_any_number_is_refused_by_silo_and_the_run_goes_on(recipe, meth
                     assert f"upload's {key!r} " in said
             server_run.without([LIAR])
         server_run.feed(server_run.open(ups))
-    assert len(server_run.rows) == world.ROUNDS
-    assert all(math.isfinite(row["update_norm_server"]) for row in server_run.rows)
+    assert len(server_run.loop.rows) == world.ROUNDS
+    assert all(math.isfinite(row["update_norm_server"]) for row in server_run.loop.rows)
 
 
 def test_the_walk_meets_every_range_of_the_table():
@@ -161,8 +161,8 @@ def test_the_server_bears_the_largest_numbers_that_it_takes(recipe, methods, bat
             break
         server_run.without([k for k in server_run.down.ask.to if k not in found])
         server_run.feed(found)
-    assert server_run.rows
-    assert all(math.isfinite(row["update_norm_server"]) for row in server_run.rows)
+    assert server_run.loop.rows
+    assert all(math.isfinite(row["update_norm_server"]) for row in server_run.loop.rows)
 
 
 def test_a_model_that_overflows_is_refused():

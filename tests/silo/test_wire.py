@@ -1,9 +1,13 @@
-"""What travels, and that an upload which is not an answer is one clear error that names the
-silo."""
+"""Messages: what a reader gets back, what is refused by name, and what FedML looks at."""
 
 from __future__ import annotations
 
+import json
+import math
 import pickle
+import random
+from collections import Counter
+from copy import deepcopy
 
 import pytest
 import torch
@@ -11,12 +15,103 @@ import torch
 from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo.wire import CHUNK_BYTES, DTYPES, MAX_FRAME_BYTES, RefusedError
+from tests.silo.federation_server import answer_of, framed
+
+NUMBERS = torch.arange(24.0).reshape(2, 3, 4)
+IMAGES = torch.arange(2.0 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+
+
+# As bytes
+
+
+def taken(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors after the journey."""
+    frames = wire.body(tensors)
+    return wire.read(frames, wire.table(next(frames)))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {name: torch.tensor([[0, 1, 2], [3, 4, 5]]).to(dtype) for name, dtype in DTYPES.items()},
+        {"n": torch.tensor(7), "none": torch.empty(0, 3), "w": torch.ones(2), "": torch.ones(1)},
+        {},
+        {"part": NUMBERS[1:, ::2, 1:3], "row": NUMBERS[1], "alias": NUMBERS[:1]},
+        {"expanded": torch.ones(1, 3).expand(4, 3), "gradient": torch.ones(3, requires_grad=True)},
+        {"u": torch.ones(3, dtype=torch.uint8), 'a/"b"\n\u4e16': torch.ones(5)},  # not aligned
+        {"large": torch.arange(3.0 * (CHUNK_BYTES // 4) + 5), "b": torch.ones(7).byte()},
+    ],
+)
+def test_tensors_arrive_as_they_were(tensors):
+    found = taken(tensors)
+    assert list(found) == list(tensors)
+    for key, leaf in tensors.items():
+        assert found[key].dtype == leaf.dtype and torch.equal(found[key], leaf), key
+        # Matrix products round differently at addresses that are not aligned.
+        assert found[key].data_ptr() % 16 == 0
+    assert len({leaf.untyped_storage().data_ptr() for leaf in found.values() if leaf.numel()}) == (
+        sum(leaf.numel() > 0 for leaf in found.values())
+    )
+
+
+def test_frames_are_no_longer_than_a_chunk():
+    frames = wire.body({"w": torch.zeros(3 * (CHUNK_BYTES // 4) + 5), "b": torch.zeros(7).byte()})
+    sizes = [len(frame) for frame in frames][1:]
+    assert sizes == [CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES, 20, 7]
+    assert CHUNK_BYTES <= MAX_FRAME_BYTES
+
+
+@pytest.mark.parametrize(
+    ("leaf", "strides"),
+    [
+        (IMAGES.to(memory_format=torch.channels_last), (60, 1, 15, 3)),
+        (NUMBERS.permute(2, 0, 1), (1, 12, 4)),
+        (torch.ones(3, 2).t(), (1, 2)),
+        (NUMBERS[1:, ::2, 1:3], (4, 2, 1)),  # with holes: it arrives contiguous
+        (torch.ones(1, 3).expand(4, 3), (3, 1)),
+        # As it is, whatever that is.
+        (torch.ones(2, 1, 4, 1).to(memory_format=torch.channels_last), None),
+    ],
+)
+def test_the_order_in_memory_arrives(leaf, strides):
+    assert taken({"other": torch.ones(2), "w": leaf})["w"].stride() == (strides or leaf.stride())
+
+
+def entry(
+    dtype: object = "float32", shape: object = (2,), order: object = (0,), **more: object
+) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "order": order, **more}
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [],
+        *({"w": value} for value in (None, [], {}, 5, entry(more=1))),
+        *({"w": entry(dtype=value)} for value in ("F8", ["float32"], None, "Tensor")),
+        *({"w": entry(shape=value)} for value in ("ab", (2.0,), (True,), (-2,), (1 << 62,), 2)),
+        {"w": entry(shape=(1,) * 17, order=[*range(17)])},
+        {"w": entry(shape=(0, 1 << 47, 1 << 47), order=(0, 1, 2))},
+        *({"w": entry(order=value)} for value in ((), (1,), (-1,), (0, 1), (0.0,), (False,), "0")),
+        {"w": entry(shape=(2, 2), order=(0, 0))},
+    ],
+)
+def test_a_bad_table_is_refused(entries):
+    assert wire.table(framed({"w": entry()}))["w"].shape == (2,)
+    with pytest.raises(RefusedError) as refused:
+        wire.table(framed(entries))
+    assert refused.value.name == "malformed"
+
+
+# The check of an upload
 
 SCHEMA = {
-    "deltas": {"w": torch.zeros(2, 3)},
-    "buffers": {},
-    "upload": {"scaffold": {"dc": {"w": torch.zeros(2, 3)}}},
+    "deltas": {"w": torch.zeros(3, 2).t(), "b": torch.zeros(4)},
+    "buffers": {"batches": torch.tensor(0)},
+    "upload": {"scaffold": {"dc": {"w": torch.zeros(2, 3)}}, "half": torch.zeros(3).bfloat16()},
     "n": torch.tensor(1),
     "steps": torch.tensor(1.0),
     "loss": torch.tensor(1.0),
@@ -28,48 +123,42 @@ SENT = wire.Down(4, 2, Ask("train", (0, 2), {"w": torch.zeros(2, 3)}, {}, {}, {}
 def upload(client: int = 2, **leaves: object) -> wire.Up:
     """A good upload but for `leaves`; None drops one."""
     good = wire.up(client, 4, SCHEMA)
-    good["leaves"] = {
-        key: leaf for key, leaf in (good["leaves"] | leaves).items() if leaf is not None
-    }
-    return good
+    found = good["leaves"] | leaves
+    return good | {"leaves": {key: leaf for key, leaf in found.items() if leaf is not None}}
 
 
 def test_a_good_upload_comes_back_in_the_structure_of_the_schema():
     found = wire.opened(pickle.loads(pickle.dumps(upload())), 2, SENT, SCHEMA, RANGES)
     assert found["upload"]["scaffold"]["dc"]["w"].shape == (2, 3)
-    assert found["buffers"] == {}
     assert found["n"] == 1
+    assert wire.opened(wire.up(1, 4, None), 1, SENT, SCHEMA, RANGES) is None  # was not asked
 
 
 @pytest.mark.parametrize(
     ("leaves", "message"),
     [
-        (
-            {"deltas/w": torch.zeros(3, 2)},
-            r"upload's 'deltas/w' is float32 \[3, 2\]; expected float32 \[2, 3\]",
-        ),
+        ({"deltas/w": torch.zeros(3, 2)}, r"'deltas/w' is float32 \[3, 2\]; expected float32 \[2"),
         ({"deltas/w": torch.zeros(1, 3)}, r"is float32 \[1, 3\]"),  # would broadcast
         ({"deltas/w": torch.zeros(2, 3).double()}, r"is float64 \[2, 3\]; expected float32"),
         ({"deltas/w": [[0.0] * 3] * 2}, r"is list; expected"),
-        ({"deltas/w": None}, r"upload lacks 'deltas/w'; expected float32 \[2, 3\]"),
-        ({"upload/scaffold/dc/w": None}, r"upload lacks 'upload/scaffold/dc/w'"),
+        ({"upload/scaffold/dc/w": None}, r"lacks 'upload/scaffold/dc/w'; expected float32 \[2, 3"),
         ({"deltas/v": torch.zeros(2)}, r"upload has 'deltas/v', which the server did not ask for"),
-        ({"deltas/w": torch.full((2, 3), float("nan"))}, r"'deltas/w' is not finite"),
-        (
-            {"upload/scaffold/dc/w": torch.full((2, 3), float("inf"))},
-            r"'upload/scaffold/dc/w' is not finite",
-        ),
+        ({"x" * 10_000: torch.zeros(2)}, r"upload has 'x{900}"),
+        ({"deltas/w": torch.full((2, 3), math.nan)}, r"'deltas/w' is not finite"),
+        ({"upload/scaffold/dc/w": torch.full((2, 3), math.inf)}, r"dc/w' is not finite"),
         ({"n": torch.tensor(0)}, r"'n' has 0; allowed: from 1"),
         ({"steps": torch.tensor(-1.0)}, r"'steps' has -1; allowed: from 0 to 1"),
-        (
-            {"deltas/w": torch.full((2, 3), 1e20)},
-            r"'deltas/w' has 1e\+20; allowed: from -1073741824",
-        ),
+        ({"deltas/w": torch.full((2, 3), 1e20)}, r"'deltas/w' has 1e\+20; allowed: from -10737418"),
     ],
 )
 def test_a_wrong_tensor_names_silo_round_and_job(leaves, message):
-    with pytest.raises(UserError, match=r"^round 2, silo 2 \(rank 3\), job 'train': .*" + message):
-        wire.opened(upload(**leaves), 2, SENT, SCHEMA, RANGES)
+    """The same job may be another component's, so its owner is named too."""
+    for owner, job in (("", "train"), ("fnr", "fnr.train")):
+        sent = SENT._replace(ask=SENT.ask._replace(owner=owner))
+        said = rf"^round 2, silo 2 \(rank 3\), job '{job}': .*{message}"
+        with pytest.raises(UserError, match=said) as refused:
+            wire.opened(upload(**leaves), 2, sent, SCHEMA, RANGES)
+        assert len(str(refused.value)) <= 1000
 
 
 def test_a_number_has_the_range_of_its_component_its_kind_or_any():
@@ -88,29 +177,17 @@ def test_a_number_has_the_range_of_its_component_its_kind_or_any():
         assert (found.low, found.high) == (low, high), key
 
 
-def test_the_component_that_asks_travels_and_is_named():
-    """The same job may be another component's."""
-    sent = pickle.loads(
-        pickle.dumps(SENT._replace(ask=SENT.ask._replace(job="refine", owner="fnr")))
-    )
-    assert (sent.ask.job, sent.ask.owner) == ("refine", "fnr")
-    with pytest.raises(UserError, match=r"silo 2 \(rank 3\), job 'fnr.refine': upload lacks 'n'"):
-        wire.opened(upload(n=None), 2, sent, SCHEMA, RANGES)
-
-
-def test_wrong_envelopes():
-    with pytest.raises(UserError, match=r"silo 2 \(rank 3\): upload is not one of this protocol"):
-        wire.opened({"w": torch.zeros(2)}, 2, SENT, SCHEMA, RANGES)
-    with pytest.raises(UserError, match="client 1, exchange 4; expected client 2, exchange 4"):
-        wire.opened(upload(client=1), 2, SENT, SCHEMA, RANGES)
-    with pytest.raises(UserError, match="client 2, exchange 3; expected client 2, exchange 4"):
-        wire.opened(wire.up(2, 3, SCHEMA), 2, SENT, SCHEMA, RANGES)
-
-
-def test_a_silo_that_was_not_asked_sends_nothing():
-    assert wire.opened(wire.up(1, 4, None), 1, SENT, SCHEMA, RANGES) is None
-    with pytest.raises(UserError, match="this silo was not asked"):
-        wire.opened(upload(client=1), 1, SENT, SCHEMA, RANGES)
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"w": torch.zeros(2)}, r"silo 2 \(rank 3\): upload is not one of this protocol"),
+        (upload(client=1), "client 1, exchange 4; expected client 2, exchange 4"),
+        (wire.up(2, 3, SCHEMA), "client 2, exchange 3; expected client 2, exchange 4"),
+    ],
+)
+def test_wrong_envelopes(message, said):
+    with pytest.raises(UserError, match=said):
+        wire.opened(message, 2, SENT, SCHEMA, RANGES)
 
 
 def test_what_fedml_looks_at():
@@ -127,3 +204,104 @@ def test_a_view_does_not_drag_its_storage_along():
     ask = wire.mapped(wire.compact, Ask("train", (0,), {"w": big[:, :2].t()}, {}, {}, {}))
     assert len(pickle.dumps(ask)) < 20_000
     assert torch.equal(ask.params["w"], big[:, :2].t())
+
+
+# Whatever arrives
+
+SIZE = sum(leaf.numel() * leaf.element_size() for leaf in flatten(SCHEMA).values())
+HOSTILE = [
+    *(0, 1, -1, 2, 3, 4, 7, 16, 48, 1 << 20, 1 << 31, 1 << 47, 1 << 48, 1 << 63, -(1 << 63)),
+    *(10**400, 1.5, -0.0, math.nan, math.inf, "", "float32", "float64", "bool", "x" * 300),
+    *("\ud800", "\0", "w", "deltas/w", None, True, False, [], {}, [[]], [0], [0, 8], [4, 3]),
+    *([0, 1 << 47], [1 << 40, 0, 1 << 40], {"a": 1}, [1, 0]),
+]
+
+
+def received(frames: list[bytes]) -> None:
+    """What the server does with an answer of silo 2.
+
+    Raises RefusedError; asserts that what passes is right.
+    """
+    rest = iter(frames)
+    head = wire.parsed(wire.following(rest), wire.Answer)
+    table = wire.table(wire.following(rest))
+    wire.fit(table, SCHEMA, "here")
+    assert wire.size_of(table) == SIZE  # before memory is taken
+    up = wire.Up(client=2, exchange=head.exchange, leaves=wire.read(rest, table))
+    found, expected = flatten(wire.opened(up, 2, SENT, SCHEMA, RANGES)), flatten(SCHEMA)
+    assert found.keys() == expected.keys()
+    for key, leaf in expected.items():
+        assert (found[key].dtype, found[key].shape) == (leaf.dtype, leaf.shape)
+        assert found[key].isfinite().all()
+
+
+def places(value: object) -> list[tuple[object, object]]:
+    """(container, key) of every value inside."""
+    if not isinstance(value, dict | list):
+        return []
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    return [place for key in keys for place in [(value, key), *places(value[key])]]
+
+
+def changed_json(text: bytes, rng: random.Random) -> bytes:
+    """JSON with one to three values changed, removed, renamed or added."""
+    value = json.loads(text)
+    for _ in range(rng.randint(1, 3)):
+        container, key = rng.choice(places(value) or [(value, "x")])
+        what = rng.randrange(5)
+        if what == 0 and key != "x":
+            container.pop(key)
+        elif what == 1 and isinstance(container, dict):
+            container[str(rng.choice(HOSTILE))] = container.pop(key, None)
+        elif what == 2:
+            value[str(rng.choice(HOSTILE))] = entry(shape=[0])
+        else:
+            container[key] = deepcopy(rng.choice(HOSTILE))
+    return json.dumps(value).encode()
+
+
+def changed_bytes(frame: bytes, other: bytes, rng: random.Random) -> bytes:
+    """A bit flipped, bytes cut out, doubled, or taken from another frame."""
+    a, b = sorted(rng.randrange(len(frame) + 1) for _ in range(2))
+    flipped = bytearray(frame)
+    if frame:
+        flipped[rng.randrange(len(frame))] ^= 1 << rng.randrange(8)
+    cut, doubled, spliced = frame[:a] + frame[b:], frame[:b] + frame[a:], frame[:a] + other[a:]
+    return rng.choice([bytes(flipped), frame[:a], cut, doubled, spliced])
+
+
+def mutated(good: list[bytes], rng: random.Random) -> list[bytes]:
+    """An answer with something wrong, mostly where the format has structure."""
+    frames, others = list(good), [*good, b"", b"{}", b"\x80\x04."]
+    what, i = rng.randrange(8), rng.randrange(len(frames))
+    if what <= 4:
+        place = what > 0
+        frames[place] = changed_json(frames[place], rng)
+    elif what <= 6:
+        frames[i] = changed_bytes(frames[i], rng.choice(others), rng)
+    else:
+        frames[i : i + rng.randrange(2)] = rng.choice([[], [rng.choice(others)]])
+    return frames
+
+
+@pytest.mark.parametrize("messages", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_a_mutated_answer_is_valid_or_refused(messages):
+    """Any other exception fails the test, and so does an answer that is taken but not valid."""
+    rng, good = random.Random(0), [answer_of(4), *wire.body(upload()["leaves"])]
+    received(good)
+    refused: Counter[str] = Counter()
+    for i in range(messages):
+        frames = mutated(good, rng)
+        try:
+            received(frames)
+        except RefusedError as refusal:
+            refused[refusal.name] += 1
+        except Exception as error:  # any other kind is the failure that the test looks for
+            error.add_note(f"message {i}: {frames}")
+            raise
+    # All kinds were met, and some messages passed: a changed weight is as good as another.
+    assert set(refused) == {
+        *("non-finite", "stale", "range", "malformed", "oversize"),
+        *("truncated", "missing", "extra", "shape", "dtype"),
+    }
+    assert messages // 100 < messages - refused.total() < messages // 2

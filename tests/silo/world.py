@@ -239,7 +239,7 @@ def run(aggregator, trainers: list) -> Outcome:
         message = aggregator.on_after_aggregation(aggregator.aggregate(kept))
         aggregator.set_model_params(message)
     assert message.ask is None, "the run should be over after comm_round exchanges"
-    return aggregator.server_run.outcome
+    return aggregator.server_run.loop.outcome
 
 
 def digest(outcome: Outcome) -> str:

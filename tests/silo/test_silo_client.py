@@ -1,0 +1,101 @@
+"""A silo whose server is away, starts again without end, or refuses it for good."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fedml_noniid.plugins.silo.certificates import Kit
+from fedml_noniid.plugins.silo.exit_codes import LostError, NotAdmittedError
+from fedml_noniid.plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.silo.silo_client import SiloClient
+from fedml_noniid.plugins.silo.silo_server import SERVICE
+from tests.silo.federation_server import LONG, address, framed
+
+Reply = Callable[[grpc.ServicerContext], list[bytes]]
+
+
+def welcome(_: grpc.ServicerContext) -> list[bytes]:
+    return [framed({"run": "run"})]
+
+
+def away(context: grpc.ServicerContext) -> list[bytes]:
+    context.abort(grpc.StatusCode.UNAVAILABLE, "no")
+
+
+def refusing(name: str) -> Reply:
+    details = json.dumps({"name": name, "why": "no"})
+    return lambda context: context.abort(grpc.StatusCode.FAILED_PRECONDITION, details)
+
+
+@contextmanager
+def silo(kits: Path, **replies: Reply) -> Iterator[tuple[SiloClient, dict[str, int]]]:
+    """A silo of a real server with these replies, and how often each method was called."""
+    calls = dict.fromkeys(replies, 0)
+
+    def answering(method: str, reply: Reply) -> Callable:
+        def answer(stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            calls[method] += 1
+            yield from reply(context)
+
+        return answer
+
+    handlers = {
+        name: grpc.stream_stream_rpc_method_handler(answering(name, reply))
+        for name, reply in replies.items()
+    }
+    port, kit = grpc.server(ThreadPoolExecutor(4)), Kit.read(kits / "0", 0)
+    port.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    comm = CommArgs(server=address(), lost_s=1.0)
+    credentials = grpc.ssl_server_credentials([(kit.key, kit.certificate)], kit.ca, True)
+    port.add_secure_port(comm.server, credentials)
+    port.start()
+    client = SiloClient(comm, kits / "1", 0, "terms", 17)
+    try:
+        yield client, calls
+    finally:
+        client.__exit__()
+        port.stop(None).wait(LONG)
+
+
+@pytest.mark.parametrize("method", ["Hello", "Task"])
+def test_a_server_that_is_away_is_asked_with_growing_pauses_until_it_is_lost(all_kits, method):
+    """A second holds at most ten pauses of 0.1 s, the least."""
+    with silo(all_kits, **{"Hello": welcome, method: away}) as (client, calls):
+        began = time.monotonic()
+        with pytest.raises(LostError, match=r"no contact with the server at .* for 1 s"):  # noqa: PT012, any
+            client.hello()
+            client.task()
+        assert 1.0 <= time.monotonic() - began < 10.0
+        assert 3 <= calls[method] <= 11
+
+
+def test_restarts_without_end_are_answered_with_pauses(all_kits):
+    """1.5 seconds with the least pauses of 0.1 s: 15 calls.
+
+    Then the run is over, and the silo hears it.
+    """
+    began, restarted = time.monotonic(), refusing("restarted")
+
+    def reply(context: grpc.ServicerContext) -> list[bytes]:
+        over = time.monotonic() - began > 1.5
+        return [framed({"kind": "over"})] if over else restarted(context)
+
+    with silo(all_kits, Hello=welcome, Task=reply) as (client, calls):
+        client.hello()
+        assert client.task() is None
+        assert 3 <= calls["Task"] <= 17 and calls["Hello"] <= 17
+
+
+def test_a_refusal_for_good_ends_the_silo_at_once(all_kits):
+    with silo(all_kits, Hello=refusing("configuration")) as (client, calls):
+        with pytest.raises(NotAdmittedError, match="the server refuses this silo: no"):
+            client.hello()
+        assert calls["Hello"] == 1
