@@ -241,16 +241,14 @@ def test_the_test_images_turn_with_the_client(digits: Dataset) -> None:
     found = measure(of, tensors, outcome.rows)
     copies = found.per_client["accuracy_noisy"]
     for client, accuracy in enumerate(copies):
-        x = torch.rot90(of.test.x, client, (2, 3))
-        assert (
-            accuracy
-            == evaluate(of.network, outcome.params, outcome.buffers, of.test._replace(x=x)).accuracy
-        )
-    assert copies[0] == copies[4] == found.metrics["accuracy"]
-    assert len(set(copies)) > 1
+        turned = of.test._replace(x=torch.rot90(of.test.x, client, (2, 3)))
+        one = evaluate(of.network, outcome.params, outcome.buffers, turned)
+        assert accuracy == one.accuracy
+    assert copies[0] == copies[4] == found.metrics["accuracy"] and len(set(copies)) > 1
     assert found.metrics["accuracy_noisy"] == pytest.approx(np.mean(np.array(copies, float)))
 
 
+# --------------------------------------------------------------------------------------------------
 # what is refused
 # --------------------------------------------------------------------------------------------------
 
