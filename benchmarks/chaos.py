@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import machine
+from benchmarks.report import render
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import datasets, partitions, splits
 from fedml_noniid.plugins.data.client_tests import client_tests
@@ -78,7 +79,7 @@ def deployment(recipe: str, seed: int, **comm: object) -> settings.Deployment:
     return settings.check(content, "chaos")
 
 
-def parts(seed: int, silos: int = SILOS) -> Parts:
+def parts(seed: int) -> Parts:
     """The digits, cut by a Dirichlet distribution."""
     data = datasets.load("digits", Path("data/raw"))
     split = splits.hold_out(data.train_y.numpy(), 0.1, PUBLIC, seed)
@@ -86,7 +87,7 @@ def parts(seed: int, silos: int = SILOS) -> Parts:
         "dirichlet",
         data.train_y.numpy(),
         split.train,
-        silos,
+        SILOS,
         seed,
         data.train_owner,
         "digits",
@@ -203,22 +204,6 @@ def _ran(
     return ran
 
 
-def table(part: Sequence[Ran]) -> str:
-    """One line per run, as Markdown."""
-    lines = [
-        "| run | recipe | events | missing answers | longest round | seconds | result |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for ran in part:
-        said = ran.error or ("same SHA-256" if ran.same else "OTHER WEIGHTS")
-        lines.append(
-            f"| {ran.seed} | {ran.recipe} | {'; '.join(ran.events)} | {ran.absent} | "
-            f"{ran.longest:.1f} s | "
-            f"{ran.seconds:.0f} | {said} |"
-        )
-    return "\n".join(lines)
-
-
 def good(part: Sequence[Ran]) -> int:
     """How many runs ended as they must."""
     return sum(ran.same and not ran.error for ran in part)
@@ -264,13 +249,13 @@ def chaos(
     )
     say(f"{summary} {minutes:.1f} min")
     if to is not None:
-        head = (
-            "# Killed processes\n\nMade by `python -m benchmarks chaos --write`. "
-            f"{machine.line(watch.found())}\n\n{summary}"
-        )
-        tables = (
-            f"## All {SILOS} must answer\n\n{table(one_part)}\n\n## {SILOS - 1} must "
-            f"answer\n\n{table(two_part)}"
-        )
-        write_whole(to, f"{head}\n\n{tables}\n")
+        context = {
+            "machine": machine.line(watch.found()),
+            "summary": summary,
+            "parts": {
+                f"All {SILOS} must answer": one_part,
+                f"{SILOS - 1} must answer": two_part,
+            },
+        }
+        write_whole(to, render("chaos.md.j2", context))
     return all(good(part) == len(part) for part in found)

@@ -26,6 +26,7 @@ from benchmarks import (
     processes,
     repeatability,
     report,
+    scaling,
 )
 from benchmarks.comparison import compare, row
 from benchmarks.engines import PEERS, Engine, others
@@ -85,39 +86,32 @@ def idle(job: harness.Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]
 def test_quick_run_writes_all_its_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each measurement is a process, so the test leaves out some of them."""
     for variable in PEERS:
         monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(everything, "variants", lambda _: [])
+    monkeypatch.setattr(scaling, "SWEEPS", {"cohort": scaling.SWEEPS["cohort"]})
+    monkeypatch.setattr(repeatability, "WORKERS", (1, 2))
     assert main(["bench", "--quick", "--only", "mlp", "--to", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "bench.json").read_text())
     assert set(found) == {*NOTHING, "workloads", "machine"}
     rows = {one["engine"]: one for one in found["workloads"]["mlp"]["rows"]}
-    assert list(rows) == [
-        "bare loop",
-        "ours, sequential",
-        "ours, vectorized",
-        "ours, two workers",
-        "ours, vectorized, steps in Python",
-    ]
-    assert (
-        rows["ours, vectorized"]["checksum"]
-        == rows["ours, vectorized, steps in Python"]["checksum"]
-    )
+    assert list(rows) == ["bare loop", "ours, sequential", "ours, vectorized", "ours, two workers"]
     assert not any(one["problem"] for one in rows.values())
     assert all(one["ratio_cpu"] > 0 and one["peak_mb"] > 0 for one in rows.values())
     assert rows["ours, two workers"]["checksum"] == rows["ours, sequential"]["checksum"]
     assert rows["ours, two workers"]["peak_mb"] > rows["ours, sequential"]["peak_mb"]
-    assert set(found["scaling"]) == {"cohort", "clients", "hidden"}
+    assert found["scaling"]["cohort"]["values"] == [10]
     assert [0 < share < 1 for share in found["overhead"]["mlp"]["ours, vectorized"]] == [True] * 2
     assert set(found["methods"]) == set(everything.FEW_METHODS)
     assert len(found["skipped"]) == 1 + len(PEERS)
     (one,) = found["repeatability"]
     answers = [one[question]["said"] for question in ("twice", "workers", "killed", "deployed")]
     assert answers == [repeatability.SAME] * 3 + [repeatability.UNTRIED]
-    assert set(one["workers"]["sha256"]) == {"1", "2", "4"}
+    assert set(one["workers"]["sha256"]) == {"1", "2"}
     assert capsys.readouterr().out.strip() == (tmp_path / "bench.md").read_text().strip()
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
-    files = {file.name for file in tmp_path.iterdir()}
-    assert files == {"bench.json", "bench.md", "bench.png"}
+    assert {file.name for file in tmp_path.iterdir()} == {"bench.json", "bench.md", "bench.png"}
 
 
 @pytest.mark.parametrize("same_order", [True, False])
