@@ -14,12 +14,10 @@ import json
 import os
 import pickle
 import random
-import socket
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -426,17 +424,6 @@ def test_a_pickle_as_data_is_bytes_of_numbers(federation, traitor, payload, fill
     table, *data = wire.body(federation.answer())
     more = b"\xff" * (sum(map(len, data)) - len(payload) if filled else 0)
     assert traitor.answer(table, payload + more) == refusal
-
-
-def test_random_bytes_on_the_port_reach_nobody(federation):
-    random_, (host, port) = random.Random(1), federation.comm.place
-    for size in (1, 100, 10_000):
-        # The server hangs up, perhaps before all has been sent.
-        with socket.create_connection((host, port), LONG) as line, suppress(OSError):
-            line.sendall(random_.randbytes(size))
-            line.shutdown(socket.SHUT_WR)
-            while line.recv(1 << 16):
-                pass
 
 
 # Sizes

@@ -3,7 +3,6 @@ bit for bit."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import math
 from pathlib import Path
@@ -71,13 +70,6 @@ def test_pair_equals_simulation(entry, how):
         assert world.digest(expected) != world.digest(world.simulated(*entry, **plain))
 
 
-def test_the_noise_is_the_silos_to_add():
-    aggregator, trainers = world.pair("fedavg", {}, True, skewed=True)
-    trainers[2].shard = dataclasses.replace(trainers[2].shard, noise=None)
-    expected = world.simulated("fedavg", {}, True, skewed=True)
-    assert world.digest(world.run(aggregator, trainers)) != world.digest(expected)
-
-
 @pytest.mark.parametrize(
     ("mine", "theirs"),
     [
@@ -133,13 +125,6 @@ def test_a_pair_refuses_another_recipe():
     args, (shard, *_) = world.args("ccn", {}, False), world.shards_of()
     with pytest.raises(UserError, match=r"args.recipe = 'ccn', but FNRAggregator runs 'fnr'"):
         FNRAggregator(Model(world.network(False)), args, shard)
-
-
-def test_make_pair_names_an_unknown_method():
-    from fedml_noniid.plugins.silo.pair import make_pair
-
-    with pytest.raises(UserError, match=r"method 'fednnn' is unknown \(did you mean 'fednnnn'\?\)"):
-        make_pair("fednnn")
 
 
 def test_a_diverging_silo_is_named():
