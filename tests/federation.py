@@ -133,8 +133,13 @@ def run(recipe: str, settings: Any = None, **options: Any) -> Outcome:
 
 
 def equal(a: Outcome, b: Outcome) -> bool:
-    """To the bit: weights, buffers, and every row but the seconds."""
-    return equal_models(a, b) and [_row(row) for row in a.rows] == [_row(row) for row in b.rows]
+    """To the bit: weights, buffers, every row but the seconds, and what both recorded."""
+    recorded = a.tensors.keys() & b.tensors.keys()
+    return (
+        equal_models(a, b)
+        and [_row(row) for row in a.rows] == [_row(row) for row in b.rows]
+        and all(_bytes(a.tensors[key]) == _bytes(b.tensors[key]) for key in recorded)
+    )
 
 
 def equal_models(a: Outcome, b: Outcome) -> bool:
@@ -149,3 +154,7 @@ def _row(row: dict[str, float]) -> dict[str, str]:
     return {
         key: repr(value) for key, value in row.items() if key != "seconds"
     }  # repr: NaN equals NaN
+
+
+def _bytes(leaf: torch.Tensor) -> bytes:
+    return leaf.contiguous().numpy().tobytes()  # NaN equals NaN

@@ -9,20 +9,14 @@ import shutil
 import subprocess
 import sys
 import types
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import (
-    Answer,
-    Client,
     Component,
     Exclusive,
-    Needs,
-    Trace,
 )
 from fedml_noniid.plugins.core.options import RecipeError
 from tests import federation
@@ -98,28 +92,6 @@ def test_an_undeclared_step_is_refused_in_the_words_of_the_page(
     monkeypatch.setitem(recipes.METHODS, "fedexp", unclaimed)
     with pytest.raises(RecipeError, match=re.escape(words)):
         federation.run("fedexp", rounds=1)
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_undeclared_local_data_are_refused_in_the_words_of_the_page(
-    engine: str, fedexp: type[Component], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @dataclass(frozen=True)
-    class Reads(fedexp):  # type: ignore[misc, valid-type]  # a class made at run time
-        def report(self, trace: Trace, client: Client) -> Answer:
-            return Answer({"counts": client.local_set.class_counts(client.task.network.n_classes)})
-
-    words = "client.local_set is there for methods that declare Needs(local_set=True)"
-    assert words in GUIDE.read_text()
-    monkeypatch.setitem(recipes.METHODS, "fedexp", Reads)
-    with pytest.raises(RecipeError, match=re.escape(words)):
-        federation.run("fedexp", rounds=1, engine=engine)
-
-    class Declares(Reads):
-        needs: ClassVar[Needs] = Needs(local_set=True)
-
-    monkeypatch.setitem(recipes.METHODS, "fedexp", Declares)
-    federation.run("fedexp", rounds=1, engine=engine)
 
 
 def test_the_pair_is_made_by_name(fedexp: type[Component]) -> None:

@@ -29,7 +29,7 @@ from fedml_noniid.plugins.engines.plan import initial_model
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.recipes import METHODS
 from tests import federation
-from tests.recipe_table import ALONE
+from tests.recipe_table import ALONE, PARAMETERS, settings
 
 EVERY = pytest.mark.parametrize("method", sorted(METHODS))
 POOLED = {
@@ -78,18 +78,33 @@ def assert_equal(before: Tree, after: Tree, what: str) -> None:
 
 
 @EVERY
-def test_it_is_a_frozen_dataclass_without_a_tensor(method: str) -> None:
-    (component,) = federation.simulation(method).algorithm.components
-    fields = dataclasses.fields(component)
-    assert fields, "a method without hyper-parameters would be an empty object"
+def test_a_run_keeps_what_it_may_and_repeats_to_the_bit(method: str) -> None:
+    """Nothing on the component, which is a frozen dataclass; structure, shapes and dtypes of state
+    and memory. Batch norms' running statistics are no parameters: they are averaged only, and no
+    control variate, norm or momentum has them."""
+    simulation = federation.simulation(method, settings(method), batch_norm=True)
+    (component,) = simulation.algorithm.components
     with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(component, fields[0].name, 0)
-    federation.simulation(method, engine="sequential").run()
-    assert vars(component).keys() == {field.name for field in fields}, (
-        "nothing is kept on the object"
-    )
+        component.name = ""
+    _, buffers = initial_model(federation.network(True), 3, federation.federation().train.x)
+    averaged = set() if simulation.algorithm.needs.personal_norms else buffers.keys()
+    assert simulation.loop.state.buffers.keys() == averaged
+
+    def kept() -> tuple[dict[str, Any], dict[str, Any]]:
+        return shapes(simulation.loop.state._asdict()), shapes(simulation.engine.clients.memory)
+
+    before = kept()
+    # MOON's memory is a whole model. What a client keeps to itself has buffers in any case.
+    whole = (PERSONAL, "moon", "buffers")
+    own = {key.rpartition("/")[2] for tree in before for key in tree if not key.startswith(whole)}
+    assert not own & buffers.keys()
+    out = simulation.run()
+    assert kept() == before
+    assert all((out.buffers[key] >= 0).all() for key in buffers if key.endswith("var"))
+    assert vars(component).keys() == {field.name for field in dataclasses.fields(component)}
     assert all(isinstance(value, int | float | str | bool) for value in vars(component).values())
     hash(component)
+    assert federation.equal(out, federation.run(method, settings(method), batch_norm=True))
 
 
 @EVERY
@@ -104,19 +119,6 @@ def test_its_name_is_its_entry_and_its_module_names_a_source(method: str) -> Non
     summary = kind.__doc__ or ""
     assert summary.endswith("."), "the class says what it does"
     assert not summary.startswith(f"{kind.__name__}("), "not what dataclass puts there"
-
-
-@EVERY
-@pytest.mark.parametrize("batch_norm", [False, True])
-def test_state_and_memory_keep_structure_shapes_and_dtypes(method: str, batch_norm: bool) -> None:
-    simulation = federation.simulation(method, batch_norm=batch_norm)
-
-    def kept() -> object:
-        return shapes(simulation.loop.state._asdict()), shapes(simulation.engine.clients.memory)
-
-    before = kept()
-    simulation.run()
-    assert kept() == before
 
 
 def given(*args: Any) -> Tree:
@@ -135,10 +137,7 @@ def given(*args: Any) -> Tree:
 
 
 @FEDERATED
-@pytest.mark.parametrize("batch_norm", [False, True])
-def test_no_hook_changes_what_it_is_given(
-    method: str, batch_norm: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_hook_changes_what_it_is_given(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the client: model, buffers, messages and memory.
 
     On the server: model, buffers, state and replies. On both: samples."""
@@ -160,7 +159,7 @@ def test_no_hook_changes_what_it_is_given(
     of = federation.federation()
     samples = {"x": of.train.x, "y": of.train.y, "public": of.public.x, "labels": of.public.y}
     clean = frozen_copy(samples)
-    simulation = federation.simulation(method, batch_norm=batch_norm, of=of)
+    simulation = federation.simulation(method, settings(method), batch_norm=True, of=of)
     replies: list[tuple[Tree, Tree]] = []
     real = simulation.engine.answer
 
@@ -183,46 +182,14 @@ def test_no_hook_changes_what_it_is_given(
     assert_equal(clean, samples, "samples")
 
 
-@EVERY
-def test_a_run_repeats_to_the_bit(method: str) -> None:
-    assert federation.equal(federation.run(method), federation.run(method))
-
-
 @ENGINES
 @pytest.mark.parametrize("method", NEUTRAL)
 def test_neutral_hyper_parameters_are_fedavg_to_the_bit(method: str, engine: str) -> None:
+    given = {method: PARAMETERS.get(method, {}) | NEUTRAL[method]}
     for batch_norm in (False, True):
         plain = federation.run("fedavg", batch_norm=batch_norm, engine=engine)
-        neutral = federation.run(
-            method, {method: NEUTRAL[method]}, batch_norm=batch_norm, engine=engine
-        )
+        neutral = federation.run(method, given, batch_norm=batch_norm, engine=engine)
         assert federation.equal_models(neutral, plain)
-
-
-def test_scaffold_begins_as_uniform_fedavg() -> None:
-    """c = c_i = 0 in round 1; with equal clients 1/M is n_k/n."""
-    equal = federation.federation(sizes=(5, 5, 5, 5))
-    a, b = (
-        federation.run(recipe, of=equal, rounds=1, cohort=4) for recipe in ("scaffold", "fedavg")
-    )
-    assert federation.equal_models(a, b)
-
-
-def test_ccn_at_a_high_temperature_is_fedavg_to_rounding() -> None:
-    """Lambda -> (R - 1) / R for everybody."""
-    a = federation.run("ccn", {"ccn": {"T": 1e12}}, dtype=torch.float64)
-    b = federation.run("fedavg", dtype=torch.float64)
-    for key, leaf in b.params.items():
-        torch.testing.assert_close(a.params[key], leaf, rtol=1e-10, atol=1e-12)
-
-
-def test_fednnnn_evaluates_uniform_fedavg_in_its_first_round() -> None:
-    """Step 4 is the plain average; with equal clients n_k/n is 1/m."""
-    equal = federation.federation(sizes=(5, 5, 5, 5))
-    a, b = (
-        federation.run(recipe, of=equal, rounds=1, cohort=4) for recipe in ("fednnnn", "fedavg")
-    )
-    assert all(torch.equal(a.evaluated[key], b.params[key]) for key in b.params)
 
 
 PAIRS = [
@@ -246,18 +213,20 @@ def test_order_and_names_of_a_recipe_do_not_matter(
     recipe: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit: neither shuffled, nor with other names, which sort in another order."""
-    methods = recipe.split("+")
-    plain = federation.run(recipe, engine=engine, rounds=2, batch_norm=True)
+    methods, given = recipe.split("+"), settings(recipe)
+    plain = federation.run(recipe, given, engine=engine, rounds=2, batch_norm=True)
     shuffled = random.Random(len(recipe)).sample(methods, len(methods))
     for kinds in (
         {},
         {f"{chr(ord('z') - i)}{i}": METHODS[method] for i, method in enumerate(shuffled)},
     ):
+        given |= {name: PARAMETERS[kind.name] for name, kind in kinds.items()}
         for name, kind in kinds.items():
             renamed = type(kind.__name__, (kind,), {"name": name, "__module__": kind.__module__})
             monkeypatch.setitem(METHODS, name, renamed)
         for order in (list(kinds) or methods)[::-1], list(kinds) or shuffled:
-            again = federation.run("+".join(order), engine=engine, rounds=2, batch_norm=True)
+            used = {name: given[name] for name in order if name in given}
+            again = federation.run("+".join(order), used, engine=engine, rounds=2, batch_norm=True)
             assert federation.equal_models(again, plain)
 
 
@@ -268,7 +237,7 @@ def test_the_order_of_components_decides_about_rounding_only(recipe: str, engine
 
     def ran(order: Callable[[tuple[Component, ...]], tuple[Component, ...]]) -> Simulation:
         simulation = federation.simulation(
-            recipe, engine=engine, rounds=2, batch_norm=True, dtype=torch.float64
+            recipe, settings(recipe), engine=engine, rounds=2, batch_norm=True, dtype=torch.float64
         )
         algorithm = Algorithm(order(simulation.algorithm.components), simulation.algorithm.setting)
         simulation.algorithm = simulation.loop.algorithm = simulation.engine.clients.algorithm = (
@@ -335,8 +304,7 @@ def test_a_gradient_term_of_several_clients_is_that_of_each(
         return training.term(views, w)
 
     monkeypatch.setattr(local, "term", watching)
-    method, settings = ALONE[entry]
-    federation.run(method, settings, engine="vectorized", batch_norm=batch_norm, cohort=6)
+    federation.run(*ALONE[entry], engine="vectorized", batch_norm=batch_norm, cohort=6)
     assert max(most) > 1
 
 
@@ -355,8 +323,7 @@ def test_an_update_factor_is_one_number_per_row(
         return training.factor(views)
 
     monkeypatch.setattr(local, "factor", watching)
-    method, settings = ALONE[entry]
-    federation.run(method, settings, batch_norm=True)
+    federation.run(*ALONE[entry], batch_norm=True)
     assert any(found)
 
 
@@ -370,6 +337,7 @@ def test_the_numbering_of_the_clients_does_not_matter(method: str) -> None:
     not here.
     """
     special: Any = {
+        "feddf": {"steps": 2, "server_lr": 1e-5},
         "fnr": {"p": 1.0, "batch_size": 99},
         "fnr_authors": {
             "p": 1.0,
@@ -378,34 +346,12 @@ def test_the_numbering_of_the_clients_does_not_matter(method: str) -> None:
         },  # Adam makes steps of rounding
         "fedgen": {"generative_alpha": 0.0, "generative_beta": 0.0},
     }
-    settings = {method: special[method]} if method in special else {}
+    given = {method: special[method]} if method in special else {}
     options: Any = {"dtype": torch.float64, "cohort": 6, "batch_size": 99, "batch_norm": True}
     ragged = federation.federation(torch.float64)
     order = np.array([3, 0, 5, 1, 4, 2])
     permuted = dataclasses.replace(ragged, clients=[ragged.clients[k] for k in order])
-    a, b = (federation.run(method, settings, of=of, **options) for of in (ragged, permuted))
+    a, b = (federation.run(method, given, of=of, **options) for of in (ragged, permuted))
     for part in ("params", "evaluated", "buffers"):
         for key, leaf in getattr(a, part).items():
             torch.testing.assert_close(getattr(b, part)[key], leaf, rtol=1e-9, atol=1e-12)
-
-
-@EVERY
-def test_it_moves_buffers_by_averaging_only(method: str) -> None:
-    """Batch norms' running statistics are no parameters: no control variate, norm or momentum
-    touches them."""
-    simulation = federation.simulation(method, batch_norm=True)
-    _, buffers = initial_model(federation.network(True), 3, federation.federation().train.x)
-    averaged = set() if simulation.algorithm.needs.personal_norms else buffers.keys()
-    assert simulation.loop.state.buffers.keys() == averaged
-    # MOON's memory is a whole model, so it has buffers of its own. What a client keeps to itself
-    # has them in any case.
-    kept = {
-        key: tree
-        for key, tree in simulation.engine.clients.memory.items()
-        if key not in ("moon", PERSONAL)
-    }
-    keys = {key.rpartition("/")[2] for key in flatten({"state": simulation.loop.state.slices})}
-    memory = {key.rpartition("/")[2] for key in flatten(kept)}
-    assert not (keys | memory) & buffers.keys()
-    out = simulation.run()
-    assert all((out.buffers[key] >= 0).all() for key in buffers if key.endswith("var"))

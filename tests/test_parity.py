@@ -34,11 +34,10 @@ def close_together(found: Params, wanted: Params, rtol: float) -> None:
         torch.testing.assert_close(found[key], leaf, rtol=rtol, atol=rtol * largest, msg=key)
 
 
-# Every recipe where it is hardest; a method by itself in all four ways.
+# Every recipe where it is hardest; a method by itself in float32 too.
 WAYS = [
     *((entry, True, torch.float64) for entry in EVERY),
-    *((entry, True, torch.float32) for entry in ALONE),
-    *((entry, False, dtype) for entry in ALONE for dtype in TOLERANCE),
+    *((entry, False, torch.float32) for entry in ALONE),
 ]
 
 
@@ -51,14 +50,21 @@ def test_the_table_is_not_small() -> None:
     WAYS,
     ids=[f"{e}-{'norm' if b else 'plain'}-{d}" for e, b, d in WAYS],
 )
-def test_three_rounds_on_ragged_clients(entry: str, batch_norm: bool, dtype: torch.dtype) -> None:
+def test_rounds_on_ragged_clients(entry: str, batch_norm: bool, dtype: torch.dtype) -> None:
     """Four of six clients a round; 1 to 12 samples, so 1 to 3 steps, and short last batches."""
     recipe, settings = EVERY[entry]
+    rounds = federation.ROUNDS if entry in ALONE else 2
     outcomes: list[Outcome] = []
     states: list[Params] = []
     for engine in ("sequential", "vectorized"):
         simulation = federation.simulation(
-            recipe, settings, dtype=dtype, batch_norm=batch_norm, engine=engine, epochs=1
+            recipe,
+            settings,
+            dtype=dtype,
+            batch_norm=batch_norm,
+            engine=engine,
+            epochs=1,
+            rounds=rounds,
         )
         outcomes.append(simulation.run())
         states.append(

@@ -7,9 +7,9 @@ over clients costs.
 
 A round has the same number of epochs as in other recipes, over the union of the clients' data, with
 the same batch size. The optimiser is reset between rounds. A round takes as many steps as all
-clients together, one after the other. Validation data stay out. Public data stay out too, unless
-`with_public`. It composes with nothing. FedML pair: none can be deployed, because in federated
-learning the data may not leave their silo.
+clients together, one after the other. Validation and public data stay out. It composes with
+nothing. FedML pair: none can be deployed, because in federated learning the data may not leave
+their silo.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import Component, Needs, Public
+from fedml_noniid.plugins.core.component import Component, Needs
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,4 @@ class Centralised(Component):
     """Trains on the union of all data."""
 
     name: ClassVar[str] = "centralised"
-
-    # whether the public split is part of the union, as it is for FNR-FL's clients
-    with_public: bool = False
-
-    @property
-    def needs(self) -> Needs:
-        """All data, and all of the public split if it is part of them."""
-        return (
-            Needs(pooled=True, public=Public.LABELLED, shared=1.0)
-            if self.with_public
-            else Needs(pooled=True)
-        )
+    needs: ClassVar[Needs] = Needs(pooled=True)

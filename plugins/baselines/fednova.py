@@ -11,8 +11,8 @@ is counted as if each gradient were 1:
   for each step. tau_eff is then the mean of plain steps, sum_k p_k tau_k, as in the authors' code,
   and tau_k goes up too.
 - Momentum and proximal steps: c <- rho c + 1 - eta mu a, a <- a + c. Both rules above are special
-  cases of it. `count="authors"`: c <- rho c + 1, a <- (1 - eta mu) (a + c) + 1, as in the authors'
-  code, which counts every gradient once too often (2 - eta mu after one step).
+  cases of it. The authors' code has c <- rho c + 1, a <- (1 - eta mu) (a + c) + 1, which counts
+  every gradient once too often (2 - eta mu after one step).
 - Adam (CCN compares with it; the paper has SGD): a = tau. The weights in its bias-corrected mean of
   gradients sum to one, so every step counts 1. RMSProp counts as SGD with RMSProp's momentum. Both
   scale the gradient, so a step does not take back the fraction eta mu: mu must be 0.
@@ -72,7 +72,6 @@ class FedNova(Component):
 
     mu: NonNegative = 0.0  # the authors' code
     nu: Literal["direction", "weights"] = "direction"
-    count: Literal["exact", "authors"] = "exact"  # of gradients, where momentum meets mu
 
     def check(self, setting: Setting) -> None:
         if self.mu * setting.lr >= 1:
@@ -109,12 +108,8 @@ class FedNova(Component):
         back = task.lr * self.mu
         a, c = [0.0], 0.0
         for _ in range(max(steps, 1)):
-            if self.count == "authors" and rho and back:
-                c = rho * c + 1
-                a.append((1 - back) * (a[-1] + c) + 1)
-            else:
-                c = rho * c + 1 - back * a[-1]
-                a.append(a[-1] + c)
+            c = rho * c + 1 - back * a[-1]
+            a.append(a[-1] + c)
         return a
 
     def weigh(self, server: Server) -> Tensor | None:

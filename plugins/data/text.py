@@ -138,22 +138,17 @@ def _glove(path: Path, words: Sequence[str]) -> dict[int, Floats]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             word, _, numbers = line.partition(b" ")
-            if numbers.count(b" ") != WIDTH - 1:
-                wrong = len(numbers.split())
-                raise UserError(
-                    f"{path}: line {number} has {wrong} numbers, not {WIDTH}; unpack "
-                    "glove.6B.zip again"
-                )
-            position = wanted.get(word)
-            if position is not None:
+            wrong = numbers.count(b" ") != WIDTH - 1
+            if not wrong and word in wanted:
                 try:
                     vector = np.array([float(part) for part in numbers.split()])
+                    found[wanted[word]] = vector
+                    wrong = len(vector) != WIDTH or not np.isfinite(vector).all()
                 except ValueError:
-                    vector = np.full(WIDTH, np.nan)
-                if len(vector) != WIDTH or not np.isfinite(vector).all():
-                    raise UserError(
-                        f"{path}: line {number}: not a word and {WIDTH} numbers; unpack "
-                        "glove.6B.zip again"
-                    )
-                found[position] = vector
+                    wrong = True
+            if wrong:
+                raise UserError(
+                    f"{path}: line {number}: not a word and {WIDTH} numbers; unpack glove.6B.zip "
+                    "again"
+                )
     return found

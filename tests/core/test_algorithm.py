@@ -73,14 +73,6 @@ class Doubles(Component):
 
 
 @dataclass(frozen=True)
-class Stays(Component):
-    """Owns the server's step, too, and another thing."""
-
-    name: ClassVar[str] = "stays"
-    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_STEP, Exclusive.LOGITS})
-
-
-@dataclass(frozen=True)
 class Uniform(Component):
     """Uniform weights."""
 
@@ -182,38 +174,11 @@ def test_factors_multiply_the_weights_and_the_core_divides_by_the_sum() -> None:
         assert round_of(*order)[1].state.params["w"].item() == pytest.approx(10 + 13 / 7)
 
 
-def test_weights_are_float64_and_sum_to_one() -> None:
-    seen: list[Tensor] = []
-
-    @dataclass(frozen=True)
-    class Looks(Component):
-        name: ClassVar[str] = "looks"
-
-        def step(self, server: Server) -> Change:
-            seen.extend((server.weights, server.base))
-            return Change()
-
-    round_of(Looks())
-    assert [one.dtype for one in seen] == [torch.float64] * 2
-    assert [one.tolist() for one in seen] == [[0.25, 0.5, 0.25]] * 2
-
-
 def test_the_owner_of_the_servers_step_says_where_it_ends() -> None:
     """10 + 2 * 2.5; every other component still sees w_t and the update."""
     _, done = round_of(Doubles(), Counts())
     assert done.state.params["w"].tolist() == [15.0]
     assert done.state.slices["counts"]["rounds"] == 1 and done.metrics["counts"] == {"round": 1}
-
-
-def test_the_evaluated_model_is_another_where_a_component_says_so() -> None:
-    @dataclass(frozen=True)
-    class Averages(Doubles):
-        def step(self, server: Server) -> Change:
-            return super().step(server)._replace(evaluated=add(server.start, server.update))
-
-    _, done = round_of(Averages())
-    assert done.state.params["w"].tolist() == [15.0]
-    assert done.evaluated is not None and done.evaluated["w"].tolist() == [12.5]
 
 
 def test_what_learns_goes_on_from_the_new_model_which_is_then_the_evaluated_one() -> None:
@@ -267,89 +232,13 @@ def test_a_component_may_ask_at_every_point() -> None:
     assert algorithm.exchanges == Exchanges(begin=1, round=3, finish=1)
 
 
-def test_refined_replies_keep_what_others_sent_up() -> None:
-    @dataclass(frozen=True)
-    class Refines(Inquires):
-        def refine(self, server: Server) -> Asks:
-            return replace(server.replies, upload={})
-            yield
-
-    def answer(ask: Ask) -> Reply:
-        return replace(
-            reply(ask), upload={"reads": {"x": torch.arange(3.0)}} if ask.job == "train" else {}
-        )
-
-    @dataclass(frozen=True)
-    class Reads(Component):
-        name: ClassVar[str] = "reads"
-
-        def init_server(self, server: Server) -> Tree:
-            return {"x": torch.zeros(())}
-
-        def step(self, server: Server) -> Change:
-            return Change({"x": server.replies.upload["x"].sum()})
-
-    algorithm, state = started(Refines(), Reads())
-    _, done = play(algorithm.round(state, server()), answer)
-    assert done.state.slices["reads"]["x"] == 3.0
-
-
-def test_finish_leaves_the_model_where_nobody_changes_it() -> None:
-    algorithm, state = started(Counts())
-    said, final = play(algorithm.finish(state, server()))
-    assert said == [] and final is state
-
-
-def test_a_round_changes_nothing_that_was_passed_in() -> None:
-    algorithm, state = started(Doubles(), Counts(), Halves())
-    play(algorithm.round(state, server()))
-    assert WEIGHTS["w"].tolist() == [10.0] and BUFFERS["mean"].tolist() == [0.0]
-    assert state.slices == {"doubles": {}, "counts": {"rounds": torch.zeros(())}, "halves": {}}
-
-
 @pytest.mark.parametrize(
-    ("hook", "words"),
-    [
-        (
-            "broadcast",
-            ["server.replies is there from `refine`", "server.weights is there from `average`"],
-        ),
-        ("weigh", ["server.weights is there from `average`"]),
-    ],
+    ("part", "words"),
+    [("replies", "from `refine`"), ("weights", "from `average`"), ("base", "from `average`")],
 )
-def test_what_a_round_has_not_reached_is_absent_and_says_so(hook: str, words: list[str]) -> None:
-    said: list[str] = []
-
-    def look(self: Component, server: Server) -> Any:
-        for read in (lambda: server.replies.clients, lambda: server.weights.sum()):
-            try:
-                read()
-            except RecipeError as error:
-                said.append(str(error))
-        return {} if hook == "broadcast" else None
-
-    early = dataclass(frozen=True)(type("Early", (Component,), {"name": "early", hook: look}))
-    round_of(early())
-    assert len(said) == len(words) and all(
-        word in message for word, message in zip(words, said, strict=True)
-    )
-
-
-def test_two_claims_on_one_thing_are_refused_with_both_names_and_the_reason() -> None:
-    with pytest.raises(RecipeError) as error:
-        Algorithm.compose([Stays(), Doubles()], SETTING)
-    message, (what, why) = str(error.value), Exclusive.SERVER_STEP.value
-    assert all(word in message for word in ("'doubles'", "'stays'", what, why))
-    assert Exclusive.DRIFT.value[0] not in message and "\n" not in message
-
-
-@pytest.mark.parametrize(
-    "recipe", ["scaffold+fnr+ccn", "fednnnn+fednlr+fedprox", "rfedavg_plus+ccn"]
-)
-def test_a_recipe_is_a_set(recipe: str) -> None:
-    algorithms = [build("+".join(order), {}, SETTING) for order in permutations(recipe.split("+"))]
-    assert all(algorithm == algorithms[0] for algorithm in algorithms)
-    assert algorithms[0].name == "+".join(sorted(recipe.split("+")))
+def test_what_a_round_has_not_reached_is_absent_and_says_so(part: str, words: str) -> None:
+    with pytest.raises(RecipeError, match=rf"server\.{part} is there {words}"):
+        getattr(server(), part).sum()
 
 
 def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
@@ -421,13 +310,3 @@ def test_what_only_a_simulation_may_do_is_refused_on_real_silos(needs: Needs, wo
     Algorithm.compose([leaking()], SETTING)
     with pytest.raises(RecipeError, match=rf"'leaking' .*{words}"):
         Algorithm.compose([leaking()], SETTING._replace(deployed=True))
-
-
-def test_a_leak_has_its_words() -> None:
-    leaking = dataclass(frozen=True)(
-        type("Leaking", (Component,), {"name": "leaking", "needs": Needs(public=Public.TEST_SET)})
-    )
-    assert (
-        Algorithm.compose([leaking(), Counts()], SETTING).leak == "leaking trains on the test set"
-    )
-    assert Algorithm.compose([Counts()], SETTING).leak == ""

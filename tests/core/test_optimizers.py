@@ -111,10 +111,3 @@ def test_without_a_momentum_adam_keeps_its_own() -> None:
     assert build("adam", 0.1) == optimizers.Adam(0.1, momentum=0.9)
     assert build("adam", 0.1, 0.5) == optimizers.Adam(0.1, momentum=0.5)
     assert build("sgd", 0.1, None, 0.2) == optimizers.SGD(0.1, weight_decay=0.2)
-
-
-def test_an_unknown_optimiser_is_refused_with_the_nearest() -> None:
-    with pytest.raises(
-        ValueError, match=r"'adm' is unknown \(did you mean 'adam'\?\); allowed: sgd, adam, rmsprop"
-    ):
-        build("adm", 0.1)

@@ -144,9 +144,12 @@ def test_vectors_of_a_file(tmp_path: Path) -> None:
 
 GOOD = ("a", 1.0)
 DAMAGED = [
-    ([GOOD, ("b", "1 2 3")], "line 2 has 3 numbers, not 300"),
-    ([GOOD, GOOD, ("the", " ".join(["1"] * 299))], "line 3 has 299 numbers, not 300"),
-    ([("the", " ".join(["1"] * 50))], "line 1 has 50 numbers"),  # glove.6B.50d under the wrong name
+    ([GOOD, ("b", "1 2 3")], "line 2: not a word and 300 numbers"),
+    ([GOOD, GOOD, ("the", " ".join(["1"] * 299))], "line 3: not a word and 300 numbers"),
+    (
+        [("the", " ".join(["1"] * 50))],
+        "line 1: not a word and 300 numbers",
+    ),  # glove.6B.50d under the wrong name
     ([GOOD, ("the", " ".join(["nan"] * 300))], "line 2: not a word and 300 numbers"),
     ([("the", " ".join(["x"] * 300))], "line 1: not a word and 300 numbers"),
     ([("the", " ".join(["1"] * 299) + " ")], "line 1: not a word and 300 numbers"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +11,11 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.core.data import Batch, Pass, Samples
+from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
-from fedml_noniid.plugins.core.randomness import fold
-from fedml_noniid.plugins.data.noise import deviations, per_sample
 from fedml_noniid.plugins.engines.clients import Clients
 from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.sequential import Sequential
-from fedml_noniid.plugins.models.layers import Dropout, Flatten, Linear
-from fedml_noniid.plugins.models.model import Model
 from tests import federation
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -48,78 +43,9 @@ def test_batches_do_not_depend_on_what_was_asked_before() -> None:
     wanted = clients.steps(3, 2).index.tolist()
     for round_ in range(4):
         clients.steps(5, round_)
-    assert clients.steps(3, 2).index.tolist() == wanted
-
-
-def test_batches_of_several_clients_are_those_of_each_alone() -> None:
-    asked = (4, 1, 3)
-    found = federation.simulation("fedavg").engine.clients.orders(asked, 2)
-    assert [(one.index.tolist(), one.sizes) for one in found] == [
-        order("fedavg", client, 2) for client in asked
-    ]
-
-
-def test_clients_of_equal_size_read_in_different_orders() -> None:
-    of = federation.federation(sizes=(12, 12))
-    first, second = (order("fedavg", k, 1, of=of, cohort=2)[0] for k in (0, 1))
-    assert [i + 12 for i in first] != second
-
-
-def test_every_epoch_reads_every_sample_once_in_a_new_order() -> None:
-    """12 samples, 2 epochs; 7 samples in batches of 4 leave a batch of 3."""
-    index, sizes = order("fedavg", 3, 1)
-    assert sizes == (4, 4, 4) * 2
-    assert sorted(index[:12]) == sorted(index[12:]) == list(range(12, 24))
-    assert index[:12] != index[12:]
-    assert order("fedavg", 2, 1)[1] == (4, 3, 4, 3)
-
-
-def test_each_refinement_reads_the_public_split_in_an_order_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Another for each client and round, the same in every recipe; 15 samples in batches of 10, two
-    epochs."""
-    seen: list[tuple[int, ...]] = []
-    public = federation.federation().public
-    assert public is not None
-    where = {tuple(x.tolist()): i for i, x in enumerate(public.x)}
-
-    def shuffled(self: Pass, key: torch.Tensor, epochs: int, batch_size: int) -> Iterator[Batch]:
-        batches = list(whole(self, key, epochs, batch_size))
-        assert [len(batch.y) for batch in batches] == [10, 5, 10, 5]
-        seen.append(tuple(where[tuple(x.tolist())] for batch in batches for x in batch.x))
-        yield from batches
-
-    whole = Pass.shuffled
-    monkeypatch.setattr(Pass, "shuffled", shuffled)
-    options: Any = {"settings": {"fnr": {"p": 1.0, "epochs": 2, "batch_size": 10}}, "rounds": 2}
-    federation.run("fnr", cohort=6, **options)
-    assert len(seen) == len(set(seen)) == 2 * 6
-    for order in seen:
-        assert (
-            sorted(order[:15]) == sorted(order[15:]) == list(range(15)) and order[:15] != order[15:]
-        )
-    first, seen[:] = seen[6:], []
-    federation.run("scaffold+fnr", cohort=6, **options)
-    assert seen[6:] == first
-
-
-def test_a_pass_over_its_own_samples_is_in_order() -> None:
-    assert federation.simulation("ccn").engine.clients.local_set(2).index.tolist() == list(
-        range(5, 12)
-    )
-
-
-@ENGINES
-def test_who_does_not_take_part_keeps_its_memory(engine: str) -> None:
-    simulation = federation.simulation("scaffold", engine=engine, cohort=2, rounds=2)
-    simulation.run()
-    took_part = set(draw_cohort(3, 1, 6, 2)) | set(draw_cohort(3, 2, 6, 2))
-    for k in range(6):
-        moved = any(
-            leaf[k].any() for leaf in simulation.engine.clients.memory["scaffold"]["c_i"].values()
-        )
-        assert moved is (k in took_part)
+    found = [one.index.tolist() for one in clients.orders((4, 1, 3), 2)]
+    assert found == [clients.steps(client, 2).index.tolist() for client in (4, 1, 3)]
+    assert found[-1] == wanted
 
 
 def test_a_client_without_samples_is_refused() -> None:
@@ -130,7 +56,7 @@ def test_a_client_without_samples_is_refused() -> None:
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("client", [1, 5])
 def test_a_silo_with_one_client_answers_to_the_same_bits(
     client: int, seed: int, batch_norm: bool
@@ -214,29 +140,3 @@ def test_a_first_map_that_is_not_finite_names_its_client(poisoned: federation.Fe
     unnoticed."""
     with pytest.raises(NonFiniteError, match=r"round [01], client 2"):
         federation.run("rfedavg", of=poisoned, cohort=6)
-
-
-def test_where_nobody_draws_there_is_nothing_to_draw_from() -> None:
-    """Then keys are what can't be mixed, so that whoever draws after all hears of it."""
-    dropping = Model(
-        "dropping", (Flatten(), Dropout(1, 0.5)), Linear("fc", 36, federation.N_CLASSES)
-    )
-    level = deviations("level", 0.5, len(federation.SIZES), (1, 6, 6), torch.tensor([2.0]))
-    of = federation.images()
-    noisy = replace(of, train=of.train._replace(noise=per_sample(level, of.clients, of.train.x)))
-    flat, ask = replace(dropping, blocks=(Flatten(),)), Ask("train", (1, 4))
-
-    def keys(recipe: str, **options: Any) -> torch.Tensor:
-        return federation.simulation(
-            recipe, **({"of": of, "model": flat} | options)
-        ).engine.clients.keys(ask, 1)
-
-    with pytest.raises(RuntimeError):
-        fold(keys("fedavg"), 0)
-    for drawing in (
-        keys("rfedavg"),
-        keys("fedavg", model=dropping),
-        keys("fedavg", augment=True),
-        keys("fedavg", of=noisy),
-    ):
-        assert len(set(fold(drawing, 0).tolist())) == 2

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.data import Pass, Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params
@@ -143,19 +142,6 @@ def test_a_method_with_a_hook_in_the_step_takes_the_steps_in_python(
     ours, python = both(monkeypatch, recipe, NETWORKS["mlp"])
     assert federation.equal(ours.outcome, python.outcome)
     assert bool(calls) == in_cpp
-
-
-@pytest.mark.usefixtures("on")
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_gradient_can_be_taken_of_what_they_leave(
-    size: int, calls: list[Pass], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Vectorized, "chunk_size", lambda self, ask: size)
-    simulation = federation.simulation("fedavg", engine="vectorized")
-    state = simulation.loop.state
-    reply = simulation.engine.answer(Ask("train", (0, 1, 3, 5), state.params, state.buffers), 1)
-    left = [*reply.deltas.values(), reply.loss, reply.steps]
-    assert calls and not any(leaf.is_inference() for leaf in left)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@ none where there is none."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,19 +24,17 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Trace,
 )
-from fedml_noniid.plugins.core.data import Batch, Pass, Samples
+from fedml_noniid.plugins.core.data import Batch, Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.batches import in_order
 from fedml_noniid.plugins.data.noise import deviations, per_sample
-from fedml_noniid.plugins.engines import local
 from fedml_noniid.plugins.engines.clients import PASS_BATCH, Clients
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, Start
 from fedml_noniid.plugins.engines.sequential import Sequential
-from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
 from fedml_noniid.plugins.models import build
 from tests import federation
 from tests.recipe_table import PARAMETERS
@@ -179,29 +175,6 @@ class Spy(Component):
         return self.look(client)
 
 
-@dataclass(frozen=True)
-class Sends(Component):
-    """Sends what a client sees in the passes that are not training; all batches are of one size."""
-
-    name: ClassVar[str] = "sends"
-    needs: ClassVar[Needs] = Spy.needs
-
-    def report(self, trace: Trace, client: Client) -> Answer:
-        passes = {"own": client.local_set, "public": client.public}
-        return Answer({name: torch.stack([batch.x for batch in of]) for name, of in passes.items()})
-
-
-def clients(
-    of: federation.Federation, spy: Component, augment: bool = False, seed: int = 0
-) -> tuple[Clients, Params, Params]:
-    plan = Plan(
-        network(False), LocalTraining(lr=0.1, epochs=2, batch_size=4, augment=augment), 1, 1, seed
-    )
-    start = Start.of(Algorithm.compose([spy], SETTING), plan, of.train.x)
-    store = Clients(start, Federation.of(of.train, of.clients, of.test, public=of.public))
-    return store, start.params, start.buffers
-
-
 def looked(
     of: federation.Federation,
     client: int,
@@ -211,16 +184,17 @@ def looked(
     seed: int = 0,
 ) -> tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]]:
     """(what a client sees, what lies there) in the passes of one job, batch by batch."""
-    spy = Spy()
-    store, params, buffers = clients(of, spy, augment, seed)
-    Sequential(store).answer(
-        Ask(job, (client,), params, buffers, owner="" if job == "train" else "spy"), round_
-    )
+    spy, training = Spy(), LocalTraining(lr=0.1, epochs=2, batch_size=4, augment=augment)
+    plan = Plan(network(False), training, 1, 1, seed)
+    start = Start.of(Algorithm.compose([spy], SETTING), plan, of.train.x)
+    store = Clients(start, Federation.of(of.train, of.clients, of.test, public=of.public))
+    owner = "" if job == "train" else "spy"
+    Sequential(store).answer(Ask(job, (client,), start.params, owner=owner), round_)
     orders: dict[str, Any] = {
         "steps": (store.steps(client, round_), of.train),
         "own": (store.local_set(client), of.train),
+        "public": (in_order(np.arange(len(of.public.y)), PASS_BATCH), of.public),
     }
-    orders["public"] = (in_order(np.arange(len(of.public.y)), PASS_BATCH), of.public)
     lies = {
         name: list(torch.split(at.x[torch.from_numpy(positions.index)], list(positions.sizes)))
         for name, (positions, at) in orders.items()
@@ -290,51 +264,6 @@ def test_augmentation_is_for_training_only() -> None:
     assert shuffled == lie
 
 
-@pytest.mark.parametrize("augment", [False, True])
-def test_both_engines_read_the_same_bits(augment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside one another, padded, and alone."""
-    monkeypatch.setattr(
-        "fedml_noniid.plugins.engines.vectorized.MAX_STEP_RATIO", math.inf
-    )  # all of them together
-    of, steps = skewed(), list[Tensor]()
-    store, params, buffers = clients(of, Sends(), augment)
-    batches = local._batches
-
-    def watched(*given: Any) -> Iterator[Batch]:
-        for batch in batches(*given):
-            steps.append(batch.x)
-            yield batch
-
-    with monkeypatch.context() as patched:
-        patched.setattr(local, "_batches", watched)
-        reply = Vectorized(store).answer(Ask("train", tuple(range(N)), params, buffers), 1)
-    assert len(steps) == 6 and all(x.shape == (N, 4, *SHAPE) for x in steps)
-    (trained,) = chunks(
-        [len(store.steps(client, 1).sizes) for client in range(N)], N, math.inf
-    )  # in that order
-    found = reply.upload["sends"] | {"steps": torch.stack(steps, 1)[np.argsort(trained)]}
-    for client in range(N):
-        seen, _ = looked(of, client, augment=augment)
-        for part in ("steps", "own", "public"):
-            for step, batch in enumerate(seen[part]):
-                assert torch.equal(found[part][client, step, : len(batch)], batch)
-
-
-def test_whoever_has_the_data_of_all_sees_each_sample_in_its_clients_noise() -> None:
-    """Client 0's, of which there is one, are clean; client 5 has 2 * 0.5 = 1, client 1 a fifth of
-    that."""
-    of = skewed()
-    pooled = replace(of, clients=[np.concatenate(of.clients)])
-    rest = torch.stack(
-        [eps(of=pooled, client=0, round_=round_) for round_ in range(40)], 1
-    )  # [n, 40, 1, 6, 6]
-    for client, positions in enumerate(of.clients):
-        found = rest[positions]
-        assert found.std().item() == pytest.approx(
-            client / 5, rel=4 / math.sqrt(2 * found.numel()), abs=1e-12
-        )
-
-
 def test_samples_that_all_share_stay_clean() -> None:
     of = skewed("equal")
     sharing = Algorithm.compose([DataSharing()], SETTING)
@@ -343,20 +272,6 @@ def test_samples_that_all_share_stay_clean() -> None:
     seen, lies = looked(joined, 3)
     changed = torch.cat(seen["own"]).ne(torch.cat(lies["own"])).flatten(1)
     assert changed[:12].all() and not changed[12:].any() and len(changed) == 12 + 15
-
-
-def test_without_either_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch is one gather, as ever."""
-    store, _, _ = clients(federation.images(), Spy())
-    assert store.reads(torch.tensor(1)) == (None, None)
-
-    def fail(*_: object) -> Callable[..., Tensor]:
-        raise AssertionError
-
-    monkeypatch.setattr("fedml_noniid.plugins.data.reading.Read.__call__", fail)
-    simulation("rfedavg_plus", of=federation.images()).run()
-    of = Pass(Samples(torch.arange(4.0), torch.arange(4)), torch.tensor([2, 0]), sizes=(2,))
-    assert next(iter(of)).x.tolist() == [2, 0]
 
 
 @pytest.mark.parametrize("shape", [(6,), (1, 4, 6), (3, 6, 4), (1, 30)])

@@ -4,8 +4,7 @@ themselves."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -150,23 +149,6 @@ def test_what_methods_measure_and_observe(engine: str) -> None:
     blind = federation.simulation("watcher", engine=engine, rounds=2, cohort=6).run()
     assert set(out.tensors) - set(blind.tensors) == {"watcher/moved", "watcher/again.seen"}
     assert federation.equal(out, blind), "looking changes nothing, not even the traffic"
-
-
-@pytest.mark.usefixtures("watcher")
-def test_a_resumed_run_has_recorded_the_same(tmp_path: Path) -> None:
-    options: Any = {"rounds": 4, "checkpoint": tmp_path / "c", "fingerprint": "f"}
-    whole = federation.run("watcher", rounds=4)
-    half = federation.simulation("watcher", **options)
-
-    for row in half.rounds():
-        if row["round"] == 3:
-            break
-    resumed = federation.simulation("watcher", **options)
-    assert resumed.start_round == 3
-    out = resumed.run()
-    assert out.tensors.keys() == whole.tensors.keys()
-    assert all(torch.equal(out.tensors[key], leaf) for key, leaf in whole.tensors.items())
-    assert federation.equal(out, whole)
 
 
 def test_the_sent_model_is_looked_at_beside_the_evaluated_one() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -99,43 +98,13 @@ def test_a_method_that_keeps_updates_sees_those_of_the_last_round(
         tree_map(assert_same, {"whole": before, "part": behind(before)}, given)
     for now, was in evaluated:
         tree_map(assert_same, was, now)
+    for uploaded, model in seen.uploads:  # models become differences in place, behind the upload
+        tree_map(lambda a, b: assert_same(a, b, atol=1e-6), uploaded, model)
     name = next(iter(seen.deltas[0]))
     assert_same(
         torch.stack([delta[name] for delta in seen.deltas]),
         simulation.outcome.tensors["keeps/first"],
     )
-
-
-@ENGINES
-def test_an_upload_of_a_part_of_the_model_is_no_difference(
-    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Models become differences in place, behind the upload."""
-    kind, seen = keeper()
-    monkeypatch.setitem(METHODS, "keeps", kind)
-    federation.run("keeps", of=OF, cohort=COHORT, **how)
-    for uploaded, model in seen.uploads:
-        tree_map(lambda a, b: assert_same(a, b, atol=1e-6), uploaded, model)
-
-
-def test_killed_and_resumed_it_sees_the_same(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    kind, seen = keeper()
-    monkeypatch.setitem(METHODS, "keeps", kind)
-    federation.run("keeps", of=OF, cohort=COHORT)
-    whole = seen.last[-1]
-    path = tmp_path / "checkpoint"
-    killed = federation.simulation(
-        "keeps", of=OF, cohort=COHORT, checkpoint=path, checkpoint_every=2
-    )
-    rounds = killed.rounds()
-    while not path.exists():
-        next(rounds)
-    resumed = federation.simulation("keeps", of=OF, cohort=COHORT, checkpoint=path)
-    assert resumed.start_round == 2
-    resumed.run()
-    tree_map(assert_same, whole, seen.last[-1])
 
 
 def assert_same(a: torch.Tensor, b: torch.Tensor, atol: float = 0.0) -> torch.Tensor:

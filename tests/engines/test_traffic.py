@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.trees import n_bytes
 from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.plan import initial_model
-from fedml_noniid.plugins.engines.traffic import Meter
 from tests import federation
 from tests.recipe_table import ALONE
 
@@ -142,60 +138,8 @@ def test_ccvr_asks_everybody_once_for_statistics() -> None:
     assert last == (COHORT * m + N * C * (D + D * (D + 1) // 2 + 1) * FLOAT, COHORT * m + N * m)
 
 
-def test_feddyn_asks_for_counts_before_the_first_round_where_it_adapts() -> None:
-    """M down to everybody, who then hold the model of round 1; alpha_k down in each round."""
-    _, m = model(False)
-    rows = federation.run("feddyn_authors").rows
-    assert [row["bytes_up"] for row in rows] == [COHORT * m] * 3
-    assert [row["bytes_down"] for row in rows] == [N * m + COHORT * FLOAT] + [
-        COHORT * (m + FLOAT)
-    ] * 2
-
-
 def test_centralised_training_counts_as_one_client() -> None:
     """It gets the model and gives it back; what bringing all data there would cost is not
     counted."""
     _, m = model(False)
     assert traffic("centralised") == [(m, m)] * 3
-
-
-def test_a_composition_adds_up() -> None:
-    """scaffold+ccn: 4M + d."""
-    _, m = model(False)
-    assert traffic("scaffold+ccn") == [(COHORT * (2 * m + D * FLOAT), COHORT * 2 * m)] * 3
-
-
-def test_double_precision_counts_double() -> None:
-    rows = federation.run("scaffold", dtype=torch.float64, rounds=1).rows
-    assert rows[0]["bytes_up"] == COHORT * 2 * 53 * 8
-
-
-def test_the_meter_starts_again_after_each_round() -> None:
-    """A model of 3 floats to 2 clients, one of them holding it already at the second Ask."""
-    meter, w = Meter(), {"w": torch.zeros(3)}
-
-    def exchange(*to: int) -> None:
-        nothing = Reply(
-            to, {}, {}, {}, torch.ones(len(to)), torch.ones(len(to)), torch.zeros(len(to))
-        )
-        meter.count(Ask("map", to, w, shared={"x": {"x": torch.zeros(1)}}, owner="x"), nothing)
-
-    exchange(0, 1)
-    assert meter.read() == ({0: 0, 1: 0}, {0: 12 + 4, 1: 12 + 4})
-    meter.forget()
-    exchange(1, 2)
-    assert meter.read() == ({1: 0, 2: 0}, {1: 4, 2: 12 + 4})
-    meter.forget()
-    assert meter.state(w) == {"holders": [0, 1, 2], "up": [], "down": []}
-    assert meter.state({"w": torch.zeros(3)})["holders"] == [], "an equal model is not the same one"
-    assert meter.read() == ({}, {})
-
-
-def test_a_meter_goes_on_after_a_restart() -> None:
-    """Client 0 has the model already; what was not read yet counts."""
-    w, first, second = {"w": torch.zeros(3)}, Meter(), Meter()
-    nothing = Reply((0,), {}, {}, {}, torch.ones(1), torch.ones(1), torch.zeros(1))
-    first.count(Ask("train", (0,), w), nothing)
-    second.restore(w, json.loads(json.dumps(first.state(w))))
-    second.count(Ask("train", (0,), w), nothing)
-    assert second.read() == ({0: 0}, {0: 12})

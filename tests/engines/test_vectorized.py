@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 from fedml_noniid.plugins.core.component import (
-    Answer,
     Ask,
-    Change,
-    Client,
-    Component,
-    Server,
-    Trace,
 )
 from fedml_noniid.plugins.core.trees import n_bytes, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
-from fedml_noniid.plugins.engines.packing import flatten, stack
+from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.simulation import choose_engine, mean_parallel_clients
 from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
 from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.recipes import METHODS
 from tests import federation
 
 RECIPES = ["fedavg", "scaffold+fnr", "rfedavg", "ccn+fednlr"]
@@ -119,58 +110,6 @@ def test_a_gradient_can_be_taken_of_what_training_leaves(
     assert not any(leaf.is_inference() for leaf in left)
 
 
-def test_replies_come_back_in_the_order_of_the_ask() -> None:
-    """Though the engine sorts by length: clients 1, 3, 4, 5 have 4, 12, 2 and 9 samples."""
-    replies = []
-    for engine in ("sequential", "vectorized"):
-        simulation = federation.simulation("ccn", dtype=torch.float64, engine=engine)
-        ask = Ask(
-            "train",
-            (1, 3, 4, 5),
-            simulation.loop.state.params,
-            simulation.loop.state.buffers,
-            {"ccn": {}},
-            {"ccn": {}},
-        )
-        replies.append(simulation.engine.answer(ask, 1))
-    a, b = replies
-    assert a.clients == b.clients == (1, 3, 4, 5)
-    assert a.n.tolist() == b.n.tolist() == [4, 12, 2, 9]
-    assert a.steps.tolist() == b.steps.tolist() == [2.0, 6.0, 2.0, 6.0]
-    close(b.deltas, a.deltas)
-    torch.testing.assert_close(b.loss, a.loss, rtol=1e-10, atol=0)
-    torch.testing.assert_close(b.upload["ccn"]["z"], a.upload["ccn"]["z"], rtol=1e-6, atol=0)
-
-
-@dataclass(frozen=True)
-class Sends(Component):
-    """Sends the client's model beside the model. Made in 2026 for a test."""
-
-    name: ClassVar[str] = "sends"
-
-    def report(self, trace: Trace, client: Client) -> Answer:
-        return Answer({"w": trace.params})
-
-    def step(self, server: Server) -> Change:
-        sent, deltas = server.replies.upload["w"], server.replies.deltas
-        return Change(
-            metrics={"start": {key: (leaf - deltas[key])[0] for key, leaf in sent.items()}}
-        )
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_what_is_sent_of_a_model_stays_when_the_models_become_differences(
-    engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(METHODS, "sends", Sends)
-    simulation = federation.simulation(
-        "sends", dtype=torch.float64, engine=engine, rounds=1, cohort=1
-    )
-    start = simulation.loop.state.params
-    found = simulation.run().tensors
-    close({key: found[f"sends/start/{key}"][0] for key in start}, start)
-
-
 def test_chunks_are_of_similar_lengths_and_no_larger_than_asked() -> None:
     """Steps 1, 2 | 3, 5, 6, 6 | 13; of at most three: 1, 2 | 3, 5, 6 | 6 | 13."""
     lengths = [6, 1, 13, 5, 2, 3, 6]
@@ -204,41 +143,14 @@ def test_the_choice_of_an_engine() -> None:
     assert choose_engine("sequential", dense, cpu, 10.0) == ("sequential", "as asked")
 
 
-@pytest.mark.parametrize("kind", ["logistic_regression", "mlp", "batch_norm", "projection"])
-@pytest.mark.parametrize("train", [True, False])
-def test_a_dense_network_takes_several_clients_trees(kind: str, train: bool) -> None:
-    """Outputs, buffers and gradients are those of each client by itself, whose batch is padded or
-    not."""
-    options = {"batch_norm": {"batch_norm": True}, "projection": {"projection": 4}}.get(kind, {})
-    made = build(
-        "logistic_regression" if kind == "logistic_regression" else "mlp", (1, 4, 2), 3, options
+def test_a_dense_network_with_a_projection_takes_several_clients_trees() -> None:
+    model = build("mlp", (6,), federation.N_CLASSES, {"hidden": 5, "projection": 4})
+    assert model.dense
+    options = {"dtype": torch.float64, "model": model}
+    vectorized, alone = (
+        federation.run("moon", engine=engine, **options) for engine in ("vectorized", "sequential")
     )
-    assert made.dense
-    generator = torch.Generator().manual_seed(0)
-    models = [
-        tree_map(torch.Tensor.double, {"p": p, "b": b})
-        for p, b in (made.init(generator) for _ in range(3))
-    ]
-    x = torch.randn(3, 5, 1, 4, 2, generator=generator, dtype=torch.float64)
-    mask = (
-        torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]]).bool() if train else None
-    )
-    stacked = stack(models)
-    params = {key: leaf.requires_grad_() for key, leaf in stacked["p"].items()}
-    out = made(params, stacked["b"], x, train, mask, axes=1)
-    weights = torch.randn(out.logits.shape, generator=generator, dtype=torch.float64)
-    weights = weights if mask is None else weights * mask.unsqueeze(-1)
-    grads = torch.autograd.grad((out.logits * weights).sum(), list(params.values()))
-    for k, model in enumerate(models):
-        n = 5 if mask is None else int(mask[k].sum())
-        own = {key: leaf.requires_grad_() for key, leaf in model["p"].items()}
-        alone = made(own, model["b"], x[k, :n], train)
-        torch.testing.assert_close(out.logits[k, :n], alone.logits, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(out.features[k, :n], alone.features, rtol=1e-10, atol=1e-12)
-        close({key: leaf[k] for key, leaf in out.buffers.items()}, alone.buffers)
-        wanted = torch.autograd.grad((alone.logits * weights[k, :n]).sum(), list(own.values()))
-        for found, one in zip(grads, wanted, strict=True):
-            torch.testing.assert_close(found[k], one, rtol=1e-9, atol=1e-11)
+    close(vectorized.params, alone.params)
 
 
 def test_padding_marks_what_is_real() -> None:

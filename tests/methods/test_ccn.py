@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.ccn.algorithm import CCN
-from fedml_noniid.plugins.core.component import Needs, Reply, Server
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
@@ -156,11 +154,6 @@ def test_a_batch_norm_uses_the_statistics_that_came_with_the_model(
             np.testing.assert_allclose(reply.upload["ccn"]["z"][k], z, rtol=1e-10)
 
 
-def test_which_passes_it_makes() -> None:
-    assert CCN().needs == CCN(z_time="before").needs == Needs(local_set=True)
-    assert CCN(z_time="last_epoch_running").needs == Needs(last_epoch=True)
-
-
 def test_r_are_the_clients_of_the_round(engine: str) -> None:
     """The similarity of two is mutual, so Lambda = (1/2, 1/2): FedAvg."""
     ran = hand.run("ccn", {"ccn": {"T": T}}, engine=engine, cohort=2)
@@ -297,78 +290,6 @@ def test_eq_5_and_eq_8_agree_and_sum_to_r_minus_one(n: int, temperature: float) 
     assert lam.sum() == pytest.approx(n - 1, rel=1e-12)
     assert (lam >= 0).all()
     assert (lam <= 1).all()
-
-
-def test_identical_representations_leave_the_weights_of_the_base() -> None:
-    """Row sums 3: Lambda = 2/3 for everybody, so that c = nu."""
-    z = torch.ones(3, 4, dtype=torch.float64)
-    for nu, wanted in (("base", [0.5, 0.3, 0.2]), ("uniform", [1 / 3] * 3)):
-        np.testing.assert_allclose(weighed(CCN(nu=nu), z, [5, 3, 2]), wanted, rtol=1e-14)
-
-
-def server(z: torch.Tensor) -> Server:
-    """What the server sees of clients with these representations."""
-    m = len(z)
-    reply = Reply(tuple(range(m)), {}, {}, {"z": z}, torch.ones(m), torch.ones(m), torch.zeros(m))
-    return Server(Task(hand.given(), SGD(0.1)), {}, {}, 1, m, replies=reply)
-
-
-def weighed(method: CCN, z: torch.Tensor, n: list[int]) -> torch.Tensor:
-    """c of clients with n_k samples, as the core multiplies."""
-    nu = torch.tensor(n if method.weights == "size" else [1] * len(n), dtype=torch.float64)
-    c = method.weigh(server(z)) * nu
-    return c / c.sum()
-
-
-def recorded(method: CCN, z: torch.Tensor, n: list[int]) -> dict[str, torch.Tensor]:
-    """What a round of clients with n_k samples records."""
-    base = torch.tensor(n, dtype=torch.float64) / sum(n)
-    return dict(method.step(replace(server(z), base=base, weights=weighed(method, z, n))).metrics)
-
-
-@pytest.mark.parametrize(
-    ("n", "c", "moved", "most"),
-    [
-        ([2, 1, 1], [2 / 3, 0, 1 / 3], 1 / 4, 1 / 2),
-        (
-            [1, 2, 1],
-            [1 / 2, 0, 1 / 2],
-            1 / 2,
-            1 / 2,
-        ),  # the largest client loses everything: the most that can move
-    ],
-)
-def test_a_silenced_client_loses_its_whole_weight(
-    n: list[int], c: list[float], moved: float, most: float
-) -> None:
-    """Lambda = (1, 0, 1): c_2 = 0, and nu_2 is what moves."""
-    z, cold = torch.tensor(CENTRAL), CCN(T=1e-4)
-    np.testing.assert_allclose(weighed(cold, z, n), c, rtol=1e-14)
-    metrics = recorded(cold, z, n)
-    assert (metrics["lambda_min"].item(), metrics["lambda_max"].item()) == (0, 1)
-    assert (metrics["moved"].item(), metrics["moved_most"].item()) == pytest.approx(
-        (moved, most), rel=1e-14
-    )
-    assert metrics["moved_part"].item() == pytest.approx(moved / most, rel=1e-14)
-    assert metrics["weight_over_nu_min"].item() == 0
-    assert metrics["weight_over_nu_max"].item() == pytest.approx(1 / (1 - n[1] / sum(n)), rel=1e-14)
-
-
-@pytest.mark.parametrize("temperature", [1e-4, 0.01, 0.1, 0.5])
-def test_no_more_moves_than_the_largest_weight_and_a_rise_says_little(temperature: float) -> None:
-    """1/2 sum |c - nu| is at most max nu.
-
-    With equal nu no weight rises above N / (N - 1), however much others fall.
-    """
-    draw = np.random.default_rng(0)
-    for _ in range(50):
-        z = torch.tensor(draw.lognormal(size=(20, 6)))
-        n = draw.integers(1, 500, 20).tolist()
-        for sizes in (n, [1] * 20):
-            metrics = recorded(CCN(T=temperature), z, sizes)
-            assert 0 < metrics["moved"] <= metrics["moved_most"] * (1 + 1e-12)
-            assert metrics["moved_most"].item() == max(sizes) / sum(sizes)
-        assert metrics["weight_over_nu_max"] <= 20 / 19 * (1 + 1e-12)
 
 
 def test_a_single_client_keeps_its_weight(engine: str) -> None:

@@ -52,11 +52,6 @@ def test_centralised_is_gradient_descent_on_the_union(engine: str) -> None:
     assert [(ask.job, ask.to) for ask, _ in ran.exchanges] == [("train", (0,))] * 2
 
 
-def test_centralised_may_have_the_public_split_as_well() -> None:
-    ran = hand.run("centralised", {"centralised": {"with_public": True}}, rounds=1, batch_size=16)
-    hand.same(ran.outcome.params, hand.descend(hand.W0, [np.arange(10)] * 2, x=ALL_X, y=ALL_Y))
-
-
 def test_centralised_resumes_to_the_same_bits(tmp_path: Path) -> None:
     whole = federation.run("centralised", rounds=4)
     federation.run("centralised", rounds=2, checkpoint=tmp_path / "c", fingerprint="f")

@@ -15,6 +15,7 @@ from fedml_noniid.plugins.models.networks import logistic_regression
 from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
+from tests.recipe_table import settings
 
 HEAD, BODY = ("fc2.weight", "fc2.bias"), ("fc1.weight", "fc1.bias")
 WEIGHTS = {"size": hand.SIZES, "uniform": (1, 1, 1)}
@@ -62,7 +63,8 @@ def test_the_head_keeps_its_initial_values_to_the_bit_and_never_travels(engine: 
 )
 def test_other_methods_see_the_body_only(method: str) -> None:
     """No state, memory or message about the head; it stays as it was drawn."""
-    simulation = federation.simulation(f"fedbabu+{method}", dtype=torch.float64)
+    recipe = f"fedbabu+{method}"
+    simulation = federation.simulation(recipe, settings(recipe), dtype=torch.float64)
     before = {key: leaf.clone() for key, leaf in simulation.engine.clients.task.fixed.items()}
     out = simulation.run()
     stored = flatten(

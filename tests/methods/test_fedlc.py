@@ -95,22 +95,6 @@ def test_what_is_masked_keeps_its_row_to_the_bit(engine: str, form: str) -> None
     assert reply.loss[1].item() != 0
 
 
-def test_the_rarer_the_class_the_larger_its_margin() -> None:
-    """From o = 0 and n = (1, 2, -), the softmax gives class 1 more than class 0: its samples push
-    less."""
-    start = {
-        key: np.zeros_like(leaf) if key.startswith("fc2") else leaf for key, leaf in W0.items()
-    }
-    ran = hand.run(
-        "fedlc", {"fedlc": {"tau": 1.0}}, epochs=1, rounds=1, lr=1.0, network=network(start)
-    )
-    p = np.exp([-1.0, -(2**-0.25)])
-    p /= p.sum()
-    found = ran.trained(0)["fc2.bias"][2].numpy()  # - mean over the samples 1, 1, 0 of (p - onehot)
-    np.testing.assert_allclose(found, [1 / 3 - p[0], 2 / 3 - p[1], 0.0], rtol=1e-12, atol=1e-15)
-    assert p[1] > p[0]
-
-
 def test_logits_of_any_size_do_not_bring_a_masked_class_back() -> None:
     """Far below: o = -1e6 for the classes that are there."""
     start = W0 | {"fc2.bias": np.array([-1e6, -1e6, 0.1])}

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.methods import by_hand as hand
 from tests.methods import test_ccn as ccn
@@ -109,41 +108,6 @@ def test_the_vector_gives_the_closed_forms(tau: int) -> None:
     assert counted(tau, RHO, 0.0).sum() == pytest.approx(momentum, rel=1e-12)
     proximal = sum((1 - hand.LR * MU) ** s for s in range(tau))
     assert counted(tau, 0.0, MU).sum() == pytest.approx(proximal, rel=1e-12)
-
-
-def test_momentum_and_mu_as_the_authors_code_counts_them(engine: str) -> None:
-    settings = {"fednova": {"mu": MU, "count": "authors"}}
-    ran = hand.run("fednova", settings, engine=engine, rounds=1, batch_size=1, momentum=RHO)
-    wanted = []
-    for tau in (2, 4, 6):
-        a = c = 0.0
-        for _ in range(tau):
-            c = c * RHO + 1
-            a = (a + c) * (1 - hand.LR * MU) + 1
-        wanted.append(a)
-    np.testing.assert_allclose(ran.exchanges[0][1].upload["fednova"]["a"], wanted, rtol=1e-13)
-
-
-@pytest.mark.parametrize(("rho", "mu"), FORMS[:3])
-def test_the_two_counts_differ_only_where_momentum_meets_mu(rho: float, mu: float) -> None:
-    a, b = (
-        hand.run(
-            "fednova", {"fednova": {"mu": mu, "count": count}}, batch_size=1, momentum=rho
-        ).outcome.params
-        for count in ("exact", "authors")
-    )
-    assert all(torch.equal(a[key], b[key]) for key in a)
-
-
-@pytest.mark.parametrize("rho", [0.0, RHO])
-def test_with_equal_steps_it_is_fedavg(engine: str, rho: float) -> None:
-    """tau_eff / a = 1 for everybody."""
-    a, b = (
-        hand.run(name, engine=engine, rounds=3, momentum=rho).outcome.params
-        for name in ("fednova", "fedavg")
-    )
-    for key, leaf in b.items():
-        torch.testing.assert_close(a[key], leaf, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(("nu", "wanted"), [("direction", 7 / 6), ("weights", 1.0)])

@@ -58,29 +58,6 @@ def test_under_ccn_feddyns_mean_is_weighted_and_its_h_is_not(engine: str) -> Non
     feddyn.compare(ran, reference)
 
 
-def test_fednnnn_stretches_fednovas_direction_and_evaluates_it_as_it_was(engine: str) -> None:
-    """u = tau_eff sum_k p_k Delta_k / a_k with p_k = 1/m; d = gamma d + beta (E / N) u.
-
-    Batches of 1: 2, 4, 6 steps.
-    """
-    beta, gamma = 0.8, 0.5
-    settings: dict[str, dict[str, object]] = {"fednnnn": {"beta": beta, "gamma": gamma}}
-    ran = hand.run("fednnnn+fednova", settings, engine=engine, rounds=2, batch_size=1)
-    w, d, evaluated = hand.W0, hand.zeros(), hand.W0
-    a = np.array([2.0, 4.0, 6.0])
-    for t in (1, 2):
-        local = [hand.descend(w, ran.batches(k, t)) for k in EVERYBODY]
-        deltas = [hand.each(np.subtract, w_k, w) for w_k in local]
-        u = hand.average(a.mean() * UNIFORM / a, deltas)
-        e = np.mean([hand.length(delta) for delta in deltas])
-        evaluated = hand.each(np.add, w, u)
-        factor = beta * e / hand.length(u)
-        d = hand.each(lambda d, u, f=factor: gamma * d + f * u, d, u)
-        w = hand.each(np.add, w, d)
-    hand.same(ran.outcome.params, w)
-    hand.same(ran.outcome.evaluated, evaluated)
-
-
 def test_rfedavg_plus_maps_with_the_distilled_model(engine: str) -> None:
     """FedDF's step comes before the map, and what it makes is what is evaluated and sent next."""
     settings: dict[str, dict[str, object]] = {

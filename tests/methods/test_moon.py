@@ -12,8 +12,6 @@ from fedml_noniid.plugins.baselines.moon import MOON
 from fedml_noniid.plugins.core.component import Client
 from fedml_noniid.plugins.core.data import Batch
 from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.models import build
-from tests import federation
 from tests.methods import by_hand as hand
 
 MU, TAU = 0.8, 0.4
@@ -80,18 +78,6 @@ def test_its_lines(engine: str, options: dict[str, int]) -> None:
     hand.same(ran.outcome.params, reference.w)
     for k in range(3):
         hand.same(hand.row(ran.memory("moon")["w"], k), reference.previous[k])
-
-
-def test_the_first_round_is_fedavgs_with_a_loss_of_log_two_more(engine: str) -> None:
-    """Received and previous model are both w_0, so the two cosines are one."""
-    moon, plain = (
-        hand.run(recipe, engine=engine, rounds=1).outcome for recipe in ("moon", "fedavg")
-    )
-    for key, leaf in plain.params.items():
-        torch.testing.assert_close(moon.params[key], leaf, rtol=1e-13, atol=1e-15)
-    assert moon.rows[0]["local_loss"] == pytest.approx(
-        plain.rows[0]["local_loss"] + np.log(2), rel=1e-12
-    )
 
 
 def test_features_of_zero_have_cosine_zero_and_no_gradient(engine: str) -> None:
@@ -169,23 +155,3 @@ def test_the_memory_is_the_client_s_model_with_its_buffers(engine: str) -> None:
         hand.same(hand.row(ran.memory("moon")["w"], k), w_k)
         buffers = hand.row(ran.exchanges[0][1].buffers, k)
         hand.same(hand.row(ran.memory("moon")["buffers"], k), hand.arrays(buffers))
-
-
-def test_with_a_projection_head_the_contrast_is_of_its_output(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The head is part of the model: it trains, travels and is remembered; both engines agree."""
-    net = build("mlp", (6,), federation.N_CLASSES, {"hidden": 5, "projection": 4})
-    monkeypatch.setattr(federation, "network", lambda batch_norm: net)
-    one, other = (
-        federation.simulation("moon", engine=e, dtype=torch.float64)
-        for e in ("sequential", "vectorized")
-    )
-    a, b = one.run(), other.run()
-    assert "projection2.weight" in one.engine.clients.memory["moon"]["w"]
-    for key, leaf in a.params.items():
-        torch.testing.assert_close(b.params[key], leaf, rtol=1e-9, atol=1e-12)
-    plain = federation.run("fedavg", dtype=torch.float64)
-    assert not torch.allclose(plain.params["projection1.weight"], a.params["projection1.weight"]), (
-        "it is contrasted"
-    )

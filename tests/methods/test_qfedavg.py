@@ -84,26 +84,6 @@ def direction(q: float, f: list[float], deltas: list[list[float]], lr: float = 0
     return found
 
 
-def test_the_step_in_numbers() -> None:
-    """L = 2, F = (1, 3), w - w_k = (3, 4), (0, -1), so L (w - w_k) = (6, 8), (0, -2).
-
-    q = 1: Delta = (6, 8), 3 (0, -2); h = 100 + 2, 4 + 2 * 3. Sums: (6, 2) and 112.
-    """
-    assert direction(1.0, [1.0, 3.0], [[-3.0, -4.0], [0.0, 1.0]]) == pytest.approx(
-        [-6 / 112, -2 / 112], rel=1e-6
-    )
-
-
-def test_the_higher_q_the_more_a_high_loss_counts() -> None:
-    """Two clients that pull to either side, one with thrice the loss."""
-    first, second = [1.0, 0.0], [0.0, 1.0]
-    shares = [
-        second_ / first_
-        for first_, second_ in (direction(q, [1.0, 3.0], [first, second]) for q in (0, 1, 2))
-    ]
-    assert shares == pytest.approx([1.0, 3.0, 9.0], rel=1e-6)
-
-
 @pytest.mark.parametrize("q", [0.5, 1.0, 60.0])
 @pytest.mark.parametrize("f", [[0.0, 0.0], [0.0, 2.0]])
 def test_a_loss_of_zero_has_a_finite_step(q: float, f: list[float]) -> None:
@@ -115,10 +95,6 @@ def test_with_a_large_q_only_the_worst_client_counts() -> None:
     """As if alone: Delta / h = L / (q L^2 / F + L), L = 2, F = 2, q = 60."""
     found = direction(60.0, [0.0, 2.0], [[1.0, 0.0], [0.0, 1.0]])
     assert found == pytest.approx([0.0, 2 / (60 * 4 / 2 + 2)], rel=1e-6)
-
-
-def test_nobody_moves_nothing_moves() -> None:
-    assert direction(1.0, [1.0, 2.0], [[0.0, 0.0], [0.0, 0.0]]) == [0.0, 0.0]
 
 
 def test_the_loss_is_that_of_the_received_model_in_eval_mode(engine: str) -> None:

@@ -147,7 +147,6 @@ def test_options_that_contradict_each_other(
 PUBLIC = "needs a public split, but public is 0"
 SETTINGS: list[tuple[str, dict[str, Any], Setting, str]] = [
     *((recipe, {}, Setting(3, 3), f"{recipe}: {PUBLIC}") for recipe in ("datasharing", "feddf")),
-    ("centralised", {"with_public": True}, Setting(3, 3), f"centralised: {PUBLIC}"),
     ("fnr_authors", {}, Setting(3, 3, n_public=4, deployed=True), "it trains on the test set"),
     *((method, {}, Setting(1, 1), f"^{method}: .*at least 2, got 1") for method in FAMILY),
     *((method, {}, Setting(3, 1), "at least 2, got 1") for method in FAMILY[2:]),

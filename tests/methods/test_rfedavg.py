@@ -11,15 +11,12 @@ import pytest
 import torch
 
 from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import Ask, Exclusive, Server, Setting
-from fedml_noniid.plugins.core.data import Pass
+from fedml_noniid.plugins.core.component import Ask, Server, Setting
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.randomness import fold, identity, normal, uniform
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.rfedavg.algorithm import RFedAvg
-from fedml_noniid.plugins.rfedavg.authors import RFedAvgAuthors, drawn
 from tests.methods import by_hand as hand
 
 LAM = 0.4
@@ -257,79 +254,6 @@ def test_the_authors_variant_with_the_papers_readings_is_the_paper(name: str, en
         ]
 
 
-@pytest.mark.parametrize("name", AUTHORS)
-def test_who_keeps_an_optimiser_claims_its_memory(name: str) -> None:
-    (persisting,) = recipes.build(name, {}, Setting(3, 3)).components
-    (fresh,) = recipes.build(name, {name: {"opt_state": "reset"}}, Setting(3, 3)).components
-    assert persisting.exclusive == {Exclusive.FEATURE_MEANS, Exclusive.OPTIMIZER_MEMORY}
-    assert fresh.exclusive == {Exclusive.FEATURE_MEANS}
-
-
-def test_clipping_leaves_short_vectors_and_shortens_long_ones() -> None:
-    """(3, 4) has length 5."""
-    local_set = Pass(hand.samples(hand.X, hand.Y), torch.arange(6), sizes=(6,))
-    for given, clip, wanted in (
-        ([3.0, 4.0], 5.0, [3.0, 4.0]),
-        ([3.0, 4.0], 50.0, [3.0, 4.0]),
-        ([3.0, 4.0], 1.0, [0.6, 0.8]),
-        ([0.0, 0.0], 1.0, [0.0, 0.0]),
-    ):
-        method, feature = RFedAvg(dp="paper", clip=clip), torch.tensor(given)
-        found = method.protected(feature, local_set, torch.tensor(0))
-        torch.testing.assert_close(found, torch.tensor(wanted))
-
-
-def test_noise_has_the_papers_size() -> None:
-    """sigma C_0 / L, with L = 4 or the client's number of samples if that is less; over many
-    features."""
-    component = RFedAvg(dp="paper", sigma=6.0, clip=2.0, L=4)
-    data = hand.samples(hand.X, hand.Y)
-    zero = torch.zeros(40_000, dtype=torch.float64)
-    for n, std in ((2, 6.0), (4, 3.0), (6, 3.0)):
-        local_set = Pass(data, torch.arange(n), sizes=(n,))
-        assert component.protected(zero, local_set, torch.tensor(n)).std().item() == pytest.approx(
-            std, rel=0.02
-        )
-        repo = RFedAvgAuthors(dp="repo", sigma=6.0, L=4)
-        wanted = 6.0 / np.sqrt(min(n, 4))
-        assert repo.protected(zero, local_set, torch.tensor(n)).std().item() == pytest.approx(
-            wanted, rel=0.02
-        )
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_noise_is_drawn_anew_in_every_round(name: str) -> None:
-    """Nothing else moves: lr is tiny, so a client's delta differs between rounds by its noise."""
-    settings = {name: {"lam": 0.0, "dp": "paper", "clip": 1.0, "sigma": 1.0, "L": 1}}
-    ran = hand.run(name, settings, rounds=3, lr=1e-9)
-    sent = [reply.upload[name]["delta"] for _, reply in ran.exchanges if reply.upload.get(name)]
-    assert len(sent) == 4
-    for one, other in combinations(sent, 2):
-        assert ((one - other).abs() > 1e-6).all()
-    assert ((sent[0][0] - sent[0][1]).abs() > 1e-6).all(), "and for every client"
-
-
-def test_a_batch_is_drawn_without_replacement_and_the_same_with_padding() -> None:
-    data = hand.samples(hand.X, hand.Y)
-    index = torch.tensor([4, 1, 5, 0, 2])
-    padded = torch.tensor([[4, 1, 5, 0], [2, 0, 0, 0]])
-    mask = torch.tensor([[True] * 4, [True, False, False, False]])
-    counts = np.zeros(6)
-    for number in range(200):
-        at = torch.tensor(number)
-        plain = drawn(Pass(data, index, sizes=(5,)), 3, at)
-        other = drawn(Pass(data, padded, mask=mask), 3, at)
-        assert plain.sizes == (3,)
-        assert other.index.tolist() == [plain.index.tolist()]
-        assert other.mask is not None and other.mask.all()
-        counts[plain.index] += 1
-    assert counts[3] == 0 and counts.sum() == 600
-    assert (counts[index] > 80).all() and counts.max() <= 200, "each in three of five"
-    everything = drawn(Pass(data, padded, mask=mask), 7, torch.tensor(0))
-    assert everything.mask is not None
-    assert sorted(everything.index[everything.mask].tolist()) == [0, 1, 2, 4, 5]
-
-
 def test_the_exchanges_of_rfedavg() -> None:
     """delta_0 before round 1 by everybody, then one exchange a round: delta goes up with the
     model."""
@@ -351,27 +275,6 @@ def test_the_exchanges_of_rfedavg_plus() -> None:
     (train, _), (mapped, _) = ran.exchanges[3:]
     assert mapped.to == train.to
     assert all(torch.equal(mapped.params[key], ran.outcome.params[key]) for key in mapped.params)
-
-
-@pytest.mark.parametrize("name", AUTHORS)
-def test_without_a_warm_up_nobody_maps_before_round_1(name: str) -> None:
-    """And lambda does nothing in it: the first round of both is FedAvg's."""
-    ran = hand.run(name, {name: {"lam": LAM} | read(name, warmup="none")}, rounds=1)
-    assert ran.jobs()[0] == ("train", EVERYBODY)
-    assert hand.identical(ran, hand.run("fedavg", rounds=1))
-    assert ran.state(name)["known"].tolist() == [1.0] * 3
-
-
-def test_sampled_clients_are_mapped_with_the_model_of_the_round() -> None:
-    """rFedAvg+: the clients that are drawn next have mapped with the model that is sent then;
-    nothing is stale."""
-    ran = hand.run(
-        "rfedavg_plus_authors", {"rfedavg_plus_authors": {"delta_scope": "sampled"}}, cohort=2
-    )
-    mapped = [(to, ask.params) for ask, _ in ran.exchanges for to in [ask.to] if ask.job != "train"]
-    assert all(to == EVERYBODY for to, _ in mapped)
-    trained = [ask.params for ask, _ in ran.exchanges if ask.job == "train"]
-    assert all(sent is used for (_, sent), used in zip(mapped, trained, strict=False))
 
 
 @pytest.mark.parametrize(
@@ -405,24 +308,6 @@ def server(state: dict[str, torch.Tensor], cohort: tuple[int, ...]) -> Server:
     return Server(
         Task(hand.given(), SGD(0.1)), {}, {}, 1, len(state["delta"]), state=state, cohort=cohort
     )
-
-
-def test_both_regularisers_have_the_same_gradient() -> None:
-    """Section IV-C: r and r~ differ by a constant, so with equal deltas one round moves the model
-    equally."""
-    weights = [
-        hand.run(name, {name: {"lam": LAM}}, rounds=1).outcome.params
-        for name in ("rfedavg", "rfedavg_plus")
-    ]
-    hand.same(weights[0], {key: leaf.numpy() for key, leaf in weights[1].items()})
-
-
-def test_a_stronger_regulariser_brings_the_clients_features_together() -> None:
-    def spread(lam: float) -> float:
-        ran = hand.run("rfedavg", {"rfedavg": {"lam": lam}}, rounds=3, epochs=4, lr=0.2)
-        return float(ran.state("rfedavg")["delta"].var(0).sum())
-
-    assert spread(2.0) < spread(0.5) < spread(0.0)
 
 
 @pytest.mark.parametrize(

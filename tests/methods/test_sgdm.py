@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.engines.cohort import draw_cohort
 from tests.methods import by_hand as hand
 
 GAMMA = 0.7
@@ -67,13 +66,6 @@ def test_its_lines(engine: str, form: str, options: dict[str, Any]) -> None:
     hand.same(ran.outcome.params, reference.w)
     state = {"sgdm": reference.v, "sgdm_server": reference.d, "sgdm_local": {}}[form]
     hand.same(ran.state(form).get("v", ran.state(form).get("d", {})), state)
-
-
-def test_with_one_client_a_round_mfl_is_one_long_run_of_sgd_with_momentum(engine: str) -> None:
-    """w and v are handed from client to client: 3 rounds of 2 steps are 6 steps in a row."""
-    ran = hand.run("sgdm", settings(), engine=engine, rounds=3, cohort=1)
-    steps = [hand.CLIENTS[draw_cohort(0, t, 3, 1)[0]] for t in (1, 2, 3) for _ in range(2)]
-    hand.same(ran.outcome.params, Reference("sgdm_local").local(steps)[0])
 
 
 def test_a_refinement_leaves_the_averaged_v_alone() -> None:

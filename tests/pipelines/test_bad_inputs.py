@@ -186,9 +186,6 @@ CASES = {
     "FEMNIST's labels above 61": Case(
         ("'u'", "62", "0 to 61"), lambda raw: femnist(raw, label=62), FEMNIST
     ),
-    "FEMNIST's counts are others": Case(
-        ("'u'", "num_samples"), lambda raw: femnist(raw, num_samples=[5]), FEMNIST
-    ),
     "FEMNIST's users twice": Case(
         ("'u'", "twice"), lambda raw: femnist(raw, users=["u", "u"], num_samples=[2, 2]), FEMNIST
     ),

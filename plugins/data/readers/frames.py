@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedml_noniid.plugins import extras
 from fedml_noniid.plugins.core.errors import UserError, shown
@@ -32,6 +33,9 @@ LEAVE_OUT = "leave it out (`drop`)"
 DATE = re.compile(
     r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{2,4})([ T]\d{1,2}:\d{2}.*)?"
 )
+
+
+Cells = NDArray[Any]  # [n] of one column: float64 with NaN, or text with NAMELESS
 
 
 class Table(NamedTuple):
@@ -143,15 +147,10 @@ def _parquet(path: Path) -> pd.DataFrame:
 def _table(name: str, frame: pd.DataFrame) -> Table:
     columns = [str(column) for column in frame.columns]
     for i, column in enumerate(columns):
-        if not column.strip():
+        if not column.strip() or not column.isprintable():
             raise UserError(
-                f"{name}: column {i + 1} of {len(columns)} has no name; name it or leave it out "
-                "(pandas writes its index there without index=False)"
-            )
-        if not column.isprintable():
-            raise UserError(
-                f"{name}: column {column!r} has a line break or a control character in its "
-                "name; remove it"
+                f"{name}: column {i + 1} of {len(columns)} is called {column!r}; allowed: a name "
+                "in one line (pandas writes its index without one, unless index=False)"
             )
         if column in columns[:i]:
             raise UserError(f"{name}: column {column!r} is there twice; each name is allowed once")
@@ -193,62 +192,39 @@ def used_columns(tables: Sequence[Table], **options: str | None) -> dict[str, st
 
 
 def names_of(table: Table, column: str) -> list[str]:
-    """A column as text, one for each row.
-
-    ColumnError for missing values, fractions and other things.
-    """
+    """A column as text, one for each row. ColumnError for missing values and for lists and such."""
     found = cells_of(table, column)
-    complete(table, column, is_missing(found))
+    complete(table, column, found)
+    return list(found)
+
+
+def cells_of(table: Table, column: str) -> Cells:
+    """A column as text, NAMELESS where it is missing, [n]. ColumnError for lists and such."""
+    found = np.array([_name(value) for value in table.frame[column]], dtype=object)
+    nameless = found == None  # noqa: E711, by element
+    if nameless.any():
+        i = int(nameless.argmax())
+        problem = f"is {shown(table.frame[column][i])} in row {i + 1}; allowed: text, numbers"
+        raise ColumnError(table.name, column, problem)
     return found
 
 
-def labels_of(table: Table, column: str) -> list[str]:
-    """The column of the class as text, NAMELESS where it is missing.
-
-    UserError for measurements and other things.
-    """
-    series: pd.Series[Any] = table.frame[column]
-    if series.dtype.kind == "f":
-        for i in np.flatnonzero((series % 1 > 0).to_numpy()):
-            where = f"{table.name}: column {column!r}"
-            raise user_data.measured(where, str(series[i]), f"row {i + 1}", series.nunique())
-    return cells_of(table, column)
-
-
-def cells_of(table: Table, column: str) -> list[str]:
-    """A column as text, NAMELESS where it is missing.
-
-    ColumnError for fractions and other things.
-    """
-    # Values of Python: NumPy writes its own as np.float64(0.5).
-    values = list(table.frame[column].astype(object))
-    found = []
-    for i, value in enumerate(values):
-        name = _name(value)
-        if name is None:
-            problem = f"is {shown(value)} in row {i + 1}; allowed: text, whole numbers"
-            raise ColumnError(table.name, column, problem)
-        found.append(name if name.strip() else NAMELESS)
-    return found
-
-
-def is_missing(cells: Any) -> Any:
-    """Where a column of names or of numbers has no value, [n] bool."""
-    values = np.asarray(cells)
-    return np.isnan(values) if values.dtype.kind == "f" else values == NAMELESS
+def is_missing(cells: Cells) -> NDArray[np.bool_]:
+    """Where a column of names or of numbers has no value, [n]."""
+    return np.isnan(cells) if cells.dtype.kind == "f" else cells == NAMELESS
 
 
 def _name(value: object) -> str | None:
-    """The name in a cell: "" if it's missing, None if it isn't one."""
+    """The name in a cell: NAMELESS if it is missing or blank, None if it is no name."""
     import pandas as pd
 
-    if isinstance(value, str | bool | np.bool_ | int | np.integer):
-        return str(value)
     if pd.api.types.is_scalar(value) and pd.isna(value):
         return NAMELESS
     if isinstance(value, float | np.floating) and float(value).is_integer():
-        return str(int(value))
-    return None
+        value = int(value)
+    if not isinstance(value, str | bool | np.bool_ | int | np.integer | float | np.floating):
+        return None
+    return str(value) if str(value).strip() else NAMELESS
 
 
 def numbers_of(table: Table, column: str) -> Floats:
@@ -294,7 +270,7 @@ def _number(value: Any) -> float:
 
 def _no_number(table: Table, column: str, i: int, value: object) -> ColumnError:
     """What to do with a column of text, as its cells look."""
-    cells = [str(name) for one in table.frame[column].astype(object) if (name := _name(one))]
+    cells = [name for one in table.frame[column] if (name := _name(one))]
     numbers = sum(not math.isnan(_number(cell)) for cell in cells)
     dates = sum(DATE.fullmatch(cell.strip()) is not None for cell in cells)
     different, option = len(set(cells)), "drop"
@@ -310,8 +286,9 @@ def _no_number(table: Table, column: str, i: int, value: object) -> ColumnError:
     return ColumnError(table.name, column, problem, option)
 
 
-def complete(table: Table, column: str, missing: Any) -> None:
-    """ColumnError if rows of a column are `missing` [n]."""
+def complete(table: Table, column: str, cells: Cells) -> None:
+    """ColumnError if rows of a column, whose `cells` these are, have no value."""
+    missing = is_missing(cells)
     if not missing.any():
         return
     rows = f"row {missing.argmax() + 1}"
@@ -328,9 +305,7 @@ def rows_of(
 ) -> user_data.Rows:
     """The rows that train and that test. `label` and `owner` are columns of every table."""
     sources = [table.name for table in tables]
-    labels = [labels_of(table, label) for table in tables]
-    for table, found in zip(tables, labels, strict=True):
-        complete(table, label, is_missing(found))
+    labels = [names_of(table, label) for table in tables]
     owners = None if owner is None else [names_of(table, owner) for table in tables]
     where = [f"{source}: column {label!r}" for source in sources]
     named = user_data.classified(labels, where, lambda i: f"row {i + 1}")

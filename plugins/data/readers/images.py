@@ -6,7 +6,7 @@ import io
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -24,12 +24,8 @@ Side = Annotated[int, Range(1, 1024)]  # pixels
 Size = tuple[Side, Side]  # height, width
 
 
-class Images(NamedTuple):
-    """The images of several folders."""
-
-    parts: list[tuple[Tensor, Tensor]]  # (x [n, 1 or 3, h, w] uint8, y [n] int64) of each folder
-    classes: list[str]
-    notes: list[str]
+# Of each folder x [n, 1 or 3, h, w] uint8 and y [n] int64; the classes; notes.
+Images = tuple[list[tuple[Tensor, Tensor]], list[str], list[str]]
 
 
 def image_folder(
@@ -93,7 +89,7 @@ def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -
         notes.append(f"files that are no images, ignored: {len(ignored)} ({kinds})")
     xs = torch.split(x, [len(part) for part in labels])
     parts = [(x, torch.tensor(y)) for x, y in zip(xs, labels, strict=True)]
-    return Images(parts, names, notes)
+    return parts, names, notes
 
 
 def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:

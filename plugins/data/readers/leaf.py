@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedml_noniid.plugins.core.errors import UserError
 
@@ -24,7 +24,6 @@ class _File(BaseModel):
     """The content of one file; it may have more keys."""
 
     users: list[str]
-    num_samples: list[Annotated[int, Field(ge=1)]]
     user_data: dict[str, _Samples]
 
 
@@ -66,25 +65,18 @@ def users(folder: Path) -> Iterator[User]:
     first: dict[str, Path] = {}  # file of each user
     for file in _files(folder):
         content = _content(file)
-        if len(content.num_samples) != len(content.users):
-            raise UserError(f"{file}: num_samples and users have to be equally many")
-        if unlisted := sorted(content.user_data.keys() - set(content.users)):
-            raise UserError(f"{file}: user {unlisted[0]!r}: is in user_data but not in users")
-        for name, count in zip(content.users, content.num_samples, strict=True):
+        if apart := sorted(content.user_data.keys() ^ set(content.users)):
+            raise UserError(f"{file}: user {apart[0]!r}: is in one of users and user_data only")
+        for name in content.users:
             where = f"{file}: user {name!r}"
             if name in first:
                 raise UserError(
                     f"{where}: is twice in {folder}, first in {first[name].name}; allowed: once"
                 )
             first[name] = file
-            if name not in content.user_data:
-                raise UserError(f"{where}: has no lists x and y in user_data")
             x, y = content.user_data[name].x, content.user_data[name].y
-            if not len(x) == len(y) == count:
-                raise UserError(
-                    f"{where}: num_samples is {count}, but x has {len(x)} samples and y has "
-                    f"{len(y)}"
-                )
+            if not len(x) == len(y) > 0:
+                raise UserError(f"{where}: has {len(x)} samples x and {len(y)} labels y")
             yield User(where, name, x, y)
     if not first:
         raise UserError(f"{folder}: its *.json hold no user")
@@ -102,8 +94,7 @@ def _content(file: Path) -> _File:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"]))
         raise UserError(
-            f"{file}: isn't one of LEAF's files ({where}: {wrong['msg']}); needed: users, "
-            "num_samples, user_data"
+            f"{file}: isn't one of LEAF's files ({where}: {wrong['msg']}); needed: users, user_data"
         ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(

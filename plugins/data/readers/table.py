@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import check_options
@@ -16,6 +15,7 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
+    Cells,
     ColumnError,
     Table,
     UndecidedError,
@@ -23,7 +23,6 @@ from fedml_noniid.plugins.data.readers.frames import (
     columns_of,
     complete,
     is_missing,
-    labels_of,
     numbers_of,
     rows_of,
     tables_of,
@@ -36,8 +35,6 @@ if TYPE_CHECKING:  # see frames.py
 MAX_CATEGORIES = 1000  # of one column
 Missing = Literal["median", "mode", "drop"]
 MAX_NAMED = 40  # features that the note names
-
-Cells = dict[str, list[NDArray[Any]]]  # column -> its cells, by table
 
 
 def table(
@@ -76,12 +73,10 @@ def table(
     rows, cells, notes = _read(tables, (label, owner), chosen, categories, missing, test_share)
     name = tables[0].name
     columns: list[str] = []
-    blocks: list[list[NDArray[Any]]] = [[], []]
+    blocks: list[list[Cells]] = [[], []]
     for column in chosen:
-        whole, parts = (
-            cells[column][0],
-            [cells[column][0][rows.train], cells[column][-1][rows.test]],
-        )
+        whole = cells[column][0]
+        parts = [whole[rows.train], cells[column][-1][rows.test]]
         notes += _fill(name, column, parts, missing)
         if column in categories:
             names, parts, more = _one_hot(name, column, parts)
@@ -160,20 +155,23 @@ def _read(
     categories: list[str],
     policy: str | None,
     test_share: float | None,
-) -> tuple[user_data.Rows, Cells, list[str]]:
-    """(rows, cells, notes), of the rows that are used. UndecidedError names all columns."""
+) -> tuple[user_data.Rows, dict[str, list[Cells]], list[str]]:
+    """(rows, cells of each column by table, notes), of the rows that are used.
+
+    UndecidedError names all columns.
+    """
     label, owner = who
-    kinds: dict[str, Callable[[Table, str], Any]] = {label: labels_of}
-    kinds |= {} if owner is None else {owner: cells_of}
+    kinds: dict[str, Callable[[Table, str], Cells]]
+    kinds = {column: cells_of for column in who if column is not None}
     kinds |= dict.fromkeys(chosen, numbers_of) | dict.fromkeys(categories, cells_of)
-    cells: Cells = {}
+    cells: dict[str, list[Cells]] = {}
     errors: list[UserError] = []
     todo = list(kinds.items())
     for column, read in todo:
         try:
-            cells[column] = [_array(read(table, column)) for table in tables]
+            cells[column] = [read(table, column) for table in tables]
             for table, found in zip(tables, cells[column], strict=True) if policy is None else ():
-                complete(table, column, is_missing(found))
+                complete(table, column, found)
         except UserError as error:
             errors.append(error)
             if isinstance(error, ColumnError) and error.option == "one_hot":
@@ -193,12 +191,8 @@ def _read(
     return rows, cells, notes
 
 
-def _array(cells: Any) -> NDArray[Any]:
-    return cells if isinstance(cells, np.ndarray) else np.array(cells, dtype=object)
-
-
 def _without_holes(
-    tables: list[Table], cells: Cells, needed: list[str]
+    tables: list[Table], cells: dict[str, list[Cells]], needed: list[str]
 ) -> tuple[list[Table], list[str]]:
     """The tables without rows that have no value in a `needed` column, and a note on each.
 
@@ -206,9 +200,7 @@ def _without_holes(
     """
     found, notes = [], []
     for i, table in enumerate(tables):
-        full = np.ones(len(table.frame), dtype=bool)
-        for column in needed:
-            full &= ~is_missing(cells[column][i])
+        full = ~np.any([is_missing(cells[column][i]) for column in needed], axis=0)
         if not full.any():
             raise UserError(
                 f"{table.name}: no row has a value in every column; name empty columns in drop"
@@ -224,9 +216,9 @@ def _without_holes(
     return found, notes
 
 
-def _fill(name: str, column: str, parts: list[NDArray[Any]], policy: str | None) -> list[str]:
+def _fill(name: str, column: str, parts: list[Cells], policy: str | None) -> list[str]:
     """Fills missing cells of both parts in place, by the training rows; a note if there are any."""
-    missing = [is_missing(part.tolist()) for part in parts]
+    missing = [is_missing(part) for part in parts]
     count = int(sum(part.sum() for part in missing))
     if not count:
         return []
@@ -249,8 +241,8 @@ def _fill(name: str, column: str, parts: list[NDArray[Any]], policy: str | None)
 
 
 def _one_hot(
-    table: str, column: str, parts: list[NDArray[Any]]
-) -> tuple[list[str], list[NDArray[Any]], list[str]]:
+    table: str, column: str, parts: list[Cells]
+) -> tuple[list[str], list[Cells], list[str]]:
     """(`column=category` for each category of the training rows, their columns for training and
     test rows, notes)."""
     names = sorted(set(parts[0]))
