@@ -325,18 +325,6 @@ def test_an_answer_of_another_process_or_exchange_is_refused(federation, traitor
     assert traitor.answer(*wire.body(federation.answer()), **values) == refusal
 
 
-def test_the_last_exchange_can_not_be_answered_again(federation, traitor):
-    """A good answer, recorded and sent again: while its exchange is open, and when it is over."""
-    done = traitor.fail()
-    upload = wait_for_upload(federation, 0, done)
-    with federation.line(1) as line:
-        head = answer_of(done, session=federation.calls[0]._session)
-        again = [head, *wire.body(upload["leaves"])]
-        assert sent(line, "Answer", *again) == "duplicate"
-        assert traitor.fail() == done + 1
-        assert sent(line, "Answer", *again) == "stale"
-
-
 def wait_for_upload(federation: Federation, client: int, exchange: int) -> wire.Up:
     """The answer of an honest silo, once the server has it."""
     news = federation.coordinator._changed

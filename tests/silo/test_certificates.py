@@ -130,17 +130,6 @@ def test_an_admitted_silo_is_refused_once_it_has_expired(kits: Path, admission: 
     assert admission.refusal(pem(kits, 1)) == ""
 
 
-def test_an_admitted_silo_is_refused_once_it_is_revoked(kits: Path, admission: Admission) -> None:
-    assert [admission.refusal(pem(kits, rank)) for rank in (1, 2)] == ["", ""]
-    revoke(kits, 2)
-    assert [admission.refusal(pem(kits, rank)) for rank in (1, 2)] == [
-        "",
-        "certificate of silo-2 is revoked",
-    ]
-    revoke(kits, 1)
-    assert admission.refusal(pem(kits, 1)) == "certificate of silo-1 is revoked"
-
-
 @pytest.mark.parametrize("damaged", ["garbage", "empty", "missing", "foreign"])
 def test_a_bad_list_never_replaces_a_good_one(
     kits: Path, foreign: Path, admission: Admission, damaged: str, caplog: pytest.LogCaptureFixture
@@ -165,20 +154,6 @@ def test_a_bad_list_never_replaces_a_good_one(
     path.write_bytes(good)
     revoke(kits, 1)
     assert admission.refusal(pem(kits, 1)) == "certificate of silo-1 is revoked"
-
-
-def test_a_list_that_can_not_be_read_for_a_moment_is_read_at_the_next_call(
-    kits: Path, admission: Admission, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    revoke(kits, 2)
-
-    def busy(*_: object) -> bytes:
-        raise UserError("too many open files")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(certificates, "read", busy)
-        assert admission.refusal(pem(kits, 2)) == ""
-    assert admission.refusal(pem(kits, 2)) == "certificate of silo-2 is revoked"
 
 
 @pytest.mark.parametrize("content", [None, b"no", b""])

@@ -13,7 +13,6 @@ from fedml_noniid.cli.app import main
 from fedml_noniid.plugins.silo import authority, launch, loopback, results, settings
 from tests.silo import world
 from tests.silo.federation_server import address
-from tests.silo.test_processes import ended
 
 
 def killed(path: Path) -> Path:
@@ -28,32 +27,6 @@ def killed(path: Path) -> Path:
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -9
     (left,) = set(path.parent.iterdir()) - before
     return left
-
-
-def test_a_process_removes_what_killed_writers_of_its_own_files_left_and_nothing_else(tmp_path):
-    """The four processes share a folder here."""
-    terms, parts = world.deployment("fedavg"), world.parts(public=False)
-    with loopback.Processes(terms, parts, tmp_path) as processes:
-        output = processes.output
-        ours = [
-            killed(output / name)
-            for name in (results.CHECKPOINT, results.ROUNDS, "silo-2.safetensors")
-        ]
-        theirs = [killed(output / name) for name in ("silo-4.safetensors", "notes.csv")]
-        full = killed(
-            output / results.ABSENT
-        )  # it looks like ours, but somebody has put a file into it
-        (full / "mine.txt").write_text("mine")
-        named = output / ".checkpoint.safetensors.backup"  # no writer's name has six letters
-        named.mkdir()
-        for rank in range(4):
-            processes.start(rank)
-        assert ended(processes) == [0] * 4
-        assert [path for path in ours if path.exists()] == []
-        assert (
-            all(path.is_dir() for path in (*theirs, named))
-            and (full / "mine.txt").read_text() == "mine"
-        )
 
 
 def test_keys_that_a_killed_command_left_are_removed(tmp_path):
@@ -79,7 +52,7 @@ def test_fedml_leaves_no_folders(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_line_of_the_log_is_one_line_whatever_the_other_side_says(tmp_path):
+def test_a_process_removes_what_it_left_and_its_log_has_one_line_per_line(tmp_path):
     """The log of a silo whose server says control characters; the file is that of a real
     process."""
     code = (
@@ -92,9 +65,8 @@ def test_a_line_of_the_log_is_one_line_whatever_the_other_side_says(tmp_path):
         "launch.Process._silo = bad\n"
         "sys.exit(launch.run(1, Path(sys.argv[1])))"
     )
-    parts = world.parts(public=False)
-    with loopback.Processes(world.deployment("fedavg"), parts, tmp_path) as processes:
-        pass
+    with loopback.Processes(world.deployment("fedavg"), world.parts(), tmp_path) as processes:
+        ours, theirs = (killed(processes.output / f"silo-{k}.safetensors") for k in (1, 4))
     done = subprocess.run(
         [sys.executable, "-c", code, str(processes.config)],
         check=False,
@@ -103,6 +75,7 @@ def test_a_line_of_the_log_is_one_line_whatever_the_other_side_says(tmp_path):
     )
     assert done.returncode == 3, done.stderr
     assert done.stderr == "error: the server ended the run: x\\nerror: y\\x1b[2J\n"
+    assert not ours.exists() and theirs.exists()  # of killed writers
     lines = launch.log_file(processes.output, 1).read_text().splitlines()
     assert [line.partition(" ")[2].partition(" ")[2] for line in lines] == [
         "server: a\\nround 9 of 9\\x1b[2J\\u202e",
