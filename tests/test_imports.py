@@ -7,8 +7,6 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from fedml_noniid.plugins import extras
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +40,7 @@ ALLOWED = {
     "simulate": {"core", "engines", "recipes"},
     "privacy": {"core", "data"},
     "silo": EVERYTHING,
-    **{method: {"core", "extras"} | METHODS for method in METHODS},
+    **{method: {"core"} | METHODS for method in METHODS},
 }
 # What each room imports of the extras, at once or later. Every other room needs the base package
 # only.
@@ -84,49 +82,40 @@ def files(package: str) -> list[tuple[tuple[str, ...], Path]]:
     ]
 
 
-FILES, PIPELINES = files("plugins"), files("pipelines")
-PACKAGES = sorted({parts[1] for parts, _ in FILES} - {"__init__"})
+FILES = [*files("plugins"), *files("pipelines"), *files(PACKAGE)]
+PACKAGES = {parts[1] for parts, _ in files("plugins")} - {"__init__"}
+BESIDE = ("benchmarks", "papers", "tests", "tools")  # they are in no wheel
 
 
-def direct(pairs: bool = True) -> dict[str, set[str]]:
-    """What of `plugins` each package imports.
+def room_of(module: str) -> str:
+    """`plugins/core` of plugins.core.trees, `api` of api.data, `torch` of torch.nn."""
+    parts = module.split(".")
+    return "/".join(parts[:2] if parts[0] in ("plugins", "pipelines") else parts[:1])
 
-    `pairs`: whether the FedML pairs of method packages count.
-    """
-    found: dict[str, set[str]] = {package: set() for package in PACKAGES}
+
+def allowed(parts: tuple[str, ...]) -> set[str]:
+    """The rooms that a file may import, by the parts of its module's name."""
+    top, room, name = parts[0], parts[1], parts[-1]
+    if room in METHODS and name == "pair":
+        return {f"plugins/{room}", "plugins/silo"}
+    if room in METHODS and name == "__init__":  # it names the pair
+        return {f"plugins/{room}", "plugins/silo", *(f"plugins/{one}" for one in ALLOWED[room])}
+    if top == "plugins":
+        return {f"plugins/{one}" for one in ALLOWED[room] | {room}}
+    before = ROOMS[: ROOMS.index(room) + 1] if top == "pipelines" else ROOMS
+    outer = OUTER[: OUTER.index(room) + 1] if room in OUTER else ()
+    within = {f"plugins/{one}" for one in PACKAGES} | {f"pipelines/{one}" for one in before}
+    return within | {*outer}
+
+
+def test_a_file_imports_only_what_it_may() -> None:
+    """Also in functions. What it imports must be a room of the tables above."""
+    assert set(ALLOWED) == PACKAGES
     for parts, path in FILES:
-        if parts[1] == "__init__" or (
-            not pairs and parts[1] in METHODS and parts[-1] in ("pair", "__init__")
-        ):
-            continue
-        names = [name.split(".") for name in imported(path)]
-        found[parts[1]] |= {name[1] for name in names if name[0] == "plugins" and len(name) > 1}
-    return found
-
-
-def test_every_package_is_known_here() -> None:
-    assert set(PACKAGES) == set(ALLOWED)
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_imports_only_what_it_may(package: str) -> None:
-    assert direct(pairs=False)[package] <= ALLOWED[package] | {package}
-
-
-def test_only_the_pairs_of_methods_know_the_silos() -> None:
-    """What else such a file may import is its own package."""
-    for parts, path in FILES:
-        if parts[1] in METHODS and parts[-1] == "pair":
-            names = {name.split(".")[1] for name in imported(path) if name.startswith("plugins.")}
-            assert names <= {"silo", parts[1]}, path
-
-
-def test_no_plugin_imports_a_pipeline() -> None:
-    for _, path in FILES:
-        assert not any(
-            name.split(".")[0] in (*OUTER, "pipelines", "tests", "benchmarks")
-            for name in imported(path)
-        ), path
+        if parts[1] not in ("__init__", "__main__"):
+            ours = {room_of(name) for name in imported(path)}
+            ours = {one for one in ours if "/" in one or one in (*OUTER, *BESIDE)}
+            assert ours <= allowed(parts), path
 
 
 def in_a_circle(imports: dict[str, set[str]]) -> set[str]:
@@ -138,85 +127,30 @@ def in_a_circle(imports: dict[str, set[str]]) -> set[str]:
     return set(left)
 
 
-def test_a_circle_is_found() -> None:
+def test_rooms_and_files_import_each_other_in_no_circle() -> None:
+    """Methods may take another's file; what a function imports later may lead back."""
     assert in_a_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == {"a", "b", "c"}
-    assert not in_a_circle({"a": {"b"}, "b": {"c"}, "c": {"c"}})
-
-
-def test_packages_import_each_other_in_no_circle() -> None:
-    """Methods count as one: a combination may take another's file."""
-    found = direct(pairs=False)
-    together = {package: of for package, of in found.items() if package not in METHODS}
-    together |= {"methods": set[str]().union(*(found[method] for method in METHODS)) - METHODS}
-    together = {
-        package: of - METHODS | ({"methods"} if of & METHODS else set())
-        for package, of in together.items()
+    assert not in_a_circle({room: of - METHODS for room, of in ALLOWED.items() if room != "silo"})
+    names = {".".join(parts).removesuffix(".__init__"): path for parts, path in FILES}
+    found = {
+        name: {of if of in names else of.rpartition(".")[0] for of in imported(path, inside=False)}
+        for name, path in names.items()
     }
-    assert not in_a_circle(together)
+    assert not in_a_circle(found)
 
 
-@pytest.mark.parametrize("of", ["plugins", "pipelines"])
-def test_files_import_each_other_in_no_circle(of: str) -> None:
-    """At once; what a function imports later may lead back."""
-    names = {".".join(parts).removesuffix(".__init__"): path for parts, path in files(of)}
-    assert not in_a_circle(
-        {
-            name: {
-                of if of in names else of.rpartition(".")[0] for of in imported(path, inside=False)
-            }
-            for name, path in names.items()
-        }
-    )
-
-
-def rooms(path: Path) -> set[str]:
-    """The rooms of pipelines that a file imports, also later."""
-    names = [name.split(".") for name in imported(path)]
-    return {name[1] for name in names if name[0] == "pipelines" and len(name) > 1}
-
-
-def test_every_room_is_known_here() -> None:
-    assert {parts[1] for parts, _ in PIPELINES} == {*ROOMS, "__init__"}
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_those_before_it(room: str) -> None:
-    before = set(ROOMS[: ROOMS.index(room) + 1])
-    for parts, path in PIPELINES:
-        if parts[1] == room:
-            assert rooms(path) <= before, path
-
-
-@pytest.mark.parametrize("room", OUTER)
-def test_an_outer_room_imports_only_those_before_it(room: str) -> None:
-    """Nothing within imports them.
-
-    Only verbs that need a checkout import the benchmarks, and they check for it.
-    """
-    later = {*OUTER[OUTER.index(room) + 1 :], "tests", "tools"} | (
-        {"benchmarks"} if room == "api" else set()
-    )
-    for _, path in files(f"{PACKAGE}/{room}"):
-        assert not {name.split(".")[0] for name in imported(path)} & later, path
-    for _, path in PIPELINES:
-        assert room not in {name.split(".")[0] for name in imported(path)}, path
-
-
-def test_pictures_of_papers_use_public_names_and_nothing_within_imports_them() -> None:
-    """They leave the wheel, so no file of it may need them."""
+def test_pictures_of_papers_use_public_names() -> None:
     for parts, path in files("papers"):
         for name in imported(path):
             private = any(part.startswith("_") for part in name.split(".") if part != "__future__")
             assert not private and name.split(".")[0] not in ("tests", "tools"), (parts, name)
-    for _, path in [*FILES, *PIPELINES, *files(PACKAGE)]:
-        assert "papers" not in {name.split(".")[0] for name in imported(path)}, path
 
 
 def test_only_these_rooms_import_packages_of_the_extras() -> None:
     """Each extra's packages, so mlflow in tracking and fedml in the silos."""
     found: dict[str, set[str]] = {}
     known = {module for modules in extras.MODULES.values() for module in modules}
-    for parts, path in [*FILES, *PIPELINES, *files(PACKAGE)]:
+    for parts, path in FILES:
         room = "/".join(parts[:2])
         found.setdefault(room, set()).update(
             {name.split(".")[0] for name in imported(path)} & known

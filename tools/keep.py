@@ -22,10 +22,9 @@ from fedml_noniid.pipelines import edge
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers import report as paper
-from fedml_noniid.pipelines.papers.building import build
 from fedml_noniid.pipelines.papers.described import what_ran
-from fedml_noniid.pipelines.papers.marks import Address, Group, leak_of, notes_of
-from fedml_noniid.pipelines.papers.runs import Measured
+from fedml_noniid.pipelines.papers.report import build
+from fedml_noniid.pipelines.papers.runs import Address, Group, Measured, leak_of, notes_of
 from fedml_noniid.pipelines.papers.studies import SIZES
 from fedml_noniid.pipelines.papers.targets import of_targets, paper_of
 from fedml_noniid.pipelines.reporting import report, summary, tables

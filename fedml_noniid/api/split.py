@@ -175,37 +175,23 @@ def _checked(indices: Any, n: int) -> tuple[Ints, ...]:
 
     UserError unless each of `n` samples is in one list at most.
     """
-    if (
-        isinstance(indices, str | Mapping)
-        or not isinstance(indices, Iterable)
-        or not (parts := list(indices))
-    ):
-        raise UserError(
-            f"partition: indices = {shown(indices)} is refused; allowed: a list of arrays, one "
-            "per client"
-        )
-    client = np.full(n, -1)
+    is_listed = isinstance(indices, Iterable) and not isinstance(indices, str | Mapping)
+    if not is_listed or not (parts := list(indices)):
+        allowed = "a list of arrays, one per client"
+        raise UserError(f"partition: indices = {shown(indices)} is refused; allowed: {allowed}")
     found = []
     for k, part in enumerate(parts):
-        where, positions = f"partition: indices[{k}]", to_array(f"partition: indices[{k}]", part)
-        if positions.ndim != 1 or positions.dtype.kind not in "iu" or not len(positions):
-            raise UserError(
-                f"{where} is {positions.dtype} {list(positions.shape)}; allowed: positions, "
-                "whole numbers [n], n > 0"
-            )
-        if len(outside := positions[(positions < 0) | (positions >= n)]):
-            raise UserError(
-                f"{where} has {outside[0]}; allowed: 0 to {n - 1}, positions in the training set"
-            )
-        if len(shared := positions[client[positions] >= 0]):
-            other = client[shared[0]]
-            raise UserError(
-                f"{where} has {shared[0]}, as has indices[{other}]; allowed: a sample in one client"
-            )
-        client[positions] = k
-        if len(twice := np.flatnonzero(np.bincount(positions) > 1)):
-            raise UserError(f"{where} has {twice[0]} twice; allowed: once")
+        key = f"partition: indices[{k}]"
+        positions = to_array(key, part)
+        is_whole = positions.ndim == 1 and positions.dtype.kind in "iu" and len(positions) > 0
+        if not is_whole or positions.min() < 0 or positions.max() >= n:
+            allowed = f"positions in the training set, whole numbers from 0 to {n - 1}"
+            raise UserError(f"{key} = {shown(part)} is refused; allowed: {allowed}")
         found.append(np.sort(positions).astype(np.int64))
+    times = np.bincount(np.concatenate(found))
+    if times.max() > 1:
+        twice = times.argmax()
+        raise UserError(f"partition: indices have {twice} {times.max()} times; allowed: once")
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.targets import Built, Target, nothing
-from fedml_noniid.pipelines.papers.words import evidence
+from fedml_noniid.pipelines.reporting.comparison import evidence
 from fedml_noniid.pipelines.reporting.figures import Values, look
 from fedml_noniid.pipelines.reporting.summary import spread
 from fedml_noniid.pipelines.reporting.text import as_csv

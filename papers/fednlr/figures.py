@@ -13,10 +13,10 @@ from fedml_noniid.pipelines.papers import contrasts
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.table import NOT_YET
 from fedml_noniid.pipelines.papers.targets import NOT_HERE, Built, Target, nothing
-from fedml_noniid.pipelines.papers.words import against, confirmed, plus_minus
+from fedml_noniid.pipelines.reporting.comparison import confirmed, evidence
 from fedml_noniid.pipelines.reporting.figures import BASELINE_COLOUR, COLOURS, Values
 from fedml_noniid.pipelines.reporting.summary import Spread, spread
-from fedml_noniid.pipelines.reporting.text import as_csv
+from fedml_noniid.pipelines.reporting.text import as_csv, plus_minus
 from papers.fednlr.activations import activations
 from papers.fednlr.example import example_network
 from papers.pictures import bars, extremes, panels, png
@@ -101,7 +101,7 @@ def learning_rates(target: Target, measured: Measured) -> Built:
             ]
         )
     words = [
-        f"At {r} {against(m, base, gain, unit=' points')}."
+        f"At {r} {m} less {base} is {evidence(gain, unit=' points')}."
         for (r, m), gain in gains.items()
         if gain
     ]

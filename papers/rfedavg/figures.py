@@ -13,10 +13,9 @@ from fedml_noniid.pipelines.experiment.results import ItemResult, table
 from fedml_noniid.pipelines.papers import contrasts
 from fedml_noniid.pipelines.papers.runs import Measured, series
 from fedml_noniid.pipelines.papers.targets import Built, Target, nothing
-from fedml_noniid.pipelines.papers.words import plus_minus
 from fedml_noniid.pipelines.reporting.figures import COLOURS, Values, look
 from fedml_noniid.pipelines.reporting.summary import Spread
-from fedml_noniid.pipelines.reporting.text import as_csv
+from fedml_noniid.pipelines.reporting.text import as_csv, plus_minus
 from fedml_noniid.plugins.core.errors import UserError
 from papers.pictures import bars, extremes, panels, png
 from papers.rfedavg.features import Shown, discrepancy, of_clients

@@ -298,14 +298,14 @@ def git_commit() -> str:
     """
     if not (ROOT / ".git").exists():
         return f"fedml-noniid {extras.version('fedml-noniid')}"
+    command = "git describe --always --abbrev=40 --dirty=-modified --exclude=*"
     try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
+        found = subprocess.run(
+            command.split(), capture_output=True, text=True, check=True, cwd=ROOT
         )
-        clean = subprocess.run(["git", "diff", "--quiet", "HEAD"], capture_output=True, cwd=ROOT)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return commit.stdout.strip() + ("" if clean.returncode == 0 else "-modified")
+    return found.stdout.strip()
 
 
 def machine(device: torch.device) -> dict[str, str]:

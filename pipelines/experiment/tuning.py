@@ -16,10 +16,8 @@ plays no part.
 from __future__ import annotations
 
 import copy
-import hashlib
 import io
 import itertools
-import json
 import statistics
 import sys
 from collections import Counter
@@ -40,9 +38,9 @@ from fedml_noniid.pipelines.experiment.config import (
     TuneSettings,
     Values,
 )
+from fedml_noniid.pipelines.experiment.provenance import digest
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 WIDTH = 120  # of params.yaml
 # Settings of `train` that choose no values: how a machine computes, and what it also measures.
@@ -140,9 +138,7 @@ def wanted(settings: Config) -> TuneSettings:
     return settings.tune
 
 
-def laid_out(
-    settings: Config, found: Mapping[str, Sequence[Point]], scenarios: Sequence[str]
-) -> Config:
+def laid_out(settings: Config, found: Mapping[str, Sequence[Point]]) -> Config:
     """The experiment that trains the points: an entry per point, with the seeds of `tune`."""
     tune = wanted(settings)
     entries = {
@@ -152,7 +148,7 @@ def laid_out(
     }
     changed = {
         "experiment": f"{settings.experiment}-tune",
-        "scenario_names": list(scenarios),
+        "scenario_names": [scenario_of(settings)],
         "seeds": list(tune.seeds),
         "recipes": settings.recipes | entries,
         "recipe_names": list(entries),
@@ -178,16 +174,10 @@ def record(settings: Config, trials: Sequence[Trial], samples: int) -> Tuned:
             f"{FILE}: tune: all {len(trials)} trials of {recipe} diverged; add smaller values "
             "of train.lr"
         )
-    tried: Axes = {}
-    for section, key in (
-        (section, key) for section, keys in best.point.values.items() for key in keys
-    ):
-        axis = [
-            value
-            for value in tune.grid[section][key]
-            if any(t.point.values[section][key] == value for t in trials)
-        ]
-        tried.setdefault(section, {})[key] = axis
+    tried: Axes = {section: {} for section in best.point.values}
+    for section, key, _ in _places(best.point):
+        had = {repr(trial.point.values[section][key]) for trial in trials}
+        tried[section][key] = [value for value in tune.grid[section][key] if repr(value) in had]
     return Tuned(
         chosen=copy.deepcopy(best.point.values),
         trials=len(trials),
@@ -221,9 +211,9 @@ def fingerprint(settings: Config, recipe: str, chosen: Values, scenario: str) ->
         place,
         train,
         settings.composition(recipe),
-        _full(others),
+        {section: keys for section, keys in others.items() if keys},
     )
-    return _digest(*parts)
+    return digest(*parts)
 
 
 def write(root: Path, found: Mapping[str, Tuned]) -> None:
@@ -240,17 +230,12 @@ def write(root: Path, found: Mapping[str, Tuned]) -> None:
     yaml.representer.add_representer(
         type(None), lambda r, _: r.represent_scalar("tag:yaml.org,2002:null", "null")
     )
-    content, expected = yaml.load(text), read_yaml(path)
+    content, written = yaml.load(text), io.StringIO()
     for name, tuned in found.items():
         _put(content["recipes"], name, tuned)
-        entry = expected["recipes"][name] = expected["recipes"][name] or {}
-        for section, keys in tuned.chosen.items():
-            entry[section] = (entry.get(section) or {}) | keys
-        entry["tuned"] = tuned.model_dump()
-    written = io.StringIO()
     yaml.dump(content, written)
     # ruamel keeps comments, but a file may be laid out in a way that it does not write back.
-    if YAML(typ="safe", pure=True).load(written.getvalue()) != expected:
+    if YAML(typ="safe", pure=True).load(written.getvalue()) != content:
         raise UserError(
             f"{FILE}: the chosen values can't be written into it; write each entry of recipes "
             "on one line"
@@ -264,7 +249,7 @@ def _point(recipe: str, flat: Mapping[tuple[str, str], Any]) -> Point:
     values: Values = {}
     for (section, key), value in flat.items():
         values.setdefault(section, {})[key] = value
-    return Point(recipe, f"{recipe[:80]}-{_digest(recipe, values)[:8]}", values)
+    return Point(recipe, f"{recipe[:80]}-{digest(recipe, values)[:8]}", values)
 
 
 def _drawn(grid: Sequence[Point], tune: TuneSettings) -> list[Point]:
@@ -276,7 +261,7 @@ def _drawn(grid: Sequence[Point], tune: TuneSettings) -> list[Point]:
     """
     if tune.trials is None:
         return list(grid)
-    left = sorted(grid, key=lambda point: _digest(tune.seeds[0], point.values))
+    left = sorted(grid, key=lambda point: digest(tune.seeds[0], point.values))
     drawn: list[Point] = []
     times: Counter[tuple[str, str, str]] = Counter()
 
@@ -306,14 +291,6 @@ def _entry(recipe: Recipe, point: Point) -> Recipe:
     for section, keys in point.values.items():
         entry[section] = entry.get(section, {}) | keys
     return Recipe.model_validate(entry)
-
-
-def _full(values: Values) -> Values:
-    return {section: keys for section, keys in values.items() if keys}
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _put(entries: CommentedMap, name: str, tuned: Tuned) -> None:

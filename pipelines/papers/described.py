@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from fedml_noniid.pipelines.experiment.config import TrainSettings
 from fedml_noniid.pipelines.experiment.results import ItemResult
-from fedml_noniid.pipelines.papers.marks import leak_of, notes_of
+from fedml_noniid.pipelines.papers.runs import leak_of, notes_of
 
 # Settings that are left out: those of the machine, and the defaults.
 SILENT = {"train.engine", "train.device", "train.threads", "train.observe"}

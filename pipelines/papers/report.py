@@ -2,48 +2,45 @@
 
 papers/built/<paper>/<size>/report/report.html holds all of them with their pictures. Each target
 also has its own Markdown, CSV and PNG. The report can be made before all studies have run. It then
-names the missing runs. metrics.json beside the report counts the targets. MLflow has the report as
-one run of the experiment "papers". The words are in templates/target.md.j2 and paper.md.j2.
+names the missing runs. The words are in templates/target.md.j2 and paper.md.j2.
 """
 
 from __future__ import annotations
 
-import json
+import importlib
 import logging
-import statistics
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import FunctionType
 
+import fedml_noniid
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.papers import studies
-from fedml_noniid.pipelines.papers.building import build
+from fedml_noniid.pipelines.papers import studies, table
 from fedml_noniid.pipelines.papers.described import what_ran
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import TITLES
-from fedml_noniid.pipelines.papers.targets import Built, Target, of_targets
+from fedml_noniid.pipelines.papers.targets import Built, Target, nothing, of_targets
 from fedml_noniid.pipelines.reporting.pages import html_page, render
-from fedml_noniid.plugins.data.files import replace_folder, write_whole
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import replace_folder
 
 log = logging.getLogger(__name__)
-
-
-class Report(NamedTuple):
-    """The folder of a report, and its numbers."""
-
-    folder: Path
-    metrics: Mapping[str, float]
+# Every other kind is a function of papers/<paper>/figures.py, papers/curves.py or
+# papers/settings.py in the checkout.
+TABLE = "table"
+CHECKOUT = Path(fedml_noniid.__file__).parents[1]
+NO_CHECKOUT = "it is made in a checkout of the repository only"
 
 
 def run(place: Workspace, paper: str, size: str) -> None:
     """Builds all targets of a paper."""
-    report = write(paper, size, place.root, of_targets(paper, place.root))
-    write_whole(report.folder.parent / "metrics.json", json.dumps(report.metrics, indent=2) + "\n")
+    write(paper, size, place.root, of_targets(paper, place.root))
 
 
 def write(
     paper: str, size: str, root: Path, targets: Mapping[str, Target], folder: Path | None = None
-) -> Report:
+) -> Path:
     """Builds `targets` into `folder`, papers/built/<paper>/<size>/report by default."""
     measured = Measured(paper, size, root)
     built = {name: build(target, measured) for name, target in targets.items()}
@@ -62,25 +59,16 @@ def write(
         files[f"{target.id}.md"] = text(target, one, size, facts).encode()
     place = root / (folder or studies.RESULTS / paper / size / "report")
     replace_folder(place, files | {"report.html": page.encode()})
-    metrics = numbers(built)
+    whole = sum(not one.missing for one in built.values())
     log.info(
         "%s, size %s: %d of %d tables and figures are whole: %s",
         paper,
         size,
-        metrics["whole"],
+        whole,
         len(built),
         place,
     )
-    return Report(place, metrics)
-
-
-def numbers(built: Mapping[str, Built]) -> dict[str, float]:
-    """How many targets there are, how many are whole, and how well rankings agree with the paper's,
-    where known."""
-    taus = [tau for one in built.values() for tau in one.taus]
-    agreement = {"kendall_tau_mean": statistics.fmean(taus)} if taus else {}
-    whole = sum(not one.missing for one in built.values())
-    return {"targets": len(built), "whole": whole, "rankings": len(taus), **agreement}
+    return place
 
 
 def text(
@@ -111,3 +99,32 @@ def _ran(measured: Measured, study: studies.Study) -> str:
         again = f"make paper-{study.paper} SIZE={study.size}"
         return f"not run, as its data are not there ({skipped}). Once they are: {again}"
     return what_ran(runs, study.items, measured.diverged_items(study.name))
+
+
+def build(target: Target, measured: Measured) -> Built:
+    """Builds a target of any kind, with remarks on the runs that it reads.
+
+    UserError for a kind that is no table and no function of `papers/` in the checkout.
+    """
+    measured.forget()
+    built = builder(target)(target, measured)
+    return built._replace(remarks=measured.remarks())
+
+
+def builder(target: Target) -> Callable[[Target, Measured], Built]:
+    """The function that builds targets of this kind.
+
+    In an installed package, which has no pictures, a figure is said to be missing.
+    """
+    if target.kind == TABLE:
+        return table.build
+    if not (CHECKOUT / "papers" / target.paper / "figures.py").is_file():
+        return lambda target, measured: nothing([NO_CHECKOUT])
+    if str(CHECKOUT) not in sys.path:
+        sys.path.insert(0, str(CHECKOUT))
+    for name in (f"papers.{target.paper}.figures", "papers.curves", "papers.settings"):
+        found = getattr(importlib.import_module(name), target.kind.replace("-", "_"), None)
+        if isinstance(found, FunctionType):
+            return found
+    allowed = f"{TABLE}, curves, settings, functions of papers/{target.paper}/figures.py"
+    raise UserError(f"{target.id}: kind {target.kind!r} is unknown; allowed: {allowed}")

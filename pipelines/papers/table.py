@@ -1,26 +1,6 @@
 """Kind `table`: the paper's table in its own layout, our numbers beside the paper's, and sentences
 on the outcome.
 
-Keys:
-
-`rows`, `columns`        the paper's title -> parts of an address {study, scenario, recipe,
-                         statistic}; the parts of a row and of a column together are the address
-                         of a cell; `at` in a row ({column: parts}) overrides parts of single cells
-`methods`                `rows` or `columns`: the axis of the methods, which are compared
-`statistic`              the statistic of cells without one of their own
-`scale`, `decimals`      from fractions to the paper's unit
-`better`                 higher, lower, none
-`claim`                  the method that the paper says is best; a composition with it ("B + A")
-                         is no rival
-`gains`                  {title: title of another}: rows or columns that show their difference to
-                         another, seed by seed
-`differences`, `ratios`  {text: [method, other]}: sentences that compare two methods over all
-                         settings
-`same`                   {method: other}: counts the runs of two methods with equal weights
-
-A row or column may have its own `statistic`, `scale`, `decimals` and `better`. `reported` is the
-title of the paper's number if it differs. `compared: false` leaves a method out of the sentences.
-
 A method with a diverged seed has no mean over all its seeds. Its cell shows the mean of the seeds
 that ended and the number of seeds that did not. Our ranking puts such methods last, tied with each
 other. No sentence compares their mean or gain. A run that has seen the test set (tag `leak`) is
@@ -31,19 +11,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, NamedTuple
 
+from pydantic import Field
 from scipy.stats import kendalltau
 
 from fedml_noniid.pipelines.papers import contrasts
 from fedml_noniid.pipelines.papers.contrasts import Contrast, by_seed, evaluate
-from fedml_noniid.pipelines.papers.marks import Group
-from fedml_noniid.pipelines.papers.runs import Measured
-from fedml_noniid.pipelines.papers.targets import NOT_HERE, Built, Target, address
-from fedml_noniid.pipelines.papers.words import against, confirmed, evidence, plus_minus
+from fedml_noniid.pipelines.papers.runs import Group, Measured
+from fedml_noniid.pipelines.papers.targets import NOT_HERE, Built, Head, Target, address
+from fedml_noniid.pipelines.reporting.comparison import confirmed, evidence
 from fedml_noniid.pipelines.reporting.summary import Spread
-from fedml_noniid.pipelines.reporting.text import as_csv
+from fedml_noniid.pipelines.reporting.text import as_csv, plus_minus
+from fedml_noniid.plugins.core.errors import located
+from fedml_noniid.plugins.core.options import validated
 from fedml_noniid.plugins.data.checks import known
 
 NOT_YET, NO_DATA, NOT_MEASURED = "not run yet", "no data", "not measured"
@@ -52,16 +34,45 @@ CSV = ["row", "column", "measured", "measured_std", "seeds", "diverged", "report
 CSV += ["reported_spread", "difference", "leak", "notes"]
 CSV_OF_GAINS = ["gain", "gain_std", "gain_reported"]
 Place = tuple[str, str]  # row, column
+Axis = dict[str, dict[str, Any]]
+Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
+
+
+class Spec(Head):
+    """The keys of a table.
+
+    A row or column is {the paper's title: parts of an address {study, scenario, recipe}}. The parts
+    of a row and of a column together are the address of a cell; `at` in a row ({column: parts})
+    overrides parts of single cells. A row or column may have its own `statistic`, `scale`,
+    `decimals` and `better`. `reported` is the title of the paper's number if it differs. `compared:
+    false` leaves a method out of the sentences.
+    """
+
+    rows: Axis
+    columns: Axis
+    methods: Literal["rows", "columns"] = "rows"  # the axis of the methods, which are compared
+    statistic: str = "final"
+    scale: float | int = 1  # from fractions to the paper's unit
+    decimals: int = 2
+    better: Literal["higher", "lower", "none"] = "higher"
+    # The method that the paper says is best; a composition with it ("B + A") is no rival.
+    claim: str = ""
+    # Rows or columns that show their difference to another, seed by seed.
+    gains: dict[str, str] = Field(default_factory=dict)
+    # Sentences that compare two methods over all settings.
+    differences: dict[str, Pair] = Field(default_factory=dict)
+    # Counts the runs of two methods with equal weights.
+    same: dict[str, str] = Field(default_factory=dict)
 
 
 class Cell(NamedTuple):
     """One number of the table, in the paper's unit."""
 
-    measured: Spread | None
+    decimals: int
     reported: float | None
     reported_spread: float | None
-    decimals: int
-    instead: str = ""  # the reason for a missing number
+    instead: str = "-"  # of a missing number: the reason
+    measured: Spread | None = None
     mark: str = ""  # leaks, notes and diverged seeds
     group: Group = Group((), ())
     gain: Spread | None = None  # the difference to another cell, seed by seed
@@ -101,124 +112,110 @@ class Cell(NamedTuple):
     def line(self, place: Place) -> list[object]:
         """Its line of the CSV file."""
         mean, std, n = self.measured or (None, None, 0)
-        both = mean is not None and self.reported is not None
-        # `both` says that neither is None; mypy does not follow it.
-        difference = mean - self.reported if both else None  # type: ignore[operator]
+        difference = None if mean is None or self.reported is None else mean - self.reported
         notes = "; ".join(note for notes in self.group.notes for note in notes)
         found = [*place, mean, std, n, len(self.group.diverged), self.reported]
-        return [*found, self.reported_spread, difference, "; ".join(self.group.leaks), notes]
-
-
-class Setting(NamedTuple):
-    """The methods of one setting. They are compared with each other."""
-
-    better: str  # higher, lower
-    cells: Mapping[str, Cell]  # by method
+        found += [self.reported_spread, difference, "; ".join(self.group.leaks), notes]
+        return [*found, *(self.gain or (None, None))[:2], self.gain_reported]
 
 
 class Table:
     """A table's cells, by row and column."""
 
     def __init__(self, target: Target, measured: Measured) -> None:
-        self.target, self.spec, self.measured = target, target.spec, measured
-        self.reported = target.reported or {"rows": {}, "columns": []}
-        self.at = addresses(target)
+        with located(source=target.id):
+            self.spec = validated(Spec, target.spec)
+        self.target, self.measured = target, measured
+        options = self.spec.model_dump(include={"statistic", "scale", "decimals"})
+        self.at = {place: options | at for place, at in addresses(target).items()}
+        axes = self.spec.rows, self.spec.columns
+        self.methods, self.settings = axes if self.spec.methods == "rows" else axes[::-1]
+        self.bases = self._bases()
         self.cells = {place: self._cell(place) for place in self.at}
-        for place, base in self._bases().items():
-            self.cells[place] = self._with_gain(place, base)
+        self.agreement = self._agreement()
 
-    def _option(self, place: Place, key: str, default: Any) -> Any:
-        """The value of `key` for a cell. The default is the value for the whole table."""
-        return self.at[place].get(key, self.spec.get(key, default))
+    def place(self, method: str, setting: str) -> Place:
+        """The row and column of a method in a setting."""
+        return (method, setting) if self.spec.methods == "rows" else (setting, method)
 
-    def _statistic(self, place: Place) -> tuple[str, float]:
-        """The name and the scale of a cell's statistic."""
-        name, scale = self._option(place, "statistic", "final"), self._option(place, "scale", 1)
-        return str(name), float(scale)
+    def _bases(self) -> dict[Place, Place]:
+        """The cells of rows or columns of `gains` -> the cell that each is compared with."""
+        bases = self.spec.gains
+        for title in (*bases, *bases.values()):
+            allowed = (*self.spec.rows, *self.spec.columns)
+            known(f"{self.target.id}: gains: row or column", title, allowed)
+        found = {(r, c): (bases.get(r, r), bases.get(c, c)) for r, c in self.at}
+        return {place: base for place, base in found.items() if base != place}
 
     def _cell(self, place: Place) -> Cell:
-        at, decimals = self.at[place], int(self._option(place, "decimals", 2))
-        in_paper = *self._reported(place), decimals
+        at, base = self.at[place], self.bases.get(place)
+        cell = Cell(at["decimals"], *self._reported(place))
+        if base is not None:
+            cell = cell._replace(gain_reported=self._reported_gain(place, base))
         if "study" not in at:  # a row or column of the paper that can't be run
-            return Cell(None, *in_paper, "-")
+            return cell
         if not self.measured.is_wanted(at):
-            return Cell(None, *in_paper, NOT_HERE)
-        found = contrasts.value(self.measured, at, *self._statistic(place))
+            return cell._replace(instead=NOT_HERE)
         group = self.measured.group(at)
-        if found is not None:
-            return Cell(found, *in_paper, "", self.measured.mark(at), group)
-        absent = NO_DATA if self.measured.skipped(at["study"]) else NOT_YET
-        instead = group.divergence or (NOT_MEASURED if group.runs else absent)
-        return Cell(None, *in_paper, instead, group=group)
+        found = contrasts.value(self.measured, at, at["statistic"], at["scale"])
+        if found is None:
+            absent = NO_DATA if self.measured.skipped(at["study"]) else NOT_YET
+            instead = group.divergence or (NOT_MEASURED if group.runs else absent)
+            return cell._replace(instead=instead, group=group)
+        gain = None if base is None or "study" not in self.at[base] else self._gain(place, base)
+        mark = self.measured.mark(at)
+        return cell._replace(instead="", measured=found, mark=mark, group=group, gain=gain)
+
+    def _gain(self, place: Place, base: Place) -> Spread | None:
+        """The difference of two cells, seed by seed."""
+        at = self.at[place]
+        return contrasts.gain(self.measured, at, self.at[base], at["statistic"], at["scale"])
 
     def _reported(self, place: Place) -> tuple[float | None, float | None]:
         """The paper's number and the spread beside it."""
-        titles = (
-            str(self.spec[axis][title].get("reported", title))
-            for axis, title in zip(("rows", "columns"), place, strict=True)
-        )
+        of = self.spec.rows[place[0]], self.spec.columns[place[1]]
+        titles = [one.get("reported", title) for one, title in zip(of, place, strict=True)]
         number = self.target.printed(*titles)
         number, spread = number if isinstance(number, list) else (number, None)
         is_number = isinstance(number, int | float)
         return float(number) if is_number else None, None if spread is None else float(spread)
 
-    def _bases(self) -> dict[Place, Place]:
-        """The cells of rows or columns of `gains` -> the cell that each is compared with."""
-        bases: Mapping[str, str] = self.spec.get("gains", {})
-        for title in (*bases, *bases.values()):
-            allowed = (*self.spec["rows"], *self.spec["columns"])
-            known(f"{self.target.id}: gains: row or column", title, allowed)
-        found = {(r, c): (bases.get(r, r), bases.get(c, c)) for r, c in self.at}
-        return {place: base for place, base in found.items() if base != place}
+    def _reported_gain(self, place: Place, base: Place) -> float | None:
+        """The paper's gain: the printed one, else the difference of its numbers."""
+        reported = self.target.reported or {}
+        printed = reported.get("gains", {}).get(place[0])
+        if printed and printed[list(reported["columns"]).index(place[1])] is not None:
+            return float(printed[list(reported["columns"]).index(place[1])])
+        (one, _), (other, _) = self._reported(place), self._reported(base)
+        return None if one is None or other is None else one - other
 
-    def _with_gain(self, place: Place, base: Place) -> Cell:
-        """The paper's gain is the printed one, else the difference."""
-        cell, other = self.cells[place], self.cells[base]
-        gain = None
-        if cell.measured is not None and other.measured is not None:
-            at, less = self.at[place], self.at[base]
-            gain = contrasts.gain(self.measured, at, less, *self._statistic(place))
-        printed = self.reported.get("gains", {}).get(place[0])
-        reported = printed and printed[list(self.reported["columns"]).index(place[1])]
-        if reported is None and cell.reported is not None and other.reported is not None:
-            reported = cell.reported - other.reported
-        return cell._replace(gain=gain, gain_reported=reported)
-
-    def settings(self) -> dict[str, Setting]:
-        """Each column (or row, if the methods are columns) that ranks its methods, with the
-        compared methods."""
-        compared = [name for name, of in self.axis("methods").items() if of.get("compared", True)]
-        found = {}
-        for name, of in self.axis("settings").items():
-            better = str(of.get("better", self.spec.get("better", "higher")))
+    def ranked(self) -> Iterator[tuple[str, int, dict[str, Cell]]]:
+        """(title, sign, compared methods) of each setting that ranks its methods. `sign` is -1 if
+        lower is better."""
+        for setting, of in self.settings.items():
+            better = of.get("better", self.spec.better)
             if better != "none":
-                found[name] = Setting(
-                    better, {m: self.cells[self.place(m, name)] for m in compared}
+                yield (
+                    setting,
+                    -1 if better == "lower" else 1,
+                    {
+                        name: self.cells[self.place(name, setting)]
+                        for name, method in self.methods.items()
+                        if method.get("compared", True)
+                    },
                 )
-        return found
 
-    def axis(self, name: str) -> Mapping[str, Any]:
-        """The `methods` or the `settings`: rows or columns."""
-        is_rows = (self.spec.get("methods", "rows") == "rows") == (name == "methods")
-        found: Mapping[str, Any] = self.spec["rows" if is_rows else "columns"]
-        return found
-
-    def place(self, method: str, setting: str) -> Place:
-        """The row and column of a method in a setting."""
-        is_row = self.spec.get("methods", "rows") == "rows"
-        return (method, setting) if is_row else (setting, method)
-
-    def agreement(self) -> dict[str, tuple[float, int]]:
+    def _agreement(self) -> dict[str, tuple[float, int]]:
         """For each setting that has one: Kendall's τ between our ranking and the paper's, and the
         number of methods.
 
         Methods with a diverged seed tie for the last place of our ranking.
         """
         found = {}
-        for setting, line in self.settings().items():
-            last = math.inf if line.better == "lower" else -math.inf
+        for setting, sign, cells in self.ranked():
             pairs = [
-                (last if cell.is_last else cell.mean, cell.reported) for cell in line.cells.values()
+                (-sign * math.inf if cell.is_last else cell.mean, cell.reported)
+                for cell in cells.values()
             ]
             pairs = [pair for pair in pairs if None not in pair]
             if len(pairs) >= MIN_RANKED:
@@ -230,44 +227,37 @@ class Table:
     def words(self) -> Iterator[str]:
         """For each setting: the agreement of the rankings, and the claimed method against the
         others."""
-        agreement = self.agreement()
-        for setting, line in self.settings().items():
+        for setting, sign, cells in self.ranked():
             parts = []
-            if setting in agreement:
-                tau, n = agreement[setting]
+            if setting in self.agreement:
+                tau, n = self.agreement[setting]
                 parts.append(
                     f"the order of {n} methods agrees with the paper's to Kendall τ = {tau:.2f}"
                 )
-            last = [m for m, cell in line.cells.items() if cell.is_last]
-            if last:
+            if last := [name for name, cell in cells.items() if cell.is_last]:
                 parts.append(f"ranked last, as a seed diverges or all do: {', '.join(last)}")
-            parts += self._against_rival(setting, line)
+            claim, means = self.spec.claim, {}
+            for name, cell in cells.items():
+                if cell.mean is not None and claim not in map(str.strip, name.split("+")):
+                    means[name] = sign * cell.mean
+            if means and claim in cells and cells[claim].mean is not None:
+                rival = max(means, key=lambda name: means[name])
+                gain = self._gain(self.place(claim, setting), self.place(rival, setting))
+                best = f"the best other ({rival})"
+                parts.append(
+                    f"{claim} less {best} is {evidence(gain, cells[claim].decimals)}"
+                    if gain
+                    else f"{claim} and {best} have no seed in common"
+                )
             if parts:
                 yield f"{setting}: {'; '.join(parts)}."
-
-    def _against_rival(self, setting: str, line: Setting) -> Iterator[str]:
-        claim = str(self.spec.get("claim"))
-        means = {m: cell.mean for m, cell in line.cells.items() if cell.mean is not None}
-        rivals = [m for m in means if claim not in (m, *map(str.strip, m.split("+")))]
-        if claim in means and rivals:
-            sign = -1 if line.better == "lower" else 1
-            rival = max(rivals, key=lambda m: sign * means[m])
-            place, other = self.place(claim, setting), self.place(rival, setting)
-            at, less = self.at[place], self.at[other]
-            gain = contrasts.gain(self.measured, at, less, *self._statistic(place))
-            best = f"the best other ({rival})"
-            if gain is None:
-                yield f"{claim} and {best} have no seed in common"
-            else:
-                yield against(claim, best, gain, line.cells[claim].decimals)
 
     def words_on_gains(self) -> Iterator[str]:
         """For each row or column of `gains`: our mean over methods, the paper's mean, and the gains
         that seeds confirm."""
-        decimals = int(self.spec.get("decimals", 2))
-        bases = self._bases()
-        for title, base in self.spec.get("gains", {}).items():
-            cells = [self.cells[place] for place in bases if title in place]
+        decimals = self.spec.decimals
+        for title, base in self.spec.gains.items():
+            cells = [self.cells[place] for place in self.bases if title in place]
             gains = [cell.gain for cell in cells if cell.gain is not None]
             if not gains:
                 continue
@@ -288,24 +278,14 @@ class Table:
             )
 
     def words_on_pairs(self) -> Iterator[str]:
-        """A sentence for each of `differences`, `ratios` and `same`, over the settings that have
-        both methods."""
-        for text, (one, other) in self.spec.get("differences", {}).items():
-            gains = (
-                (s, contrasts.gain(self.measured, self.at[a], self.at[b], *self._statistic(a)))
-                for s, a, b in self._pairs(one, other)
-            )
-            decimals = int(self.spec.get("decimals", 2))
-            found = [f"{s} {evidence(gain, decimals)}" for s, gain in gains if gain is not None]
+        """A sentence for each of `differences` and `same`, over the settings that have both
+        methods."""
+        for text, (one, other) in self.spec.differences.items():
+            gains = ((setting, self._gain(a, b)) for setting, a, b in self._pairs(one, other))
+            found = [f"{s} {evidence(gain, self.spec.decimals)}" for s, gain in gains if gain]
             if found:
                 yield f"{text} ({one} less {other}): {'; '.join(found)}."
-        for text, (one, other) in self.spec.get("ratios", {}).items():
-            pairs = self._pairs(one, other)
-            means = ((s, self.cells[a].mean, self.cells[b].mean) for s, a, b in pairs)
-            found = [f"{s} {a / b:.3g}" for s, a, b in means if a is not None and b]
-            if found:
-                yield f"{text} ({one} by {other}): {'; '.join(found)}."
-        for one, other in self.spec.get("same", {}).items():
+        for one, other in self.spec.same.items():
             same: dict[tuple[object, ...], float] = {}  # settings with the same runs count once
             for _, a, b in self._pairs(one, other):
                 places = (("of", self.at[a]), ("less", self.at[b]))
@@ -319,7 +299,7 @@ class Table:
                 )
 
     def _pairs(self, one: str, other: str) -> Iterator[tuple[str, Place, Place]]:
-        for setting in self.axis("settings"):
+        for setting in self.settings:
             pair = self.place(one, setting), self.place(other, setting)
             if all(self.measured.is_wanted(self.at[place]) for place in pair):
                 yield setting, *pair
@@ -327,19 +307,15 @@ class Table:
 
 def build(target: Target, measured: Measured) -> Built:
     """The table. A cell without a number says why."""
-    of, header = Table(target, measured), CSV
-    lines = [cell.line(place) for place, cell in of.cells.items()]
-    if "gains" in target.spec:
-        header = CSV + CSV_OF_GAINS
-        for line, cell in zip(lines, of.cells.values(), strict=True):
-            line += [*(cell.gain or (None, None))[:2], cell.gain_reported]
-    rows, columns = target.spec["rows"], target.spec["columns"]
+    of = Table(target, measured)
+    header = [*CSV, *(CSV_OF_GAINS if of.spec.gains else ())]
+    lines = [cell.line(place)[: len(header)] for place, cell in of.cells.items()]
+    rows, columns = of.spec.rows, of.spec.columns
     return Built(
         [["", *columns], *([row, *(of.cells[row, c].text for c in columns)] for row in rows)],
         {"csv": as_csv(header, lines)},
         (*of.words_on_gains(), *of.words(), *of.words_on_pairs()),
         tuple(", ".join(p) for p, cell in of.cells.items() if cell.instead in (NOT_YET, NO_DATA)),
-        tuple(tau for tau, _ in of.agreement().values()),
     )
 
 

@@ -8,12 +8,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedml_noniid.pipelines.papers.studies import PAPERS, folder_of, of_paper
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, located
+from fedml_noniid.plugins.core.options import OpenSection, Section, validated
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 
-KEYS = ("kind", "title", "protocol")
 NOT_HERE = "not run at this size"
+
+
+class Head(Section):
+    """The keys that targets of all kinds have."""
+
+    kind: str
+    title: str
+    protocol: list[str]  # what runs, which settings the paper leaves open, and our choices
+
+
+class OfAnyKind(Head, OpenSection):
+    """A target with the keys of its kind."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,7 @@ class Target:
     paper: str
     kind: str
     title: str
-    protocol: tuple[str, ...]  # what runs, which settings the paper leaves open, and our choices
+    protocol: Sequence[str]
     spec: Mapping[str, Any]  # all keys, including those of its kind
     # The paper's entry in reported.yaml: rows, columns, unit, ...
     reported: Mapping[str, Any] | None
@@ -52,8 +64,6 @@ class Built(NamedTuple):
     files: Mapping[str, bytes]  # by ending: csv, png, ...
     words: tuple[str, ...]  # sentences on the paper's claim, from our numbers
     missing: tuple[str, ...] = ()  # results that the target needs and that do not exist yet
-    # Kendall's τ between the paper's ranking of methods and ours, by setting.
-    taus: tuple[float, ...] = ()
     printed: Sequence[Sequence[str]] = ()  # the paper's own table, if ours has another layout
     # Leaks, notes on the data and diverged seeds of the runs that were read.
     remarks: tuple[str, ...] = ()
@@ -72,21 +82,13 @@ def of_targets(paper: str, root: Path) -> dict[str, Target]:
     studies = of_paper(paper, "paper", root)
     found = {}
     for name, spec in read_yaml(path).items():
-        where = f"{path}: {name}"
-        missing = [key for key in KEYS if not isinstance(spec, dict) or key not in spec]
-        if missing:
-            raise UserError(f"{where}: the key {missing[0]!r} is missing")
-        target = Target(
-            name,
-            paper,
-            str(spec["kind"]),
-            str(spec["title"]),
-            tuple(spec["protocol"]),
-            spec,
-            reported.get(name),
-        )
-        for study in target.studies:
-            known(f"{where}: study", study, studies)
+        with located(source=f"{path}: {name}"):
+            head = validated(OfAnyKind, spec)
+            target = Target(
+                name, paper, head.kind, head.title, head.protocol, spec, reported.get(name)
+            )
+            for study in target.studies:
+                known("study", study, studies)
         found[name] = target
     return found
 

@@ -53,7 +53,7 @@ def build(place: Workspace, name: str, size: str) -> Path:
     for study in target.studies:
         execute(place, studies[study])
     folder = RESULTS / "single" / f"{name}-{size}"
-    return report.write(paper, size, place.root, {name: target}, folder).folder / f"{name}.md"
+    return report.write(paper, size, place.root, {name: target}, folder) / f"{name}.md"
 
 
 def claims(

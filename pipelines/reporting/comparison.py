@@ -177,3 +177,27 @@ def seeds_needed(one: Comparison, comparisons: int) -> int | None:
         if per_deviation(n, level) * one.deviation < abs(one.mean)
     )
     return next(enough, None)
+
+
+def evidence(difference: Spread, decimals: int = 2, unit: str = "") -> str:
+    """A mean difference with its 95 % interval: `+2.00, 95 % interval -1.00 to +5.00 over 3 seeds:
+    undecided`."""
+    mean, ends = f"{difference.mean:+z.{decimals}f}{unit}", interval(difference)
+    if ends is None:
+        return f"{mean} on one seed: no evidence either way"
+    low, high = ends
+    if low == high:
+        return f"{mean} on each of {difference.n} seeds"
+    undecided = ": undecided" if low <= 0 <= high else ""
+    return (
+        f"{mean}, 95 % interval {low:+.{decimals}f} to {high:+.{decimals}f} over "
+        f"{difference.n} seeds{undecided}"
+    )
+
+
+def confirmed(differences: Sequence[Spread]) -> tuple[int, int]:
+    """How many differences are above 0 and below 0 by the paired t test, after Holm's adjustment
+    for all of them."""
+    adjusted = holm([p_value(difference) for difference in differences])
+    means = [one.mean for one, p in zip(differences, adjusted, strict=True) if p < LEVEL]
+    return sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)

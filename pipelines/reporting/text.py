@@ -37,12 +37,19 @@ def plain(table: Sequence[Sequence[str]]) -> str:
     return "".join("  ".join(line) + "\n" for line in lines)
 
 
-def percent(value: Spread | None, sign: str = "") -> str:
-    """`91.00 ± 2.65` of fractions."""
+def plus_minus(
+    value: Spread | None, decimals: int = 2, sign: str = "", unit: str = "", scale: float = 1
+) -> str:
+    """`98.02 ± 0.03`. One seed has no deviation. A missing value is `-`."""
     if value is None:
         return NONE
-    mean = f"{100 * value.mean:{sign}.2f}"
-    return mean if value.std is None else f"{mean} ± {100 * value.std:.2f}"
+    mean = f"{scale * value.mean:{sign}.{decimals}f}{unit}"
+    return mean if value.std is None else f"{mean} ± {scale * value.std:.{decimals}f}"
+
+
+def percent(value: Spread | None, sign: str = "") -> str:
+    """`91.00 ± 2.65` of fractions."""
+    return plus_minus(value, sign=sign, scale=100)
 
 
 def points(difference: float) -> str:

@@ -64,7 +64,7 @@ def tried(place: Workspace, settings: Config, title: str) -> dict[str, list[Tria
     Trains those that are missing, in the folders of `place`.
     """
     found, scenario = tuning.points(settings), tuning.scenario_of(settings)
-    laid = tuning.laid_out(settings, found, [scenario])
+    laid = tuning.laid_out(settings, found)
     check.check(laid)
     for recipe in found:
         if check.compose(settings, recipe, scenario).needs.personal_norms:

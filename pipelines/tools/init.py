@@ -180,11 +180,13 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
     scenario = _scenario(parts["scenario"], data, checked)
     name = scenario["partition"]
     content |= {"scenario_names": [name], "scenarios": {name: scenario}}
-    if wanted.deploy or parts["deploy"]:
-        deploy = {"recipe": entries[0], "scenario": name, "seed": checked.seeds[0], "rounds": 2}
-        content["deploy"] = deploy | parts["deploy"]
     content = _merged(content, given)
     checked = config.checked(content, config.FILE)
+    if wanted.deploy or parts["deploy"]:
+        silos = max(2, min(3, checked.scenarios[name].clients))
+        deploy = {"recipe": entries[0], "scenario": name, "seed": checked.seeds[0]}
+        content["deploy"] = {**deploy, "silos": silos, "rounds": 2, **parts["deploy"]}
+        checked = config.checked(content, config.FILE)
     check.check(checked)
     if data is not None:
         fits.fits(checked, data)

@@ -53,23 +53,14 @@ def test_held_out_samples_are_those_of_no_client() -> None:
         ("ab", "indices = 'ab' is refused"),
         (5, "indices = 5 is refused"),
         ({0: [1]}, "indices = .* is refused"),
-        (
-            [[0, 1], []],
-            r"indices\[1\] is float64 \[0\]; allowed: positions, whole numbers \[n\], n > 0",
-        ),
-        ([[0.5]], r"indices\[0\] is float64 \[1\]; allowed"),
-        ([[True, False]], r"indices\[0\] is bool \[2\]; allowed"),
-        ([0, 1], r"indices\[0\] is int64 \[\]; allowed"),
-        (
-            [[0], [LAST + 1]],
-            rf"indices\[1\] has {LAST + 1}; allowed: 0 to {LAST}, positions in the training set",
-        ),
-        ([[-1]], r"indices\[0\] has -1; allowed: 0 to"),
-        (
-            [[1, 2], [3, 2]],
-            r"indices\[1\] has 2, as has indices\[0\]; allowed: a sample in one client",
-        ),
-        ([[1, 2, 2]], r"indices\[0\] has 2 twice; allowed: once"),
+        ([[0, 1], []], rf"indices\[1\] = \[\] is refused; allowed: .* from 0 to {LAST}"),
+        ([[0.5]], r"indices\[0\] = \[0.5\] is refused"),
+        ([[True, False]], r"indices\[0\] = .* is refused"),
+        ([0, 1], r"indices\[0\] = 0 is refused"),
+        ([[0], [LAST + 1]], rf"indices\[1\] = \[{LAST + 1}\] is refused"),
+        ([[-1]], r"indices\[0\] = \[-1\] is refused"),
+        ([[1, 2], [3, 2]], "indices have 2 2 times; allowed: once"),
+        ([[1, 3, 3]], "indices have 3 2 times"),
     ],
 )
 def test_lists_that_are_no_partition(indices: Any, words: str) -> None:

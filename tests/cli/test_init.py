@@ -7,69 +7,18 @@ import io
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 from ruamel.yaml import YAML
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.tools import init
+from tests.pipelines.own_files import write_own_files
 from tests.pipelines.small import ROOT, environment
-
-ROWS = 240
-
-
-def patients(folder: Path) -> None:
-    """Two numbers, five hospitals, two classes."""
-    rng = np.random.default_rng(0)
-    age, hospital = rng.normal(50, 10, ROWS), rng.choice(list("ABCDE"), ROWS)
-    ill = np.where(age + rng.normal(0, 5, ROWS) > 50, "ill", "well")
-    table = pd.DataFrame(
-        {"age": age, "pressure": rng.normal(120, 9, ROWS), "hospital": hospital, "diagnosis": ill}
-    )
-    table.to_csv(folder / "patients.csv", index=False)
-
-
-def reviews(folder: Path) -> None:
-    """A text of four words, and a class in the column that is called label."""
-    rng = np.random.default_rng(0)
-    words = [
-        " ".join(rng.choice(["good", "bad", "film", "book", "long", "short"], 4))
-        for _ in range(ROWS)
-    ]
-    table = pd.DataFrame({"words": words, "label": [int("good" in text) for text in words]})
-    table.to_csv(folder / "reviews.csv", index=False)
-
-
-def photos(folder: Path) -> None:
-    """Grey images of 28 x 28 pixels, two classes."""
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 60), ("test", 10)):
-        for name in ("cat", "dog"):
-            (folder / "photos" / part / name).mkdir(parents=True)
-            for k in range(count):
-                picture = Image.fromarray(rng.integers(0, 256, (28, 28), np.uint8))
-                picture.save(folder / "photos" / part / name / f"{k}.png")
-
-
-def signals(folder: Path) -> None:
-    """Samples of eight numbers, each with an owner."""
-    rng = np.random.default_rng(0)
-    (folder / "signals").mkdir()
-    for part, n in (("train", 200), ("test", 40)):
-        y = np.arange(n) % 3
-        np.savez(
-            folder / "signals" / f"{part}.npz",
-            x=rng.normal(y[:, None], 1, (n, 8)),
-            y=y,
-            client=np.arange(n) % 6,
-        )
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -87,6 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(init, "_called", lambda command, place: str(place.resolve()))
     (tmp_path / ".dvc").mkdir()
+    write_own_files(tmp_path)
     return tmp_path
 
 
@@ -103,55 +53,47 @@ def test_a_folder_whose_files_the_stages_would_remove_is_refused(
     assert main(["init", *force]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: {'/'.join(name.split('/')[:2])}: not written by noniid")
-    assert content(folder) == {name: b"mine"}
+    assert (folder / name).read_bytes() == b"mine" and not (folder / "params.yaml").exists()
 
 
-TABLE = "--data patients.csv --label diagnosis"
+TABLE = "--data patients.csv --label diagnosis --set data.one_hot=[sex]"
 
 
 @pytest.mark.parametrize(
-    ("make", "words", "expected"),
+    ("words", "expected"),
     [
-        (None, "", ("digits", "dirichlet", 20, "mlp", "sgd")),
+        ("", ("digits", "dirichlet", 20, "mlp", "sgd")),
         (
-            None,
             "--data cifar10 --set scenario.partition=iid --set scenario.clients=5",
             ("cifar10", "iid", 5, "cnn", "sgd"),
         ),
-        (None, "--data made_tweets", ("made_tweets", "natural", 40, "lstm", "rmsprop")),
+        ("--data made_tweets", ("made_tweets", "natural", 40, "lstm", "rmsprop")),
         (
-            patients,
             f"{TABLE} --owner hospital --methods fedavg,scaffold+fnr",
-            ("table", "natural", 5, "mlp", "sgd"),
+            ("table", "natural", 4, "mlp", "sgd"),
         ),
         (
-            patients,
-            f"{TABLE} --owner hospital --set scenario.alpha=0.1 --set scenario.clients=4",
-            ("table", "dirichlet", 4, "mlp", "sgd"),
+            f"{TABLE} --owner hospital --set scenario.alpha=0.1 --set scenario.clients=3",
+            ("table", "dirichlet", 3, "mlp", "sgd"),
         ),
         (
-            patients,
             f"{TABLE} --set data.features=[age] --set train.model=logistic_regression",
-            ("table", "dirichlet", 3, "logistic_regression", "sgd"),
+            ("table", "dirichlet", 2, "logistic_regression", "sgd"),
         ),
         (
-            reviews,
-            "--data reviews.csv --text words --label label",
-            ("text", "dirichlet", 3, "lstm", "rmsprop"),
+            "--data reviews.csv --text review --label mood",
+            ("text", "dirichlet", 2, "lstm", "rmsprop"),
         ),
-        (photos, "--data photos", ("image_folder", "dirichlet", 2, "cnn", "sgd")),
-        (signals, "--data signals", ("arrays", "natural", 6, "mlp", "sgd")),
+        ("--data photos", ("image_folder", "dirichlet", 2, "cnn", "sgd")),
+        ("--data signals", ("arrays", "natural", 4, "mlp", "sgd")),
     ],
 )
 def test_the_settings_fit_the_data_and_pass_the_check(
     folder: Path,
     capsys: pytest.CaptureFixture[str],
-    make: Callable[[Path], None] | None,
     words: str,
     expected: tuple[str, str, int, str, str],
 ) -> None:
-    if make is not None:
-        make(folder)
     assert main(["init", *words.split()]) == 0, capsys.readouterr().err
     settings = config.load(folder)
     (scenario,) = settings.scenarios.values()
@@ -191,11 +133,11 @@ MISTAKES = {
     "--data digts": "--data = 'digts' is unknown (did you mean 'digits'?)",
     "--data table": "--data = 'table' is unknown",
     "--data femnist": "holds no *.json; make them",
-    "--data patients.csv": "--label is missing; allowed: a column of patients.csv: age, pressure, ",
+    "--data patients.csv": "--label is missing; allowed: a column of patients.csv: age, sex, hospi",
     "--data patients.csv --label diagnosys": "'diagnosys' is unknown (did you mean 'diagnosis'?)",
-    TABLE: "column 'hospital' is 'C' in row 1; allowed: numbers",
+    TABLE: "column 'hospital' is 'A' in row 1; allowed: numbers",
     f"{TABLE} --owner hospital --set scenario.clients=9": "clients = 9 is refused",
-    f"{TABLE} --text nothing": "column 'nothing' is unknown",
+    "--data patients.csv --label diagnosis --text nothing": "column 'nothing' is unknown",
     f"{TABLE} --set data.features=[aeg]": "aeg",
     "--label diagnosis": "label is unknown; allowed: size",
     "--set data.one_hot=[a]": "one_hot is unknown",
@@ -222,7 +164,6 @@ MISTAKES = {
 def test_a_mistake_is_one_line_and_nothing_is_written(
     folder: Path, capsys: pytest.CaptureFixture[str], words: str
 ) -> None:
-    patients(folder)
     before = content(folder)
     assert main(["init", "study", *words.split()]) == 2
     out, err = capsys.readouterr()
@@ -237,14 +178,12 @@ def test_the_columns_that_need_a_decision_come_with_a_command_to_paste(
 ) -> None:
     """Names with blanks, quotes and commas; the command has all that was given, and makes the
     study."""
-    patients(folder)
     frame = pd.read_csv(folder / "patients.csv")
-    frame.insert(0, "patient's id", [f"p{i}" for i in range(ROWS)])
-    frame["height, cm"] = [None if i % 9 == 0 else i % 7 for i in range(ROWS)]
+    frame.insert(0, "patient's id", [f"p{i}" for i in range(len(frame))])
+    frame["height, cm"] = [None if i % 9 == 0 else i % 7 for i in range(len(frame))]
     frame['"day"'] = "2024-02-03"
-    frame["sex"] = "f"
     frame.to_csv(folder / "patients.csv", index=False)
-    given = ["--methods", "fedavg,fnr", "--set", "seeds=[1]", "--set", "data.one_hot=[sex]"]
+    given = ["--methods", "fedavg,fnr", "--set", "seeds=[1]"]
     assert main(["init", "study", *TABLE.split(), *given, "--deploy", "--force"]) == 2
     said = capsys.readouterr()
     *errors, intro, command = said.err.splitlines()
@@ -312,12 +251,11 @@ class Terminal(io.StringIO):
 
 def test_questions_fill_in_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers of a terminal: data, columns of text, class and client, methods."""
-    patients(folder)
     answers = "patients.csv\n\ndiagnosis\nhospital\nfedavg, fnr\n"
     monkeypatch.setattr(sys, "stdin", Terminal(answers))
-    assert main(["init"]) == 0
+    assert main(["init", "--set", "data.drop=[sex]"]) == 0
     settings = config.load(folder)
-    own = {"file": "patients.csv", "label": "diagnosis", "owner": "hospital"}
+    own = {"file": "patients.csv", "label": "diagnosis", "owner": "hospital", "drop": ["sex"]}
     assert settings.data.options == own and settings.recipe_names == ["fedavg", "fnr"]
     monkeypatch.setattr(sys, "stdin", Terminal(""))
     assert main(["init", "study"]) == 130 and not (folder / "study").exists(), "answers end early"
@@ -327,7 +265,7 @@ def test_questions_fill_in_what_is_missing(folder: Path, monkeypatch: pytest.Mon
 def test_an_experiment_outside_the_checkout_runs(tmp_path: Path) -> None:
     """`noniid` as a program, in a folder of its own: partition, run, table; then nothing is left to
     do."""
-    patients(tmp_path)
+    write_own_files(tmp_path)
     more: dict[str, Any] = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def noniid(*words: str) -> str:
@@ -353,7 +291,7 @@ def test_an_experiment_outside_the_checkout_runs(tmp_path: Path) -> None:
     )
     said = noniid("run")
     assert (
-        "scaffold+fnr" in said.partition("natural: 5 clients")[2]
+        "scaffold+fnr" in said.partition("natural: 4 clients")[2]
         and "dvc.lock is the certificate" in said
     )
     assert noniid("table") in said

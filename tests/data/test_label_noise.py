@@ -44,13 +44,6 @@ def test_pairs_by_hand() -> None:
     ]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_of_two_classes_both_kinds_are_the_other_class(seed: int) -> None:
-    labels, clients = np.array([0, 1, 1, 0]), [np.arange(4)]
-    for kind in ("symmetric", "pair"):
-        assert lists(flipped(kind, np.ones(1), labels, clients, 2, seed)) == [[1, 0, 0, 1]]
-
-
 @pytest.mark.parametrize("kind", ["symmetric", "pair"])
 def test_the_transition_matrix(kind: str) -> None:
     """Co-teaching's matrices: 1 - rate on the diagonal, the rest on the next class, or equal shares
@@ -92,15 +85,9 @@ def test_draws_depend_on_seed_client_and_position(
         assert np.array_equal(some[wrong], more[wrong])
     half = flipped(kind, np.full(2, high), labels, [clients[0][1:], clients[1]], n_classes, seed)
     assert np.array_equal(half[0], many[0][1:])
-
-
-def test_each_seed_and_each_client_has_draws_of_its_own() -> None:
-    labels, whole = np.zeros(500, np.int64), np.arange(500)
-    rate = np.full(2, 0.5)
-    first, twin = flipped("symmetric", rate, labels, [whole, whole], 10, 0)
-    again, _ = flipped("symmetric", rate, labels, [whole, whole], 10, 0)
-    other, _ = flipped("symmetric", rate, labels, [whole, whole], 10, 1)
-    assert np.array_equal(first, again)
+    same, zeros = [np.arange(99), np.arange(99)], np.zeros(99, np.int64)
+    first, twin = flipped("symmetric", np.full(2, 0.5), zeros, same, 10, seed)
+    other, _ = flipped("symmetric", np.full(2, 0.5), zeros, same, 10, seed ^ 1)
     assert not np.array_equal(first, twin) and not np.array_equal(first, other)
 
 

@@ -124,36 +124,19 @@ def test_only_the_clients_training_samples_change(digits: Dataset, skews: dict[s
     assert torch.equal(a.public.x, b.public.x) and torch.equal(a.public.y, b.public.y)
 
 
-def test_a_client_counts_the_labels_that_it_sees(digits: Dataset) -> None:
-    """Its own counts of classes are those of the wrong labels; the statistics count true ones."""
-    found = partitioned(digits, settings({"label_noise": {"rate": 1.0, "kind": "pair"}}))
-    assert found.indices.skew.labels is not None
-    for counts, own in zip(found.counts, found.indices.skew.labels, strict=True):
-        assert np.bincount(own, minlength=10).tolist() == np.roll(counts, 1).tolist()
-
-
 # statistics and file
 # --------------------------------------------------------------------------------------------------
 
 
 def test_statistics_name_the_skews(digits: Dataset) -> None:
     plain, found = (partitioned(digits, settings(skews)) for skews in ({}, LABEL_NOISE | ROTATION))
-    seen = (
-        "feature_shift",
-        "feature_spread",
-        "class_clarity",
-    )  # of the samples as the clients see them
-    kept = {key: value for key, value in plain.statistics.items() if key not in seen}
-    assert plain.columns == {} and found.statistics.items() >= kept.items()
     labels = digits.train_y.numpy()
-    assert found.indices.skew.labels is not None
+    assert found.indices.skew.labels is not None and plain.columns == {}
     pairs = zip(found.indices.clients, found.indices.skew.labels, strict=True)
     wrong = [float((labels[positions] != own).mean()) for positions, own in pairs]
     assert found.columns == {"label_noise": wrong, "rotation": [0, 90, 180, 270, 0]}
-    added = {
-        key: found.statistics[key] for key in found.statistics.keys() - plain.statistics.keys()
-    }
-    assert added == {
+    added = found.statistics.keys() - plain.statistics.keys()
+    assert {key: found.statistics[key] for key in added} == {
         "label_noise_mean": pytest.approx(sum(wrong) / 5),
         "label_noise_max": max(wrong),
         "rotations": 4,
@@ -169,7 +152,6 @@ def test_the_table_of_clients_and_the_words_of_a_report(digits: Dataset, tmp_pat
     assert [row["rotation"] for row in found] == ["0", "90", "180", "270", "0"]
     wanted = partitioned(digits, of).columns["label_noise"]
     assert [float(row["label_noise"]) for row in found] == pytest.approx(wanted, abs=1e-6)
-    assert [key for key in found[0] if key.isdigit()] == list(digits.classes)
     about = report._about(tmp_path, of.scenarios["s"], "s-3")
     assert "labels of the clients are wrong (level label noise, rate 0.4, symmetric)" in about
     assert "one angle (images rotated by 0, 90, 180, 270 degrees)" in about
@@ -259,25 +241,14 @@ def test_the_test_images_turn_with_the_client(digits: Dataset) -> None:
     found = measure(of, tensors, outcome.rows)
     copies = found.per_client["accuracy_noisy"]
     for client, accuracy in enumerate(copies):
-        x = torch.rot90(of.test.x, client, (2, 3))
-        assert (
-            accuracy
-            == evaluate(of.network, outcome.params, outcome.buffers, of.test._replace(x=x)).accuracy
-        )
-    assert copies[0] == copies[4] == found.metrics["accuracy"]
-    assert len(set(copies)) > 1
+        turned = of.test._replace(x=torch.rot90(of.test.x, client, (2, 3)))
+        one = evaluate(of.network, outcome.params, outcome.buffers, turned)
+        assert accuracy == one.accuracy
+    assert copies[0] == copies[4] == found.metrics["accuracy"] and len(set(copies)) > 1
     assert found.metrics["accuracy_noisy"] == pytest.approx(np.mean(np.array(copies, float)))
 
 
-def test_without_a_feature_skew_there_are_no_copies(digits: Dataset) -> None:
-    of = item(digits, LABEL_NOISE)
-    outcome = of.simulation().run()
-    found = measure(
-        of, model_tensors(outcome.params, outcome.evaluated, outcome.buffers), outcome.rows
-    )
-    assert "accuracy_noisy" not in found.metrics and "accuracy_noisy" not in found.per_client
-
-
+# --------------------------------------------------------------------------------------------------
 # what is refused
 # --------------------------------------------------------------------------------------------------
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fedml_noniid as nd
-from fedml_noniid.plugins.data import datasets
-from fedml_noniid.plugins.data.feature_skew import clarity, measured, shift, spread
-from fedml_noniid.plugins.data.skew import CLEAN
+from fedml_noniid.plugins.data.feature_skew import clarity, shift, spread
 from fedml_noniid.plugins.data.statistics import hellinger, summary
 
 
@@ -112,8 +109,3 @@ def test_each_skew_moves_its_own_measure(
     assert (found[moved] - plain[moved]) / by > 1
     assert all(abs(found[name] - plain[name]) < 0.05 for name in kept)
     assert found["classes"] == 10
-
-
-def test_texts_have_no_features(tmp_path: Path) -> None:
-    texts = datasets.load("made_tweets", tmp_path)
-    assert measured(texts, [np.arange(5), np.arange(5, 10)], CLEAN, None, 0) == {}

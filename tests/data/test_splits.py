@@ -42,11 +42,7 @@ def test_sizes():
     public = np.bincount(LABELS[split.public])
     assert public.min() == 10 and public.max() == 11
     assert (np.bincount(LABELS[split.validation]) == 5).all()
-
-
-def test_validation_total_is_the_share_even_of_many_small_classes():
-    labels = np.repeat(np.arange(100), 4)
-    assert len(hold_out(labels, 0.1, 0, seed=0).validation) == 40
+    assert len(hold_out(np.repeat(np.arange(100), 4), 0.1, 0, seed=0).validation) == 40
 
 
 def test_the_seed_decides_and_nothing_else():
@@ -54,12 +50,7 @@ def test_the_seed_decides_and_nothing_else():
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not np.array_equal(first.validation, other.validation)
     assert not np.array_equal(first.public, other.public)
-
-
-def test_the_validation_set_does_not_depend_on_the_public_set():
-    assert np.array_equal(
-        hold_out(LABELS, 0.1, 0, 3).validation, hold_out(LABELS, 0.1, 50, 3).validation
-    )
+    assert np.array_equal(hold_out(LABELS, 0.1, 0, 3).validation, first.validation)
 
 
 def test_a_validation_split_of_no_sample_is_refused():
@@ -102,7 +93,3 @@ def test_fewer_samples_keep_the_classes_in_proportion(labels, share):
 def test_fewer_samples_than_classes_or_more_than_all(samples):
     with pytest.raises(UserError, match="samples"):
         subsample(LABELS, samples)
-
-
-def test_fewer_samples_of_equal_classes_are_equal():
-    assert (np.bincount(LABELS[subsample(LABELS, 100)]) == 10).all()

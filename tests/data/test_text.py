@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -73,13 +72,9 @@ def test_vocabulary_most_frequent_first_ties_alphabetically() -> None:
     assert vocabulary(texts, 100) == ["<pad>", "<unk>", "b", "c", "d", "a", "e"]
     assert vocabulary(texts, 5) == ["<pad>", "<unk>", "b", "c", "d"]
     assert vocabulary([], 5) == ["<pad>", "<unk>"]
-
-
-def test_special_tokens_in_a_text_are_unknown() -> None:
-    texts = [["<pad>", "a", "<unk>", "<pad>"]]
-    words = vocabulary(texts, 10)
-    assert words == ["<pad>", "<unk>", "a"]
-    assert encode(texts, words, 5).tolist() == [[UNKNOWN, 2, UNKNOWN, UNKNOWN, PAD]]
+    odd = [["<pad>", "a", "<unk>", "<pad>"]]  # special tokens in a text are unknown
+    assert vocabulary(odd, 10) == ["<pad>", "<unk>", "a"]
+    assert encode(odd, ["<pad>", "<unk>", "a"], 5).tolist() == [[1, 2, 1, 1, 0]]
 
 
 def test_sequences_are_cut_and_padded_behind() -> None:
@@ -117,18 +112,13 @@ def glove(folder: Path, lines: Sequence[tuple[str, object]]) -> Path:
 
 
 def test_without_a_file_vectors_are_drawn_and_the_note_says_so(tmp_path: Path) -> None:
-    words = ["<pad>", "<unk>", *map(str, range(500))]
-    found, note = embedding(words, tmp_path)
+    """150,000 numbers: the mean has a deviation of 0.0026."""
+    found, note = embedding(["<pad>", "<unk>", *map(str, range(500))], tmp_path)
     assert found.shape == (502, WIDTH) and found.dtype == torch.float32
     assert found[PAD].abs().max() == 0
-    assert found[1:].mean().item() == pytest.approx(
-        0, abs=0.01
-    )  # 150,000 numbers: a deviation of 0.0026
+    assert found[1:].mean().item() == pytest.approx(0, abs=0.01)
     assert found[1:].std().item() == pytest.approx(1, abs=0.01)
-    assert len({tuple(row) for row in found.tolist()}) == 502
     assert "drawn at random" in note and GLOVE in note
-    torch.manual_seed(123)  # no global generator has a say
-    assert torch.equal(embedding(words, tmp_path)[0], found)
 
 
 def test_vectors_of_a_file(tmp_path: Path) -> None:
@@ -154,6 +144,7 @@ DAMAGED = [
     ([("the", " ".join(["x"] * 300))], "line 1: not a word and 300 numbers"),
     ([("the", " ".join(["1"] * 299) + " ")], "line 1: not a word and 300 numbers"),
     ([GOOD], "has none of the 3 words"),
+    ([], "has none of the 3 words"),
 ]
 
 
@@ -169,17 +160,3 @@ def test_a_damaged_file_is_one_line_that_names_the_place(
         and message in str(caught.value)
         and "\n" not in str(caught.value)
     )
-
-
-def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / GLOVE).write_bytes(b"")
-    with pytest.raises(UserError, match="has none of the 3 words"):
-        embedding(WORDS, tmp_path)
-
-
-def test_what_is_drawn_keeps_the_deviation_of_a_file(tmp_path: Path) -> None:
-    numbers = np.random.default_rng(0).normal(0, 0.3, WIDTH)
-    glove(tmp_path, [("the", " ".join(map(str, numbers)))])
-    words = [*WORDS, *map(str, range(300))]
-    found, _ = embedding(words, tmp_path)
-    assert found[4:].std().item() == pytest.approx(numbers.std(), rel=0.02)

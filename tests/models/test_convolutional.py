@@ -230,45 +230,6 @@ def test_a_network_equals_torchs_modules(kind: str, plain: bool) -> None:
     torch.testing.assert_close(evaluated.logits, theirs(x), rtol=1e-9, atol=1e-10)
 
 
-def dropped(
-    p: float, x: Tensor, key: Tensor | None = KEY, number: int = 1, channels: bool = False
-) -> Tensor:
-    return Dropout(number, p, channels)(Forward({}, {}, train=True, key=key), x)
-
-
-@pytest.mark.parametrize("p", [0.05, 0.5])
-def test_dropout_drops_its_share_and_keeps_the_mean(p: float) -> None:
-    """Of 40,000 ones: the share of zeros within four standard deviations; the others are 1 / (1 -
-    p)."""
-    out = dropped(p, torch.ones(100, 4, 10, 10))
-    share = (out == 0).double().mean().item()
-    assert share == pytest.approx(p, abs=4 * (p * (1 - p) / 40_000) ** 0.5)
-    torch.testing.assert_close(out[out != 0].unique(), torch.tensor([1 / (1 - p)]))
-
-
-def test_dropout_of_channels_drops_whole_ones() -> None:
-    out = dropped(0.5, torch.ones(50, 20, 3, 3), channels=True)
-    assert set(out.sum((2, 3)).unique().tolist()) == {0.0, 18.0}
-    share = (out[:, :, 0, 0] == 0).double().mean().item()
-    assert share == pytest.approx(0.5, abs=4 * 0.5 / 1000**0.5)
-
-
-def test_masks_differ_between_keys_and_blocks_and_repeat_otherwise() -> None:
-    x = torch.ones(8, 32)
-    one = dropped(0.5, x)
-    assert torch.equal(one, dropped(0.5, x))
-    assert not torch.equal(one, dropped(0.5, x, key=KEY + 1))
-    assert not torch.equal(one, dropped(0.5, x, number=2))
-
-
-def test_padding_behind_a_batch_leaves_the_samples_masks() -> None:
-    for channels in (False, True):
-        x = torch.ones(6, 5, 4, 4)
-        assert torch.equal(
-            dropped(0.5, x, channels=channels)[:4], dropped(0.5, x[:4], channels=channels)
-        )
-
-
 @pytest.mark.parametrize("kind", DROPPING)
 def test_dropout_is_off_in_eval_mode_and_where_it_is_switched_off(kind: str) -> None:
     shape, _ = NETWORKS[kind]

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedml_noniid.pipelines.experiment import cache, check, config
-from fedml_noniid.pipelines.papers.building import build
+from fedml_noniid.pipelines.papers.report import build
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPER_FILES, RESULTS, Study
 from fedml_noniid.pipelines.papers.targets import Built, Target
@@ -139,6 +139,7 @@ def built(
     root: Path, kind: str, spec: Mapping[str, Any], of: str = PAPER, reported: Any = None
 ) -> Built:
     """A target of a kind of paper `of`, from the runs under `root`."""
+    spec = {"kind": kind, "title": "title", "protocol": [], **spec}
     target = Target("x", of, kind, "title", (), spec, reported)
     return build(target, Measured(PAPER, SIZE, root))
 

@@ -19,15 +19,8 @@ FILES = {"rounds.csv": b"round\n1\n", "model.safetensors": b"weights"}
 MADE = {cache.MADE: b'{"seconds": [1.5]}'}
 
 
-class Making:
-    """Makes the files and counts how often."""
-
-    def __init__(self, files: cache.Files) -> None:
-        self.files, self.calls = files, 0
-
-    def __call__(self) -> cache.Files:
-        self.calls += 1
-        return self.files
+def made() -> cache.Files:
+    return FILES
 
 
 def never() -> cache.Files:
@@ -42,7 +35,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def folder(tmp_path: Path) -> Path:
     """The folder of an item, settled."""
     folder = tmp_path / "runs" / "item"
-    assert cache.get_or_create(folder, tmp_path, FINGERPRINT, Making(FILES | MADE))
+    assert cache.get_or_create(folder, tmp_path, FINGERPRINT, lambda: FILES | MADE)
     return folder
 
 
@@ -56,6 +49,8 @@ def test_what_is_made_is_in_the_folder_and_in_the_store(folder: Path, tmp_path: 
     assert stored == FILES | MADE | {cache.RECEIPT: (folder / cache.RECEIPT).read_bytes()}
     assert cache.made(tmp_path, FINGERPRINT) == {"seconds": [1.5]}
     assert cache.made(tmp_path, OTHER) == cache.made(tmp_path, "") == {}
+    (cache.folder_of(tmp_path, FINGERPRINT) / cache.MADE).write_bytes(b"\xff{")
+    assert cache.made(tmp_path, FINGERPRINT) == {}
 
 
 def append(path: Path) -> None:
@@ -85,9 +80,8 @@ def test_a_damaged_folder_comes_back_from_the_store_and_the_store_from_the_folde
 def test_without_a_whole_copy_it_is_made_again(folder: Path, tmp_path: Path) -> None:
     (folder / "rounds.csv").unlink()
     append(tmp_path / cache.STORE / FINGERPRINT[:16] / "model.safetensors")
-    making = Making(FILES)
-    assert cache.get_or_create(folder, tmp_path, FINGERPRINT, making)
-    assert making.calls == 1 and cache.is_whole(folder, FINGERPRINT)
+    assert cache.get_or_create(folder, tmp_path, FINGERPRINT, made)
+    assert cache.is_whole(folder, FINGERPRINT)
 
 
 def test_a_folder_that_dvc_brought_fills_the_store(folder: Path, tmp_path: Path) -> None:
@@ -108,31 +102,23 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("rounds.csv", r"item/rounds\.csv: is missing or was changed"),
-        (cache.RECEIPT, r"item/receipt\.json: can't be"),
-    ],
-)
-def test_check_names_the_file(folder: Path, name: str, message: str) -> None:
+def test_check_names_the_file(folder: Path) -> None:
     cache.check(folder)
-    (folder / name).write_text("{}")
-    with pytest.raises(UserError, match=message):
+    (folder / "rounds.csv").write_text("{}")
+    with pytest.raises(UserError, match=r"item/rounds\.csv: is missing or was changed"):
         cache.check(folder)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "null", '{"fingerprint": 3}', "\udcff"])
-def test_a_receipt_that_is_none(folder: Path, text: str) -> None:
-    (folder / cache.RECEIPT).write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert not cache.is_whole(folder, FINGERPRINT)
+    for text in (b"", b"[]", b"null", b'{"fingerprint": 3}', b"\xff"):
+        (folder / cache.RECEIPT).write_bytes(text)
+        assert not cache.is_whole(folder, FINGERPRINT)
+        with pytest.raises(UserError, match=r"item/receipt\.json: can't be read"):
+            cache.check(folder)
 
 
 def test_what_is_of_other_settings_is_removed_and_what_is_not_ours_stays(tmp_path: Path) -> None:
     """TensorBoard's default folder is runs/ too."""
     cache.keep_only(tmp_path / "runs", ["a"])
     for name in ("a", "b"):
-        cache.get_or_create(tmp_path / "runs" / name, tmp_path, FINGERPRINT, Making(FILES))
+        cache.get_or_create(tmp_path / "runs" / name, tmp_path, FINGERPRINT, made)
     (tmp_path / "runs" / "events.out.tfevents.1").write_text("loss")
     (tmp_path / "runs" / "Nov23_host").mkdir()
     (tmp_path / "runs" / ".b.x7.unfinished").mkdir()  # of a killed process
@@ -144,21 +130,21 @@ def test_what_is_of_other_settings_is_removed_and_what_is_not_ours_stays(tmp_pat
     }
 
 
-@pytest.mark.parametrize("name", ["runs", "partitions", "evaluation"])
-def test_what_is_not_ours_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    cache.get_or_create(tmp_path / name / "item", tmp_path, FINGERPRINT, Making(FILES))
+@pytest.mark.parametrize("name", cache.OF_ITEMS)
+def test_what_is_not_ours_is_refused_by_name_and_stays(tmp_path: Path, name: str) -> None:
+    cache.get_or_create(tmp_path / name / "item", tmp_path, FINGERPRINT, made)
     (tmp_path / name / ".gitkeep").touch()
-    cache.refuse_foreign(tmp_path)
     (tmp_path / name / "logs").mkdir()
     cache.refuse_foreign(tmp_path, name)  # an empty folder loses nothing
     (tmp_path / name / "logs" / "events").write_text("loss")
     (tmp_path / name / "thesis.tex").write_text("")
+    words = rf"/{name}/logs and 1 more: not written by noniid, .*; move or delete it"
     for names in ((), (name,)):
-        with pytest.raises(
-            UserError,
-            match=rf"/{name}/logs and 1 more: not written by noniid, .*; move or delete it",
-        ):
+        with pytest.raises(UserError, match=words):
             cache.refuse_foreign(tmp_path, *names)
+    with pytest.raises(UserError, match=f"{name}/logs: not written by noniid"):
+        cache.get_or_create(tmp_path / name / "logs", tmp_path, FINGERPRINT, never)
+    assert content(tmp_path / name / "logs") == {"events": b"loss"}
 
 
 @pytest.mark.parametrize("name", ["plan", "report"])
@@ -173,17 +159,3 @@ def test_a_folder_that_dvc_does_not_know_is_refused(tmp_path: Path, name: str) -
         f"stages:\n  x:\n    outs:\n    - path: {name}\n      hash: md5\n"
     )
     cache.refuse_foreign(tmp_path)
-
-
-def test_a_folder_that_is_not_ours_is_not_replaced(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "item"
-    folder.mkdir(parents=True)
-    (folder / "events").write_text("loss")
-    with pytest.raises(UserError, match="runs/item: not written by noniid"):
-        cache.get_or_create(folder, tmp_path, FINGERPRINT, never)
-    assert content(folder) == {"events": b"loss"}
-
-
-def test_how_it_was_made_is_unknown_where_the_file_is_damaged(folder: Path, tmp_path: Path) -> None:
-    (cache.folder_of(tmp_path, FINGERPRINT) / cache.MADE).write_bytes(b"\xff{")
-    assert cache.made(tmp_path, FINGERPRINT) == {}

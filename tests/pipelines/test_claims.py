@@ -634,13 +634,10 @@ def test_missing_data_are_named(tmp_path: Path) -> None:
     assert "Its data are not there (data/raw/MNIST is missing)." in shown(root)
 
 
-def test_write_copies_the_page_and_its_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_copies_the_page_and_its_numbers(tmp_path: Path) -> None:
     """Without running anything. `declared.json` stays with the runs."""
     results = tmp_path / "docs" / "results"
     results.mkdir(parents=True)
-    monkeypatch.setattr(cli, "checkout", lambda name: tmp_path)
     cli.claims(size="small", run=False, write=True, root=written(tmp_path, {}))
     assert sorted(path.name for path in results.iterdir()) == [
         "claims-runs.csv",

@@ -12,7 +12,6 @@ from fedml_noniid.pipelines.experiment.provenance import of_training
 from fedml_noniid.pipelines.stages.deploy import deployment_of
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.recipes import METHODS
-from tests.recipe_table import REPORTED
 
 ROOT = Path(__file__).parents[2]
 GOOD = (ROOT / "params.yaml").read_text()
@@ -201,33 +200,6 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"partition": "similarity", "s": 0, "remainder": "dealt"},
-        {"partition": "two_classes", "sizes": "power_law", "total": None, "exponent": 2},
-        {"partition": "iid_unbalanced", "sizes": "lognormal", "sigma": 0.5},
-        {"partition": "natural", "min_samples": 20},
-        {"partition": "natural_grouped", "users": None},
-    ],
-)
-def test_options_of_partitions(options: dict[str, object]) -> None:
-    scenario = config.Scenario.model_validate({"clients": 20, **options})
-    assert {"partition": scenario.partition, **scenario.options} == options
-
-
-def test_noise_stands_beside_the_options_of_the_partition() -> None:
-    entry = {"partition": "dirichlet", "clients": 20, "alpha": 0.5, "noise": {"sigma": 0.5}}
-    scenario = config.Scenario.model_validate(entry)
-    assert scenario.noise is not None
-    assert (scenario.noise.sigma, scenario.noise.form, scenario.options) == (
-        0.5,
-        "level",
-        {"alpha": 0.5},
-    )
-    assert config.Scenario(partition="iid", clients=20).noise is None
-
-
 @pytest.mark.parametrize(("share", "cohort"), [(1.0, 20), (0.5, 10), (0.01, 1)])
 def test_participation_is_a_share_of_the_clients(share: float, cohort: int) -> None:
     assert config.Scenario(partition="iid", clients=20, participation=share).cohort == cohort
@@ -326,11 +298,3 @@ def test_a_recipe_may_have_training_settings_of_its_own(tmp_path: Path) -> None:
     assert not {"data", "scenario", *config.Recipe.model_fields} & METHODS.keys(), (
         "they are keys beside methods"
     )
-
-
-def test_the_experiment_of_all_methods_has_all_methods_and_the_reported_combinations() -> None:
-    """ "fedavg+x" is x."""
-    path = ROOT / "experiments" / "methods.yaml"
-    settings = config.checked(config.read_yaml(path), path.name)
-    compositions = {settings.composition(name) for name in settings.recipe_names}
-    assert {"fedavg", *METHODS, *REPORTED} <= compositions

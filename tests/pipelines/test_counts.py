@@ -26,12 +26,8 @@ def test_fnrs_table_3(composition: str, printed: int) -> None:
     assert found == pytest.approx(printed, abs=0.5)
 
 
-def test_methods_that_the_table_does_not_have_are_not_counted() -> None:
+def test_combinations_and_variants_are_counted_by_the_same_rule() -> None:
     assert counts.fnr_mib("fednnnn", 1, 1) is None
-    assert counts.fnr_mib("scaffold+fnr", counts.MIB, 2) == 6.0
-
-
-def test_a_variant_is_counted_as_its_method() -> None:
     assert counts.fnr_mib("scaffold_i+fnr_authors", counts.MIB, 2) == 6.0
     assert counts.delta_bytes("rfedavg_authors", 64, 10) == 4 * 64 * 10
     assert counts.delta_bytes("rfedavg_plus_authors", 64, 10) == 4 * 64

@@ -44,10 +44,7 @@ def test_measures_by_hand() -> None:
     assert majority == pytest.approx(4 / 7)
     assert balanced == pytest.approx((3 / 4 + 1 / 2 + 0) / 3)
     assert f1 == pytest.approx((2 * 3 / 8 + 2 * 1 / 4 + 0) / 3)
-
-
-def test_a_class_that_is_named_but_has_no_sample_counts_in_f1_alone() -> None:
-    """F1: 2 / (2 + 1) and 0. Balanced accuracy: that of class 0, 1 / 2."""
+    # A class that is named but has no sample counts in F1 alone.
     _, balanced, f1 = _by_class(counted([0, 0], [0, 1], 3), 2)
     assert (balanced, f1) == (pytest.approx(1 / 2), pytest.approx((2 / 3 + 0) / 2))
 
@@ -121,9 +118,6 @@ def test_the_evaluation_shows_a_constant_answer(rare: Path) -> None:
         == pytest.approx(share / (share + 1))
         == f1_score(y, predicted, average="macro")
     )
-
-
-def test_the_report_of_constant_answers_names_no_best(rare: Path) -> None:
     page = (rare / "report" / "report.md").read_text()
     assert "WARNING, ONE CLASS: the model names one class for all test samples: fedavg (" in page
     assert "No method can be recommended" in page and "has the best mean" not in page

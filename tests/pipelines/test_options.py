@@ -171,11 +171,8 @@ def test_a_mistake_is_one_line(values: dict[str, object], line: str) -> None:
     assert str(error.value).startswith(line) and "\n" not in str(error.value)
 
 
-def test_good_options_pass_and_other_classes_check_themselves() -> None:
+def test_good_options_pass_and_every_mistake_is_named_at_once() -> None:
     check_options(Options, {"mu": 1, "at": [1, 2], "size": None, "folder": "anything"})
-
-
-def test_every_mistake_is_named_at_once() -> None:
     with pytest.raises(UserError) as error:
         check_options(Options, {"gamma": 2, "size": "x", "mo": 1})
     assert [one.where for one in error.value.mistakes] == [("mu",), ("gamma",), ("size",), ("mo",)]

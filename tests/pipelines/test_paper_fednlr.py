@@ -12,7 +12,7 @@ import torch
 from ruamel.yaml import YAML
 from torch import Tensor
 
-from fedml_noniid.pipelines.papers.building import build
+from fedml_noniid.pipelines.papers.report import build
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import DIVERGED
 from fedml_noniid.pipelines.papers.targets import Built, of_targets
@@ -105,12 +105,12 @@ def test_gains_at_learning_rates_with_their_intervals(tmp_path: Path) -> None:
     ]
     assert built.words == (
         (
-            "At 0.01 FedNLR is not told apart from FedAvg (-10.71 to +14.71 points, 95 % interval "
-            "over 2 seeds)."
+            "At 0.01 FedNLR less FedAvg is +2.00 points, 95 % interval -10.71 to +14.71 over 2 "
+            "seeds: undecided."
         ),
         (
-            "At 0.1 FedNLR is not told apart from FedAvg (-24.41 to +26.41 points, 95 % interval "
-            "over 2 seeds)."
+            "At 0.1 FedNLR less FedAvg is +1.00 points, 95 % interval -24.41 to +26.41 over 2 "
+            "seeds: undecided."
         ),
     )
     assert built.missing == () and is_picture(built)

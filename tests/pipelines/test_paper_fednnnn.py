@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from fedml_noniid.pipelines.papers import report
-from fedml_noniid.pipelines.papers.building import build
+from fedml_noniid.pipelines.papers.report import build
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.targets import Built, Target, of_targets
 from fedml_noniid.plugins.core.errors import UserError

@@ -209,7 +209,7 @@ def test_figure_1_has_the_features_of_what_was_trained(tmp_path: Path) -> None:
     (folder / "params.yaml").write_text(json.dumps(content))  # JSON is YAML
     study.execute(Workspace.of(tmp_path, {}), of_paper("rfedavg", "smoke", tmp_path)["cifar-silo"])
     target = of_targets("rfedavg", tmp_path)["rf-fig1"]
-    place = write("rfedavg", "smoke", tmp_path, {"rf-fig1": target}, Path("report")).folder
+    place = write("rfedavg", "smoke", tmp_path, {"rf-fig1": target}, Path("report"))
     measured = Measured("rfedavg", "smoke", tmp_path)
     where = {"study": "cifar-silo", "scenario": "sim10", "recipe": "fedavg"}
     (only,) = measured.group(where).runs

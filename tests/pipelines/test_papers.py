@@ -11,7 +11,7 @@ import pytest
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import claims, verbs
-from fedml_noniid.pipelines.papers.building import build, builder
+from fedml_noniid.pipelines.papers.report import build, builder
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import PAPERS, SIZES, Study, of_paper
 from fedml_noniid.pipelines.papers.table import addresses

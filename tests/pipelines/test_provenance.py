@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -136,24 +136,12 @@ def test_code_is_parsed_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (file.parents[0] / "cache" / "fedml-noniid" / "code.json").stat().st_mode & 0o077 == 0
 
 
-def in_place(path: Path) -> None:
+@pytest.mark.parametrize("edited", ["module.py", "fresh.py"], ids=["in place", "replaced"])
+def test_an_edit_that_sets_the_clock_back_is_noticed(file: Path, edited: str) -> None:
+    first, path = found(file), file.with_name(edited)
     path.write_text("x = 2\n")  # of the same size
     os.utime(path, (0, 0))
-
-
-def replaced(path: Path) -> None:
-    fresh = path.with_name("fresh")
-    fresh.write_text("x = 2\n")
-    os.utime(fresh, (0, 0))
-    fresh.replace(path)
-
-
-@pytest.mark.parametrize("edit", [in_place, replaced])
-def test_an_edit_that_sets_the_clock_back_is_noticed(
-    file: Path, edit: Callable[[Path], None]
-) -> None:
-    first = found(file)
-    edit(file)
+    path.replace(file)
     assert found(file) == provenance._of_file(file) != first
 
 

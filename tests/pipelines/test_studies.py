@@ -444,4 +444,3 @@ def test_a_target_and_its_paper_by_the_command_line(
     assert trained[4:] == ["even-fedavg-2", "even-pull-2"]
     whole = place.root / "papers" / "built" / "ccn" / "smoke"
     assert (whole / "report" / "ccn-tab9.md").read_text() == (single / "ccn-tab9.md").read_text()
-    assert json.loads((whole / "metrics.json").read_text())["whole"] == 1

@@ -103,7 +103,7 @@ def test_every_recipe_has_the_same_number_of_trials_and_no_value_is_left_out(
 def test_a_point_has_the_other_values_of_its_entry(tmp_path: Path) -> None:
     of = settings(tmp_path)
     found = tuning.points(of)
-    laid = tuning.laid_out(of, found, ["skewed"])
+    laid = tuning.laid_out(of, found)
     assert laid.seeds == [100] and laid.recipe_names == [
         point.entry for own in found.values() for point in own
     ]

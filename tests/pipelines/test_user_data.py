@@ -27,6 +27,7 @@ from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.text import GLOVE
 from tests.data.reading import contents, draw
+from tests.pipelines.own_files import write_own_files
 from tests.pipelines.small import PARAMS, ROOT, run_stages
 
 
@@ -35,21 +36,10 @@ def set_data(folder: Path, line: str) -> None:
     (folder / "params.yaml").write_text(PARAMS.replace(old, f"data: {line}"))
 
 
-def own_arrays(folder: Path) -> None:
-    """Three classes, four owners."""
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for part, n in (("train", 30), ("test", 10)):
-        client = np.array(["ada", "bob", "cy", "di"])[np.arange(n) % 4]
-        np.savez(
-            folder / f"{part}.npz", x=rng.normal(size=(n, 4)), y=np.arange(n) % 3, client=client
-        )
-
-
 def test_owners_are_clients_from_the_files_to_the_evaluation(tmp_path: Path) -> None:
     """Two clients of two owners each, and their test samples."""
-    own_arrays(tmp_path / "own")
-    set_data(tmp_path, "{name: arrays, root: own, validation: 0, public: 0}")
+    write_own_files(tmp_path)
+    set_data(tmp_path, "{name: arrays, root: signals, validation: 0, public: 0}")
     text = (tmp_path / "params.yaml").read_text()
     text = text.replace("dirichlet, clients: 4, alpha: 0.5", "natural_grouped, clients: 2")
     (tmp_path / "params.yaml").write_text(text.replace("[fedavg, scaffold+fnr]", "[fedavg]"))
@@ -845,27 +835,10 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 
 
-def files_of_the_page(folder: Path) -> None:
-    """Small files with the names and columns that the page has."""
-    i = np.arange(60)
-    people = {
-        "age": i % 37 + 20,
-        "sex": np.where(i % 3, "f", "m"),
-        "hospital": i % 4,
-        "diagnosis": i % 2,
-    }
-    pd.DataFrame(people).to_csv(folder / "patients.csv", index=False)
-    said = {"review": np.where(i % 2, "a good film", "a bad film"), "mood": i % 2, "user": i % 5}
-    pd.DataFrame(said).to_csv(folder / "reviews.csv", index=False)
-    (folder / "photos").mkdir()
-    images()(folder / "photos")
-    own_arrays(folder / "signals")
-
-
 def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One block after the other, since the arrays are made in one and used in another."""
     monkeypatch.chdir(tmp_path)
-    files_of_the_page(tmp_path)
+    write_own_files(tmp_path)
     held: dict[str, Any] = {}
     made = []
     for block in blocks("python"):
