@@ -27,6 +27,8 @@ import pytest
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from grpc._cython import cygrpc
 
@@ -185,7 +187,8 @@ def signed(
         not_valid_after=now + last,
     )
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
-    return authority._private_pem(key), authority._sign(builder, ca.key, purpose)
+    made = builder.add_extension(purpose, critical=False).sign(ca.key, SHA256())
+    return authority._private_pem(key), made.public_bytes(Encoding.PEM)
 
 
 # Connections
