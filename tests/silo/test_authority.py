@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedml_noniid.cli.app import main
@@ -71,13 +70,11 @@ def test_a_certificate_says_for_whom_and_for_what(all_kits: Path, rank: int) -> 
     basic, usage = of(x509.BasicConstraints), of(x509.KeyUsage).value
     assert basic.critical and not basic.value.ca
     assert usage.digital_signature and not usage.key_cert_sign and not usage.crl_sign
-    key = found.public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == "secp256r1"
     assert DAY / 480 < now() - found.not_valid_before_utc < DAY / 24  # 3 minutes to an hour
     assert 364 * DAY < found.not_valid_after_utc - now() <= 365 * DAY
 
 
-def test_the_ca_signs_certificates_and_lists_only(all_kits: Path) -> None:
+def test_the_ca_signs_only(all_kits: Path) -> None:
     of = certificate(all_kits, "ca", "ca.crt").extensions.get_extension_for_class
     basic, usage = of(x509.BasicConstraints), of(x509.KeyUsage).value
     assert basic.critical and basic.value.ca and basic.value.path_length == 0
@@ -221,12 +218,10 @@ def test_revoking_twice_lists_once_and_mends_the_servers_list(kits: Path) -> Non
     revoke(kits, 2)
     (kits / "0" / "crl.pem").write_bytes(empty)
     revoke(kits, 2)
-    key = certificate(kits, "ca", "ca.crt").public_key()
-    for place in ("ca", "0"):
-        crl = x509.load_pem_x509_crl((kits / place / "crl.pem").read_bytes())
-        assert [revoked.serial_number for revoked in crl] == [certificate(kits, 2).serial_number]
-        assert crl.is_signature_valid(key)  # type: ignore[arg-type]  # the kind of our keys
-        assert crl.next_update_utc is not None and crl.next_update_utc - now() > 3640 * DAY
+    assert (kits / "0" / "crl.pem").read_bytes() == (kits / "ca" / "crl.pem").read_bytes()
+    crl = x509.load_pem_x509_crl((kits / "0" / "crl.pem").read_bytes())
+    assert [revoked.serial_number for revoked in crl] == [certificate(kits, 2).serial_number]
+    assert crl.next_update_utc is not None and crl.next_update_utc - now() > 3640 * DAY
 
 
 def test_commands_at_the_same_time_lose_no_revocation(kits: Path) -> None:
