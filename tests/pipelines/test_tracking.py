@@ -139,7 +139,7 @@ def finish(store: Store, monkeypatch: pytest.MonkeyPatch) -> Finish:
 
 def active(store: Store, experiment: str = "toy") -> list[Any]:
     client = store.client()
-    return runs.search(client, runs.of_name(store, client, experiment))
+    return runs.search(client, runs.experiment_id(store, client, experiment))
 
 
 def artifacts(run: Any) -> set[str]:
