@@ -16,7 +16,7 @@ from tests.pipelines.small import PARAMS, Repository, copy, run_stages
 pytestmark = pytest.mark.slow
 
 KILLS, SEED = 6, 2026
-LONG = PARAMS.replace("rounds: 3", "rounds: 200").replace(
+LONG = PARAMS.replace("rounds: 3", "rounds: 100").replace(
     "device: cpu", "device: cpu, observe: true"
 )
 
