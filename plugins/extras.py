@@ -3,10 +3,8 @@ each."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import sys
-from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from fedml_noniid.plugins.core.errors import UserError
@@ -40,18 +38,3 @@ def version(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "none"
-
-
-def on_demand(module: str, names: Sequence[str]) -> Callable[[str], object]:
-    """A package's `__getattr__`, which imports these names from `module` when they are first used.
-
-    FedML takes 11 s and 1 GB to import. Training and simulation do without it.
-    """
-
-    def get(name: str) -> object:
-        if name not in names:
-            package = module.rpartition(".")[0]
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(module), name)
-
-    return get

@@ -192,6 +192,32 @@ def test_neutral_hyper_parameters_are_fedavg_to_the_bit(method: str, engine: str
         assert federation.equal_models(neutral, plain)
 
 
+def test_scaffold_begins_as_uniform_fedavg() -> None:
+    """c = c_i = 0 in round 1; with equal clients 1/M is n_k/n."""
+    equal = federation.federation(sizes=(5, 5, 5, 5))
+    a, b = (
+        federation.run(recipe, of=equal, rounds=1, cohort=4) for recipe in ("scaffold", "fedavg")
+    )
+    assert federation.equal_models(a, b)
+
+
+def test_ccn_at_a_high_temperature_is_fedavg_to_rounding() -> None:
+    """Lambda -> (R - 1) / R for everybody."""
+    a = federation.run("ccn", {"ccn": {"T": 1e12}}, dtype=torch.float64)
+    b = federation.run("fedavg", dtype=torch.float64)
+    for key, leaf in b.params.items():
+        torch.testing.assert_close(a.params[key], leaf, rtol=1e-10, atol=1e-12)
+
+
+def test_fednnnn_evaluates_uniform_fedavg_in_its_first_round() -> None:
+    """Step 4 is the plain average; with equal clients n_k/n is 1/m."""
+    equal = federation.federation(sizes=(5, 5, 5, 5))
+    a, b = (
+        federation.run(recipe, of=equal, rounds=1, cohort=4) for recipe in ("fednnnn", "fedavg")
+    )
+    assert all(torch.equal(a.evaluated[key], b.params[key]) for key in b.params)
+
+
 PAIRS = [
     "fedprox+fnr",
     "scaffold+ccn",

@@ -40,7 +40,7 @@ ALLOWED = {
     "simulate": {"core", "engines", "recipes"},
     "privacy": {"core", "data"},
     "silo": EVERYTHING,
-    **{method: {"core", "extras"} | METHODS for method in METHODS},
+    **{method: {"core"} | METHODS for method in METHODS},
 }
 # What each room imports of the extras, at once or later. Every other room needs the base package
 # only.

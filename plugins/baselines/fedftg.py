@@ -33,7 +33,7 @@ steps. FedML pair: `make_pair("fedftg")`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, Literal
@@ -43,6 +43,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedml_noniid.plugins.baselines.generators import (
+    LabelCounts,
     diversity,
     draw_labels,
     generate,
@@ -50,15 +51,11 @@ from fedml_noniid.plugins.baselines.generators import (
     label_weights,
 )
 from fedml_noniid.plugins.core.component import (
-    Answer,
     Change,
-    Client,
-    Component,
     Exclusive,
     Needs,
     Server,
     Setting,
-    Trace,
 )
 from fedml_noniid.plugins.core.data import Batch, cross_entropies
 from fedml_noniid.plugins.core.optimizers import SGD, Adam
@@ -80,13 +77,12 @@ Model = tuple[Params, Params]  # parameters and buffers
 
 
 @dataclass(frozen=True)
-class FedFTG(Component):
+class FedFTG(LabelCounts):
     """Fine-tunes the average with the clients' ensemble on inputs that a generator makes."""
 
     name: ClassVar[str] = "fedftg"
     needs: ClassVar[Needs] = Needs(local_set=True, whole_models=True)
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_LEARNING})
-    ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0)}  # labels are drawn by them
 
     iterations: CountOrNone = 10  # I, per round: authors' code
     generator_steps: CountOrNone = 1  # I_g, per iteration: authors' code
@@ -117,16 +113,6 @@ class FedFTG(Component):
                 server.key, self.noise_dim, server.task.network.n_classes, self.hidden, n_out, like
             )
         }
-
-    def report(self, trace: Trace, client: Client) -> Answer:
-        """n_k^y, [C]."""
-        return Answer(
-            {
-                "counts": client.local_set.class_counts(client.task.network.n_classes).to(
-                    trace.loss.dtype
-                )
-            }
-        )
 
     def learn(self, server: Server) -> Change | None:
         """Algorithm 1, I times: I_g steps of G, which widen the discrepancy; then I_d of the model,

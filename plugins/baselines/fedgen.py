@@ -31,7 +31,7 @@ logits. Its FedML pair is `make_pair("fedgen")`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,6 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedml_noniid.plugins.baselines.generators import (
+    LabelCounts,
     diversity,
     draw_labels,
     generate,
@@ -47,13 +48,9 @@ from fedml_noniid.plugins.baselines.generators import (
     label_weights,
 )
 from fedml_noniid.plugins.core.component import (
-    Answer,
     Change,
     Client,
-    Component,
-    Needs,
     Server,
-    Trace,
 )
 from fedml_noniid.plugins.core.data import Batch, cross_entropies
 from fedml_noniid.plugins.core.optimizers import Adam
@@ -62,7 +59,6 @@ from fedml_noniid.plugins.core.options import (
     CountOrNone,
     NonNegative,
     Positive,
-    Range,
     Share,
 )
 from fedml_noniid.plugins.core.randomness import fold, integers, uniform
@@ -72,12 +68,10 @@ from fedml_noniid.plugins.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)
-class FedGen(Component):
+class FedGen(LabelCounts):
     """Trains a generator of features on the server; the clients learn from its features."""
 
     name: ClassVar[str] = "fedgen"
-    needs: ClassVar[Needs] = Needs(local_set=True)
-    ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0)}  # labels are drawn by them
 
     generative_alpha: NonNegative = 10.0  # of the client's CE on G(y'): authors' code, MNIST
     generative_beta: NonNegative = 10.0  # of the client's KL on G(y): authors' code, MNIST
@@ -129,16 +123,6 @@ class FedGen(Component):
         latent = batch.mean(apart)
         weight: Tensor = client.shared["weight"]
         return weight * (self.generative_alpha * teacher + self.generative_beta * latent)
-
-    def report(self, trace: Trace, client: Client) -> Answer:
-        """n_k^y, [C]."""
-        return Answer(
-            {
-                "counts": client.local_set.class_counts(client.task.network.n_classes).to(
-                    trace.loss.dtype
-                )
-            }
-        )
 
     def survey(self, server: Server) -> Change | None:
         """Algorithm 1, lines 10-13: `steps` steps of G on the objective below."""

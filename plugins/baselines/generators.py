@@ -4,14 +4,32 @@ by counts."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedml_noniid.plugins.core.component import Answer, Client, Component, Needs, Trace
 from fedml_noniid.plugins.core.data import one_hot
+from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.core.randomness import fold, uniform
 from fedml_noniid.plugins.core.trees import Params
+
+
+@dataclass(frozen=True)
+class LabelCounts(Component):
+    """Sends each client's label counts, by which the server draws labels."""
+
+    needs: ClassVar[Needs] = Needs(local_set=True)
+    ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0)}
+
+    def report(self, trace: Trace, client: Client) -> Answer:
+        """n_k^y, [C]."""
+        counts = client.local_set.class_counts(client.task.network.n_classes)
+        return Answer({"counts": counts.to(trace.loss.dtype)})
 
 
 def init(

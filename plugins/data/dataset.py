@@ -16,7 +16,8 @@ from torch import Tensor
 from fedml_noniid.plugins.core.errors import UserError, closest, located
 from fedml_noniid.plugins.data import tensor_file
 
-NORMALISATIONS = ("channel", "half", "none")
+# The mean and the deviation of pixels from 0 to 1; None: those of each channel.
+NORMALISATIONS = {"channel": None, "half": (0.5, 0.5), "none": (0.0, 1.0)}
 TENSORS = ("train_x", "train_y", "test_x", "test_y")
 OPTIONAL = ("train_owner", "test_owner", "embedding")
 LEAK = "LEAK: "  # begins the note that says which test samples training has seen
@@ -154,18 +155,13 @@ def mean_and_deviation(normalise: object) -> tuple[float, float] | None:
 
     UserError if `normalise` is not allowed.
     """
-    most = sys.float_info.max
-    match normalise:
-        case "channel":
-            return None
-        case "half":
-            return 0.5, 0.5
-        case "none":
-            return 0.0, 1.0
-        case [int() | float() as mean, int() | float() as deviation]:
-            flags = isinstance(mean, bool) or isinstance(deviation, bool)
-            if not flags and abs(mean) <= most and 0 < deviation <= most:
-                return float(mean), float(deviation)
+    if isinstance(normalise, str) and normalise in NORMALISATIONS:
+        return NORMALISATIONS[normalise]
+    numbers = normalise if isinstance(normalise, list | tuple) else ()
+    if len(numbers) == 2 and all(type(one) in (int, float) for one in numbers):
+        mean, deviation = numbers
+        if abs(mean) <= sys.float_info.max and 0 < deviation <= sys.float_info.max:
+            return float(mean), float(deviation)
     names = ", ".join(NORMALISATIONS)
     raise UserError(
         value=normalise,

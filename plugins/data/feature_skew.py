@@ -108,25 +108,20 @@ def _sampled(
     """(samples [n, d] in normalised units, labels [n], clients [n]) of the samples that are
     taken."""
     most = max(MIN_PER_CLIENT, MAX_SAMPLES // len(clients))
-    taken = [
-        np.linspace(0, len(mine) - 1, min(most, len(mine))).astype(np.int64) for mine in clients
-    ]
-    positions = np.concatenate([mine[places] for mine, places in zip(clients, taken, strict=True)])
-    ends = np.cumsum([len(places) for places in taken])
-    parts = np.split(
-        np.arange(len(positions)), ends[:-1]
-    )  # each client's samples among those that are taken
-    labels = (
-        None
-        if skew.labels is None
-        else [labels[at] for labels, at in zip(skew.labels, taken, strict=True)]
+    sizes = [min(most, len(mine)) for mine in clients]
+    positions = np.concatenate(
+        [
+            mine[np.linspace(0, len(mine) - 1, size).astype(np.int64)]
+            for mine, size in zip(clients, sizes, strict=True)
+        ]
     )
-    index = torch.from_numpy(positions)
-    raw = normalised(data.train_x[index].to(torch.float32, copy=True), data.mean, data.std)
-    x, y = Skew(labels, skew.turns).applied(parts, raw, data.train_y[index])
+    owner = np.repeat(np.arange(len(clients)), sizes)
+    raw, labels = skew.applied(clients, data.train_x, data.train_y)
+    x = normalised(raw[positions].to(torch.float32, copy=True), data.mean, data.std)
+    y = labels[positions]
     if noise is not None:
+        parts = np.split(np.arange(len(positions)), np.cumsum(sizes)[:-1])
         samples = Samples(x, y, per_sample(noise, parts, x))
         # The name of the stream decides the draws: it stays.
         x = Read(torch.tensor(key(seed, "unlikeness")))(samples, torch.arange(len(x)), 0)
-    owner = np.repeat(np.arange(len(clients)), [len(places) for places in taken])
     return x.flatten(1).double().numpy(), y.numpy(), owner

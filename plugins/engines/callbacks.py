@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -31,15 +31,23 @@ from fedml_noniid.plugins.core.errors import UserError, located, shown
 from fedml_noniid.plugins.core.options import Count, NonNegative, check_options
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, tree_map
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.own_code import find, place
-
-if TYPE_CHECKING:
-    from fedml_noniid.plugins.engines.run import Run
 
 OURS = "fedml_noniid."  # modules whose errors are not a user's
 NAME = re.compile(r"[\w./-]+")  # of a column
 Row = dict[str, float]  # of rounds.csv
 Columns = Mapping[str, Tensor | float]
+
+
+class CurrentRun(Protocol):
+    """What a callback may read of the run that calls it."""
+
+    start: Start
+    federation: Federation
+    state: State
+    done: int  # rounds
 
 
 class Exchange(NamedTuple):
@@ -81,7 +89,7 @@ class Callback:
     A run has an object of its own: a copy of the one that it is given.
     """
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: CurrentRun) -> None:
         """Before the first round of this process.
 
         May raise UserError if it does not fit the run.
@@ -102,7 +110,7 @@ class Callback:
         """The reason why the last of `rows` is the last round; "" if the run goes on."""
         return ""
 
-    def on_round(self, run: Run, row: Row) -> None:
+    def on_round(self, run: CurrentRun, row: Row) -> None:
         """After a round; `row` is its row of rounds.csv."""
 
     def state(self) -> dict[str, Any]:
@@ -148,16 +156,15 @@ class EarlyStop(Callback):
     )  # the lowest loss, or minus the highest accuracy
     since: int = field(default=0, init=False)  # evaluations
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: CurrentRun) -> None:
         if run.federation.validation is None:
             raise UserError(
                 "callback early_stop: needs a validation split, and there is none; set validation"
             )
         if run.start.task.personal:
             raise UserError(
-                f"callback early_stop: {run.algorithm.name} leaves a part of the model on the "
-                "clients, so no model is "
-                "measured on the validation split; leave it out"
+                f"callback early_stop: {run.start.algorithm.name} leaves a part of the model on "
+                "the clients, so no model is measured on the validation split; leave it out"
             )
 
     def stop(self, rows: Sequence[Row]) -> str:
@@ -178,7 +185,7 @@ class OnRow(Callback):
 
     call: Callable[[Row], None]
 
-    def on_round(self, run: Run, row: Row) -> None:
+    def on_round(self, run: CurrentRun, row: Row) -> None:
         self.call(row)
 
     def state(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import io
 import math
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,16 +23,20 @@ from fedml_noniid.plugins.core.trees import (
     together,
     tree_map,
 )
-from fedml_noniid.plugins.engines.callbacks import Callback, Columns, Exchange, RoundEnd, Row
+from fedml_noniid.plugins.engines.callbacks import (
+    Callback,
+    Columns,
+    CurrentRun,
+    Exchange,
+    RoundEnd,
+    Row,
+)
 from fedml_noniid.plugins.engines.client_tests import scores as client_scores
 from fedml_noniid.plugins.engines.clients import numbers
 from fedml_noniid.plugins.engines.evaluation import evaluate, scores
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.traffic import Meter
-
-if TYPE_CHECKING:
-    from fedml_noniid.plugins.engines.run import Run
 
 SCORES = ("accuracy", "loss")
 
@@ -79,7 +83,7 @@ class Evaluation(Callback):
             | self._observed
         )
 
-    def on_round(self, run: Run, row: Row) -> None:
+    def on_round(self, run: CurrentRun, row: Row) -> None:
         self._observed = {}
 
     def state(self) -> dict[str, Any]:
@@ -149,7 +153,7 @@ class Recording(Callback):
         self._observed: Params = {}
         self._groups: dict[str, list[str]] = {}
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: CurrentRun) -> None:
         self._run = weakref.proxy(run)  # no cycle: the data of a run go with it
         self._groups = _groups(run.start.task, run.start.params)
 
@@ -190,7 +194,7 @@ class Recording(Callback):
         found |= {f"round/{name}": numbers(values, cpu) for name, values in columns.items()}
         return found | {"bytes_up": sum(up.values()), "bytes_down": sum(down.values())}
 
-    def on_round(self, run: Run, row: Row) -> None:
+    def on_round(self, run: CurrentRun, row: Row) -> None:
         self._observed = {}
         self.meter.forget()
 

@@ -23,6 +23,7 @@ from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines import client_tests
 from fedml_noniid.plugins.engines.callbacks import (
     Callback,
+    CurrentRun,
     Exchange,
     RoundEnd,
     Row,
@@ -295,12 +296,14 @@ class Checkpointing(Callback):
         too."""
         self.checkpoints, self.every = checkpoints, every
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: CurrentRun) -> None:
+        assert isinstance(run, Run), "no other keeps checkpoints"
         self.checkpoints.of(run.algorithm.name)
         if self.checkpoints.exists():
             run.restore(self.checkpoints.read(run.trees))
 
-    def on_round(self, run: Run, row: Row) -> None:
+    def on_round(self, run: CurrentRun, row: Row) -> None:
+        assert isinstance(run, Run), "as above"
         if run.over or run.done % self.every == 0:
             self.checkpoints.write(run.checkpoint())
 

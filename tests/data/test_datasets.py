@@ -27,16 +27,10 @@ def digits():
 def test_digits(digits):
     assert digits.train_x.shape == (1437, 1, 8, 8) and digits.test_x.shape == (360, 1, 8, 8)
     assert digits.train_x.dtype == torch.uint8 and digits.train_x.max() == 16
-    assert digits.train_y.dtype == torch.int64 and digits.classes == tuple("0123456789")
-    train, test = digits.train_y.bincount(), digits.test_y.bincount()
-    assert ((test - 0.2 * (train + test)).abs() <= 1).all()
     assert digits.mean[0] == pytest.approx(digits.train_x.double().mean().item())
     assert digits.std[0] == pytest.approx(digits.train_x.double().std(correction=0).item())
-
-
-def test_digits_never_change(digits):
-    """The split and the bytes are part of every result: a new value here means that old results
-    can't be compared."""
+    # The split and the bytes are part of every result: with a new value here, old results can't be
+    # compared.
     assert digits.checksum == "4cd82ee7bccdb1ae43e212ea72020f83393c67d635aafbee40ec8e3f55575a55"
 
 

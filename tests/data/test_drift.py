@@ -22,7 +22,6 @@ from fedml_noniid.pipelines.experiment.provenance import of_training
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting import report, text
 from fedml_noniid.pipelines.stages.partition import partitions
-from fedml_noniid.pipelines.tools import scenarios
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import datasets
@@ -188,13 +187,9 @@ def test_the_words_of_tables_and_reports(digits: Dataset, tmp_path: Path) -> Non
     found = results.table(place.partition("s", 3) / "clients.csv")
     assert [row["drift"] for row in found] == ["2", "2", "0", "2", "2"]
     assert results.record(place.partition("s", 3) / "statistics.json")["drifting"] == 4
-    words = "sudden drift from round 2, swapped classes 1-7, 3-4, none"
-    assert scenarios.described(of.scenarios["s"]) == f"dirichlet (alpha 1.0), {words}"
     about = report._about(tmp_path, of.scenarios["s"], "s-3")
-    assert (
-        f"labels change with the round ({words})" in about
-        and "Each round's accuracy is on the labels of" in about
-    )
+    words = "sudden drift from round 2, swapped classes 1-7, 3-4, none"
+    assert f"labels change with the round ({words})" in about
     held = sorted(sum(int(row[c]) > 0 for c in digits.classes) for row in found)
     assert f" training samples of {text.span(held)} classes" in about, "the round is no class"
 
@@ -203,11 +198,8 @@ def test_from_python_as_from_a_file(digits: Dataset) -> None:
     given: dict[str, Any] = {"alpha": 1.0, "seed": 3, "validation": 0.1, "public": 40, **MIXED}
     split = nd.partition(nd.load("digits"), "dirichlet", 5, **given)
     assert split.indices.text == partitioned(digits, settings(MIXED)).indices.text
-    late = nd.partition(nd.load("digits"), "iid", 5, drift={"at": 50, "swap": [[1, 7]]})
-    with pytest.raises(
-        UserError, match="drift: labels change until round 50; allowed: until 4, the last round"
-    ):
-        nd.run("fedavg", late, rounds=4)
+    with pytest.raises(UserError, match="drift: labels change until round 2; allowed: until 1"):
+        nd.run("fedavg", split, rounds=1)
 
 
 def test_the_fingerprint_has_the_drift() -> None:
@@ -308,27 +300,23 @@ def test_a_model_is_tested_with_each_clients_labels(digits: Dataset, skews: dict
     for client in range(5):
         pair = skews["drift"]["swap"][client % len(skews["drift"]["swap"])]
         label = np.arange(10)
-        label[pair] = pair[::-1]
-        label = (
-            np.arange(10) if skews is RECURRENT else label
-        )  # the first labels are back in round 3
+        if skews is not RECURRENT:  # whose first labels are back in round 3
+            label[pair] = pair[::-1]
         y = torch.from_numpy(label)[digits.test_y]
-        one = evaluate(of.network, outcome.params, outcome.buffers, of.test._replace(y=y))
-        own.append(one)
-        hits = (one.predictions == y).numpy()
+        own.append(evaluate(of.network, outcome.params, outcome.buffers, of.test._replace(y=y)))
+        hits = (own[-1].predictions == y).numpy()
         positions = of.indices.test_clients[client]
         assert found.per_client["test_accuracy"][client] == pytest.approx(hits[positions].mean())
         by_class = np.array([hits[digits.test_y == c].mean() for c in range(10)])
         counts = np.bincount(digits.train_y[of.indices.clients[client]], minlength=10)
-        assert found.per_client["accuracy"][client] == pytest.approx(
-            by_class @ counts / counts.sum()
-        )
+        accuracy = pytest.approx(by_class @ counts / counts.sum())
+        assert found.per_client["accuracy"][client] == accuracy
     for key in ("accuracy", "loss"):
         mean = pytest.approx(np.mean([getattr(one, key) for one in own]))
         assert found.metrics[key] == mean and outcome.rows[-1][f"test_{key}"] == mean
-    assert np.mean(
-        np.array(found.per_class["accuracy"]) * found.per_class["samples"]
-    ) * 10 == pytest.approx(found.metrics["accuracy"] * len(digits.test_y))
+    shares = np.array(found.per_class["samples"]) / len(digits.test_y)
+    of_classes = (np.array(found.per_class["accuracy"]) * shares).sum()
+    assert of_classes == pytest.approx(found.metrics["accuracy"])
 
 
 def test_each_round_is_tested_with_its_own_labels(digits: Dataset) -> None:
@@ -433,20 +421,13 @@ def test_one_line_per_mistake(given: object, message: str) -> None:
 )
 def test_a_drift_after_the_last_round_is_refused(given: dict[str, Any], last: int) -> None:
     check.check(settings({"drift": given}, rounds=3))
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=rf"scenarios.s.drift: .* round {last}; allowed: until 2"):
         check.check(settings({"drift": given}, rounds=2))
-    wanted = (
-        f"params.yaml: scenarios.s.drift: labels change until round {last}; allowed: until "
-        "2, the last round"
-    )
-    assert str(error.value) == wanted
 
 
 def test_a_class_that_the_data_lack_is_refused(digits: Dataset) -> None:
     of = settings({"drift": {"at": 2, "swap": [[1, 10]]}})
-    with pytest.raises(UserError) as error:
+    with pytest.raises(
+        UserError, match=r"^scenarios.s.drift.swap = 10 is refused; allowed: 0 to 9"
+    ):
         partition_of(digits, of.data, of.scenarios["s"], "s", 0)
-    assert (
-        str(error.value)
-        == "scenarios.s.drift.swap = 10 is refused; allowed: 0 to 9, the 10 classes"
-    )

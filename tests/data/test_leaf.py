@@ -124,23 +124,17 @@ def test_the_files_do_not_matter(root, tmp_path):
         assert load("femnist", other).checksum == expected
 
 
-def test_missing(root, tmp_path):
+def test_missing(root):
     folder = root / "femnist"
     for file in (folder / "test").iterdir():
         file.unlink()
-    said = (
-        f"make them with LEAF's {COMMAND} ({PAGE}) and put its data/train and data/test into "
-        f"{folder}"
-    )
-    with refuse(f"{folder / 'test'}: holds no *.json; {said}"):
-        load("femnist", root)
-    with refuse(tmp_path / "no" / "femnist" / "train", "holds no *.json"):
-        load("femnist", tmp_path / "no")
-    assert not (tmp_path / "no").exists()
-    write(folder / "all_data" / "all_data_0.json", WRITERS["train"])
     with refuse(
-        f"{folder / 'all_data'} isn't split; split it with LEAF's {COMMAND} (in data/femnist)"
+        f"{folder / 'test'}: holds no *.json; make them with LEAF's {COMMAND} ({PAGE}) and put its "
+        f"data/train and data/test into {folder}"
     ):
+        load("femnist", root)
+    write(folder / "all_data" / "all_data_0.json", WRITERS["train"])
+    with refuse(f"{folder / 'all_data'} isn't split; split it with LEAF's {COMMAND}"):
         load("femnist", root)
 
 
@@ -223,18 +217,14 @@ def test_wrong_samples(root, x, y, message):
 
 
 def test_a_user_twice(root):
-    file = root / "femnist" / "train" / "z.json"
-    write(file, some("train", "f10"))
-    with refuse(
-        f"{file}: user 'f10': is twice in {file.parent}, first in "
-        "all_data_1_niid_0_keep_0_train_9.json"
-    ):
+    folder = root / "femnist" / "train"
+    write(folder / "z.json", some("train", "f10"))
+    with refuse(f"z.json: user 'f10': is twice in {folder}, first in all_data_1_niid_0_"):
         load("femnist", root)
-    both = {
-        "users": ["b", "b"],
-        "num_samples": [1, 1],
-        "user_data": {"b": {"x": [BLANK], "y": [1]}},
-    }
-    write(file, {}, **both)
-    with refuse(f"{file}: user 'b': is twice in {file.parent}, first in z.json"):
+    write(folder / "z.json", some("test", "a"), users=["a", "a"])
+    with refuse(f"z.json: user 'a': is twice in {folder}, first in z.json"):
+        load("femnist", root)
+    for file in folder.iterdir():
+        write(file, {})
+    with refuse(folder, "its *.json hold no user"):
         load("femnist", root)

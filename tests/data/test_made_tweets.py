@@ -10,7 +10,6 @@ import torch
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.datasets import load
 from fedml_noniid.plugins.data.readers.made_tweets import made_tweets
-from fedml_noniid.plugins.data.text import PAD, UNKNOWN
 
 NOWHERE = Path("/nowhere")
 
@@ -30,22 +29,6 @@ def test_every_user_trains_and_tests_on_a_sixth() -> None:
     assert len(held) == 40 and held.min() >= 12 and held.max() <= 36 and held.min() < held.max()
     assert torch.equal(tested, held // 6)  # the sixth, the twelfth, ...
     assert data.train_owner.tolist() == sorted(data.train_owner.tolist())
-
-
-def test_tokens_are_words_of_the_vocabulary_padded_behind() -> None:
-    data, x, _, _ = parts()
-    assert data.embedding is not None
-    assert x.dtype == torch.int32 and x.max() < len(data.embedding)
-    filled = x != PAD
-    assert (filled.sum(1) >= 4).all()  # subject, verb, mood, ending
-    assert torch.equal(filled.sum(1), filled.int().cumprod(1).sum(1))  # no word behind padding
-    assert not (data.train_x == UNKNOWN).any()  # the vocabulary is theirs
-    often = data.train_x.flatten().bincount()[UNKNOWN + 1 :]
-    assert torch.equal(
-        often, often.sort(descending=True).values
-    )  # and by how often they have a word
-    assert data.embedding.shape[1] == 16 and data.embedding.dtype == torch.float32
-    assert (data.embedding[PAD] == 0).all() and (data.embedding[1:].norm(dim=1) > 0).all()
 
 
 def test_the_same_sentences_every_time_and_more_users_are_added_behind() -> None:

@@ -48,44 +48,30 @@ def same(a, b):
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@settings(deadline=None, max_examples=60)
-@given(owned(), st.integers(1, 4))
-def test_natural(population, min_samples):
+@settings(deadline=None, max_examples=100)
+@given(owned(), st.integers(1, 4), st.data())
+def test_users_and_groups_of_users(population, min_samples, data):
     owners, indices, n_clients, seed = population
-    users = {user for user in owners[indices] if (owners[indices] == user).sum() >= min_samples}
+    counts = {user: (owners[indices] == user).sum() for user in owners[indices]}
+    users = {user for user, n in counts.items() if n >= min_samples}
+    name, given = "natural", {"min_samples": min_samples}
     if len(users) < n_clients:
         with pytest.raises(UserError, match=r"clients = |min_samples = "):
-            split("natural", owners, indices, n_clients, seed, min_samples=min_samples)
+            split(name, owners, indices, n_clients, seed, **given)
         return
-    clients = split("natural", owners, indices, n_clients, seed, min_samples=min_samples)
-    drawn = [set(owners[client]) for client in clients]
-    assert [len(of) for of in drawn] == [1] * n_clients
-    assert len(set.union(*drawn)) == n_clients and set.union(*drawn) <= users
-    assert [client.tolist() for client in clients] == [
-        samples_of(owners, indices, of) for of in drawn
-    ]
-    assert same(
-        clients, split("natural", owners, indices[::-1], n_clients, seed, min_samples=min_samples)
-    )
-
-
-@settings(deadline=None, max_examples=60)
-@given(owned(), st.data())
-def test_natural_grouped(population, data):
-    owners, indices, n_clients, seed = population
-    everybody = set(owners[indices])
-    users = data.draw(st.none() | st.integers(n_clients, len(everybody)))
-    clients = split("natural_grouped", owners, indices, n_clients, seed, users=users)
-    groups = [set(owners[client]) for client in clients]
-    sizes = [len(group) for group in groups]
-    assert sum(sizes) == len(set.union(*groups)) == (len(everybody) if users is None else users)
-    assert max(sizes) - min(sizes) <= 1
-    assert [client.tolist() for client in clients] == [
-        samples_of(owners, indices, group) for group in groups
-    ]
-    assert same(
-        clients, split("natural_grouped", owners, indices[::-1], n_clients, seed, users=users)
-    )
+    drawn = data.draw(st.none() | st.integers(n_clients, len(users)))
+    for name, more, total in (
+        ("natural", {}, n_clients),
+        ("natural_grouped", {"users": drawn}, drawn or len(users)),
+    ):
+        clients = split(name, owners, indices, n_clients, seed, **given, **more)
+        groups = [set(owners[client]) for client in clients]
+        assert set.union(*groups) <= users
+        assert sum(map(len, groups)) == len(set.union(*groups)) == total
+        assert max(map(len, groups)) - min(map(len, groups)) <= 1
+        wanted = [samples_of(owners, indices, group) for group in groups]
+        assert [client.tolist() for client in clients] == wanted
+        assert same(clients, split(name, owners, indices[::-1], n_clients, seed, **given, **more))
 
 
 USERS = "users with at least 1 training samples"

@@ -40,18 +40,6 @@ def same(ours, theirs, measures):
     return (np.abs(a.mean(0) - b.mean(0)) < 4 * error).all()
 
 
-def test_a_power_law_of_sizes():
-    sizes = sizes_of(partition("iid_unbalanced", MNIST, everything(MNIST), 100, 0))
-    weights = np.arange(1, 101) ** -1.2
-    assert sizes.sum() == 60_000
-    assert np.abs(sizes - 60_000 * weights / weights.sum()).max() < 1
-    steeper = sizes_of(partition("iid_unbalanced", MNIST, everything(MNIST), 100, 0, exponent=2.5))
-    assert steeper.sum() == 60_000 and steeper.min() == 10
-    above = steeper > 10
-    ratio = steeper / np.arange(1, 101) ** -2.5
-    assert ratio[above] == pytest.approx(ratio[0], rel=0.06)
-
-
 @pytest.mark.parametrize(
     ("sizes", "wanted"),
     [
@@ -224,57 +212,6 @@ def test_similarity(population, s):
     every = partition("similarity", labels, indices, n_clients, seed, s=s, remainder="dealt")
     check(indices, every, n_clients)
     assert np.ptp(sizes_of(every)) <= 1
-
-
-def test_shards_are_random_cuts_in_distribution():
-    """Against the definition, step by step: a deck with each class as often as it has holders,
-    dealt until no hand has a class twice; each class cut at random points until no part is less
-    than a tenth of the equal share."""
-    per_client, n_clients = 2, 20
-    holders = per_client * n_clients // 10
-
-    def cut(rng, size):
-        while True:
-            points = sorted(rng.integers(0, size + 1) for _ in range(holders - 1))
-            parts = [b - a for a, b in pairwise([0, *points, size])]
-            if min(parts) >= size / holders / 10:
-                return parts
-
-    def reference(rng):
-        hands = np.zeros((n_clients, per_client))
-        while any(len(set(hand)) < per_client for hand in hands):
-            hands = rng.permutation(np.repeat(np.arange(10), holders)).reshape(
-                n_clients, per_client
-            )
-        counts = np.zeros((n_clients, 10), int)
-        for c in range(10):
-            parts = cut(rng, (c == UNEVEN).sum())
-            for k in range(n_clients):
-                if c in hands[k]:
-                    counts[k, c] = parts.pop()
-        return counts
-
-    def measures(counts):
-        sizes, one = counts.sum(1), counts[0]
-        return [
-            label_distance(counts).mean(),
-            gini(sizes),
-            sizes.max() / 100,
-            sizes.min() / 10,
-            sizes[0] / 100,
-            counts.max(1).mean(),
-            (one[one > 0] ** 2).sum() / 1000,
-            one @ np.arange(10) / one.sum(),
-        ]
-
-    rng = stream(0, "test")
-    ours = [
-        class_counts(
-            UNEVEN, partition("shards", UNEVEN, everything(UNEVEN), 20, s, classes_per_client=2), 10
-        )
-        for s in range(400)
-    ]
-    assert same(ours, [reference(rng) for _ in range(400)], measures)
 
 
 def test_shards_equal_of_classes_that_divide():

@@ -83,9 +83,6 @@ def test_a_table_of_two_files(root: Path) -> None:
 
 def test_columns_are_standardised_by_the_training_rows(root: Path) -> None:
     found = load("table", root, **BOTH)
-    x = found.normalised("train").double()
-    assert torch.allclose(x.mean(0), torch.zeros(5, dtype=torch.float64), atol=1e-6)
-    assert torch.allclose(x.std(0, correction=0), torch.ones(5, dtype=torch.float64), atol=1e-6)
     assert found.mean[0] == 65 and found.std[0] == pytest.approx(np.std([40, 50, 60, 70, 80, 90]))
     assert found.normalised("test")[0, 0].item() == pytest.approx((45 - 65) / found.std[0])
     none = load("table", root, **BOTH, normalise="none")

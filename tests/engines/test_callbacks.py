@@ -14,6 +14,7 @@ import torch
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.callbacks import (
     Callback,
+    CurrentRun,
     EarlyStop,
     Exchange,
     RoundEnd,
@@ -21,7 +22,7 @@ from fedml_noniid.plugins.engines.callbacks import (
     callback_of,
 )
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
-from fedml_noniid.plugins.engines.run import Checkpointing, Run
+from fedml_noniid.plugins.engines.run import Checkpointing
 from fedml_noniid.plugins.engines.simulation import Simulation
 from tests import federation
 
@@ -116,7 +117,7 @@ class Watcher(Callback):
             leaf.zero_()  # copies: the run goes on with its own
         return {"length": length, "seen": len(self.seen), "watcher/first": params["fc1.bias"][:2]}
 
-    def on_round(self, run: Run, row: Row) -> None:
+    def on_round(self, run: CurrentRun, row: Row) -> None:
         self.seen.append(run.done)
 
 
@@ -166,7 +167,7 @@ class Broken(Callback):
 
 
 class Raises(Callback):
-    def on_round(self, run: Run, row: Row) -> None:
+    def on_round(self, run: CurrentRun, row: Row) -> None:
         _ = row["test_acuracy"]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.engines.evaluation import evaluate
+from fedml_noniid.plugins.engines.evaluation import evaluate, pooled
 from fedml_noniid.plugins.engines.plan import initial_model
 from fedml_noniid.plugins.models import build
 from tests import federation
@@ -34,6 +34,17 @@ def test_accuracy_loss_and_classes_by_hand() -> None:
     logits = np.array([[2.0, 0.0, 0.0], [1.0, 0.5, 0.0], [0.0, 3.0, 0.0], [-1.0, -1.0, 0.0]])
     losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(4), [0, 1, 1, 0]]
     assert found.loss == pytest.approx(losses.mean(), rel=1e-6)
+
+
+def test_several_models_are_one_over_all_samples_together() -> None:
+    """Of 3 samples, of none, and of 1: as one model on the 4."""
+    y = torch.tensor([0, 1, 1, 0])
+    parts = [Samples(X[:3], y[:3]), Samples(X[:0], y[:0]), Samples(X[3:], y[3:])]
+    each = [evaluate(NETWORK, PARAMS, {}, of) if len(of.y) else None for of in parts]
+    found, whole = pooled(NETWORK, each, parts), evaluate(NETWORK, PARAMS, {}, Samples(X, y))
+    assert found is not None and found.loss == pytest.approx(whole.loss, rel=1e-6)
+    assert found.accuracy == whole.accuracy and found.predictions.equal(whole.predictions)
+    assert pooled(NETWORK, each[1:2], parts[1:2]) is None
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 1000])

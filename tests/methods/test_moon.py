@@ -155,3 +155,15 @@ def test_the_memory_is_the_client_s_model_with_its_buffers(engine: str) -> None:
         hand.same(hand.row(ran.memory("moon")["w"], k), w_k)
         buffers = hand.row(ran.exchanges[0][1].buffers, k)
         hand.same(hand.row(ran.memory("moon")["buffers"], k), hand.arrays(buffers))
+
+
+def test_the_first_round_is_fedavgs_with_a_loss_of_log_two_more(engine: str) -> None:
+    """Received and previous model are both w_0, so the two cosines are one."""
+    moon, plain = (
+        hand.run(recipe, engine=engine, rounds=1).outcome for recipe in ("moon", "fedavg")
+    )
+    for key, leaf in plain.params.items():
+        torch.testing.assert_close(moon.params[key], leaf, rtol=1e-13, atol=1e-15)
+    assert moon.rows[0]["local_loss"] == pytest.approx(
+        plain.rows[0]["local_loss"] + np.log(2), rel=1e-12
+    )

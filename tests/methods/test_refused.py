@@ -34,6 +34,9 @@ CLASHES: dict[str, tuple[str, ...]] = {
     "distillation on the server": ("feddf+fedftg",),
     "both own the refinement on public data": ("fnr+fnr_authors",),
     "feature distribution regulariser": tuple(map("+".join, combinations(FAMILY, 2))),
+    "keeps the batch norms on the clients": tuple(
+        f"{other}+fedbn" for other in ("fnr", "fnr_authors", "feddf", "fedftg")
+    ),
     "no clients": tuple(
         f"{other}+centralised" for other in ("fedprox", "fnr", "datasharing", "scaffold")
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -141,31 +140,6 @@ def test_memory_of_another_batch_changes_no_bit(batch: int) -> None:
     assert torch.equal(losses.mean(), expected_loss)
     for key, leaf in expected.items():
         assert torch.equal(grads[key], leaf), key
-
-
-def test_the_gradient_of_a_perceptron_in_numpy() -> None:
-    made, params, x, y = drawn("mlp", 0, torch.float64)
-    grads, losses, _ = made.gradient(params, {}, x, y)
-    w1, b1, w2, b2 = (
-        params[f"{layer}.{part}"].numpy() for layer in ("fc1", "fc2") for part in ("weight", "bias")
-    )
-    seen = x.numpy().reshape(BATCH, -1)
-    before = seen @ w1.T + b1
-    h = np.maximum(before, 0)
-    e = np.exp(h @ w2.T + b2)
-    p = e / e.sum(1, keepdims=True)
-    rows = np.arange(BATCH)
-    np.testing.assert_allclose(losses, -np.log(p[rows, y.numpy()]))
-    p[rows, y.numpy()] -= 1
-    of_h = (p / BATCH) @ w2 * (before > 0)
-    expected = {
-        "fc1.weight": of_h.T @ seen,
-        "fc1.bias": of_h.sum(0),
-        "fc2.weight": (p / BATCH).T @ h,
-        "fc2.bias": p.mean(0),
-    }
-    for key, leaf in expected.items():
-        np.testing.assert_allclose(grads[key], leaf, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("fedml", "grp
 
 
 def test_asking_for_a_pair_imports_fedml():
-    from fedml_noniid.plugins.fnr import FNRAggregator, FNRTrainer
+    from fedml_noniid.plugins.fnr.pair import FNRAggregator, FNRTrainer
 
     names = [[base.__name__ for base in pair.__mro__] for pair in (FNRTrainer, FNRAggregator)]
     assert "ClientTrainer" in names[0] and "ServerAggregator" in names[1]

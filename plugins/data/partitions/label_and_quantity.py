@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -23,7 +24,7 @@ from fedml_noniid.plugins.data.partitions.assigning import (
     drawn_until,
     minimum_size,
 )
-from fedml_noniid.plugins.data.partitions.quantity import exact_sizes, size_law
+from fedml_noniid.plugins.data.partitions.quantity import exact_sizes, relative_sizes
 from fedml_noniid.plugins.data.types import Ints
 
 # Draws of who holds which classes before giving up.
@@ -62,7 +63,7 @@ def two_classes(
         step = len(classes) // math.gcd(len(classes), 2)
         often = f"2 classes each, all {len(classes)} equally often"
         raise refusal("clients", n_clients, f"multiples of {step}: {often}")
-    law = size_law(sizes, exponent, sigma)
+    law = partial(relative_sizes, sizes, n_clients, rng, exponent, sigma)
     # Each client has to hold one sample of each of its classes.
     wanted = (
         n
@@ -79,7 +80,7 @@ def two_classes(
     # equal share.
     most = int(np.sort(supply)[-2:].sum()) - 2 * (holders - 1)
     if sizes != "lognormal":  # whose sizes are known only once they are drawn
-        weights, lowest = law(n_clients, rng), n_clients * min_size
+        weights, lowest = law(), n_clients * min_size
 
         def largest(total: int) -> int:
             return int(exact_sizes(weights, total, min_size).max())
@@ -94,7 +95,7 @@ def two_classes(
 
     for _ in range(MAX_PAIRINGS):
         counts = _split(
-            exact_sizes(law(n_clients, rng), wanted, min_size),
+            exact_sizes(law(), wanted, min_size),
             assign_classes(np.full(len(classes), holders), n_clients, 2, rng),
             supply,
         )

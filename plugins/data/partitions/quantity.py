@@ -3,7 +3,7 @@ Dirichlet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from numbers import Integral
 from typing import Literal
@@ -23,13 +23,6 @@ from fedml_noniid.plugins.data.partitions.assigning import (
 )
 from fedml_noniid.plugins.data.rounding import rounded
 from fedml_noniid.plugins.data.types import Floats, Ints
-
-# Relative sizes of a number of clients.
-Law = Callable[[int, np.random.Generator], Floats]
-PARAMETERS = {
-    "power_law": ("exponent", 1.2),
-    "lognormal": ("sigma", 1.0),
-}  # law -> its parameter and the default
 
 
 def iid(labels: Ints, n_clients: int, rng: np.random.Generator) -> list[Ints]:
@@ -55,9 +48,9 @@ def iid_unbalanced(
     the sizes add up to all samples exactly.
     """
     n = len(labels)
-    law = size_law(sizes, exponent, sigma)
     min_size = minimum_size(min_size, n, n_clients)
-    cuts = exact_sizes(law(n_clients, rng), n, min_size).cumsum()[:-1]
+    weights = relative_sizes(sizes, n_clients, rng, exponent, sigma)
+    cuts = exact_sizes(weights, n, min_size).cumsum()[:-1]
     return [np.sort(part) for part in np.split(rng.permutation(n), cuts)]
 
 
@@ -123,19 +116,22 @@ def _given_sizes(sizes: Sequence[float], n_clients: int, n: int) -> Ints:
     return counts
 
 
-def size_law(name: str, exponent: float | None, sigma: float | None) -> Law:
-    """The law of a name. UserError for a parameter of another law."""
-    given = {"exponent": exponent, "sigma": sigma}
-    for owner, (key, _) in PARAMETERS.items():
-        if given[key] is not None and name != owner:
-            raise refusal(key, given[key], f"none with sizes={name}; it belongs to {owner}")
-    if name == "balanced":
-        return lambda n, _: np.ones(n)
-    key, default = PARAMETERS[name]
-    x = given[key] or default
-    if name == "power_law":
-        return lambda n, _: np.arange(1.0, n + 1) ** -x
-    return lambda n, rng: np.exp(x * rng.standard_normal(n))
+def relative_sizes(
+    law: str, n_clients: int, rng: np.random.Generator, exponent: float | None, sigma: float | None
+) -> Floats:
+    """The sizes of clients by a law, [N]. UserError for a parameter of another law."""
+    for key, value, owner in (
+        ("exponent", exponent, "power_law"),
+        ("sigma", sigma, "lognormal"),
+    ):
+        if value is not None and law != owner:
+            raise refusal(key, value, f"none with sizes={law}; it belongs to {owner}")
+    weights: Floats = np.ones(n_clients)
+    if law == "power_law":
+        weights = np.arange(1.0, n_clients + 1) ** -(exponent or 1.2)
+    if law == "lognormal":
+        weights = np.exp((sigma or 1.0) * rng.standard_normal(n_clients))
+    return weights
 
 
 def exact_sizes(weights: Floats, total: int, min_size: int) -> Ints:
