@@ -235,8 +235,6 @@ def test_a_revoked_certificate_is_refused_on_new_and_on_living_connections(idle,
         assert state._present() == []
     with idle.line(1) as line:
         assert everywhere(line, hello()) == {"permission_denied"}
-    with idle.line(2) as line:
-        assert sent(line, "Hello", hello()) == "ok"
 
 
 def test_no_task_goes_to_a_silo_that_was_revoked_while_it_waited(idle):
