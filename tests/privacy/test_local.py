@@ -91,7 +91,7 @@ def test_noise_belongs_to_secret_run_silo_question_answer_and_name(tmp_path):
     assert torch.equal(first, drawn(of(), of().digest(head, model), answer, "a"))
     asked = of().digest(head, model)
     others = [drawn(of(), asked, answer, "b"), drawn(of(), asked, other, "a")]
-    heads = [head[:i] + ["x"] + head[i + 1 :] for i in range(len(head))]
+    heads = [[*head[:i], "x", *head[i + 1 :]] for i in range(len(head))]
     renamed = {"params/v": model["params/w"]}
     for question in (*((one, model) for one in heads), (head, near), (head, renamed)):
         others.append(drawn(of(), of().digest(*question), answer, "a"))
