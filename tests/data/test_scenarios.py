@@ -209,10 +209,6 @@ def test_similarity(population, s):
     if s == 0:
         assert all(labels[a].max() <= labels[b].min() for a, b in pairwise(clients))
 
-    every = partition("similarity", labels, indices, n_clients, seed, s=s, remainder="dealt")
-    check(indices, every, n_clients)
-    assert np.ptp(sizes_of(every)) <= 1
-
 
 def test_shards_equal_of_classes_that_divide():
     """McMahan's case in small: 10 classes of 60, 20 clients, 40 shards of 15 samples of one class
