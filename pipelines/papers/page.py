@@ -88,19 +88,17 @@ class Page:
             ]
         )
 
-    def of(self, paper: str, study: str | None = None) -> list[Verdict]:
-        """The verdicts of a paper, or those on claims and causes of one of its studies."""
-        if study is None:
-            return [one for one in self.verdicts if one.named.paper == paper]
-        return [one for one in self.every if (one.named.paper, one.claim.study) == (paper, study)]
+    def of(self, paper: str) -> list[Verdict]:
+        """The verdicts of a paper."""
+        return [one for one in self.verdicts if one.named.paper == paper]
 
     def _studies(self, is_committed: bool) -> list[tuple[str, str]]:
         """(paper, study) of the claims with committed numbers, or of the others."""
-        studies = dict.fromkeys((one.named.paper, one.claim.study) for one in self.every)
-        return [key for key in studies if self._is_committed(*key) == is_committed]
-
-    def _is_committed(self, paper: str, study: str) -> bool:
-        return any(one.is_committed for one in self.of(paper, study))
+        committed: dict[tuple[str, str], bool] = {}
+        for one in self.every:
+            key = one.named.paper, one.claim.study
+            committed[key] = committed.get(key, False) or one.is_committed
+        return [key for key in committed if committed[key] == is_committed]
 
     def _trials(self) -> pd.DataFrame:
         """The trials of tuned studies: of the studies here, and the committed ones."""
@@ -116,7 +114,7 @@ class Page:
 
     def _what_ran(self, paper: str, study: str) -> str:
         """What was run of a study, in one line: the committed one, if its numbers are."""
-        if self._is_committed(paper, study):
+        if (paper, study) in self._studies(is_committed=True):
             return self.committed.studies.get(f"{paper} {study}", "")
         measured, plan = self.measured[paper], self.claims[paper].studies[study]
         tuned = self.trials[(self.trials["paper"] == paper) & (self.trials["study"] == study)]
@@ -198,7 +196,6 @@ class Page:
             "what_ran": self.what_ran,
             "summary": self._summary(),
             "tuned": self._tuned(),
-            "costs": self._costs(),
             "wanted": lambda one: f"{one.claim.holds.words} {one.claim.unit}".rstrip(),
             "number": _number,
             "levels": _levels,
@@ -236,23 +233,6 @@ class Page:
                 elif float(rate[1]) in (max(grid), min(grid)):
                     place = "the largest" if float(rate[1]) == max(grid) else "the smallest"
                 rows.append([paper, study, one.recipe, one.values, str(n), place])
-        return rows
-
-    def _costs(self) -> list[list[str]]:
-        """CPU hours and bytes of each study that has run."""
-        rows = [["paper", "study", "runs", "CPU hours", "MiB of a run"]]
-        ended = self.runs[self.runs["accuracy"].notna()]
-        for paper, study in (
-            (of, study) for of in self.claims for study in self.claims[of].studies
-        ):
-            runs = ended[(ended["paper"] == paper) & (ended["study"] == study)]
-            runs = runs.drop_duplicates("item")
-            if not len(runs):
-                continue
-            means = runs["mib"].groupby(runs["item"].str.rpartition("-")[0]).mean().dropna()
-            ends = [f"{end:.4g}" for end in (means.min(), means.max()) if len(means)]
-            mib = " to ".join(dict.fromkeys(ends)) or NONE
-            rows.append([paper, study, str(len(runs)), _hours(runs), mib])
         return rows
 
 

@@ -15,12 +15,11 @@ from pathlib import Path
 from types import FunctionType
 
 import fedml_noniid
-from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import studies, table
 from fedml_noniid.pipelines.papers.described import what_ran
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import TITLES
-from fedml_noniid.pipelines.papers.targets import Built, Target, nothing, of_targets
+from fedml_noniid.pipelines.papers.targets import Built, Target, nothing
 from fedml_noniid.pipelines.reporting.pages import html_page, render
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import replace_folder
@@ -31,11 +30,6 @@ log = logging.getLogger(__name__)
 TABLE = "table"
 CHECKOUT = Path(fedml_noniid.__file__).parents[1]
 NO_CHECKOUT = "it is made in a checkout of the repository only"
-
-
-def run(place: Workspace, paper: str, size: str) -> None:
-    """Builds all targets of a paper."""
-    write(paper, size, place.root, of_targets(paper, place.root))
 
 
 def write(
@@ -94,10 +88,6 @@ def _ran(measured: Measured, study: studies.Study) -> str:
     runs = measured.of_study(study.name)
     if not study.is_run and not runs:
         return f"not run at size {study.size}"
-    skipped = measured.skipped(study.name)
-    if skipped:
-        again = f"make paper-{study.paper} SIZE={study.size}"
-        return f"not run, as its data are not there ({skipped}). Once they are: {again}"
     return what_ran(runs, study.items, measured.diverged_items(study.name))
 
 

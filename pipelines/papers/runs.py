@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.experiment.results import ItemResult
-from fedml_noniid.pipelines.papers.studies import DIVERGED, SKIPPED, Study, of_paper
+from fedml_noniid.pipelines.papers.studies import DIVERGED, Study, of_paper
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import LEAK
 from fedml_noniid.plugins.data.types import Ints
@@ -153,11 +153,6 @@ class Measured:
         if not group.runs and not group.diverged:
             missing.append(name)
         return group.runs
-
-    def skipped(self, study: str) -> str:
-        """The reason why a study was not run (its data are missing), or ""."""
-        path = self.folder(study) / SKIPPED
-        return path.read_text().strip() if path.is_file() else ""
 
     def diverged_items(self, study: str) -> dict[str, str]:
         """The study's items that ended without a model because the loss was not finite -> why."""

@@ -38,9 +38,9 @@ TITLES = {
 SIZES = ("smoke", "small", "paper")
 RESULTS = Path("papers") / "built"
 PAPER_FILES = Path("pipelines") / "papers"
-# Beside a study's runs: the items without a model, as their loss is not finite; why there are no
-# runs at all; the trials of a tuned study.
-DIVERGED, SKIPPED, TUNED = "diverged.json", "skipped.txt", "tuned.json"
+# Beside a study's runs: the items without a model, as their loss is not finite; the trials of a
+# tuned study.
+DIVERGED, TUNED = "diverged.json", "tuned.json"
 # Of `like`: a list of the study replaces the other's list, with its names and what sizes change of
 # it.
 REPLACED = {"scenarios": "scenario_names", "recipes": "recipe_names"}
@@ -121,18 +121,10 @@ def of_paper(paper: str, size: str, root: Path) -> dict[str, Study]:
     known("size", size, SIZES)
     path = folder_of(paper, root) / "params.yaml"
     found = read_yaml(path)
-    for key in ("studies", "study_names"):
-        if not found.get(key):
-            raise UserError(f"{path}: the key {key!r} is missing")
-    studies = found["studies"]
-    where = f"{path}: study"
-    if sorted(found["study_names"]) != sorted(studies):
-        odd = sorted(set(found["study_names"]) ^ set(studies))
-        raise UserError(
-            f"{path}: study_names has to name every study once; not in both are "
-            f"{', '.join(odd) or 'none'}"
-        )
-    return {name: resolved(paper, name, size, studies, where) for name in found["study_names"]}
+    studies = found.get("studies")
+    if not isinstance(studies, dict) or not studies:
+        raise UserError(f"{path}: the key 'studies' is missing")
+    return {name: resolved(paper, name, size, studies, f"{path}: study") for name in studies}
 
 
 def resolved(paper: str, name: str, size: str, studies: Mapping[str, Any], where: str) -> Study:

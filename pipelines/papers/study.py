@@ -14,7 +14,6 @@ import copy
 import json
 import logging
 import shutil
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,17 +44,7 @@ def execute(place: Workspace, study: studies.Study) -> None:
         return
     settings = config.load(inside.root)
     check.check(settings)
-    skipped = inside.root / studies.SKIPPED
-    try:
-        prepared(inside, settings.data)
-    except UserError as error:
-        if study.size != "small":
-            raise
-        # Size small does without the studies whose data are missing.
-        write_whole(skipped, f"{error}\n")
-        log.info("%s is skipped: %s", name, error)
-        return
-    skipped.unlink(missing_ok=True)
+    prepared(inside, settings.data)
     if settings.tune is not None:
         write_whole(inside.root / config.FILE, tuned(place, study, settings).yaml(place.root))
         settings = config.load(inside.root)
@@ -108,11 +97,3 @@ def prepared(place: Workspace, data: config.DataSettings) -> Path:
     if not path.is_file():
         datasets.load(data.name, place.root / data.root, **data.options).save(path)
     return path
-
-
-def progress(root: Path, found: Collection[studies.Study]) -> tuple[int, int]:
-    """How many items belong to studies that have ended or are skipped, and how many all studies
-    have."""
-    ends = (studies.DIVERGED, studies.SKIPPED)
-    done = (one for one in found if any((root / one.folder / end).is_file() for end in ends))
-    return sum(len(one.items) for one in done), sum(len(one.items) for one in found)

@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 from scipy.stats import kendalltau
 
 from fedml_noniid.pipelines.papers import contrasts
-from fedml_noniid.pipelines.papers.contrasts import Contrast, by_seed, evaluate
 from fedml_noniid.pipelines.papers.runs import Group, Measured
 from fedml_noniid.pipelines.papers.targets import NOT_HERE, Built, Head, Target, address
 from fedml_noniid.pipelines.reporting.comparison import confirmed, evidence
@@ -28,14 +27,13 @@ from fedml_noniid.plugins.core.errors import located
 from fedml_noniid.plugins.core.options import validated
 from fedml_noniid.plugins.data.checks import known
 
-NOT_YET, NO_DATA, NOT_MEASURED = "not run yet", "no data", "not measured"
+NOT_YET, NOT_MEASURED = "not run yet", "not measured"
 MIN_RANKED = 3  # methods; a rank correlation over fewer says nothing
 CSV = ["row", "column", "measured", "measured_std", "seeds", "diverged", "reported"]
 CSV += ["reported_spread", "difference", "leak", "notes"]
 CSV_OF_GAINS = ["gain", "gain_std", "gain_reported"]
 Place = tuple[str, str]  # row, column
 Axis = dict[str, dict[str, Any]]
-Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
 
 
 class Spec(Head):
@@ -59,10 +57,6 @@ class Spec(Head):
     claim: str = ""
     # Rows or columns that show their difference to another, seed by seed.
     gains: dict[str, str] = Field(default_factory=dict)
-    # Sentences that compare two methods over all settings.
-    differences: dict[str, Pair] = Field(default_factory=dict)
-    # Counts the runs of two methods with equal weights.
-    same: dict[str, str] = Field(default_factory=dict)
 
 
 class Cell(NamedTuple):
@@ -159,8 +153,7 @@ class Table:
         group = self.measured.group(at)
         found = contrasts.value(self.measured, at, at["statistic"], at["scale"])
         if found is None:
-            absent = NO_DATA if self.measured.skipped(at["study"]) else NOT_YET
-            instead = group.divergence or (NOT_MEASURED if group.runs else absent)
+            instead = group.divergence or (NOT_MEASURED if group.runs else NOT_YET)
             return cell._replace(instead=instead, group=group)
         gain = None if base is None or "study" not in self.at[base] else self._gain(place, base)
         mark = self.measured.mark(at)
@@ -277,33 +270,6 @@ class Table:
                 f"it above 0 for {up} and below 0 for {down} of them."
             )
 
-    def words_on_pairs(self) -> Iterator[str]:
-        """A sentence for each of `differences` and `same`, over the settings that have both
-        methods."""
-        for text, (one, other) in self.spec.differences.items():
-            gains = ((setting, self._gain(a, b)) for setting, a, b in self._pairs(one, other))
-            found = [f"{s} {evidence(gain, self.spec.decimals)}" for s, gain in gains if gain]
-            if found:
-                yield f"{text} ({one} less {other}): {'; '.join(found)}."
-        for one, other in self.spec.same.items():
-            same: dict[tuple[object, ...], float] = {}  # settings with the same runs count once
-            for _, a, b in self._pairs(one, other):
-                places = (("of", self.at[a]), ("less", self.at[b]))
-                equal = by_seed(evaluate(Contrast("", "same", places), self.measured))
-                where = self.at[a]["study"], self.at[a]["scenario"]
-                same |= {(*where, seed): number for seed, number in equal.items()}
-            if same:
-                yield (
-                    f"{one}: the same final weights as {other}, to the bit, in "
-                    f"{sum(same.values()):.0f} of {len(same)} runs."
-                )
-
-    def _pairs(self, one: str, other: str) -> Iterator[tuple[str, Place, Place]]:
-        for setting in self.settings:
-            pair = self.place(one, setting), self.place(other, setting)
-            if all(self.measured.is_wanted(self.at[place]) for place in pair):
-                yield setting, *pair
-
 
 def build(target: Target, measured: Measured) -> Built:
     """The table. A cell without a number says why."""
@@ -314,8 +280,8 @@ def build(target: Target, measured: Measured) -> Built:
     return Built(
         [["", *columns], *([row, *(of.cells[row, c].text for c in columns)] for row in rows)],
         {"csv": as_csv(header, lines)},
-        (*of.words_on_gains(), *of.words(), *of.words_on_pairs()),
-        tuple(", ".join(p) for p, cell in of.cells.items() if cell.instead in (NOT_YET, NO_DATA)),
+        (*of.words_on_gains(), *of.words()),
+        tuple(", ".join(p) for p, cell in of.cells.items() if cell.instead == NOT_YET),
     )
 
 

@@ -30,15 +30,12 @@ def targets(root: Path) -> list[tuple[str, Target]]:
 def run(place: Workspace, paper: str, size: str) -> Path:
     """Runs the studies of a paper and builds its report. Returns the report's folder. UserError."""
     # Imported here and below: it imports mlflow, which takes seconds.
-    from fedml_noniid.pipelines.papers.study import execute, progress
+    from fedml_noniid.pipelines.papers.study import execute
 
     studies = of_paper(paper, size, place.root)
     for study in studies.values():
         execute(place, study)
-    done, of = progress(place.root, studies.values())
-    log.info("%s %s: %d of the paper's %d items are done", paper, size, done, of)
-    report.run(place, paper, size)
-    return place.root / RESULTS / paper / size / "report"
+    return report.write(paper, size, place.root, of_targets(paper, place.root))
 
 
 def build(place: Workspace, name: str, size: str) -> Path:

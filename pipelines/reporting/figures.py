@@ -5,7 +5,6 @@ The lines' names stand on the right, the highest end on top.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,6 @@ from matplotlib.ticker import MaxNLocator
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting.heatmap import as_png
 from fedml_noniid.pipelines.reporting.summary import ScenarioSummary
-from fedml_noniid.pipelines.reporting.text import MIB
 
 Values = npt.NDArray[np.float64]
 BASELINE_COLOUR = "#000000"
@@ -63,7 +61,6 @@ class Curve:
     rounds: Values  # [t]
     mean: Values  # [t]
     std: Values | None  # [t], None with one seed
-    traffic: Values  # [t] MiB transferred up to and with the round, mean over seeds
 
     @property
     def name(self) -> str:
@@ -79,7 +76,7 @@ def accuracy(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes:
     lines in the order of their ends.
     """
     curves, looks = _curves(scenario), _looks(scenario, recipes)
-    figure, (whole, late) = _canvas(len(curves), panels=2)
+    figure, (whole, late) = _canvas(len(curves))
     for axes in (whole, late):
         for curve in curves:
             axes.plot(curve.rounds, curve.mean, label=curve.name, **looks[curve.recipe])
@@ -92,31 +89,9 @@ def accuracy(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes:
     whole.set_title(scenario.name, loc="left", fontsize=12)
     last = max(float(curve.rounds[-1]) for curve in curves)
     late.set_xlim(min(last / 2, last - 1), last)
-    late.set_ylim(*_limits(curves, 0.5))
+    late.set_ylim(*_limits(curves))
     late.set_xlabel("round (second half, enlarged)" if last > 2 else "round")
     late.legend(**NAMES)
-    return as_png(figure)
-
-
-def traffic(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes:
-    """Test accuracy against the data transferred so far.
-
-    The scale fits what follows a quarter of the rounds.
-    """
-    looks = _looks(scenario, recipes)
-    curves = [curve for curve in _curves(scenario) if np.isfinite(curve.traffic).all()]
-    figure, (axes,) = _canvas(len(curves), panels=1)
-    axes.set_title(scenario.name, loc="left", fontsize=12)
-    axes.set_xlabel("MiB transferred so far, all clients, up and down")
-    if not curves:
-        return as_png(figure)
-    for curve in curves:
-        axes.plot(curve.traffic, curve.mean, label=curve.name, **looks[curve.recipe])
-        end = curve.traffic[-1], curve.mean[-1]
-        axes.plot(*end, "o", color=looks[curve.recipe]["color"], markersize=5)
-    axes.set_xlim(left=0)
-    axes.set_ylim(*_limits(curves, 0.25))
-    axes.legend(**NAMES)
     return as_png(figure)
 
 
@@ -188,7 +163,7 @@ def _curves(scenario: ScenarioSummary) -> list[Curve]:
     for one in scenario.methods:
         courses = [_course(run) for run in scenario.results if run.recipe == one.recipe]
         both = pd.concat(courses, axis=1, join="inner").sort_index()
-        values = 100 * both["test_accuracy"].to_numpy().reshape(len(both), -1).T  # [seeds, t]
+        values = 100 * both.to_numpy().T  # [seeds, t]
         curves.append(
             Curve(
                 recipe=one.recipe,
@@ -196,7 +171,6 @@ def _curves(scenario: ScenarioSummary) -> list[Curve]:
                 rounds=both.index.to_numpy(dtype=float),
                 mean=values.mean(0),
                 std=values.std(0, ddof=1) if len(courses) > 1 else None,
-                traffic=both["bytes"].to_numpy().reshape(len(both), -1).T.mean(0) / MIB,
             )
         )
     # The table's order is another one: methods that are not compared stand last there.
@@ -205,11 +179,10 @@ def _curves(scenario: ScenarioSummary) -> list[Curve]:
     )
 
 
-def _course(run: ItemResult) -> pd.DataFrame:
-    """Test accuracy and bytes so far of the evaluated rounds."""
-    frame = pd.DataFrame(run.rows).set_index("round")
-    frame["bytes"] = np.cumsum((frame["bytes_up"] + frame["bytes_down"]).to_numpy())
-    return frame.loc[np.isfinite(frame["test_accuracy"]), ["test_accuracy", "bytes"]]
+def _course(run: ItemResult) -> pd.Series:
+    """Test accuracy of the evaluated rounds."""
+    accuracy = pd.DataFrame(run.rows).set_index("round")["test_accuracy"]
+    return accuracy[np.isfinite(accuracy)]
 
 
 def look(
@@ -242,26 +215,24 @@ def _looks(scenario: ScenarioSummary, recipes: Sequence[str]) -> dict[str, dict[
     return {recipe: look(place, recipe == base, (1.8, 2.4)) for place, recipe in enumerate(recipes)}
 
 
-def _canvas(lines: int, panels: int) -> tuple[Figure, list[Axes]]:
-    """Panels on top of each other, narrow enough that a phone shows the letters large enough."""
+def _canvas(lines: int) -> tuple[Figure, list[Axes]]:
+    """Two panels on top of each other, narrow enough that a phone shows the letters large
+    enough."""
     height = max(3.4, LABEL * lines + 0.9)  # inches: room for the names of all lines
-    figure = Figure(
-        figsize=(6.4, height if panels == 1 else 2.7 + height), dpi=200, layout="constrained"
-    )
+    figure = Figure(figsize=(6.4, 2.7 + height), dpi=200, layout="constrained")
     FigureCanvasAgg(figure)
-    panel = figure.subplots(panels, 1, squeeze=False, height_ratios=[2.7, height][-panels:])[:, 0]
-    for axes in panel:
+    panels = list(figure.subplots(2, 1, height_ratios=[2.7, height]))
+    for axes in panels:
         style(axes)
         axes.set_ylabel("test accuracy, %", fontsize=12)
         axes.tick_params(labelsize=11)
         axes.xaxis.label.set_size(12)
-    return figure, list(panel)
+    return figure, panels
 
 
-def _limits(curves: Sequence[Curve], since: float) -> tuple[float, float]:
-    """Range of accuracy, with a margin, that holds the curves after the fraction `since` of their
-    rounds."""
-    late = [curve.mean[math.floor(since * (len(curve.mean) - 1)) :] for curve in curves]
+def _limits(curves: Sequence[Curve]) -> tuple[float, float]:
+    """Range of accuracy, with a margin, that holds the second half of the curves."""
+    late = [curve.mean[(len(curve.mean) - 1) // 2 :] for curve in curves]
     low, high = (
         min(float(part.min()) for part in late),
         max(float(curve.mean.max()) for curve in curves),

@@ -136,10 +136,6 @@ def _pictures(
             "Test accuracy of the global model after each round" + band,
             figures.accuracy(scenario, recipes),
         ),
-        f"traffic-{name}.png": (
-            "Test accuracy against the data transferred so far",
-            figures.traffic(scenario, recipes),
-        ),
     }
     if clients := figures.clients(scenario, recipes):
         found[f"clients-{name}.png"] = (CLIENTS, clients)

@@ -31,11 +31,7 @@ from fedml_noniid.plugins.silo.certificates import (
 )
 
 Key = ec.EllipticCurvePrivateKey
-MAX_KIT_DAYS, CA_DAYS, LIST_DAYS = (
-    3650,
-    7300,
-    3650,
-)  # of a kit at most, of the CA, until the list's next update
+CA_DAYS, LIST_DAYS = 7300, 3650  # of the CA, until the list's next update
 CLOCK_SKEW = datetime.timedelta(minutes=5)  # clocks differ
 RESTORE = "restore the ca folder from a copy, or make new kits for everybody in another folder"
 USAGES = (
@@ -58,9 +54,6 @@ def make(folder: Path, silos: int, days: int = 365) -> str:
 
     Like the other commands, it returns the text for the operator.
     """
-    if silos < 1:
-        raise UserError(f"silos = {silos}; allowed: 1 or more")
-    _check_days(days)
     with _exclusive_ownership(folder, new=True):
         if not (folder / "ca").exists():
             if ranks := _ranks(folder):
@@ -85,7 +78,6 @@ def renew(folder: Path, rank: int, days: int = 365) -> str:
 
     Raises UserError.
     """
-    _check_days(days)
     with _exclusive_ownership(folder):
         ca = _CA.read(folder)
         files = _new_kit(ca, rank, days)
@@ -221,11 +213,6 @@ def _present(folder: Path, ca: _CA, rank: int) -> x509.Certificate:
 def _ranks(folder: Path) -> list[int]:
     """The ranks that have a kit."""
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
-
-
-def _check_days(days: int) -> None:
-    if not 1 <= days <= MAX_KIT_DAYS:
-        raise UserError(f"days = {days}; allowed: 1 to {MAX_KIT_DAYS}")
 
 
 def _copy_list(folder: Path) -> str:

@@ -248,27 +248,6 @@ def test_the_memory_of_a_missing_client_keeps_its_bits(recipe: str, engine: str)
     assert same == [False, True, False, False, True, False]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("entry", "method", "server", "client"),
-    [
-        ("scaffold", "scaffold", "c", "c_i"),
-        ("scaffold+fnr", "scaffold", "c", "c_i"),
-        ("feddyn", "feddyn", "h", "g"),
-    ],
-)
-def test_the_server_keeps_the_mean_of_all_clients(
-    entry: str, method: str, server: str, client: str, engine: str
-) -> None:
-    """SCAFFOLD's c (line 17) and FedDyn's h move by 1/N of what those that answered moved."""
-    ran = simulation(entry, often, dtype=torch.float64, engine=engine)
-    ran.run()
-    own = ran.engine.clients.memory[method][client]
-    for key, leaf in ran.loop.state.slices[method][server].items():
-        assert leaf.abs().max() > 1e-3, "the example moves"
-        torch.testing.assert_close(leaf, own[key].mean(0), rtol=1e-9, atol=1e-12)
-
-
 def test_the_share_that_is_missing_is_the_rate() -> None:
     """4000 draws of rate 0.3, so the standard error is sqrt(0.3 0.7 / 4000); no two clients go
     together."""

@@ -19,12 +19,10 @@ from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, tree_map
 from fedml_noniid.plugins.engines.cuda_graphs import CudaGraphs, graphs_for
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
+from fedml_noniid.plugins.engines.plan import LocalTraining
 from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.engines.recording import HostGraphs
 from tests.recipe_table import ALONE
@@ -186,17 +184,10 @@ def test_a_method_that_needs_the_host_is_refused(
 
 
 def test_where_there_are_no_graphs_they_are_refused() -> None:
-    of = federation.federation()
     local = LocalTraining(lr=0.1, epochs=1, batch_size=4, cuda_graphs=True)
-    with pytest.raises(
-        UserError, match="cuda_graphs = true needs device cuda, the device is cpu; allowed: false"
-    ):
-        simulate(
-            "fedavg",
-            {},
-            Federation.of(of.train, of.clients, of.test),
-            Plan(federation.network(), local, 1, 4, 0),
-        )
+    words = "cuda_graphs = true needs device cuda, the device is cpu; allowed: false"
+    with pytest.raises(UserError, match=words):
+        local.check((6,), torch.device("cpu"))
     with pytest.raises(UserError, match="cuda_graphs = true is refused for model 'lstm'"):
         graphs_for(build("lstm", (5,), 2, embedding=torch.zeros(9, 4)))
 

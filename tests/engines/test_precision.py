@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.options import validated
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.run import Outcome
@@ -94,30 +93,7 @@ def test_only_training_is_of_fewer_bits() -> None:
 
 
 def test_what_is_not_there_is_refused() -> None:
-    of = federation.federation()
-    for precision, message in (
-        ("fp8", "precision = 'fp8' is unknown; allowed: float32, tf32, bf16"),
-        (
-            "tf32",
-            (
-                "precision = tf32 is for NVIDIA's matrix units, the device is cpu; allowed: "
-                "float32, bf16"
-            ),
-        ),
-    ):
-        with pytest.raises(UserError, match=message):
-            simulate(
-                "fedavg",
-                {},
-                Federation.of(of.train, of.clients, of.test),
-                Plan(
-                    federation.network(),
-                    validated(
-                        LocalTraining,
-                        {"lr": 0.1, "epochs": 1, "batch_size": 4, "precision": precision},
-                    ),
-                    1,
-                    4,
-                    0,
-                ),
-            )
+    local = LocalTraining(lr=0.1, epochs=1, batch_size=4, precision="tf32")
+    words = "precision = tf32 is for NVIDIA's matrix units, the device is cpu; allowed: float32"
+    with pytest.raises(UserError, match=words):
+        local.check((6,), torch.device("cpu"))

@@ -44,15 +44,6 @@ def test_the_server_has_the_mean_of_everybodys_correction(
         torch.testing.assert_close(mean, wanted, rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_feddyns_mean_holds_under_other_optimisers(engine: str, optimizer: str) -> None:
-    """g_k and h are made of models, whatever made the steps."""
-    ran = hand.run("feddyn", engine=engine, optimizer=optimizer, lr=0.02, cohort=2, rounds=3)
-    for key, h in ran.state("feddyn")["h"].items():
-        mean = ran.memory("feddyn")["g"][key].mean(0)
-        torch.testing.assert_close(h, mean, rtol=1e-10, atol=1e-14)
-
-
 @pytest.mark.parametrize(
     ("recipe", "settings", "rounds", "epochs", "p"),
     [

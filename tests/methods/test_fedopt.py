@@ -41,30 +41,3 @@ def test_three_rounds(form: str, weights: str, engine: str) -> None:
         w = hand.each(lambda w, m, v: w + ETA * m / (np.sqrt(v) + TAU), w, m, v)
     hand.same(ran.outcome.params, w)
     hand.same(ran.state(form)["v"], v)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_first_step_is_at_most_eta_per_weight(form: str) -> None:
-    """|m| / (sqrt(v) + tau) <= (1 - beta1) |Delta| / (sqrt(1 - beta2) |Delta|), whatever the
-    clients send."""
-    for lr in (0.01, 10.0):
-        ran = hand.run(form, options(form), rounds=1, lr=lr)
-        moved = max(
-            np.abs(ran.outcome.params[key].numpy() - leaf).max() for key, leaf in hand.W0.items()
-        )
-        assert 0 < moved <= ETA * (1 - BETA1) / np.sqrt(1 - BETA2) + 1e-12
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_with_ccn_delta_is_the_weighted_update_of_ccn(form: str) -> None:
-    """Delta is the mean with CCN's weights."""
-    ran = hand.run(f"{form}+ccn", options(form) | {"ccn": {"T": 0.3}}, rounds=1)
-    weights = ran.outcome.tensors["ccn/weights"][0].numpy()
-    deltas = [
-        hand.each(np.subtract, hand.descend(hand.W0, [client] * 2), hand.W0)
-        for client in hand.CLIENTS
-    ]
-    delta = hand.average(weights, deltas)
-    v = hand.each(lambda d: second(form, np.full_like(d, TAU**2), d), delta)
-    w = hand.each(lambda w, d, v: w + ETA * (1 - BETA1) * d / (np.sqrt(v) + TAU), hand.W0, delta, v)
-    hand.same(ran.outcome.params, w)

@@ -22,7 +22,6 @@ from fedml_noniid.pipelines.papers.targets import Built, Target
 
 PAPER, SIZE = "ccn", "smoke"
 PARAMS = """\
-study_names: [one]
 studies:
   one:
     what: a study

@@ -31,7 +31,7 @@ from fedml_noniid.pipelines.papers.committed import Committed
 from fedml_noniid.pipelines.papers.contrasts import by_seed, evaluate
 from fedml_noniid.pipelines.papers.page import Page
 from fedml_noniid.pipelines.papers.runs import Measured
-from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPERS, RESULTS, SKIPPED
+from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPERS, RESULTS
 from fedml_noniid.pipelines.papers.verdicts import Verdict
 from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines import by_hand
@@ -625,13 +625,6 @@ def test_a_statement_is_escaped(tmp_path: Path) -> None:
         written(tmp_path, {"states": "a *b* c_d."})
     )
     assert "**Size smoke proves nothing.**" in shown(tmp_path)
-
-
-def test_missing_data_are_named(tmp_path: Path) -> None:
-    root = written(tmp_path, {})
-    (studies(root) / "own").mkdir(parents=True)
-    (studies(root) / "own" / SKIPPED).write_text("data/raw/MNIST is missing\n")
-    assert "Its data are not there (data/raw/MNIST is missing)." in shown(root)
 
 
 def test_write_copies_the_page_and_its_numbers(tmp_path: Path) -> None:

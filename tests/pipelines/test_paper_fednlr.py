@@ -52,7 +52,7 @@ def at_hand(root: Path, names: Sequence[str], studies: Sequence[str] = ("one",))
     """A paper whose studies have these recipes; size smoke leaves out `other`."""
     entries = ", ".join(f"{name}: {{recipe: fedavg}}" for name in names)
     wanted = ", ".join(name for name in names if name != "other")
-    text = f"study_names: [{', '.join(studies)}]\nstudies:\n"
+    text = "studies:\n"
     for one in studies:
         text += f"  {one}:\n{STUDY}    recipes: {{{entries}}}\n"
         text += f"    smoke: {{recipe_names: [{wanted}]}}\n"

@@ -472,13 +472,13 @@ def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path) -> None:
     (root / "report" / "from an older report.png").write_bytes(b"")
     (root / "partitions" / "skew-0" / "statistics.json").write_text(json.dumps(SKEW))
     folder = report.write(root)
-    pictures = {"accuracy-skew.png", "traffic-skew.png", "clients-skew.png", "partition-skew.png"}
+    pictures = {"accuracy-skew.png", "clients-skew.png", "partition-skew.png"}
     texts = {"report.md", "report.html", "table.txt", "summary.csv", "metrics.json"}
     files = {path.name for path in folder.iterdir()}
     assert files == pictures | texts | {"curves-skew.csv"}
     assert not [name for name in os.listdir(root) if name.startswith(".report")]
     html = (folder / "report.html").read_text()
-    assert html.count('src="data:image/png;base64,') == html.count("src=") == 4
+    assert html.count('src="data:image/png;base64,') == html.count("src=") == 3
     assert "href" not in html and "http" not in html and "`" not in html
     assert "toy &lt;b&gt;" in html and "<b>" not in html and "<code>noniid run</code>" in html
     style, body = html.split("</style>")
@@ -784,7 +784,7 @@ def test_pictures_of_very_short_runs(tmp_path: Path, course: list[float]) -> Non
     write_run(tmp_path, "fedavg", 0, course)
     write_run(tmp_path, "fnr", 0, course)
     scenario = sum_up(tmp_path)
-    for draw in (figures.accuracy, figures.traffic, figures.clients):
+    for draw in (figures.accuracy, figures.clients):
         picture = draw(scenario, list(FINALS))
         assert picture is not None and picture.startswith(b"\x89PNG")
 

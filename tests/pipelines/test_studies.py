@@ -32,7 +32,6 @@ from tests.pipelines.small import ROOT
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
 SETTINGS = """\
-study_names: [second, first]
 studies:
   first:
     what: the first one
@@ -66,7 +65,7 @@ def at(folder: Path, size: str, text: str = SETTINGS) -> dict[str, studies.Study
 
 def test_size_paper_is_what_stands_there(tmp_path: Path) -> None:
     found = at(tmp_path, "paper")
-    assert list(found) == ["second", "first"]
+    assert list(found) == ["first", "second"]
     first = found["first"]
     assert first.what == "the first one" and first.content["train"]["rounds"] == 9
     assert first.content["scenario_names"] == ["even", "uneven"] and first.content[
@@ -162,17 +161,6 @@ def test_data_are_shared_by_studies_with_the_same_reader_s_settings(tmp_path: Pa
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (
-            "study_names: [second, first]",
-            "study_names: [first]",
-            "every study once; not in both are second",
-        ),
-        (
-            "study_names: [second, first]",
-            "study_names: [second, first, first]",
-            "once; not in both are none",
-        ),
-        ("study_names: [second, first]\n", "", "the key 'study_names' is missing"),
         ("like: first", "like: frist", "study 'frist' is unknown (did you mean 'first'?)"),
         ("like: first", "like: second", "study 'second' is like itself"),
         ("what: the first one", "like: second", "is like itself, by way of"),
@@ -200,7 +188,6 @@ def test_unknown_papers_and_sizes_and_missing_files(tmp_path: Path) -> None:
 
 
 TINY = """\
-study_names: [tiny]
 studies:
   tiny:
     data: {name: digits, validation: 0, public: 0}
@@ -281,7 +268,7 @@ def test_items_that_studies_and_the_experiment_share_are_trained_once(
 ) -> None:
     """Another study has one of the two seeds; the experiment in params.yaml has the settings of the
     first."""
-    text = TINY.replace("[tiny]", "[tiny, other]") + "  other: {like: tiny, seeds: [1]}\n"
+    text = TINY + "  other: {like: tiny, seeds: [1]}\n"
     folder = execute(place, text)
     execute(place, text, name="other")
     assert trained == KEYS
@@ -381,15 +368,10 @@ def test_divergence_is_an_outcome_that_is_kept(place: Workspace, trained: Traine
     assert len(list((place.repository / cache.STORE).glob(f"*/{train.DIVERGED}"))) == 2
 
 
-def test_without_its_data_a_small_study_is_skipped_and_others_fail(
-    place: Workspace, trained: Trained
-) -> None:
+def test_a_study_without_its_data_fails(place: Workspace, trained: Trained) -> None:
     absent = TINY.replace("name: digits", "name: image_folder")
-    reason = (execute(place, absent, "small") / studies.SKIPPED).read_text()
-    assert len(reason.splitlines()) == 1 and "data/raw/train: there is no such folder" in reason
-    for size in ("smoke", "paper"):
-        with pytest.raises(UserError, match="data/raw/train: there is no such folder"):
-            execute(place, absent, size)
+    with pytest.raises(UserError, match="data/raw/train: there is no such folder"):
+        execute(place, absent)
     assert trained == []
 
 
@@ -429,7 +411,7 @@ def test_a_target_and_its_paper_by_the_command_line(
     at(
         place.root,
         "smoke",
-        TINY.replace("[tiny]", "[tiny, rest]") + "  rest: {like: tiny, seeds: [2]}\n",
+        TINY + "  rest: {like: tiny, seeds: [2]}\n",
     )
     files = place.root / studies.PAPER_FILES / "ccn"
     (files / "targets.yaml").write_text(TARGET)

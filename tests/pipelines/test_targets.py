@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import report as stage
-from fedml_noniid.pipelines.papers import studies
 from fedml_noniid.pipelines.papers.contrasts import statistic
 from fedml_noniid.pipelines.papers.report import build
 from fedml_noniid.pipelines.papers.runs import Measured, series
@@ -91,7 +89,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     assert built.words == ()
 
 
-def test_divergence_and_missing_data_are_said(tmp_path: Path) -> None:
+def test_divergence_is_said(tmp_path: Path) -> None:
     finals(paper(tmp_path, TABLE, REPORTED), "near", {"a": [0.5], "b": [0.5]})
     diverged(tmp_path, "near-b-1", "far-c-0")
     built = made(tmp_path)
@@ -99,11 +97,6 @@ def test_divergence_and_missing_data_are_said(tmp_path: Path) -> None:
     assert built.table[3] == ["C", "not run yet (70)", "diverges (60)"]
     assert "C, Far" not in built.missing and "C, Near" in built.missing
     assert "one (far c): diverges (seed 0)." in built.remarks
-    (
-        tmp_path / "papers" / "built" / "ccn" / "smoke" / "studies" / "one" / studies.SKIPPED
-    ).write_text("no such files\n")
-    assert made(tmp_path).table[3][1] == "no data (70)"
-    assert "C, Near" in made(tmp_path).missing
 
 
 def test_one_diverged_seed_hides_neither_the_others_nor_itself(tmp_path: Path) -> None:
@@ -595,8 +588,8 @@ def test_the_paper_stage_writes_a_report(tmp_path: Path) -> None:
     root = paper(tmp_path, TABLE + CURVES, REPORTED)
     finals(root, "near", {"a": [0.9], "b": [0.8], "c": [0.7], "d": [0.6]})
     finals(root, "far", {"a": [0.6], "c": [0.9], "d": [0.5]})
-    stage.run(Workspace.of(tmp_path, {}), "ccn", "smoke")
-    place = tmp_path / "papers" / "built" / "ccn" / "smoke" / "report"
+    place = stage.write("ccn", "smoke", tmp_path, of_targets("ccn", tmp_path))
+    assert place == tmp_path / "papers" / "built" / "ccn" / "smoke" / "report"
     names = {path.name for path in place.iterdir()}
     assert names == {"report.html", "t.md", "t.csv", "f.md", "f.csv", "f.png"}
     html = (place / "report.html").read_text()

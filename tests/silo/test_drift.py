@@ -11,14 +11,12 @@ import torch
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.deploy import _parts as parts_of_deploy
-from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.drift import Drift, drift
 from fedml_noniid.plugins.engines.hashing import model_tensors
 from fedml_noniid.plugins.silo import loopback, shards
 from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.silo.silo import Silo
 from tests.data.test_drift import DRIFTS
 from tests.data.test_skew import partitioned, settings
 from tests.silo import world
@@ -81,16 +79,6 @@ def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None, recipe: s
     assert digest != loopback.simulate(deployment, world_of(None if kept else OF_WORLD))
     settings = deployment.train_args.settings
     world.compare(outcome.rows, world.simulated(recipe, settings, True, rounds=3, drift=kept).rows)
-
-
-def test_a_silo_whose_samples_are_replaced_drifts_on() -> None:
-    """FedML's attacks give a silo other labels."""
-    shard = world.shards_of(world_of(OF_WORLD))[1]
-    silo, (x, y, _) = Silo(world.terms("fedavg", {}), 0, shard), shard.parts["train"]
-    silo.read(Samples(x, torch.zeros_like(y)))
-    for round_, label in ((1, 0), (2, 1)):
-        silo.engine.clients.enter(round_)
-        assert silo.engine.clients.train.y.unique().tolist() == [label]
 
 
 @pytest.mark.slow  # FedML's import and four processes

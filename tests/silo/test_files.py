@@ -192,15 +192,6 @@ def test_a_silo_needs_its_own_shard_only(folder):
     assert shard.parts.keys() == {"train", "test", "public"}
 
 
-def test_a_shard_has_its_own_silos_noise(folder):
-    """Levels 0, 1/4 and 1/2, times 2 for the normalisation; the server has none."""
-    shards.write("noisy/{rank}.safetensors", world.parts(skewed=True))
-    for rank, std in ((1, 0.0), (2, 0.5), (3, 1.0)):
-        noise = shards.read(Path(f"noisy/{rank}.safetensors"), rank, 3).noise
-        assert noise.shape == (1, 1, 1) and noise.item() == std
-    assert shards.read(Path("noisy/0.safetensors"), 0, 3).noise is None
-
-
 @pytest.mark.parametrize("rank", [0, 2])
 def test_samples_that_can_not_be_cropped(folder, rank):
     changed("train_args", augment=True)

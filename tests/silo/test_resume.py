@@ -225,19 +225,6 @@ def test_one_flipped_bit_is_refused_by_file(name, place, tmp_path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("recipe", ["fedavg", "scaffold"])
-def test_a_checkpoint_of_another_run_is_refused(recipe, tmp_path):
-    """The same settings and data; FedAvg's silos have no memory that would notice it."""
-    mine, other = (Federation(recipe, {}, tmp_path / name) for name in ("mine", "other"))
-    other.folder = tmp_path / "b"
-    other.new_server("b")
-    (tmp_path / "mine" / "server").write_bytes((tmp_path / "b" / "server").read_bytes())
-    with pytest.raises(
-        UserError, match=r"mine/server\.rounds: is not of run b, which server is of; restore it"
-    ):
-        mine.new_server()
-
-
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     federation = Federation("fedavg", {}, tmp_path)
     test = federation.data.test
