@@ -283,7 +283,7 @@ REFUSED = [
         *(
             "similarity",
             {"s": 0.5},
-            "remainder = 'dropped' is refused; allowed: dealt: with s=0.5, 15",
+            "clients = 10 is refused; allowed: fewer: with s=0.5, 15 samples leave",
         ),
         np.arange(15) % 3,
         10,
@@ -423,15 +423,6 @@ def test_refused(case):
     refuse(message, name, DIGITS if labels is None else labels, clients, **params)
 
 
-@pytest.mark.parametrize("name", ["dirichlet", "shards"])
-def test_a_parameter_without_a_default_is_needed(name):
-    (key,) = PARAMS[name]
-    refuse(f"{key} is missing", name)
-
-
 def test_the_least_that_fits():
     tight = partition("shards", np.array([0, 0, 1, 2]), np.arange(4), 2, 0, classes_per_client=2)
     check(np.arange(4), tight, 2)
-    few = np.arange(15) % 3
-    every = partition("similarity", few, everything(few), 10, 0, s=0.5, remainder="dealt")
-    check(everything(few), every, 10)

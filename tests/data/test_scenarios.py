@@ -151,13 +151,6 @@ def test_two_classes_by_a_power_law_want_fewer_samples_than_mnist_has():
         clients=100,
         sizes="power_law",
     )
-    clients = partition(
-        "two_classes", MNIST, everything(MNIST), 100, 0, sizes="power_law", total=40_000
-    )
-    weights = np.arange(1, 101) ** -1.2
-    assert sizes_of(clients).sum() == 40_000
-    assert np.abs(sizes_of(clients) - 40_000 * weights / weights.sum()).max() < 1
-    assert ((class_counts(MNIST, clients, 10) > 0).sum(0) == 20).all()
 
 
 @settings(deadline=None, max_examples=200)
@@ -208,10 +201,6 @@ def test_similarity(population, s):
     assert np.ptp(sizes_of(clients)) == 0
     if s == 0:
         assert all(labels[a].max() <= labels[b].min() for a, b in pairwise(clients))
-
-    every = partition("similarity", labels, indices, n_clients, seed, s=s, remainder="dealt")
-    check(indices, every, n_clients)
-    assert np.ptp(sizes_of(every)) <= 1
 
 
 def test_shards_equal_of_classes_that_divide():

@@ -53,8 +53,7 @@ def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -
     """The images of each of `folders`, which hold one folder per class, see `image_folder`."""
     names = [folder.name for folder in class_folders(folders[0])]
     for part in folders[1:]:
-        odd = sorted(set(names) ^ {folder.name for folder in class_folders(part)})
-        if odd:
+        if odd := sorted(set(names) ^ {folder.name for folder in class_folders(part)}):
             raise UserError(
                 f"{part.parent}: {folders[0].name} and {part.name} have to hold the same classes; "
                 f"only one of them has {', '.join(odd[:5])}"

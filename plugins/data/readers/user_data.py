@@ -22,6 +22,7 @@ from fedml_noniid.plugins.data.types import Ints
 Share = Annotated[float, Range(0, 1, "()")]
 TEST_SHARE = 0.2  # of the samples that becomes the test set, if none is given
 MAX_LISTED = 5  # names that a message or a note lists
+FRACTION = r"[-+]?\d*[.,]\d*[1-9]\d*(e[-+]?\d+)?"  # a number that isn't whole
 
 
 class Labels(NamedTuple):
@@ -140,8 +141,13 @@ def classified(
     train = texts[0]
     found = set(train)
     for i, label in enumerate(train):
-        if _fraction(label):
-            raise measured(where[0], label, at(i), len(found))
+        if re.fullmatch(FRACTION, label.strip()):
+            raise UserError(
+                f"{where[0]} is {label!r} in {at(i)}, a measurement; allowed: whole numbers or "
+                f"text (with {len(found)} different values it looks like a regression target, and "
+                "the methods here classify: make classes of it, such as below and above the "
+                "median, or choose another label)"
+            )
     if len(found) < 2:
         raise UserError(
             f"{where[0]} is always {shown(next(iter(found)))}; at least 2 classes are needed"
@@ -206,20 +212,6 @@ def rows_of(
     if numbers is not None:
         notes += _owners_apart(*numbers)
     return Rows(train, test, y, labels.names, numbers, notes)
-
-
-def measured(where: str, label: str, at: str, different: int) -> UserError:
-    """The error for a measurement in place of a class."""
-    return UserError(
-        f"{where} is {label!r} in {at}, a measurement; allowed: whole numbers or text (with "
-        f"{different} different values it looks like a regression target, and the methods here "
-        "classify: make classes of it, such as below and above the median, or choose another label)"
-    )
-
-
-def _fraction(label: str) -> bool:
-    """Whether a label is a number that isn't whole."""
-    return re.fullmatch(r"[-+]?\d*[.,]\d*[1-9]\d*(e[-+]?\d+)?", label.strip()) is not None
 
 
 def _plainly(name: str) -> str:
