@@ -147,9 +147,12 @@ class _CA:
 def _new_ca() -> dict[str, bytes]:
     """The files of a new CA."""
     key, subject = ec.generate_private_key(ec.SECP256R1()), _subject("federation CA")
-    certificate = _sign(
-        _builder(key, subject, subject, CA_DAYS),
+    certificate = _certificate(
         key,
+        subject,
+        key,
+        subject,
+        CA_DAYS,
         x509.BasicConstraints(ca=True, path_length=0),
         _usage("key_cert_sign", "crl_sign"),
         x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
@@ -171,9 +174,12 @@ def _new_kit(ca: _CA, rank: int, days: int) -> dict[str, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     # The server is a client too: the operator's `status` asks with the server's kit.
     server = [ExtendedKeyUsageOID.SERVER_AUTH] if rank == 0 else []
-    certificate = _sign(
-        _builder(key, _subject(name(rank)), ca.certificate.subject, days),
+    certificate = _certificate(
+        key,
+        _subject(name(rank)),
         ca.key,
+        ca.certificate.subject,
+        days,
         x509.BasicConstraints(ca=False, path_length=None),
         _usage("digital_signature"),
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, *server]),
@@ -231,10 +237,17 @@ def _usage(*granted: str) -> x509.KeyUsage:
     return x509.KeyUsage(**{usage: usage in granted for usage in USAGES})
 
 
-def _builder(key: Key, owner: x509.Name, ca: x509.Name, days: int) -> x509.CertificateBuilder:
-    """The certificate of `key` with a new serial number, for so many days from now."""
+def _certificate(
+    key: Key,
+    owner: x509.Name,
+    ca_key: Key,
+    ca: x509.Name,
+    days: int,
+    *extensions: x509.ExtensionType,
+) -> bytes:
+    """The certificate of `key` with a new serial number, for so many days from now, as PEM."""
     moment = now()
-    return x509.CertificateBuilder(
+    builder = x509.CertificateBuilder(
         issuer_name=ca,
         subject_name=owner,
         public_key=key.public_key(),
@@ -242,10 +255,6 @@ def _builder(key: Key, owner: x509.Name, ca: x509.Name, days: int) -> x509.Certi
         not_valid_before=moment - CLOCK_SKEW,
         not_valid_after=moment + datetime.timedelta(days=days),
     )
-
-
-def _sign(builder: x509.CertificateBuilder, ca_key: Key, *extensions: x509.ExtensionType) -> bytes:
-    """The certificate as PEM."""
     for extension in extensions:
         critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
         builder = builder.add_extension(extension, critical)

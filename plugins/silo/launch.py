@@ -75,8 +75,7 @@ class Process:
         )
         terms.plan.local.check(process.input_shape, torch.device("cpu"))
         if rank == 0:
-            # FedML takes 11 s to import; the server checks it again
-            deployment.comm_args.check_free()
+            deployment.comm_args.check_free()  # now: FedML takes 11 s to import
         return process
 
     @property

@@ -78,42 +78,26 @@ def drawn(key: Noise, question: bytes, answer: dict[str, torch.Tensor], name: st
 
 def test_noise_belongs_to_secret_run_silo_question_answer_and_name(tmp_path):
     """The same comes twice, anything else has noise of its own: no two are equal or correlated."""
-    n = 20_000
-    answer = {
-        "a": torch.full((n,), 1e-3, dtype=torch.float64),
-        "b": torch.full((n,), 1e-3, dtype=torch.float64),
-    }
-    other = {"a": answer["a"], "b": answer["b"].clone()}
-    other["b"][0] += 1e-12
-    one = Noise.of(tmp_path / "1", "run", 0, 2.0, 1.0)
-    model = {"params/w": torch.ones(3)}
+    n, model = 20_000, {"params/w": torch.ones(3)}
+    answer = {key: torch.full((n,), 1e-3, dtype=torch.float64) for key in "ab"}
+    other = answer | {"b": answer["b"] + 1e-12}
     near = {"params/w": torch.tensor([1.0, 1.0, np.nextafter(np.float32(1), np.float32(2))])}
-    asked = one.digest([4, 2, "train", "", 3, "terms"], model)
-    same = Noise.of(tmp_path / "1", "run", 0, 2.0, 1.0)
-    first = drawn(one, asked, answer, "a")
-    assert torch.equal(
-        first, drawn(same, same.digest([4, 2, "train", "", 3, "terms"], model), answer, "a")
-    )
-    others = [drawn(one, asked, answer, "b"), drawn(one, asked, other, "a")]
-    for head in (
-        [5, 2, "train", "", 3, "terms"],
-        [4, 3, "train", "", 3, "terms"],
-        [4, 2, "refine", "", 3, "terms"],
-        [4, 2, "train", "fnr", 3, "terms"],
-        [4, 2, "train", "", 2, "terms"],
-    ):
-        others.append(drawn(one, one.digest(head, model), answer, "a"))
-    others.append(drawn(one, one.digest([4, 2, "train", "", 3, "terms"], near), answer, "a"))
+    head = [4, 2, "train", "", 3, "terms"]
+
+    def of(file: int = 1, run: str = "run", silo: int = 0) -> Noise:
+        return Noise.of(tmp_path / f"{file}", run, silo, 2.0, 1.0)
+
+    first = drawn(of(), of().digest(head, model), answer, "a")
+    assert torch.equal(first, drawn(of(), of().digest(head, model), answer, "a"))
+    asked = of().digest(head, model)
+    others = [drawn(of(), asked, answer, "b"), drawn(of(), asked, other, "a")]
+    heads = [[*head[:i], "x", *head[i + 1 :]] for i in range(len(head))]
     renamed = {"params/v": model["params/w"]}
-    others.append(drawn(one, one.digest([4, 2, "train", "", 3, "terms"], renamed), answer, "a"))
-    for key in (
-        Noise.of(tmp_path / "1", "another run", 0, 2.0, 1.0),
-        Noise.of(tmp_path / "1", "run", 1, 2.0, 1.0),
-        Noise.of(tmp_path / "2", "run", 0, 2.0, 1.0),
-        Noise.of(None, "run", 0, 2.0, 1.0),
-        Noise.of(None, "run", 0, 2.0, 1.0),
-    ):
-        others.append(drawn(key, key.digest([4, 2, "train", "", 3, "terms"], model), answer, "a"))
+    for question in (*((one, model) for one in heads), (head, near), (head, renamed)):
+        others.append(drawn(of(), of().digest(*question), answer, "a"))
+    unknown = Noise.of(None, "run", 0, 2.0, 1.0), Noise.of(None, "run", 0, 2.0, 1.0)
+    for key in (of(run="another run"), of(silo=1), of(file=2), *unknown):
+        others.append(drawn(key, key.digest(head, model), answer, "a"))
     for a, b in itertools.combinations([first, *others], 2):
         assert abs((a * b).mean().item()) < 5 / math.sqrt(n)
 

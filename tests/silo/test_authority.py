@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedml_noniid.cli.app import main
@@ -71,13 +70,11 @@ def test_a_certificate_says_for_whom_and_for_what(all_kits: Path, rank: int) -> 
     basic, usage = of(x509.BasicConstraints), of(x509.KeyUsage).value
     assert basic.critical and not basic.value.ca
     assert usage.digital_signature and not usage.key_cert_sign and not usage.crl_sign
-    key = found.public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == "secp256r1"
     assert DAY / 480 < now() - found.not_valid_before_utc < DAY / 24  # 3 minutes to an hour
     assert 364 * DAY < found.not_valid_after_utc - now() <= 365 * DAY
 
 
-def test_the_ca_signs_certificates_and_lists_only(all_kits: Path) -> None:
+def test_the_ca_signs_only(all_kits: Path) -> None:
     of = certificate(all_kits, "ca", "ca.crt").extensions.get_extension_for_class
     basic, usage = of(x509.BasicConstraints), of(x509.KeyUsage).value
     assert basic.critical and basic.value.ca and basic.value.path_length == 0
@@ -85,31 +82,17 @@ def test_the_ca_signs_certificates_and_lists_only(all_kits: Path) -> None:
     assert listed(all_kits / "ca" / "crl.pem") == set()
 
 
-def test_only_the_owner_reads_from_creation_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    modes: list[int] = []
-    os_open = os.open
-
-    def spy(path: Any, flags: int, *rest: Any, **named: Any) -> int:
-        number = os_open(path, flags, *rest, **named)
-        if flags & os.O_CREAT:
-            modes.append(stat.S_IMODE(os.fstat(number).st_mode))
-        return number
-
-    monkeypatch.setattr(os, "open", spy)
-    mask = os.umask(0)
+def test_only_the_owner_reads_whatever_the_mask_is(tmp_path: Path) -> None:
+    kits, mask = tmp_path / "kits", os.umask(0)
     try:
-        make(tmp_path / "kits", 2)
-        renew(tmp_path / "kits", 1)
-        revoke(tmp_path / "kits", 2)
+        make(kits, 2)
+        renew(kits, 1)
+        revoke(kits, 2)
     finally:
         os.umask(mask)
-    # 3 + 4 + 3 + 3 files; the new kit of silo 1; two lists, each written twice.
-    assert modes == [0o600] * (13 + 3 + 4)
-    for path in [tmp_path / "kits", *(tmp_path / "kits").rglob("*")]:
+    for path in [kits, *kits.rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
-    assert names(tmp_path / "kits") == FILES
+    assert names(kits) == FILES
 
 
 def test_making_again_adds_what_is_missing_and_keeps_the_rest(kits: Path) -> None:
@@ -221,12 +204,10 @@ def test_revoking_twice_lists_once_and_mends_the_servers_list(kits: Path) -> Non
     revoke(kits, 2)
     (kits / "0" / "crl.pem").write_bytes(empty)
     revoke(kits, 2)
-    key = certificate(kits, "ca", "ca.crt").public_key()
-    for place in ("ca", "0"):
-        crl = x509.load_pem_x509_crl((kits / place / "crl.pem").read_bytes())
-        assert [revoked.serial_number for revoked in crl] == [certificate(kits, 2).serial_number]
-        assert crl.is_signature_valid(key)  # type: ignore[arg-type]  # the kind of our keys
-        assert crl.next_update_utc is not None and crl.next_update_utc - now() > 3640 * DAY
+    assert (kits / "0" / "crl.pem").read_bytes() == (kits / "ca" / "crl.pem").read_bytes()
+    crl = x509.load_pem_x509_crl((kits / "0" / "crl.pem").read_bytes())
+    assert [revoked.serial_number for revoked in crl] == [certificate(kits, 2).serial_number]
+    assert crl.next_update_utc is not None and crl.next_update_utc - now() > 3640 * DAY
 
 
 def test_commands_at_the_same_time_lose_no_revocation(kits: Path) -> None:

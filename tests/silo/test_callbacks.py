@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.callbacks import Callback, RoundEnd, Row
 from fedml_noniid.plugins.engines.run import Run
 from fedml_noniid.plugins.silo import loopback
@@ -80,17 +79,6 @@ def test_a_schedule_and_a_stop_give_the_bits_of_the_simulation(recipe: str, tmp_
     assert loopback.simulate(constant, world.parts()) != loopback.simulate(
         deployment, world.parts()
     )
-
-
-def test_early_stop_on_the_servers_validation_samples(tmp_path: Path) -> None:
-    options = {"patience": 1, "min_delta": 9.0}
-    deployment = world.deployment("fedavg", rounds=5, callbacks={"early_stop": options})
-    deployed = Deployed(deployment, tmp_path)
-    run(deployed)
-    assert len(deployed.server.loop.rows) == 2
-    without, *_ = world.shards_of(replace(deployed.data, validation=None))
-    with pytest.raises(UserError, match="early_stop: needs a validation split"):
-        ServerRun(deployed.terms, without, deployment.train_args.built_callbacks())
 
 
 def test_both_sides_must_have_the_same_schedule_and_may_differ_in_callbacks() -> None:

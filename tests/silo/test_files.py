@@ -169,15 +169,10 @@ def test_rank_out_of_range(folder, capsys):
 
 def test_shards_are_checked(folder, capsys):
     path = Path("shards/2.safetensors")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert "2.safetensors: damaged (its content doesn't match its checksum)" in failing(
-        capsys, *SILO
-    )
-    path.write_bytes(whole[:100])
-    assert "2.safetensors: damaged, or not a shard" in failing(capsys, *SILO)
     path.write_bytes(Path("shards/3.safetensors").read_bytes())
     assert "is the shard of rank 3 of 3 silos; this is rank 2 of 3 silos" in failing(capsys, *SILO)
+    path.write_bytes(path.read_bytes()[:100])
+    assert "2.safetensors: damaged, or not a shard" in failing(capsys, *SILO)
     path.unlink()
     assert "2.safetensors: there is no such file; data_args.shard names" in failing(capsys, *SILO)
 

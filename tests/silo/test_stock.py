@@ -6,7 +6,6 @@ FedML's ports are fixed: a run waits for another one on the same machine.
 from __future__ import annotations
 
 import importlib
-import re
 import socket
 
 import pytest
@@ -42,26 +41,6 @@ def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, roun
 
 
 @pytest.mark.usefixtures("ports")
-def test_a_silo_that_fails_ends_the_run_and_is_named(tmp_path):
-    """FedML itself would let the others wait for ever.
-
-    The ports are free afterwards, and no model is left.
-    """
-    terms = world.deployment("fedavg", 2, learning_rate=1e30)
-    with pytest.raises(UserError) as found:
-        stock_fedml.run(terms, world.parts(public=False), tmp_path, DEADLINE_S)
-    said = re.fullmatch(
-        r"silo (\d) \(rank (\d)\) ended with exit code 1; see (.+)", str(found.value)
-    )
-    assert said is not None and int(said[2]) == int(said[1]) + 1
-    assert "loss or update is not finite" in (tmp_path / f"fedml-{said[2]}.log").read_text()
-    assert said[3] == str(tmp_path / f"fedml-{said[2]}.log")
-    assert not (tmp_path / "model.safetensors").exists()
-    for rank in range(4):
-        stock_fedml.check_port(rank)
-
-
-@pytest.mark.usefixtures("ports")
 def test_a_run_needs_its_ports_for_itself(tmp_path):
     """FedML would share a port with a listener that allows it, and wait for ever."""
     with socket.socket() as listener:
@@ -72,12 +51,6 @@ def test_a_run_needs_its_ports_for_itself(tmp_path):
             stock_fedml.run(
                 world.deployment("fedavg", 1), world.parts(public=False), tmp_path, DEADLINE_S
             )
-    with (
-        stock_fedml.lock_ports(DEADLINE_S),
-        pytest.raises(UserError, match="another run has used FedML's ports for 0 s"),
-        stock_fedml.lock_ports(0.0),
-    ):
-        pass
 
 
 def test_fedml_does_not_phone_home_and_is_left_as_it_was(monkeypatch):
