@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,10 +13,10 @@ from hypothesis import strategies as st
 
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.data.datasets import load
-from fedml_noniid.plugins.data.readers.sent140 import ARCHIVE, FILE, sent140
+from fedml_noniid.plugins.data.readers.sent140 import FILE, sent140
 from fedml_noniid.plugins.data.text import PAD, UNKNOWN
 from tests.data.reading import refuse
-from tests.data.tweets import Tweet, rows, write
+from tests.data.tweets import Tweet, write
 
 
 def named(counts: Mapping[str, int]) -> list[Tweet]:
@@ -155,22 +154,6 @@ def test_quotes_commas_line_breaks_latin_1_and_empty_tweets(tmp_path: Path) -> N
     seen = sorted(len(row) for row in tokens(raw, "train") + tokens(raw, "test"))
     assert seen == sorted([4, 2, 2, 1, 1] * 2)
     assert sum(row == [UNKNOWN] for row in tokens(raw, "train") + tokens(raw, "test")) >= 4
-
-
-def test_the_archive_is_read_as_it_is(tmp_path: Path) -> None:
-    tweets = named({"a": 5, "b": 7})
-    plain = sent140(write(tmp_path / "plain", tweets), users=2)
-    archive = tmp_path / "zipped" / "sent140" / ARCHIVE
-    archive.parent.mkdir(parents=True)
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as members:
-        members.writestr("testdata.manual.2009.06.14.csv", b"")
-        members.writestr(FILE, rows(tweets))
-    zipped = sent140(tmp_path / "zipped", users=2)
-    assert torch.equal(plain.train_x, zipped.train_x) and torch.equal(plain.test_y, zipped.test_y)
-    with zipfile.ZipFile(archive, "w") as members:
-        members.writestr("other.csv", b"")
-    with refuse(archive, "without", FILE):
-        sent140(tmp_path / "zipped", users=2)
 
 
 LINE = '"0","1","d","q","ann","good"\n'
