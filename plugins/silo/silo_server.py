@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import resource
 import threading
 import time
@@ -27,7 +26,6 @@ from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.wire import RefusedError
 
-LOG = logging.getLogger(__name__)
 SERVICE = "fedml_noniid.Federation"
 METHODS = ("Hello", "Attend", "Task", "Answer", "Status")
 MAX_PARALLEL_CALLS = 4  # of one silo
