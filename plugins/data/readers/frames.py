@@ -160,15 +160,13 @@ def _table(name: str, frame: pd.DataFrame) -> Table:
 
 
 def columns_of(
-    tables: Sequence[Table], key: str, columns: object, used: dict[str, str]
+    tables: Sequence[Table], key: str, columns: Sequence[str], used: dict[str, str]
 ) -> list[str]:
     """The columns that option `key` names.
 
     UserError unless all `tables` have them, and they are named once and not `used` (column -> the
     option that uses it).
     """
-    if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
-        raise refusal(key, columns, "a list of columns")
     found: list[str] = []
     for column in columns:
         for table in tables:
