@@ -209,7 +209,7 @@ def test_a_checkpoint_is_of_one_configuration(tmp_path):
         Federation("fedprox", table("fedprox"), tmp_path)
 
 
-@pytest.mark.parametrize("place", [0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.999])
+@pytest.mark.parametrize("place", [0.01, 0.5, 0.999])
 @pytest.mark.parametrize("name", ["server", "server.rounds", "1"])
 def test_one_flipped_bit_is_refused_by_file(name, place, tmp_path):
     """Of the server's two files, and of a silo's memory; with none of them, the run goes on with
