@@ -304,5 +304,5 @@ def rows_of(
     labels = [names_of(table, label) for table in tables]
     owners = None if owner is None else [names_of(table, owner) for table in tables]
     where = [f"{source}: column {label!r}" for source in sources]
-    named = user_data.classified(labels, where, lambda i: f"row {i + 1}")
-    return user_data.rows_of(named, owners, test_share, sources)
+    classes, y = user_data.classified(labels, where, lambda i: f"row {i + 1}")
+    return user_data.rows_of(classes, y, owners, test_share, sources)
