@@ -183,7 +183,7 @@ FITTING = [
     *[("quantity", {"beta": beta, "min_size": least}) for beta, least in ((0.3, 1), (100.0, 4))],
     *[("iid_unbalanced", {"min_size": least}) for least in (1, 5)],
     ("iid_unbalanced", {"exponent": 0.5, "min_size": 2}),
-    ("iid_unbalanced", {"sizes": "lognormal", "sigma": 0.5, "min_size": 3}),
+    ("iid_unbalanced", {"sizes": "lognormal", "min_size": 3}),
     *[("shards_equal", {"shards_per_client": shards}) for shards in (1, 2, 4)],
 ]
 
@@ -315,10 +315,6 @@ REFUSED = [
         (name, options, message)
         for name in ("iid_unbalanced", "two_classes")
         for options, message in (
-            (
-                {"sizes": "power_law", "sigma": 1},
-                "sigma = 1 is refused; allowed: none with sizes=power",
-            ),
             (
                 {"sizes": "lognormal", "exponent": 2},
                 "exponent = 2 is refused; allowed: none with sizes",

@@ -69,7 +69,7 @@ def test_every_user_is_cut_by_itself(tmp_path: Path, counts: dict[str, int], sha
     tweets = named(counts)
     root = write(tmp_path, tweets)
     if not eligible:
-        with refuse("0 users have at least min_samples=2", "users=1"):
+        with refuse("0 users have at least 2 tweets", "users=1"):
             sent140(root, users=1)
         return
     raw = sent140(root, users=len(eligible), test_share=share)
@@ -179,8 +179,8 @@ LINE = '"0","1","d","q","ann","good"\n'
         ),
         (LINE + LINE + '"x","1","d","q","ann","a"\n', "line 3 has polarity 'x'"),
         ('"target","ids","date","flag","user","text"\n' + LINE, "line 1 has polarity 'target'"),
-        (LINE, "0 users have at least min_samples=2 tweets, too few for users=1"),
-        ("", "0 users have at least min_samples=2 tweets"),
+        (LINE, "0 users have at least 2 tweets, too few for users=1"),
+        ("", "0 users have at least 2 tweets"),
         (LINE + '"0","1","d","q","ann","' + "a" * 140_000, "line 2 is damaged or truncated"),
     ],
 )
@@ -197,8 +197,7 @@ def test_a_damaged_csv_is_one_line_that_names_the_line(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"users": 3}, "2 users have at least min_samples=2 tweets, too few for users=3"),
-        ({"users": 2, "min_samples": 6}, "1 users have at least min_samples=6"),
+        ({"users": 3}, "2 users have at least 2 tweets, too few for users=3"),
         ({"users": 2, "split": "repo", "test_share": 0.99}, "test_share = 0.99 is refused"),
         ({"users": 2, "split": "repo", "test_share": 1e-12}, "test_share = 1e-12 is refused"),
         ({"users": 2, "size": [2, 2]}, "size = [2, 2] is refused"),

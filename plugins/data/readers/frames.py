@@ -160,15 +160,13 @@ def _table(name: str, frame: pd.DataFrame) -> Table:
 
 
 def columns_of(
-    tables: Sequence[Table], key: str, columns: object, used: dict[str, str]
+    tables: Sequence[Table], key: str, columns: Sequence[str], used: dict[str, str]
 ) -> list[str]:
     """The columns that option `key` names.
 
     UserError unless all `tables` have them, and they are named once and not `used` (column -> the
     option that uses it).
     """
-    if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
-        raise refusal(key, columns, "a list of columns")
     found: list[str] = []
     for column in columns:
         for table in tables:
@@ -306,5 +304,5 @@ def rows_of(
     labels = [names_of(table, label) for table in tables]
     owners = None if owner is None else [names_of(table, owner) for table in tables]
     where = [f"{source}: column {label!r}" for source in sources]
-    named = user_data.classified(labels, where, lambda i: f"row {i + 1}")
-    return user_data.rows_of(named, owners, test_share, sources)
+    classes, y = user_data.classified(labels, where, lambda i: f"row {i + 1}")
+    return user_data.rows_of(classes, y, owners, test_share, sources)

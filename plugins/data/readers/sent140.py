@@ -6,14 +6,14 @@ import csv
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.options import MOST, Count, Range
+from fedml_noniid.plugins.core.options import Count
 from fedml_noniid.plugins.data import text
 from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.dataset import LEAK, Raw
@@ -40,7 +40,6 @@ def sent140(
     *,
     users: Count = 500,
     pick: Literal["random", "most_active"] = "random",
-    min_samples: Annotated[int, Range(2, MOST)] = 2,
     split: Literal["per_user", "repo"] = "per_user",
     test_share: user_data.Share = 0.1,
     vocabulary: text.Vocabulary = 3000,
@@ -52,10 +51,10 @@ def sent140(
     <root>/sent140 holds training.1600000.processed.noemoticon.csv, unpacked from
     trainingandtestdata.zip of http://help.sentiment140.com/for-students.
 
-    `users` users are picked among those with at least `min_samples` tweets: drawn at `random`
-    (rFedAvg, section VI: "sample 500 users directly"), or the `most_active` (its repository), ties
-    in alphabetical order. The paper states no minimum; LEAF's split of these tweets drops users
-    with a single tweet. Owners are numbered in the sorted order of the users' names. The draws do
+    `users` users are picked among those with two tweets or more: drawn at `random` (rFedAvg,
+    section VI: "sample 500 users directly"), or the `most_active` (its repository), ties in
+    alphabetical order. The paper states no minimum; LEAF's split of these tweets drops users with a
+    single tweet, too. Owners are numbered in the sorted order of the users' names. The draws do
     not depend on an experiment's seed.
 
     `split` per_user: of each user's n tweets, ceil(test_share n) are for the test, as LEAF cuts
@@ -70,7 +69,7 @@ def sent140(
     <root>/glove.6B.300d.txt exists (see `plugins.data.text.embedding`). Raises UserError for an
     option that isn't allowed, and for missing and damaged files.
     """
-    tweets, notes = _read(root / "sent140", users, pick, min_samples)
+    tweets, notes = _read(root / "sent140", users, pick)
     if split == "per_user":
         train, test = _per_user(tweets.owner, test_share)
         source = train
@@ -98,30 +97,28 @@ def sent140(
 
 
 def _chosen(
-    counts: Mapping[str, int], users: int, pick: str, least: int, where: Path
+    counts: Mapping[str, int], users: int, pick: str, where: Path
 ) -> tuple[dict[str, int], str]:
     """(the number of each chosen user by name, the report's note on the choice).
 
     UserError if there are too few.
     """
-    eligible = sorted(name for name, n in counts.items() if n >= least)
+    eligible = sorted(name for name, n in counts.items() if n >= 2)
     if len(eligible) < users:
         raise UserError(
-            f"{where}: {len(eligible)} users have at least min_samples={least} tweets, too few "
-            f"for users={users}; "
-            "lower one of the two"
+            f"{where}: {len(eligible)} users have at least 2 tweets, too few for users={users}"
         )
     if pick == "random":
         drawn = stream(0, "sent140/users").choice(len(eligible), users, replace=False)
         names = [eligible[i] for i in drawn]
-        how = f"drawn at random from the {len(eligible)} with at least {least} tweets"
+        how = f"drawn at random from the {len(eligible)} with at least 2 tweets"
     else:
         names = sorted(eligible, key=lambda name: (-counts[name], name))[:users]
         how = f"the most active of {len(counts)}"
     return {name: number for number, name in enumerate(sorted(names))}, f"{users} users, {how}"
 
 
-def _read(folder: Path, users: int, pick: str, least: int) -> tuple[_Tweets, list[str]]:
+def _read(folder: Path, users: int, pick: str) -> tuple[_Tweets, list[str]]:
     """(all tweets of the chosen users, the report's note on the choice)."""
     file = folder / FILE
     if not file.is_file():
@@ -153,7 +150,7 @@ def _read(folder: Path, users: int, pick: str, least: int) -> tuple[_Tweets, lis
             raise UserError(
                 f"{file}: line {rows.line_num} is damaged or truncated ({error})"
             ) from None
-    number, note = _chosen(Counter(names), users, pick, least, file)
+    number, note = _chosen(Counter(names), users, pick, file)
     owner = np.array([number.get(name, -1) for name in names], dtype=np.int64)
     order = np.argsort(owner, kind="stable")
     order = order[np.searchsorted(owner[order], 0) :]
