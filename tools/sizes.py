@@ -41,8 +41,6 @@ WIDER = {  # functions with more parameters, and why
     "sweep": "the arguments of `run`, and the values of the sweep",
     "table": PER_OPTION,
     "text": PER_OPTION,
-    "sent140": PER_OPTION,
-    "two_classes": PER_OPTION,
     "__call__": "a network's, with all that a pass may need",
     "gradient": "a network's, with all that a pass may need",
     "simulated": "one parameter per part of a deployment in the tests",

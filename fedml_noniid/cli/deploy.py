@@ -16,7 +16,7 @@ from fedml_noniid.plugins.core.errors import UserError
 Config = Annotated[Path, typer.Option(help="fedml_config.yaml of this machine.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the CA and the kits.")]
 Rank = Annotated[int, typer.Option(help="0 for the server, 1.. for the silos.")]
-Days = Annotated[int, typer.Option(help="Days for which a kit is valid.")]
+Days = Annotated[int, typer.Option(min=1, max=3650, help="Days for which a kit is valid.")]
 
 
 def add(app: typer.Typer) -> None:
@@ -79,7 +79,7 @@ def add(app: typer.Typer) -> None:
 
 
 def make(
-    silos: Annotated[int, typer.Option(help="Number of silos.")],
+    silos: Annotated[int, typer.Option(min=1, help="Number of silos.")],
     out: Out,
     days: Days = 365,
 ) -> None:

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedml_noniid.pipelines.experiment import usercache
+from fedml_noniid.pipelines.experiment import user_cache
 from fedml_noniid.pipelines.experiment.config import Config, Unit
-from fedml_noniid.pipelines.experiment.usercache import of_cpu
+from fedml_noniid.pipelines.experiment.user_cache import of_cpu
 from fedml_noniid.plugins import extras, recipes
 from fedml_noniid.plugins.engines.simulation import resolve_device
 
@@ -53,7 +53,7 @@ NO_CODE = tuple(
         "pipelines.experiment.progress",
         "pipelines.experiment.provenance",
         "pipelines.experiment.workers",
-        "pipelines.experiment.usercache",
+        "pipelines.experiment.user_cache",
         "pipelines.experiment.workspace",
         "pipelines.tracking",
     )
@@ -228,17 +228,17 @@ def _key() -> str:
 @cache
 def _known() -> dict[str, list[Any]]:
     """Path -> stamp, what counts of the Python file: from the user's cache."""
-    return usercache.read(CODE, _key()) or {}
+    return user_cache.read(CODE, _key()) or {}
 
 
 @cache
 def _source(path: Path) -> _Source:
     """What counts of a Python file, which is parsed if it has changed since."""
-    stamp, found = usercache.stamp(path), _known().get(str(path), [None])
+    stamp, found = user_cache.stamp(path), _known().get(str(path), [None])
     if stamp == found[0]:
         return _Source(*found[1])
     source = _of_file(path)
-    if usercache.is_settled(stamp):
+    if user_cache.is_settled(stamp):
         _known()[str(path)] = [stamp, list(source)]
     return source
 
@@ -246,8 +246,8 @@ def _source(path: Path) -> _Source:
 def _save() -> None:
     """Writes what was found into the user's cache, which forgets the files that are gone."""
     known = {path: found for path, found in _known().items() if Path(path).exists()}
-    if known != (usercache.read(CODE, _key()) or {}):
-        usercache.write(CODE, _key(), known)
+    if known != (user_cache.read(CODE, _key()) or {}):
+        user_cache.write(CODE, _key(), known)
 
 
 def _beside(path: Path) -> Iterator[Path]:

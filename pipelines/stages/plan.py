@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedml_noniid.pipelines.experiment import usercache
+from fedml_noniid.pipelines.experiment import user_cache
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import replace_folder
@@ -31,12 +31,12 @@ GPUS = ("nvidia*", "nvgpu*", "nvhost*", "nvmap", "kfd", "dxg")
 def run(place: Workspace) -> None:
     """Writes one file for each stage."""
     name, key = str((place.root / LAST).resolve()), _key(place.root)
-    known = usercache.read(name, key)
+    known = user_cache.read(name, key)
     if known is None or known["files"] != contents(*known["data"]):
         known = _planned(place)
-        settled = all(map(usercache.is_settled, usercache.stamps(CODE).values()))
+        settled = all(map(user_cache.is_settled, user_cache.stamps(CODE).values()))
         if known["lasts"] and settled and (place.root / LAST).parent.is_dir():
-            usercache.write(name, key, known)
+            user_cache.write(name, key, known)
     files = {f"{stage}.json": content(hashes) for stage, hashes in known["plan"].items()}
     replace_folder(place.root / "plan", files)
 
@@ -78,11 +78,11 @@ def _key(root: Path) -> str:
     settings, torch = root / "params.yaml", importlib.util.find_spec("torch")
     about = (
         settings.read_text(errors="replace") if settings.is_file() else "",
-        usercache.stamps(CODE),
-        usercache.stamp(Path(str(torch and torch.origin)).with_name("version.py")),
+        user_cache.stamps(CODE),
+        user_cache.stamp(Path(str(torch and torch.origin)).with_name("version.py")),
         sys.version,
-        usercache.of_cpu("vendor_id"),
-        usercache.of_cpu("flags"),
+        user_cache.of_cpu("vendor_id"),
+        user_cache.of_cpu("flags"),
         os.environ.get("ATEN_CPU_CAPABILITY"),
     )
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()

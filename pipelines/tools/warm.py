@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedml_noniid.pipelines import edge
-from fedml_noniid.pipelines.experiment.usercache import stamps
+from fedml_noniid.pipelines.experiment.user_cache import stamps
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.pipelines.stages.handover import ACCEPTED, OTHER, WARM

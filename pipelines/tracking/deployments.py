@@ -1,9 +1,8 @@
 """The output folder of a finished deployment -> one MLflow run: metrics by round, and how many
-silos answered."""
+silos were missing."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,33 +45,22 @@ def read(folder: Path, config: Path) -> Finished:
             f"once it has {MODEL}"
         )
     missing = absences.read(folder / ABSENT, rounds, deployment.silos)
-    answered = [row | _answers(deployment, missing, int(row["round"])) for row in rows]
+    late = [
+        {client for (t, _), clients in missing.items() if t == row["round"] for client in clients}
+        for row in rows
+    ]
+    rows = tuple(
+        row | {"silos_missing": float(len(silos))} for row, silos in zip(rows, late, strict=True)
+    )
     params = _params(deployment)
-    final = {key: answered[-1][key] for key in results.FINAL if key in answered[-1]}
+    final = {key: rows[-1][key] for key in results.FINAL if key in rows[-1]}
     final["traffic_mib"] = sum(row["bytes_up"] + row["bytes_down"] for row in rows) / counts.MIB
     tags = {key: str(params[key]) for key in ("recipe", "composition", "seed")}
     tags |= {"kind": "deployment", "weights_sha256": _weights(files[-1])}
     # A run that is done again has other seconds, and so another name.
     name = f"deployment/{tags['recipe']}-{tags['seed']}-{hashed('', files[:1])[:8]}"
     digest = hashed("", [config, *files])
-    return Finished(name, digest, params, tags, answered, final, files, files[-1])
-
-
-def _answers(
-    deployment: Deployment, missing: Mapping[tuple[int, int], Collection[int]], t: int
-) -> dict[str, float]:
-    """How many silos were asked in round `t`, and how many of them answered or missed an
-    exchange."""
-    from fedml_noniid.plugins.engines.cohort import draw_cohort
-
-    late = {client for (at, _), clients in missing.items() if at == t for client in clients}
-    seed, silos = deployment.common_args.random_seed, deployment.silos
-    asked = late | {*draw_cohort(seed, t, silos, deployment.cohort)}
-    return {
-        "silos_asked": float(len(asked)),
-        "silos_answered": float(len(asked - late)),
-        "silos_missing": float(len(late)),
-    }
+    return Finished(name, digest, params, tags, rows, final, files, files[-1])
 
 
 def _params(deployment: Deployment) -> dict[str, object]:

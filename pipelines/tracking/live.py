@@ -76,6 +76,6 @@ class Live:
                 self.run_id = self._run.run_id
                 client = self._store.client()
                 with self._store.lock("view"):  # a page that is open shows the run in its group
-                    view.prepare(client, runs.of_name(self._store, client, self._experiment))
+                    view.prepare(client, runs.experiment_id(self._store, client, self._experiment))
             call(self._run)
             self._is_over = False

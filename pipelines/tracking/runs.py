@@ -15,10 +15,7 @@ from fedml_noniid.pipelines.tracking.store import Store
 
 MAX_METRICS, MAX_PARAMS, MAX_RUNS = 1000, 100, 50000  # limits of one call
 MAX_NAME, MAX_TAG = 250, 5000  # characters
-SHOWN = {
-    "git_commit": "mlflow.source.git.commit",
-    "stage": "mlflow.source.name",
-}  # the names that MLflow's pages use
+SHOWN = {"git_commit": "mlflow.source.git.commit"}  # the names that MLflow's pages use
 NOTE = "mlflow.note.content"  # tag: a run's description on MLflow's pages
 FOLDERS = {
     "partitions": "partition",
@@ -120,7 +117,7 @@ def start(
     client = store.client()
     # Its item is known from the start: a run that breaks off here is replaced by the next sync.
     run = client.create_run(
-        of_name(store, client, experiment),
+        experiment_id(store, client, experiment),
         round(1000 * (began or time.time())),
         {"item": name},
         run_name=name,
@@ -131,7 +128,7 @@ def start(
     return log
 
 
-def of_name(store: Store, client: Any, experiment: str) -> str:
+def experiment_id(store: Store, client: Any, experiment: str) -> str:
     """The id of an experiment.
 
     If needed, the experiment is created or restored from MLflow's trash.

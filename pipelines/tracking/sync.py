@@ -67,7 +67,7 @@ def record(store: Store, experiment: str, found: Sequence[Finished], root: Path)
         return []
     client = store.client()
     with store.guarded(), store.lock("sync"):
-        experiment_id = runs.of_name(store, client, experiment)
+        experiment_id = runs.experiment_id(store, client, experiment)
         known, whole = defaultdict[str, list[Any]](list), set()
         for run in runs.search(client, experiment_id):
             known[run.data.tags.get("item", "")].append(run)

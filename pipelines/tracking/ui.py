@@ -23,7 +23,7 @@ def serve(store: Store, experiment: str, port: int | None = None) -> None:
     """Serves the prepared view on `port`. The default is 5000, or a free port if 5000 is taken."""
     client = store.client()
     with store.guarded():
-        experiment_id = runs.of_name(store, client, experiment)
+        experiment_id = runs.experiment_id(store, client, experiment)
         view.prepare(client, experiment_id)
     if store.is_server:
         sys.stdout.write(f"Compare the runs:  {view.link(store.shown, experiment_id)}\n")

@@ -16,19 +16,13 @@ def refusal(key: str, value: object, allowed: str) -> UserError:
     return UserError(where=(key,), value=value, allowed=allowed)
 
 
-def whole_number(
-    key: str, value: object, low: int, high: int | None = None, because: str = ""
-) -> int:
+def whole_number(key: str, value: object, low: int, high: int, because: str = "") -> int:
     """`value` as an int in [low, high].
 
     UserError for other values and for a bool; `because` explains `high`.
     """
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        number = int(value)
-        if number >= low and (high is None or number <= high):
-            return number
-    if high is not None and high < low:
-        raise refusal(key, value, f"none{because}")
-    raise refusal(
-        key, value, f"a whole number from {low} up" if high is None else f"{low} to {high}{because}"
-    )
+    whole = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+    if whole is not None and low <= whole <= high:
+        return whole
+    allowed = f"{low} to {high}" if low <= high else "none"
+    raise refusal(key, value, f"{allowed}{because}")

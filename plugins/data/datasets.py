@@ -33,22 +33,21 @@ from fedml_noniid.plugins.data.user_files import unreadable
 # (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come
 # from.
 Reader = Callable[..., Raw]
-READERS: tuple[Reader, ...] = (
-    digits,
-    mnist,
-    emnist,
-    femnist,
-    cifar10,
-    cifar100,
-    cinic10,
-    sent140,
-    made_tweets,
-    table,
-    text,
-    image_folder,
-    arrays,
-)
-DATASETS = {reader.__name__: reader for reader in READERS}
+DATASETS: dict[str, Reader] = {
+    "digits": digits,
+    "mnist": mnist,
+    "emnist": emnist,
+    "femnist": femnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "cinic10": cinic10,
+    "sent140": sent140,
+    "made_tweets": made_tweets,
+    "table": table,
+    "text": text,
+    "image_folder": image_folder,
+    "arrays": arrays,
+}
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,9 @@ def subsample(labels: Ints, samples: int) -> Ints:
     """
     labels = np.asarray(labels)
     classes, sizes = np.unique(labels, return_counts=True)
-    whole, count = (
-        len(labels),
-        whole_number("samples", samples, len(classes), len(labels), ", all of the training set"),
-    )
-    counts = np.maximum(rounded(count / whole * sizes, count), 1)
+    n = len(labels)
+    count = whole_number("samples", samples, len(classes), n, ", all of the training set")
+    counts = np.maximum(rounded(count / n * sizes, count), 1)
     while counts.sum() > count:  # a class that rounds to none took one
         counts[counts.argmax()] -= 1
     rng = stream(0, "samples")

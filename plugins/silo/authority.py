@@ -31,11 +31,7 @@ from fedml_noniid.plugins.silo.certificates import (
 )
 
 Key = ec.EllipticCurvePrivateKey
-MAX_KIT_DAYS, CA_DAYS, LIST_DAYS = (
-    3650,
-    7300,
-    3650,
-)  # of a kit at most, of the CA, until the list's next update
+CA_DAYS, LIST_DAYS = 7300, 3650  # of the CA, until the list's next update
 CLOCK_SKEW = datetime.timedelta(minutes=5)  # clocks differ
 RESTORE = "restore the ca folder from a copy, or make new kits for everybody in another folder"
 USAGES = (
@@ -58,9 +54,6 @@ def make(folder: Path, silos: int, days: int = 365) -> str:
 
     Like the other commands, it returns the text for the operator.
     """
-    if silos < 1:
-        raise UserError(f"silos = {silos}; allowed: 1 or more")
-    _check_days(days)
     with _exclusive_ownership(folder, new=True):
         if not (folder / "ca").exists():
             if ranks := _ranks(folder):
@@ -85,7 +78,6 @@ def renew(folder: Path, rank: int, days: int = 365) -> str:
 
     Raises UserError.
     """
-    _check_days(days)
     with _exclusive_ownership(folder):
         ca = _CA.read(folder)
         files = _new_kit(ca, rank, days)
@@ -155,9 +147,12 @@ class _CA:
 def _new_ca() -> dict[str, bytes]:
     """The files of a new CA."""
     key, subject = ec.generate_private_key(ec.SECP256R1()), _subject("federation CA")
-    certificate = _sign(
-        _builder(key, subject, subject, CA_DAYS),
+    certificate = _certificate(
         key,
+        subject,
+        key,
+        subject,
+        CA_DAYS,
         x509.BasicConstraints(ca=True, path_length=0),
         _usage("key_cert_sign", "crl_sign"),
         x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
@@ -179,9 +174,12 @@ def _new_kit(ca: _CA, rank: int, days: int) -> dict[str, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     # The server is a client too: the operator's `status` asks with the server's kit.
     server = [ExtendedKeyUsageOID.SERVER_AUTH] if rank == 0 else []
-    certificate = _sign(
-        _builder(key, _subject(name(rank)), ca.certificate.subject, days),
+    certificate = _certificate(
+        key,
+        _subject(name(rank)),
         ca.key,
+        ca.certificate.subject,
+        days,
         x509.BasicConstraints(ca=False, path_length=None),
         _usage("digital_signature"),
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, *server]),
@@ -223,11 +221,6 @@ def _ranks(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
 
 
-def _check_days(days: int) -> None:
-    if not 1 <= days <= MAX_KIT_DAYS:
-        raise UserError(f"days = {days}; allowed: 1 to {MAX_KIT_DAYS}")
-
-
 def _copy_list(folder: Path) -> str:
     """What the operator does once the list has changed."""
     return (
@@ -244,10 +237,17 @@ def _usage(*granted: str) -> x509.KeyUsage:
     return x509.KeyUsage(**{usage: usage in granted for usage in USAGES})
 
 
-def _builder(key: Key, owner: x509.Name, ca: x509.Name, days: int) -> x509.CertificateBuilder:
-    """The certificate of `key` with a new serial number, for so many days from now."""
+def _certificate(
+    key: Key,
+    owner: x509.Name,
+    ca_key: Key,
+    ca: x509.Name,
+    days: int,
+    *extensions: x509.ExtensionType,
+) -> bytes:
+    """The certificate of `key` with a new serial number, for so many days from now, as PEM."""
     moment = now()
-    return x509.CertificateBuilder(
+    builder = x509.CertificateBuilder(
         issuer_name=ca,
         subject_name=owner,
         public_key=key.public_key(),
@@ -255,10 +255,6 @@ def _builder(key: Key, owner: x509.Name, ca: x509.Name, days: int) -> x509.Certi
         not_valid_before=moment - CLOCK_SKEW,
         not_valid_after=moment + datetime.timedelta(days=days),
     )
-
-
-def _sign(builder: x509.CertificateBuilder, ca_key: Key, *extensions: x509.ExtensionType) -> bytes:
-    """The certificate as PEM."""
     for extension in extensions:
         critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
         builder = builder.add_extension(extension, critical)

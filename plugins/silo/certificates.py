@@ -6,7 +6,6 @@ import datetime
 import functools
 import logging
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,11 +74,9 @@ class Admission:
 
         `crl`: the list of revoked certificates. Raises UserError if the list is bad.
         """
-        self._ca = x509.load_pem_x509_certificate(ca)
-        self._crl, self._lock, self._warned = crl, threading.Lock(), False
-        self._stamp: tuple[int, ...] | None = None
-        self._revoked_serials = frozenset[int]()
-        self._load(_stamp(crl))
+        self._ca, self._crl = x509.load_pem_x509_certificate(ca), crl
+        self._content, self._warned = read(crl, COPY_LIST), False
+        self._serials = self._listed(self._content)
         self._peer = functools.lru_cache(maxsize=MAX_CACHED_CERTIFICATES)(self._parsed)
 
     def refusal(self, pem: bytes, moment: datetime.datetime | None = None) -> str:
@@ -104,27 +101,22 @@ class Admission:
             return None
 
     def _revoked(self) -> frozenset[int]:
-        """The serial numbers on the list, read again if the file has changed.
+        """The serial numbers on the list as it is now; a bad file leaves the last good list."""
+        try:
+            content = read(self._crl, COPY_LIST)
+            if content != self._content:
+                self._serials, self._content = self._listed(content), content
+            self._warned = False
+        except UserError as error:
+            if not self._warned:
+                LOG.warning("%s; until then the last good list counts", error)
+            self._warned = True
+        return self._serials
 
-        A bad file leaves the last good list.
-        """
-        with self._lock:
-            if (stamp := _stamp(self._crl)) != self._stamp:
-                try:
-                    self._load(stamp)
-                except UserError as error:
-                    if not self._warned:
-                        LOG.warning("%s; until then the last good list counts", error)
-                    self._warned = True
-            return self._revoked_serials
-
-    def _load(self, stamp: tuple[int, ...] | None) -> None:
-        """Reads the list. Raises UserError."""
-        content = read(self._crl, COPY_LIST)
-        self._stamp = stamp  # after reading: a file that can't be read just now is tried again
+    def _listed(self, content: bytes) -> frozenset[int]:
+        """The serial numbers on a list. Raises UserError."""
         crl = list_of(self._ca, self._crl, content, COPY_LIST)
-        self._revoked_serials = frozenset(revoked.serial_number for revoked in crl)
-        self._warned = False
+        return frozenset(revoked.serial_number for revoked in crl)
 
 
 def now() -> datetime.datetime:
@@ -214,8 +206,10 @@ def _check_dates(path: Path, certificate: x509.Certificate, wanted: str, command
             f"{command})"
         )
     if moment < first:
-        valid = f"{path} is valid from {first:%Y-%m-%d %H:%M} UTC"
-        raise UserError(f"{valid}, now is {moment:%Y-%m-%d %H:%M}; set the clock")
+        raise UserError(
+            f"{path} is valid from {first:%Y-%m-%d %H:%M} UTC, now is {moment:%Y-%m-%d %H:%M}; "
+            "set the clock"
+        )
 
 
 def _common_name(certificate: x509.Certificate) -> str:
@@ -227,12 +221,3 @@ def _common_name(certificate: x509.Certificate) -> str:
         ),
         "",
     )
-
-
-def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Changes when the file does; None if it can't be seen."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

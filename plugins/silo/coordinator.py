@@ -272,10 +272,9 @@ class Coordinator:
         where = wire.silo(client)
         if self._down is None or exchange != self._down.exchange:
             raise RefusedError("stale", f"{where}: answer is to exchange {exchange}, which is over")
-        if client in self._answers or client in self._failed:
-            raise RefusedError("duplicate", f"{where}: exchange {exchange} was answered already")
         if not self._asks(client):
-            raise RefusedError("extra", f"{where}: was not asked in exchange {exchange}")
+            why = f"has answered exchange {exchange} already, or was not asked in it"
+            raise RefusedError("duplicate", f"{where}: {why}")
 
     def _present(self) -> list[int]:
         return sorted(k for k, streams in self._streams.items() if streams)

@@ -8,7 +8,6 @@ few silos answered, 4 not admitted, 5 no contact with the server, 6 stopped on r
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import logging
@@ -21,13 +20,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import (
-    leaving_nothing,
     opened,
     remove_abandoned,
     write_whole,
@@ -52,7 +51,6 @@ class Process:
     """One process. All that can be checked before FedML is imported has been checked."""
 
     rank: int
-    config: Path
     deployment: settings.Deployment
     shard: shards.Shard
 
@@ -70,16 +68,14 @@ class Process:
                 f"--rank {rank}: allowed: 1 to {deployment.silos} "
                 f"(train_args.client_num_in_total in {config})"
             )
-        process = Process(
-            rank, config, deployment, shards.read(deployment.shard(rank), rank, deployment.silos)
-        )
+        shard = shards.read(deployment.shard(rank), rank, deployment.silos)
+        process = Process(rank, deployment, shard)
         terms = settings.terms(
             deployment, deployment.train_args.recipe, process.network, process.shard.n_public
         )
         terms.plan.local.check(process.input_shape, torch.device("cpu"))
         if rank == 0:
-            # FedML takes 11 s to import; the server checks it again
-            deployment.comm_args.check_free()
+            deployment.comm_args.check_free()  # now: FedML takes 11 s to import
         return process
 
     @property
@@ -211,24 +207,12 @@ class Process:
         That would ask FedML's host for its configuration, and seed the generators that privacy
         noise is drawn from with the seed that every participant knows.
         """
-        with leaving_nothing():
-            from fedml.arguments import Arguments
-
         from fedml_noniid.plugins.silo.host import Model
         from fedml_noniid.plugins.silo.pair import make_pair
 
-        command = argparse.Namespace(
-            yaml_config_file=str(self.config),
-            run_id="0",
-            rank=self.rank,
-            local_rank=0,
-            node_rank=0,
-            role="client" if self.rank else "server",
-            run_device_id="0",
-            using_mlops=False,
-        )
-        args = Arguments(command, training_type="cross_silo", comm_backend="GRPC")
-        args.worker_num = self.deployment.silos
+        args = SimpleNamespace(rank=self.rank, worker_num=self.deployment.silos)
+        for section in self.deployment.model_dump(by_alias=True).values():
+            vars(args).update(section)
         return args, Model(self.network), make_pair(self.deployment.train_args.recipe)
 
 

@@ -54,12 +54,6 @@ class Processes:
 
         `main`: what each process runs, with (rank, configuration, folder for its output).
         """
-        if deployment.silos != len(parts.clients):
-            raise UserError(
-                f"train_args.client_num_in_total = {deployment.silos}, but the partition has "
-                f"{len(parts.clients)} "
-                "clients"
-            )
         _take_ownership(folder)
         deployment = _moved(deployment, folder)
         self.deployment, self.config = deployment, folder / "fedml_config.yaml"

@@ -258,12 +258,7 @@ def read(path: Path) -> Deployment:
     UserError, naming file, key, value and what is allowed.
     """
     look_in(path.parent)
-    parsed(path, str(path))  # refuses bad files: PyYAML takes the last of two keys without a word
-    try:
-        content = yaml.safe_load(path.read_text("utf-8"))  # YAML 1.1, as FedML reads it
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: is not YAML 1.1 ({' '.join(str(error).split())})") from None
-    return check(content, str(path))
+    return check(parsed(path, str(path)), str(path))
 
 
 def check(content: object, where: str) -> Deployment:
@@ -283,7 +278,7 @@ def from_args(args: object) -> Deployment:
         for section, default in Deployment()
         if isinstance(default, Section)
     }
-    # FedML overwrites these two: the ids that it made up, and the name of its default.
+    # FedML overwrites them by ids that it made up.
     content["train_args"]["client_id_list"] = "[]"
     return check(content, "args")
 

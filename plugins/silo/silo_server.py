@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import resource
 import threading
 import time
@@ -27,7 +26,6 @@ from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.wire import RefusedError
 
-LOG = logging.getLogger(__name__)
 SERVICE = "fedml_noniid.Federation"
 METHODS = ("Hello", "Attend", "Task", "Answer", "Status")
 MAX_PARALLEL_CALLS = 4  # of one silo
@@ -62,7 +60,7 @@ class SiloServer:
     def __init__(self, comm: CommArgs, kit: Path, coordinator: Coordinator) -> None:
         """`kit`: the folder with the server's certificates.
 
-        UserError if it is bad, or the port is taken.
+        UserError if it is bad.
         """
         self._comm, self._coordinator = comm, coordinator
         self._names = {certificates.name(k + 1): k for k in range(OPERATOR, coordinator.silos)}
@@ -94,11 +92,7 @@ class SiloServer:
         mine = certificates.Kit.read(kit, 0)
         self._admission = certificates.Admission(mine.ca, kit / "crl.pem")
         credentials = grpc.ssl_server_credentials([(mine.key, mine.certificate)], mine.ca, True)
-        try:
-            self._server.add_secure_port(comm.server, credentials)
-        except RuntimeError:
-            comm.check_free()  # says why
-            raise
+        self._server.add_secure_port(comm.server, credentials)
 
     def __enter__(self) -> SiloServer:
         self._server.start()

@@ -19,7 +19,7 @@ import torchvision
 from torchvision.datasets import EMNIST
 
 from tests.data.reading import draw, idx
-from tests.data.tweets import rows, write
+from tests.data.tweets import write
 
 TEN = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 CIFAR = {"cifar10": torchvision.datasets.CIFAR10, "cifar100": torchvision.datasets.CIFAR100}
@@ -154,13 +154,6 @@ def femnist(root: Path, _: Patch | None = None) -> None:
 
 def tweets(root: Path, _: Patch | None = None) -> None:
     write(root, [("04"[i % 2], "ann", f"word{i}") for i in range(9)])
-
-
-def packed_tweets(root: Path, _: Patch) -> None:
-    (root / "sent140").mkdir(parents=True)
-    with zipfile.ZipFile(root / "sent140" / "trainingandtestdata.zip", "w") as archive:
-        content = rows([("04"[i % 2], "ann", f"word{i}") for i in range(9)])
-        archive.writestr("training.1600000.processed.noemoticon.csv", content)
 
 
 def arrays(root: Path, _: Patch | None = None) -> None:

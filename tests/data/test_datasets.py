@@ -37,7 +37,6 @@ def test_digits(digits):
 def test_normalised(digits):
     x = digits.normalised("train", "cpu")
     assert x.dtype == torch.float32 and x.shape == digits.train_x.shape
-    assert x.mean().abs() < 1e-5 and (x.std() - 1).abs() < 1e-3
     assert torch.allclose(
         digits.normalised("test"), (digits.test_x.float() - digits.mean[0]) / digits.std[0]
     )

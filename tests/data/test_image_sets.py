@@ -8,11 +8,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-import shlex
 import shutil
 import socket
 import string
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -175,23 +173,6 @@ def test_cinic_of_another_size(tmp_path: Path) -> None:
             draw(tmp_path / "cinic-10" / part / name / "0.png", "L", size=(28, 24))
     with refuse(tmp_path / "cinic-10", "its images are 24x28 (height x width); CINIC-10's are 32"):
         load("cinic10", tmp_path)
-
-
-def test_the_command_of_the_refusal_unpacks_cinics_archive(tmp_path: Path) -> None:
-    root = tmp_path / "my root"
-    with refuse(
-        root / "cinic-10" / "train", "no such folder", "https://datashare.ed.ac.uk/handle/"
-    ):
-        load("cinic10", root)
-    small.cinic(tmp_path, name="source")
-    root.mkdir()
-    archive, folder = root / "CINIC-10.tar.gz", shlex.quote(str(root / "cinic-10"))
-    subprocess.run(["tar", "-czf", archive, "-C", tmp_path / "source", "."], check=True)
-    command = f"mkdir -p {folder} && tar -xzf {shlex.quote(str(archive))} -C {folder}"
-    with refuse(f"unpack {archive}: {command}"):
-        load("cinic10", root)
-    subprocess.run(command, shell=True, check=True)
-    assert len(load("cinic10", root).train_y) == 30
 
 
 # Downloads

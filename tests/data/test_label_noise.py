@@ -91,14 +91,6 @@ def test_draws_depend_on_seed_client_and_position(
     assert not np.array_equal(first, twin) and not np.array_equal(first, other)
 
 
-@pytest.mark.parametrize("kind", ["symmetric", "pair"])
-def test_rate_0_is_no_noise(kind: str) -> None:
-    for form in ("equal", "level"):
-        found = flipped(kind, rates(form, 0.0, 2), LABELS, CLIENTS, 3, 0)
-        assert lists(found) == [LABELS[positions].tolist() for positions in CLIENTS]
-        assert all(own.dtype == np.int64 for own in found)
-
-
 def test_data_with_a_single_class_are_refused() -> None:
     with pytest.raises(UserError, match="label_noise = 'pair' is refused; allowed: data with at"):
         flipped("pair", np.ones(2), LABELS, CLIENTS, 1, 0)

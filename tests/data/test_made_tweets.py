@@ -7,28 +7,20 @@ from pathlib import Path
 
 import torch
 
-from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.datasets import load
 from fedml_noniid.plugins.data.readers.made_tweets import made_tweets
 
 NOWHERE = Path("/nowhere")
 
 
-def parts() -> tuple[Dataset, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(data, x, y, owner), training samples before those of the test."""
+def test_every_user_trains_and_tests_on_a_sixth() -> None:
     data = load("made_tweets", NOWHERE)
     assert data.train_owner is not None and data.test_owner is not None
-    x, y = torch.cat([data.train_x, data.test_x]), torch.cat([data.train_y, data.test_y])
-    return data, x, y, torch.cat([data.train_owner, data.test_owner])
-
-
-def test_every_user_trains_and_tests_on_a_sixth() -> None:
-    data, _, _, owner = parts()
-    assert data.train_owner is not None and data.test_owner is not None
-    held, tested = owner.bincount(), data.test_owner.bincount()
+    held = torch.cat([data.train_owner, data.test_owner]).bincount()
     assert len(held) == 40 and held.min() >= 12 and held.max() <= 36 and held.min() < held.max()
-    assert torch.equal(tested, held // 6)  # the sixth, the twelfth, ...
+    assert torch.equal(data.test_owner.bincount(), held // 6)  # the sixth, the twelfth, ...
     assert data.train_owner.tolist() == sorted(data.train_owner.tolist())
+    assert data.notes[0].startswith("generated sentences, not tweets: ")
 
 
 def test_the_same_sentences_every_time_and_more_users_are_added_behind() -> None:

@@ -49,32 +49,26 @@ def same(a, b):
 
 
 @settings(deadline=None, max_examples=100)
-@given(owned(), st.integers(1, 4), st.data())
-def test_users_and_groups_of_users(population, min_samples, data):
+@given(owned(), st.data())
+def test_users_and_groups_of_users(population, data):
     owners, indices, n_clients, seed = population
-    counts = {user: (owners[indices] == user).sum() for user in owners[indices]}
-    users = {user for user, n in counts.items() if n >= min_samples}
-    name, given = "natural", {"min_samples": min_samples}
-    if len(users) < n_clients:
-        with pytest.raises(UserError, match=r"clients = |min_samples = "):
-            split(name, owners, indices, n_clients, seed, **given)
-        return
+    users = set(owners[indices])
     drawn = data.draw(st.none() | st.integers(n_clients, len(users)))
-    for name, more, total in (
+    for name, options, total in (
         ("natural", {}, n_clients),
         ("natural_grouped", {"users": drawn}, drawn or len(users)),
     ):
-        clients = split(name, owners, indices, n_clients, seed, **given, **more)
+        clients = split(name, owners, indices, n_clients, seed, **options)
         groups = [set(owners[client]) for client in clients]
         assert set.union(*groups) <= users
         assert sum(map(len, groups)) == len(set.union(*groups)) == total
         assert max(map(len, groups)) - min(map(len, groups)) <= 1
         wanted = [samples_of(owners, indices, group) for group in groups]
         assert [client.tolist() for client in clients] == wanted
-        assert same(clients, split(name, owners, indices[::-1], n_clients, seed, **given, **more))
+        assert same(clients, split(name, owners, indices[::-1], n_clients, seed, **options))
 
 
-USERS = "users with at least 1 training samples"
+USERS = "users with training samples"
 
 
 @pytest.mark.parametrize(
@@ -86,11 +80,6 @@ USERS = "users with at least 1 training samples"
             for n in (0, -3, 5, 2.0, float("nan"), "2", None, True)
         ],
         *[
-            (name, {"min_samples": n}, f"min_samples = {n!r} is refused; allowed: 1 to 4 (training")
-            for name in BY_OWNER
-            for n in (5,)
-        ],
-        *[
             (
                 "natural_grouped",
                 {"users": n},
@@ -98,14 +87,10 @@ USERS = "users with at least 1 training samples"
             )
             for n in (1, 5)
         ],
-        *[
-            (name, {"min_samples": 4}, "clients = 2 is refused; allowed: 1 to 1 (1 users with at")
-            for name in BY_OWNER
-        ],
         (
             "natural",
             {"indices": [], "clients": 1},
-            "clients = 1 is refused; allowed: none (0 training",
+            "clients = 1 is refused; allowed: none (0 users",
         ),
         # Without samples 4 and 8 user 5 has none, and is nobody.
         (

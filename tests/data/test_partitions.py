@@ -183,7 +183,7 @@ FITTING = [
     *[("quantity", {"beta": beta, "min_size": least}) for beta, least in ((0.3, 1), (100.0, 4))],
     *[("iid_unbalanced", {"min_size": least}) for least in (1, 5)],
     ("iid_unbalanced", {"exponent": 0.5, "min_size": 2}),
-    ("iid_unbalanced", {"sizes": "lognormal", "sigma": 0.5, "min_size": 3}),
+    ("iid_unbalanced", {"sizes": "lognormal", "min_size": 3}),
     *[("shards_equal", {"shards_per_client": shards}) for shards in (1, 2, 4)],
 ]
 
@@ -283,7 +283,7 @@ REFUSED = [
         *(
             "similarity",
             {"s": 0.5},
-            "remainder = 'dropped' is refused; allowed: dealt: with s=0.5, 15",
+            "clients = 10 is refused; allowed: fewer: with s=0.5, 15 samples leave",
         ),
         np.arange(15) % 3,
         10,
@@ -315,10 +315,6 @@ REFUSED = [
         (name, options, message)
         for name in ("iid_unbalanced", "two_classes")
         for options, message in (
-            (
-                {"sizes": "power_law", "sigma": 1},
-                "sigma = 1 is refused; allowed: none with sizes=power",
-            ),
             (
                 {"sizes": "lognormal", "exponent": 2},
                 "exponent = 2 is refused; allowed: none with sizes",
@@ -423,15 +419,6 @@ def test_refused(case):
     refuse(message, name, DIGITS if labels is None else labels, clients, **params)
 
 
-@pytest.mark.parametrize("name", ["dirichlet", "shards"])
-def test_a_parameter_without_a_default_is_needed(name):
-    (key,) = PARAMS[name]
-    refuse(f"{key} is missing", name)
-
-
 def test_the_least_that_fits():
     tight = partition("shards", np.array([0, 0, 1, 2]), np.arange(4), 2, 0, classes_per_client=2)
     check(np.arange(4), tight, 2)
-    few = np.arange(15) % 3
-    every = partition("similarity", few, everything(few), 10, 0, s=0.5, remainder="dealt")
-    check(everything(few), every, 10)

@@ -73,7 +73,6 @@ CASES = {
     "image_folder": Case(small.images, needed=None),
     "femnist": Case(small.femnist, bad=LEAF, more=True),
     "sent140": Case(small.tweets, {"users": 1}),
-    "sent140 packed": Case(small.packed_tweets, {"users": 1}),
     "arrays": Case(small.arrays, bad=ARRAYS, needed="train"),
     "table": Case(small.table, {"file": "a.csv", "drop": ["said"], **TABLE}, half=False),
     "table packed": Case(small.table, {"file": "a.csv.gz", "drop": ["said"], **TABLE}),

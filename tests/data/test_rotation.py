@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.rotation import turned, turns
 
 
@@ -35,25 +34,3 @@ def test_turned_by_hand() -> None:
         [[7, 4, 1], [8, 5, 2], [9, 6, 3]],
     ]
     assert [turned(image, quarters)[0, 0].tolist() for quarters in range(4)] == wanted
-
-
-@pytest.mark.parametrize(
-    ("degrees", "shape", "message"),
-    [
-        (
-            [0, 180, 90],
-            (1, 4, 6),
-            "degrees = [0, 180, 90] is refused; allowed: 0, 180 for images of 4 x 6 pixels",
-        ),
-        (
-            [0],
-            (30,),
-            "rotation is refused for samples of shape [30], as they are no images; leave it out",
-        ),
-        ([0], (1, 30), "rotation is refused for samples of shape [1, 30], as they are no images"),
-    ],
-)
-def test_refusals(degrees: list[int], shape: tuple[int, ...], message: str) -> None:
-    with pytest.raises(UserError) as error:
-        turns(degrees, 4, shape)
-    assert message in str(error.value) and "\n" not in str(error.value)

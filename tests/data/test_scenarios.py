@@ -24,7 +24,7 @@ UNEVEN = np.random.default_rng(0).permutation(np.repeat(np.arange(10), np.arange
 LAWS = [
     {"sizes": "power_law"},
     {"sizes": "power_law", "exponent": 0.5},
-    {"sizes": "lognormal", "sigma": 0.5},
+    {"sizes": "lognormal"},
 ]
 
 
@@ -151,13 +151,6 @@ def test_two_classes_by_a_power_law_want_fewer_samples_than_mnist_has():
         clients=100,
         sizes="power_law",
     )
-    clients = partition(
-        "two_classes", MNIST, everything(MNIST), 100, 0, sizes="power_law", total=40_000
-    )
-    weights = np.arange(1, 101) ** -1.2
-    assert sizes_of(clients).sum() == 40_000
-    assert np.abs(sizes_of(clients) - 40_000 * weights / weights.sum()).max() < 1
-    assert ((class_counts(MNIST, clients, 10) > 0).sum(0) == 20).all()
 
 
 @settings(deadline=None, max_examples=200)
@@ -187,12 +180,13 @@ def test_a_split_is_found_if_there_is_one(n_classes, times, plenty, seed):
         assert ((counts > 0) == held).all()
 
 
-def test_two_classes_give_up():
+def test_two_classes_give_up(monkeypatch):
     """One client wants nearly all samples, and only a draw can tell."""
+    monkeypatch.setattr(label_and_quantity, "relative_sizes", lambda *_: np.eye(10)[0] + 1e-9)
     with pytest.raises(
         UserError, match=r"100 pairings of classes gave no partition of total=1294 .* lower total"
     ):
-        partition("two_classes", DIGITS, everything(DIGITS), 10, 0, sizes="lognormal", sigma=10)
+        partition("two_classes", DIGITS, everything(DIGITS), 10, 0, sizes="lognormal")
 
 
 @settings(deadline=None, max_examples=60)
@@ -208,10 +202,6 @@ def test_similarity(population, s):
     assert np.ptp(sizes_of(clients)) == 0
     if s == 0:
         assert all(labels[a].max() <= labels[b].min() for a, b in pairwise(clients))
-
-    every = partition("similarity", labels, indices, n_clients, seed, s=s, remainder="dealt")
-    check(indices, every, n_clients)
-    assert np.ptp(sizes_of(every)) <= 1
 
 
 def test_shards_equal_of_classes_that_divide():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,10 +13,10 @@ from hypothesis import strategies as st
 
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.data.datasets import load
-from fedml_noniid.plugins.data.readers.sent140 import ARCHIVE, FILE, sent140
+from fedml_noniid.plugins.data.readers.sent140 import FILE, sent140
 from fedml_noniid.plugins.data.text import PAD, UNKNOWN
 from tests.data.reading import refuse
-from tests.data.tweets import Tweet, rows, write
+from tests.data.tweets import Tweet, write
 
 
 def named(counts: Mapping[str, int]) -> list[Tweet]:
@@ -70,7 +69,7 @@ def test_every_user_is_cut_by_itself(tmp_path: Path, counts: dict[str, int], sha
     tweets = named(counts)
     root = write(tmp_path, tweets)
     if not eligible:
-        with refuse("0 users have at least min_samples=2", "users=1"):
+        with refuse("0 users have at least 2 tweets", "users=1"):
             sent140(root, users=1)
         return
     raw = sent140(root, users=len(eligible), test_share=share)
@@ -157,22 +156,6 @@ def test_quotes_commas_line_breaks_latin_1_and_empty_tweets(tmp_path: Path) -> N
     assert sum(row == [UNKNOWN] for row in tokens(raw, "train") + tokens(raw, "test")) >= 4
 
 
-def test_the_archive_is_read_as_it_is(tmp_path: Path) -> None:
-    tweets = named({"a": 5, "b": 7})
-    plain = sent140(write(tmp_path / "plain", tweets), users=2)
-    archive = tmp_path / "zipped" / "sent140" / ARCHIVE
-    archive.parent.mkdir(parents=True)
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as members:
-        members.writestr("testdata.manual.2009.06.14.csv", b"")
-        members.writestr(FILE, rows(tweets))
-    zipped = sent140(tmp_path / "zipped", users=2)
-    assert torch.equal(plain.train_x, zipped.train_x) and torch.equal(plain.test_y, zipped.test_y)
-    with zipfile.ZipFile(archive, "w") as members:
-        members.writestr("other.csv", b"")
-    with refuse(archive, "without", FILE):
-        sent140(tmp_path / "zipped", users=2)
-
-
 LINE = '"0","1","d","q","ann","good"\n'
 
 
@@ -196,8 +179,8 @@ LINE = '"0","1","d","q","ann","good"\n'
         ),
         (LINE + LINE + '"x","1","d","q","ann","a"\n', "line 3 has polarity 'x'"),
         ('"target","ids","date","flag","user","text"\n' + LINE, "line 1 has polarity 'target'"),
-        (LINE, "0 users have at least min_samples=2 tweets, too few for users=1"),
-        ("", "0 users have at least min_samples=2 tweets"),
+        (LINE, "0 users have at least 2 tweets, too few for users=1"),
+        ("", "0 users have at least 2 tweets"),
         (LINE + '"0","1","d","q","ann","' + "a" * 140_000, "line 2 is damaged or truncated"),
     ],
 )
@@ -214,8 +197,7 @@ def test_a_damaged_csv_is_one_line_that_names_the_line(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"users": 3}, "2 users have at least min_samples=2 tweets, too few for users=3"),
-        ({"users": 2, "min_samples": 6}, "1 users have at least min_samples=6"),
+        ({"users": 3}, "2 users have at least 2 tweets, too few for users=3"),
         ({"users": 2, "split": "repo", "test_share": 0.99}, "test_share = 0.99 is refused"),
         ({"users": 2, "split": "repo", "test_share": 1e-12}, "test_share = 1e-12 is refused"),
         ({"users": 2, "size": [2, 2]}, "size = [2, 2] is refused"),

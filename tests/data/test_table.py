@@ -238,10 +238,8 @@ def test_the_cut_draws_each_row_equally_often() -> None:
 
 
 def test_a_share_of_the_rows_tests(root: Path) -> None:
-    frame = kinds(100)
-    found = of_frame(frame, label="y", test_share=0.3)
-    assert len(found.test_y) == 30 and found.test_y.bincount().tolist() == [15, 15]
-    assert "test set: 30 of 100 samples, drawn by label with a fixed seed" in found.notes
+    found = of_frame(kinds(100), label="y", test_share=0.3)
+    assert found.test_y.bincount().tolist() == [15, 15]
     with refuse("test_share = 0.3 is refused; allowed: none, since", "test.csv is the test set"):
         load("table", root, **BOTH, test_share=0.3)
 
@@ -330,11 +328,11 @@ def test_the_vocabulary_is_of_training_texts_only() -> None:
         ),
         (
             lambda: of_frame(kinds().assign(int=pd.Timestamp(0)), label="y"),
-            "column 'int' is datetime64[ns]; allowed: numbers",
+            "column 'int' is Timestamp(",
         ),
         (
             lambda: of_frame(kinds().assign(int=1j), label="y"),
-            "column 'int' is complex128; allowed: numbers",
+            "column 'int' is 1j in row 1; allowed: numbers",
         ),
         (
             lambda: of_frame(kinds().assign(int=[[1]] * 60), label="y"),
@@ -449,6 +447,6 @@ def test_columns_that_need_a_decision_are_named_at_once() -> None:
     lines = str(found.value).splitlines()
     assert (
         "numbers; dates: leave" in lines[3]
-        and "datetime64" in lines[4]
+        and "Timestamp" in lines[4]
         and "correct the others" in lines[5]
     )

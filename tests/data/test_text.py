@@ -15,7 +15,6 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.text import (
     GLOVE,
     PAD,
-    UNKNOWN,
     WIDTH,
     embedding,
     encode,
@@ -82,19 +81,6 @@ def test_sequences_are_cut_and_padded_behind() -> None:
     found = encode([["a", "b", "a", "b"], ["b"], ["x", "a"], []], words, 3)
     assert found.dtype == torch.int32
     assert found.tolist() == [[2, 3, 2], [3, 0, 0], [1, 2, 0], [1, 0, 0]]
-
-
-@given(st.lists(st.lists(st.sampled_from("abcdef"))), st.integers(1, 5), st.integers(3, 8))
-def test_padding_is_a_suffix_and_no_text_is_empty(
-    texts: list[list[str]], length: int, size: int
-) -> None:
-    words = vocabulary(texts, size)
-    for row, tokens in zip(encode(texts, words, length).tolist(), texts, strict=True):
-        n = max(1, min(len(tokens), length))
-        assert PAD not in row[:n] and set(row[n:]) <= {PAD}
-        assert max(row) < len(words) <= size
-        known = [(word, tokens[i]) for i, word in enumerate(row[:n]) if word != UNKNOWN]
-        assert all(words[number] == token for number, token in known)
 
 
 # vectors

@@ -124,7 +124,7 @@ def batches(raw: Path) -> None:
 
 
 MNIST, CINIC, FEMNIST = "name: mnist", "name: cinic10", "name: femnist"
-TWEETS = "name: sent140, users: 3, min_samples: 2"
+TWEETS = "name: sent140, users: 3"
 LABELS = "train-labels-idx1-ubyte"
 
 CASES = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedml_noniid.pipelines.experiment import config, provenance, usercache
+from fedml_noniid.pipelines.experiment import config, provenance, user_cache
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import plan
 from fedml_noniid.plugins import recipes
@@ -113,7 +113,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "module.py"
     path.write_text("x = 1\n")
     os.utime(path, (0, 0))
-    monkeypatch.setattr(usercache, "SETTLED_NS", 0)
+    monkeypatch.setattr(user_cache, "SETTLED_NS", 0)
     yield path
     for cached in (provenance._source, provenance._known):
         cached.cache_clear()
@@ -146,7 +146,7 @@ def test_an_edit_that_sets_the_clock_back_is_noticed(file: Path, edited: str) ->
 
 
 def test_a_damaged_cache_costs_time_only(file: Path) -> None:
-    wanted, kept = found(file), usercache.folder() / "code.json"
+    wanted, kept = found(file), user_cache.folder() / "code.json"
     text = kept.read_text()
     for damaged in ("", text[:-20], text.replace("module.py", "module.pi"), f"{text} "):
         kept.write_text(damaged)
@@ -156,10 +156,10 @@ def test_a_damaged_cache_costs_time_only(file: Path) -> None:
 def test_a_file_that_may_be_edited_unnoticed_is_not_stored_and_no_cache_is_no_error(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usercache, "SETTLED_NS", 10**12)
+    monkeypatch.setattr(user_cache, "SETTLED_NS", 10**12)
     assert found(file) == provenance._of_file(file)
-    assert not usercache.folder().exists()
-    monkeypatch.setattr(usercache, "SETTLED_NS", 0)
+    assert not user_cache.folder().exists()
+    monkeypatch.setattr(user_cache, "SETTLED_NS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # is no folder
     assert found(file) == provenance._of_file(file)
 
@@ -182,7 +182,7 @@ def test_the_last_plan_holds_until_something_changes(
     mine = mine.replace("device: cpu", "device: auto")
     (tmp_path / "params.yaml").write_text(mine)
     (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
-    monkeypatch.setattr(usercache, "SETTLED_NS", 0)
+    monkeypatch.setattr(user_cache, "SETTLED_NS", 0)
     place = Workspace.of(tmp_path, {})
 
     def planned(imports: bool) -> dict[str, bytes]:

@@ -40,7 +40,6 @@ from fedml_noniid.pipelines.tracking.store import Store, StoreError
 from fedml_noniid.pipelines.tracking.sync import sync
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
-from fedml_noniid.plugins.engines.cohort import draw_cohort
 from tests.recipe_table import PARAMETERS
 
 REPOSITORY = Path(runs.__file__).parents[3]
@@ -139,7 +138,7 @@ def finish(store: Store, monkeypatch: pytest.MonkeyPatch) -> Finish:
 
 def active(store: Store, experiment: str = "toy") -> list[Any]:
     client = store.client()
-    return runs.search(client, runs.of_name(store, client, experiment))
+    return runs.search(client, runs.experiment_id(store, client, experiment))
 
 
 def artifacts(run: Any) -> set[str]:
@@ -645,11 +644,7 @@ def test_a_deployment_is_one_run_with_its_rounds_and_its_silos(
     (run,) = active(store)
     assert run.info.status == "FINISHED" and run.info.end_time - run.info.start_time == 6000
     assert history(store, run, "test_accuracy") == [(1, 0.5), (2, 0.25), (3, 0.75)]
-    found = {
-        what: [value for _, value in history(store, run, f"silos_{what}")]
-        for what in ("asked", "answered", "missing")
-    }
-    assert found == {"asked": [3, 3, 3], "answered": [2, 1, 3], "missing": [1, 2, 0]}
+    assert history(store, run, "silos_missing") == [(1, 1), (2, 2), (3, 0)]
     finals = {key: value for key, value in run.data.metrics.items() if key.startswith("final/")}
     assert finals == {"final/test_accuracy": 0.75, "final/test_loss": 0.5, "final/traffic_mib": 4.0}
     tags = {"kind": "deployment", "recipe": "fedprox", "seed": "7", "weights_sha256": "f00d"}
@@ -676,18 +671,6 @@ def test_a_deployment_is_one_run_with_its_rounds_and_its_silos(
         word for word in ("secret", "10.9.8.7", "shards", str(tmp_path / "server")) if word in said
     ]
     assert artifacts(run) == {"rounds.csv", "absent.csv", "model.safetensors"}
-
-
-def test_only_silos_that_are_asked_count(tmp_path: Path) -> None:
-    """One silo per round is drawn. After round 3 everybody is asked."""
-    other = (draw_cohort(7, 3, 3, 1)[0] + 1) % 3
-    missing = f"round,exchange,client\n0,0,1\n3,1,{other}\n"
-    rows = deployments.read(*deployed(tmp_path, missing=missing, train_args=train(cohort=1))).rows
-    assert [(row["round"], row["silos_asked"], row["silos_missing"]) for row in rows] == [
-        (1, 1, 0),
-        (2, 1, 0),
-        (3, 2, 1),
-    ]
 
 
 def train(**changed: object) -> dict[str, Any]:

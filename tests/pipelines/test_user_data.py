@@ -367,7 +367,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "a date": (
         PARQUET,
         parquet(hospital=1, sex=1, age=pd.Timestamp(2020, 1, 1)),
-        ("a.parquet: column 'age' is datetime64", "numbers"),
+        ("a.parquet: column 'age' is Timestamp(", "numbers"),
     ),
     "an empty cell": (
         CSV,

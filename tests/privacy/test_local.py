@@ -78,42 +78,26 @@ def drawn(key: Noise, question: bytes, answer: dict[str, torch.Tensor], name: st
 
 def test_noise_belongs_to_secret_run_silo_question_answer_and_name(tmp_path):
     """The same comes twice, anything else has noise of its own: no two are equal or correlated."""
-    n = 20_000
-    answer = {
-        "a": torch.full((n,), 1e-3, dtype=torch.float64),
-        "b": torch.full((n,), 1e-3, dtype=torch.float64),
-    }
-    other = {"a": answer["a"], "b": answer["b"].clone()}
-    other["b"][0] += 1e-12
-    one = Noise.of(tmp_path / "1", "run", 0, 2.0, 1.0)
-    model = {"params/w": torch.ones(3)}
+    n, model = 20_000, {"params/w": torch.ones(3)}
+    answer = {key: torch.full((n,), 1e-3, dtype=torch.float64) for key in "ab"}
+    other = answer | {"b": answer["b"] + 1e-12}
     near = {"params/w": torch.tensor([1.0, 1.0, np.nextafter(np.float32(1), np.float32(2))])}
-    asked = one.digest([4, 2, "train", "", 3, "terms"], model)
-    same = Noise.of(tmp_path / "1", "run", 0, 2.0, 1.0)
-    first = drawn(one, asked, answer, "a")
-    assert torch.equal(
-        first, drawn(same, same.digest([4, 2, "train", "", 3, "terms"], model), answer, "a")
-    )
-    others = [drawn(one, asked, answer, "b"), drawn(one, asked, other, "a")]
-    for head in (
-        [5, 2, "train", "", 3, "terms"],
-        [4, 3, "train", "", 3, "terms"],
-        [4, 2, "refine", "", 3, "terms"],
-        [4, 2, "train", "fnr", 3, "terms"],
-        [4, 2, "train", "", 2, "terms"],
-    ):
-        others.append(drawn(one, one.digest(head, model), answer, "a"))
-    others.append(drawn(one, one.digest([4, 2, "train", "", 3, "terms"], near), answer, "a"))
+    head = [4, 2, "train", "", 3, "terms"]
+
+    def of(file: int = 1, run: str = "run", silo: int = 0) -> Noise:
+        return Noise.of(tmp_path / f"{file}", run, silo, 2.0, 1.0)
+
+    first = drawn(of(), of().digest(head, model), answer, "a")
+    assert torch.equal(first, drawn(of(), of().digest(head, model), answer, "a"))
+    asked = of().digest(head, model)
+    others = [drawn(of(), asked, answer, "b"), drawn(of(), asked, other, "a")]
+    heads = [[*head[:i], "x", *head[i + 1 :]] for i in range(len(head))]
     renamed = {"params/v": model["params/w"]}
-    others.append(drawn(one, one.digest([4, 2, "train", "", 3, "terms"], renamed), answer, "a"))
-    for key in (
-        Noise.of(tmp_path / "1", "another run", 0, 2.0, 1.0),
-        Noise.of(tmp_path / "1", "run", 1, 2.0, 1.0),
-        Noise.of(tmp_path / "2", "run", 0, 2.0, 1.0),
-        Noise.of(None, "run", 0, 2.0, 1.0),
-        Noise.of(None, "run", 0, 2.0, 1.0),
-    ):
-        others.append(drawn(key, key.digest([4, 2, "train", "", 3, "terms"], model), answer, "a"))
+    for question in (*((one, model) for one in heads), (head, near), (head, renamed)):
+        others.append(drawn(of(), of().digest(*question), answer, "a"))
+    unknown = Noise.of(None, "run", 0, 2.0, 1.0), Noise.of(None, "run", 0, 2.0, 1.0)
+    for key in (of(run="another run"), of(silo=1), of(file=2), *unknown):
+        others.append(drawn(key, key.digest(head, model), answer, "a"))
     for a, b in itertools.combinations([first, *others], 2):
         assert abs((a * b).mean().item()) < 5 / math.sqrt(n)
 
@@ -156,19 +140,14 @@ def test_what_comes_out_keeps_its_type_and_range():
 
 
 def test_generators_that_others_can_seed_have_no_effect():
-    def once() -> torch.Tensor:
-        torch.manual_seed(0)
-        np.random.seed(0)
-        return noise().protect({"a": torch.zeros(5)}, b"question", {}, ANYTHING)["a"]
-
-    first = once()
-    before = torch.get_rng_state()
-    assert torch.equal(first, once())
-    assert torch.equal(torch.get_rng_state(), before), "it draws nothing there"
-    torch.manual_seed(1)
-    assert torch.equal(
-        first, noise().protect({"a": torch.zeros(5)}, b"question", {}, ANYTHING)["a"]
-    )
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        before = torch.get_rng_state()
+        found.append(noise().protect({"a": torch.zeros(5)}, b"question", {}, ANYTHING)["a"])
+        assert torch.equal(torch.get_rng_state(), before), "it draws nothing there"
+    assert torch.equal(*found)
 
 
 def test_a_secret_is_made_once_and_only_its_owner_can_read_it(tmp_path):
@@ -179,30 +158,22 @@ def test_a_secret_is_made_once_and_only_its_owner_can_read_it(tmp_path):
     assert len({made, secret(tmp_path / "2"), secret(None), secret(None)}) == 4
 
 
-@pytest.mark.parametrize("content", [b"", bytes(16), bytes(31), bytes(33)])
-def test_a_secret_of_another_length_is_refused(content, tmp_path):
+@pytest.mark.parametrize(
+    ("length", "mode"), [(0, 0o600), (31, 0o600), (33, 0o600), (32, 0o640), (32, 0o604)]
+)
+def test_a_secret_of_another_length_or_that_others_can_read_is_refused(tmp_path, length, mode):
     path = tmp_path / "secret"
-    path.write_bytes(content)
-    path.chmod(0o600)
-    with pytest.raises(
-        UserError,
-        match=rf"secret: is not the secret of a silo's noise \({len(content)} bytes, mode 600",
-    ):
+    path.write_bytes(bytes(length))
+    path.chmod(mode)
+    said = rf"secret: is not the secret of a silo's noise \({length} bytes, mode {mode:o}.; allowed"
+    with pytest.raises(UserError, match=said):
         secret(path)
 
 
-def test_a_secret_that_others_can_read_or_that_lies_elsewhere_is_refused(tmp_path):
-    path, link = tmp_path / "secret", tmp_path / "link"
-    secret(path)
-    link.symlink_to(path)
-    with pytest.raises(UserError, match="link: is not the secret"):
-        secret(link)
-    for mode in (0o640, 0o604, 0o660):
-        path.chmod(mode)
-        with pytest.raises(
-            UserError, match=f"32 bytes, mode {mode:o}.; allowed: a file of 32 bytes with mode 600"
-        ):
-            secret(path)
+def test_a_secret_that_lies_elsewhere_is_refused(tmp_path):
+    secret(tmp_path / "secret")
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
     (tmp_path / "folder").mkdir(mode=0o700)
-    with pytest.raises(UserError, match="folder: the secret of a silo's noise can't be read"):
-        secret(tmp_path / "folder")
+    for name, why in (("link", "is not the secret"), ("folder", "the secret .* can't be read")):
+        with pytest.raises(UserError, match=f"{name}: {why}"):
+            secret(tmp_path / name)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.silo.authority import make
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.settings import CommArgs
@@ -23,6 +25,11 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with (tmp_path_factory.getbasetemp().parent / "ports.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@pytest.fixture(scope="session")
+def digits() -> Dataset:
+    return datasets.load("digits", Path())
 
 
 @pytest.fixture(scope="session")

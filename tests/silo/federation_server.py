@@ -139,16 +139,11 @@ class Federation:
         return channel(self.comm, self.kits / str(rank), rank)
 
     def answer(self, **leaves: object) -> dict[str, torch.Tensor]:
-        """A good answer to the open exchange but for `leaves`; None drops one.
-
-        A "." stands for "/" in names.
-        """
-        good = {
-            key: torch.zeros_like(leaf) for key, leaf in flatten(self.server_run.schema).items()
-        }
-        good["n"] += 17
-        good |= {key.replace(".", "/"): leaf for key, leaf in leaves.items()}
-        return {key: leaf for key, leaf in good.items() if leaf is not None}
+        """A good answer to the open exchange but for `leaves`; None drops one."""
+        schema = flatten(self.server_run.schema)
+        good = {key: torch.zeros_like(leaf) for key, leaf in schema.items()}
+        found = good | {"n": torch.tensor(17)} | leaves
+        return {key: leaf for key, leaf in found.items() if leaf is not None}
 
     def _serve(self) -> None:
         try:

@@ -106,9 +106,7 @@ def test_equal_weights(prepared, monkeypatch, silos):
     assert record["recipe"] == "fnr"
 
 
-@pytest.mark.parametrize(
-    ("kind", "silos"), [("natural", 3), ("natural_grouped", 3), ("natural_grouped", 6)]
-)
+@pytest.mark.parametrize(("kind", "silos"), [("natural", 3), ("natural_grouped", 6)])
 def test_users_stay_whole_with_another_number_of_silos(prepared, monkeypatch, kind, silos):
     """`natural` draws among the users that had been drawn, `natural_grouped` groups them again."""
     path = Path("data/digits.safetensors")

@@ -9,38 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.deploy import _parts as parts_of_deploy
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.drift import Drift, drift
 from fedml_noniid.plugins.engines.hashing import model_tensors
 from fedml_noniid.plugins.silo import loopback, shards
 from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.silo.silo import Silo
 from tests.data.test_drift import DRIFTS
 from tests.data.test_skew import partitioned, settings
 from tests.silo import world
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return datasets.load("digits", Path())
+from tests.silo.test_skew import shard, study
 
 
 @DRIFTS
 def test_silos_hold_their_own_drift(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
-    of, place = settings(skews), Workspace.of(tmp_path, {})
-    digits.save(place.dataset("digits"))
-    indices = place.partition("s", 3) / "indices.json"
-    indices.parent.mkdir(parents=True)
-    indices.write_text(partitioned(digits, of).indices.text)
-    shards.cut(place.dataset("digits"), indices, tmp_path / "shards")
-    whole = partitioned(digits, of).indices.skew.drift
-    stage = parts_of_deploy(place, of).drift
-    server = shards.read(tmp_path / "shards" / "0.safetensors", 0, 5).drift
-    assert whole is not None and stage is not None and server is not None
+    of = settings(skews)
+    place, whole = study(tmp_path, digits, of), partitioned(digits, of).indices.skew.drift
+    stage, server = parts_of_deploy(place, of).drift, shard(tmp_path, 0).drift
     for round_ in range(5):
         assert (
             stage.concept(round_).tolist()
@@ -48,10 +33,7 @@ def test_silos_hold_their_own_drift(digits: Dataset, tmp_path: Path, skews: dict
             == whole.concept(round_).tolist()
         )
         for client in range(5):
-            own = shards.read(
-                tmp_path / "shards" / f"{client + 1}.safetensors", client + 1, 5
-            ).drift
-            assert own is not None
+            own = shard(tmp_path, client + 1).drift
             assert own.clients.shape[1] == 1, "nobody else's"
             assert torch.equal(
                 own.labels(digits.test_y, 0, round_), whole.labels(digits.test_y, client, round_)
@@ -81,16 +63,6 @@ def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None, recipe: s
     assert digest != loopback.simulate(deployment, world_of(None if kept else OF_WORLD))
     settings = deployment.train_args.settings
     world.compare(outcome.rows, world.simulated(recipe, settings, True, rounds=3, drift=kept).rows)
-
-
-def test_a_silo_whose_samples_are_replaced_drifts_on() -> None:
-    """FedML's attacks give a silo other labels."""
-    shard = world.shards_of(world_of(OF_WORLD))[1]
-    silo, (x, y, _) = Silo(world.terms("fedavg", {}), 0, shard), shard.parts["train"]
-    silo.read(Samples(x, torch.zeros_like(y)))
-    for round_, label in ((1, 0), (2, 1)):
-        silo.engine.clients.enter(round_)
-        assert silo.engine.clients.train.y.unique().tolist() == [label]
 
 
 @pytest.mark.slow  # FedML's import and four processes

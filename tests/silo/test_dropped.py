@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.core.trees import Tree
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
@@ -109,22 +109,6 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 
 def refined(method: str) -> dict:
     return {method: PARAMETERS[method], "fnr": PARAMETERS["fnr"]}
-
-
-@pytest.mark.parametrize(("cohort", "rounds"), [(0, world.ROUNDS), (1, 4), (2, 4)])
-@pytest.mark.parametrize("recipe", ["scaffold+fnr", "feddyn+fnr", "rfedavg_plus"])
-def test_where_nobody_is_dropped_this_is_the_simulation(
-    recipe: str, cohort: int, rounds: int
-) -> None:
-    """With fewer silos than all, some rest in the first round and join later."""
-    methods = (
-        table(recipe) | {"fnr": table("fnr")["fnr"] | {"p": 1.0}}
-        if "fnr" in recipe
-        else table(recipe)
-    )
-    ran = run(recipe, methods, cohort=cohort, rounds=rounds)
-    expected = world.simulated(recipe, methods, False, cohort, rounds=rounds)
-    assert world.digest(ran.server_run.loop.outcome) == world.digest(expected)
 
 
 def with_and_without_fnr(method: str) -> list:
@@ -247,38 +231,6 @@ def test_nothing_is_left_of_a_training_that_does_not_count() -> None:
     assert [bool(silo.engine.clients.trained) for silo in silos] == [True, False, True]
 
 
-def test_a_refinement_goes_on_from_the_training_of_its_round() -> None:
-    """What a silo sends is the refined model less w_t of this round.
-
-    That holds too if the silo rested or was dropped in the round before.
-    """
-    server_run, silos = setup("fnr", {"fnr": PARAMETERS["fnr"] | {"p": 1.0}}, cohort=2, rounds=5)
-    down, cohorts, refined = server_run.down, [], 0
-    start: Params = {}
-    trained: dict[int, Tree] = {}
-    while down.ask is not None:
-        ask = down.ask
-        replies = server_run.open({k: upload(k, silo, down) for k, silo in enumerate(silos)})
-        if ask.job == "train":
-            start, trained = ask.params, replies
-            cohorts.append(ask.to)
-            if down.round % 2 == 0:
-                del replies[ask.to[0]]
-        for k, reply in replies.items():
-            clients = silos[k].engine.clients
-            assert set(clients.trained) == {k}
-            for key, w in start.items():
-                assert torch.equal(clients.w_t[key], w)
-                assert torch.equal(clients.trained[k][0][key] - w, trained[k]["deltas"][key])
-                assert (ask.job == "train") is torch.equal(
-                    reply["deltas"][key], trained[k]["deltas"][key]
-                )
-            refined += ask.job == "refine"
-        down = server_run.feed(replies)
-    assert set(cohorts[0]) != set.union(*map(set, cohorts)), "one joins later"
-    assert refined == 3 * 2 + 2 * 1
-
-
 def test_a_dropped_refinement_counts_as_the_model_of_phase_1() -> None:
     """w = w_t + sum n_k/n (w_k - w_t), where w_k is refined if that came through.
 
@@ -301,10 +253,6 @@ def test_a_dropped_refinement_counts_as_the_model_of_phase_1() -> None:
     assert tensors["fnr/delta"][0].any(1).tolist() == [k == passed for k in range(N)]
 
 
-def highest(round_: int, ask: Ask) -> tuple[int, ...]:
-    return ask.to[-1:] if len(ask.to) > 1 else ()
-
-
 def lowest(round_: int, ask: Ask) -> tuple[int, ...]:
     return ask.to[:1] if len(ask.to) > 1 else ()
 
@@ -318,7 +266,7 @@ def further(round_: int, ask: Ask) -> tuple[int, ...]:
     return () if ask.job == "train" else lowest(round_, ask)
 
 
-@pytest.mark.parametrize("drop", [highest, further, all_but_one])
+@pytest.mark.parametrize("drop", [further, all_but_one])
 @pytest.mark.parametrize(
     ("recipe", "methods"),
     [

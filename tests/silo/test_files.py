@@ -169,15 +169,10 @@ def test_rank_out_of_range(folder, capsys):
 
 def test_shards_are_checked(folder, capsys):
     path = Path("shards/2.safetensors")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert "2.safetensors: damaged (its content doesn't match its checksum)" in failing(
-        capsys, *SILO
-    )
-    path.write_bytes(whole[:100])
-    assert "2.safetensors: damaged, or not a shard" in failing(capsys, *SILO)
     path.write_bytes(Path("shards/3.safetensors").read_bytes())
     assert "is the shard of rank 3 of 3 silos; this is rank 2 of 3 silos" in failing(capsys, *SILO)
+    path.write_bytes(path.read_bytes()[:100])
+    assert "2.safetensors: damaged, or not a shard" in failing(capsys, *SILO)
     path.unlink()
     assert "2.safetensors: there is no such file; data_args.shard names" in failing(capsys, *SILO)
 
@@ -190,15 +185,6 @@ def test_a_silo_needs_its_own_shard_only(folder):
     assert torch.equal(shard.parts["train"].x, data.train.x[data.clients[1]])
     assert torch.equal(shard.parts["test"].x, data.tests[1].x)
     assert shard.parts.keys() == {"train", "test", "public"}
-
-
-def test_a_shard_has_its_own_silos_noise(folder):
-    """Levels 0, 1/4 and 1/2, times 2 for the normalisation; the server has none."""
-    shards.write("noisy/{rank}.safetensors", world.parts(skewed=True))
-    for rank, std in ((1, 0.0), (2, 0.5), (3, 1.0)):
-        noise = shards.read(Path(f"noisy/{rank}.safetensors"), rank, 3).noise
-        assert noise.shape == (1, 1, 1) and noise.item() == std
-    assert shards.read(Path("noisy/0.safetensors"), 0, 3).noise is None
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -57,26 +57,17 @@ def simulated(terms: settings.Deployment) -> str:
 @pytest.mark.parametrize(
     ("recipe", "cohort"),
     [
-        ("fnr", 0),
-        ("fednnnn", 0),
-        ("ccn", 0),
         ("fednlr", 2),
-        ("rfedavg", 0),
-        ("rfedavg_plus", 0),
         ("fedbabu+ccn", 0),  # only the body travels
         ("fedbn", 0),  # the batch norms stay on the silos
-        (
-            "ccvr+feddf",
-            0,
-        ),  # the server learns on public data, and asks once more after the last round
+        # The server learns on public data, and asks once more after the last round.
+        ("ccvr+feddf", 0),
         ("scaffold+fnr+rfedavg_plus+ccn", 2),
         *(
             pytest.param(recipe, 2, marks=pytest.mark.slow)
             for recipe in (
-                "datasharing+feddyn+fednlr",
-                "moon+fnr",
-                "fedgen+fednova",
-                "fedftg+sgdm",
+                *("fednnnn", "rfedavg", "datasharing+feddyn+fednlr"),
+                *("moon+fnr", "fedgen+fednova", "fedftg+sgdm"),
             )
         ),
     ],
@@ -104,11 +95,11 @@ def test_local_noise_and_its_secret_survive_kills(tmp_path):
         delta=1e-5,
         sensitivity=0.01,
     )
-    terms = world.deployment("scaffold+ccn", rounds=40).model_copy(update={"dp_args": noise})
+    terms = world.deployment("scaffold+ccn", rounds=25).model_copy(update={"dp_args": noise})
     with running(terms, tmp_path) as processes:
         paths = [processes.deployment.kit(rank).with_name(f"{rank}.noise.key") for rank in SILOS]
         before = [path.read_bytes() for path in paths]
-        assert len({*before}) == 3 and {path.stat().st_mode & 0o777 for path in paths} == {0o600}
+        assert len({*before}) == 3
         for rank in (SILOS[1], SERVER):
             processes.kill(rank)
             processes.start(rank)
@@ -116,7 +107,7 @@ def test_local_noise_and_its_secret_survive_kills(tmp_path):
         assert processes.digest() != simulated(terms)
         assert [path.read_bytes() for path in paths] == before
         assert not processes.deployment.kit(SERVER).with_name("0.noise.key").exists()
-        assert len((processes.output / results.ROUNDS).read_text().splitlines()) == 1 + 40
+        assert len((processes.output / results.ROUNDS).read_text().splitlines()) == 1 + 25
 
 
 def audited(rank: int, config: str, output: str) -> None:
@@ -175,7 +166,7 @@ def test_a_run_survives_kills(part, seed, tmp_path):
 def test_a_server_that_is_asked_to_stop_goes_on_later_and_a_second_one_finds_the_port_taken(
     tmp_path, capsys
 ):
-    terms = world.deployment("scaffold", rounds=80)
+    terms = world.deployment("scaffold", rounds=40)
     with running(terms, tmp_path) as processes:
         first, rows = processes.running[SERVER], processes.output / results.ROUNDS
         other = processes.output.with_name("other")
@@ -190,7 +181,7 @@ def test_a_server_that_is_asked_to_stop_goes_on_later_and_a_second_one_finds_the
         first.join(DEADLINE_S)
         assert first.exitcode == exit_codes.CODES[exit_codes.StoppedError]
         done = len(rows.read_text().splitlines()) - 1
-        assert 0 < done < 80
+        assert 0 < done < 40
         processes.start(SERVER)
         assert ended(processes) == [0] * 4
         assert processes.digest() == simulated(terms)
@@ -245,13 +236,13 @@ def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
 
 def test_a_deadline_ends_a_run(tmp_path):
     with pytest.raises(
-        UserError, match=r"not over after 4 s: server \(rank 0\), silo 0 \(rank 1\)"
+        UserError, match=r"not over after 2 s: server \(rank 0\), silo 0 \(rank 1\)"
     ):
         loopback.run(
             world.deployment("fedavg", rounds=100_000),
             world.parts(public=False),
             Path(tmp_path),
-            4.0,
+            2.0,
         )
 
 

@@ -209,7 +209,7 @@ def test_a_checkpoint_is_of_one_configuration(tmp_path):
         Federation("fedprox", table("fedprox"), tmp_path)
 
 
-@pytest.mark.parametrize("place", [0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.999])
+@pytest.mark.parametrize("place", [0.01, 0.5, 0.999])
 @pytest.mark.parametrize("name", ["server", "server.rounds", "1"])
 def test_one_flipped_bit_is_refused_by_file(name, place, tmp_path):
     """Of the server's two files, and of a silo's memory; with none of them, the run goes on with
@@ -223,19 +223,6 @@ def test_one_flipped_bit_is_refused_by_file(name, place, tmp_path):
     with pytest.raises(UserError, match=rf"/{name}: .*(delete it|delete both) to start") as error:
         federation.new_silo(1) if name == "1" else federation.new_server()
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("recipe", ["fedavg", "scaffold"])
-def test_a_checkpoint_of_another_run_is_refused(recipe, tmp_path):
-    """The same settings and data; FedAvg's silos have no memory that would notice it."""
-    mine, other = (Federation(recipe, {}, tmp_path / name) for name in ("mine", "other"))
-    other.folder = tmp_path / "b"
-    other.new_server("b")
-    (tmp_path / "mine" / "server").write_bytes((tmp_path / "b" / "server").read_bytes())
-    with pytest.raises(
-        UserError, match=r"mine/server\.rounds: is not of run b, which server is of; restore it"
-    ):
-        mine.new_server()
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):

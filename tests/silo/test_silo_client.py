@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.exit_codes import LostError, NotAdmittedError
 from fedml_noniid.plugins.silo.settings import CommArgs
@@ -99,3 +100,11 @@ def test_a_refusal_for_good_ends_the_silo_at_once(all_kits):
         with pytest.raises(NotAdmittedError, match="the server refuses this silo: no"):
             client.hello()
         assert calls["Hello"] == 1
+
+
+def test_a_server_that_has_lost_the_run_gets_no_memory_of_the_old_one(all_kits):
+    runs = iter(["a", "b"])
+    with silo(all_kits, Hello=lambda _: [framed({"run": next(runs)})]) as (client, _):
+        client.hello()
+        with pytest.raises(UserError, match="has lost run a and is at run 'b'; delete this silo's"):
+            client.hello()

@@ -5,20 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
+from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.deploy import _parts as parts_of_deploy
-from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.silo import shards
 from tests.data.test_skew import LABEL_NOISE, ROTATION, SKEWS, item, partitioned, settings
 
 
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return datasets.load("digits", Path())
+def study(folder: Path, digits: Dataset, of: Config) -> Workspace:
+    """An experiment whose data and partition are there, and the files of its processes."""
+    place = Workspace.of(folder, {})
+    digits.save(place.dataset("digits"))
+    indices = place.partition("s", 3) / "indices.json"
+    indices.parent.mkdir(parents=True)
+    indices.write_text(partitioned(digits, of).indices.text)
+    assert shards.cut(place.dataset("digits"), indices, folder / "shards") == 5
+    return place
+
+
+def shard(folder: Path, rank: int) -> shards.Shard:
+    return shards.read(folder / "shards" / f"{rank}.safetensors", rank, 5)
+
+
+def same(one: Samples, other: Samples) -> bool:
+    return torch.equal(one.x, other.x) and torch.equal(one.y, other.y)
 
 
 @SKEWS
@@ -26,43 +40,27 @@ def test_silos_hold_what_the_simulation_trains_on(
     digits: Dataset, tmp_path: Path, skews: dict[str, Any]
 ) -> None:
     """The files of `noniid deploy shards`, and the parts of the deploy stage, to the bit."""
-    of, place = settings(skews), Workspace.of(tmp_path, {})
-    clients = item(digits, skews).simulation().engine.clients
-    digits.save(place.dataset("digits"))
-    indices = place.partition("s", 3) / "indices.json"
-    indices.parent.mkdir(parents=True)
-    indices.write_text(partitioned(digits, of).indices.text)
-    assert shards.cut(place.dataset("digits"), indices, tmp_path / "shards") == 5
-    parts, tests = parts_of_deploy(place, of), item(digits, skews).client_tests()
+    of, simulated = settings(skews), item(digits, skews)
+    clients, tests = simulated.simulation().engine.clients, simulated.client_tests()
+    parts = parts_of_deploy(study(tmp_path, digits, of), of)
     for client, positions in clients.indices.items():
-        mine = shards.read(tmp_path / "shards" / f"{client + 1}.safetensors", client + 1, 5).parts
-        assert torch.equal(mine["test"].x, tests[client].x) and torch.equal(
-            mine["test"].y, tests[client].y
-        )
-        train = mine["train"]
-        for held in (
-            train,
-            type(train)(parts.train.x[parts.clients[client]], parts.train.y[parts.clients[client]]),
-        ):
-            assert torch.equal(held.x, clients.train.x[positions]) and torch.equal(
-                held.y, clients.train.y[positions]
-            )
-    server = shards.read(tmp_path / "shards" / "0.safetensors", 0, 5).parts["test"]
-    assert torch.equal(server.x, digits.normalised("test")) and torch.equal(server.y, digits.test_y)
+        mine = shard(tmp_path, client + 1).parts
+        expected = Samples(clients.train.x[positions], clients.train.y[positions])
+        of_stage = parts.clients[client]
+        assert same(mine["test"], tests[client]) and same(mine["train"], expected)
+        assert same(Samples(parts.train.x[of_stage], parts.train.y[of_stage]), expected)
+    server = shard(tmp_path, 0).parts["test"]
+    assert same(server, Samples(digits.normalised("test"), digits.test_y))
 
 
 def test_another_number_of_silos_is_dealt_and_skewed_anew(digits: Dataset, tmp_path: Path) -> None:
-    of, place = settings(LABEL_NOISE | ROTATION), Workspace.of(tmp_path, {})
+    of = settings(LABEL_NOISE | ROTATION)
+    place = study(tmp_path, digits, of)
     of = of.model_copy(update={"deploy": of.deploy.model_copy(update={"silos": 3})})
-    digits.save(place.dataset("digits"))
-    indices = place.partition("s", 3) / "indices.json"
-    indices.parent.mkdir(parents=True)
-    indices.write_text(partitioned(digits, of).indices.text)
     parts, clean = parts_of_deploy(place, of), digits.normalised("train")
     assert len(parts.clients) == 3
+    wrong = []
     for client, positions in enumerate(parts.clients):
         assert torch.equal(parts.train.x[positions], torch.rot90(clean[positions], client, (2, 3)))
-    wrong = [
-        (parts.train.y[own] != digits.train_y[own]).float().mean().item() for own in parts.clients
-    ]
+        wrong.append((parts.train.y[positions] != digits.train_y[positions]).float().mean().item())
     assert wrong[0] == 0 < wrong[1] < wrong[2]

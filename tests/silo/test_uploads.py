@@ -42,7 +42,7 @@ BELOW = {
 }
 ABOVE = {"fnr/A": 1.5, "fnr_authors/A": 1.5}
 TABLE = [
-    (recipe, methods, batch_norm)
+    pytest.param(recipe, methods, batch_norm, id=f"{recipe}-{batch_norm}")
     for recipe, methods in ALONE.values()
     for batch_norm in (False, True)
 ]
@@ -74,19 +74,7 @@ def with_one(leaf: torch.Tensor, value: float) -> torch.Tensor:
     return changed
 
 
-def ids(value: object) -> str | None:
-    return (
-        value
-        if isinstance(value, str)
-        else "batch_norm"
-        if value is True
-        else "plain"
-        if value is False
-        else ""
-    )
-
-
-@pytest.mark.parametrize(("recipe", "methods", "batch_norm"), TABLE, ids=ids)
+@pytest.mark.parametrize(("recipe", "methods", "batch_norm"), TABLE)
 def test_a_lie_in_any_number_is_refused_by_silo_and_the_run_goes_on(recipe, methods, batch_norm):
     server_run = server(recipe, methods, batch_norm)
     honest = world.silos_of(server_run.terms)
@@ -117,8 +105,8 @@ def test_a_lie_in_any_number_is_refused_by_silo_and_the_run_goes_on(recipe, meth
 def test_the_walk_meets_every_range_of_the_table():
     """A method whose upload is renamed would leave the table above without effect."""
     met = set()
-    for recipe, methods, batch_norm in TABLE:
-        server_run = server(recipe, methods, batch_norm)
+    for case in TABLE:
+        server_run = server(*case.values)
         while server_run.down.ask is not None:
             met |= set(flatten(server_run.schema))
             server_run.feed(server_run.open(answers(server_run)))
@@ -145,7 +133,7 @@ def answers(server_run: ServerRun, extreme: str = "") -> dict[int, wire.Up]:
 
 
 @pytest.mark.parametrize("extreme", ["low", "high"])
-@pytest.mark.parametrize(("recipe", "methods", "batch_norm"), TABLE, ids=ids)
+@pytest.mark.parametrize(("recipe", "methods", "batch_norm"), TABLE)
 def test_the_server_bears_the_largest_numbers_that_it_takes(recipe, methods, batch_norm, extreme):
     """Refused are only models that overflow. Once the server's model does, nobody is left."""
     server_run = server(recipe, methods, batch_norm)

@@ -21,7 +21,7 @@ MAX_ATTEMPTS = 20_000
 MAX_DRAWS = 50_000_000
 
 Concentration = Annotated[float, Range(0, 1_000_000, open="(")]  # of a symmetric Dirichlet
-Spread = Annotated[float, Range(0, 10, open="(")]  # of a law of sizes
+Exponent = Annotated[float, Range(0, 10, open="(")]  # of a power law of sizes
 
 
 def minimum_size(min_size: object, n: int, n_clients: int, low: int = 1) -> int:

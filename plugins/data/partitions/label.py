@@ -117,37 +117,27 @@ def shards_equal(
 
 
 def similarity(
-    labels: Ints,
-    n_clients: int,
-    rng: np.random.Generator,
-    *,
-    s: Fraction,
-    remainder: Literal["dropped", "dealt"] = "dropped",
+    labels: Ints, n_clients: int, rng: np.random.Generator, *, s: Fraction
 ) -> list[Ints]:
     """The share `s` of the samples (0 to 1) is divided evenly, the rest in blocks of sorted labels
     (rFedAvg; SCAFFOLD).
 
     After a shuffle, the first floor(s n) samples are cut into equal parts. The others are sorted by
     label and cut into equal contiguous blocks; client 0 gets the first label. As in BUAA's
-    repository, remainders are left out, at most 2 (n_clients - 1) samples. With `remainder: dealt`,
-    the first clients get one more sample of the first part, and the last clients one more of the
-    blocks. Then all samples are assigned, and sizes differ by at most one.
+    repository, remainders are left out, at most 2 (n_clients - 1) samples.
     """
     n = len(labels)
     alike = int(s * n)
-    if remainder == "dropped" and alike // n_clients + (n - alike) // n_clients == 0:
-        raise refusal(
-            "remainder",
-            remainder,
-            f"dealt: with s={s:g}, {n} samples leave each of {n_clients} none",
-        )
+    sizes = [alike // n_clients, (n - alike) // n_clients]
+    if not sum(sizes):
+        raise refusal("clients", n_clients, f"fewer: with s={s:g}, {n} samples leave each none")
     order = rng.permutation(n)
-    first, rest = order[:alike], _by_label(labels, order[alike:])
-    if remainder == "dropped":
-        first, rest = (part[: len(part) // n_clients * n_clients] for part in (first, rest))
-    # Backwards, since NumPy gives one more to the first parts.
-    blocks = np.array_split(rest[::-1], n_clients)[::-1]
-    return joined(np.array_split(first, n_clients), blocks)
+    parts = order[:alike], _by_label(labels, order[alike:])
+    first, rest = (
+        np.split(part[: size * n_clients], n_clients)
+        for part, size in zip(parts, sizes, strict=True)
+    )
+    return joined(first, rest)
 
 
 def by_classes(

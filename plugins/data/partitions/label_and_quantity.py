@@ -17,7 +17,7 @@ from fedml_noniid.plugins.core.options import Count
 from fedml_noniid.plugins.data.checks import refusal, whole_number
 from fedml_noniid.plugins.data.partitions.assigning import (
     Concentration,
-    Spread,
+    Exponent,
     assign,
     assign_classes,
     dirichlet_counts,
@@ -39,8 +39,7 @@ def two_classes(
     sizes: Literal["balanced", "power_law", "lognormal"] = "balanced",
     total: Count | None = None,
     min_size: Count = 10,
-    exponent: Spread | None = None,
-    sigma: Spread | None = None,
+    exponent: Exponent | None = None,
 ) -> list[Ints]:
     """Every client holds 2 distinct classes, every class lies with 2 n_clients / C clients
     (FedNNNN's non-IID).
@@ -63,7 +62,7 @@ def two_classes(
         step = len(classes) // math.gcd(len(classes), 2)
         often = f"2 classes each, all {len(classes)} equally often"
         raise refusal("clients", n_clients, f"multiples of {step}: {often}")
-    law = partial(relative_sizes, sizes, n_clients, rng, exponent, sigma)
+    law = partial(relative_sizes, sizes, n_clients, rng, exponent)
     # Each client has to hold one sample of each of its classes.
     wanted = (
         n

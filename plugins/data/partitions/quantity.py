@@ -14,7 +14,7 @@ from fedml_noniid.plugins.core.options import Count, Positive
 from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.partitions.assigning import (
     Concentration,
-    Spread,
+    Exponent,
     assign,
     cut,
     dirichlet_counts,
@@ -37,19 +37,18 @@ def iid_unbalanced(
     *,
     sizes: Literal["power_law", "lognormal"] = "power_law",
     min_size: Count = 10,
-    exponent: Spread | None = None,
-    sigma: Spread | None = None,
+    exponent: Exponent | None = None,
 ) -> list[Ints]:
     """All samples are shuffled and divided in sizes by a law (FedNNNN's IID-UB: a power law, its
     exponent not stated).
 
     `power_law`: n_k is in proportion to k^-exponent (1.2), where client 0 has k = 1. `lognormal`:
-    n_k is in proportion to a draw of exp(sigma N(0, 1)) (1.0). Each client has at least `min_size`;
+    n_k is in proportion to a draw of exp(N(0, 1)). Each client has at least `min_size`;
     the sizes add up to all samples exactly.
     """
     n = len(labels)
     min_size = minimum_size(min_size, n, n_clients)
-    weights = relative_sizes(sizes, n_clients, rng, exponent, sigma)
+    weights = relative_sizes(sizes, n_clients, rng, exponent)
     cuts = exact_sizes(weights, n, min_size).cumsum()[:-1]
     return [np.sort(part) for part in np.split(rng.permutation(n), cuts)]
 
@@ -117,20 +116,16 @@ def _given_sizes(sizes: Sequence[float], n_clients: int, n: int) -> Ints:
 
 
 def relative_sizes(
-    law: str, n_clients: int, rng: np.random.Generator, exponent: float | None, sigma: float | None
+    law: str, n_clients: int, rng: np.random.Generator, exponent: float | None
 ) -> Floats:
-    """The sizes of clients by a law, [N]. UserError for a parameter of another law."""
-    for key, value, owner in (
-        ("exponent", exponent, "power_law"),
-        ("sigma", sigma, "lognormal"),
-    ):
-        if value is not None and law != owner:
-            raise refusal(key, value, f"none with sizes={law}; it belongs to {owner}")
+    """The sizes of clients by a law, [N]. UserError for an exponent of another law."""
+    if exponent is not None and law != "power_law":
+        raise refusal("exponent", exponent, f"none with sizes={law}; it belongs to power_law")
     weights: Floats = np.ones(n_clients)
     if law == "power_law":
         weights = np.arange(1.0, n_clients + 1) ** -(exponent or 1.2)
     if law == "lognormal":
-        weights = np.exp((sigma or 1.0) * rng.standard_normal(n_clients))
+        weights = np.exp(rng.standard_normal(n_clients))
     return weights
 
 

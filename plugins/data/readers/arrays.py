@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known, refusal
+from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
+from fedml_noniid.plugins.data.types import Ints
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -102,7 +103,7 @@ def _raw(parts: Sequence[_Part], layout: str, test_share: float | None) -> Raw:
     read = [_samples(part, layout) for part in parts]
     xs = [x for x, _ in read]
     _alike(names[0], xs[0], names[-1], xs[-1])
-    rows = user_data.rows_of(_labels(parts), _owners(parts), test_share, names)
+    rows = user_data.rows_of(*_labels(parts), _owners(parts), test_share, names)
     unit = 255.0 if xs[0].dtype is torch.uint8 else 1.0
     return rows.raw(xs, unit, list(dict.fromkeys(note for _, notes in read for note in notes)))
 
@@ -160,20 +161,13 @@ def _samples(part: _Part, layout: str) -> tuple[Tensor, list[str]]:
             wrong = f"{where}[{at}] = {x[place]} is refused"
             raise UserError(f"{wrong}; allowed: finite numbers of float32")
     notes = []
-    if x.ndim == 4:
-        if _channels_last(where, x, layout):
-            if layout == "auto":
-                notes.append(
-                    f"images read as [h, w, channels]: each was {list(x.shape[1:])}, now channels "
-                    "are first"
-                )
-            x = np.moveaxis(x, 3, 1)
-    elif layout != "auto":
-        raise refusal(
-            "layout",
-            layout,
-            f"auto, since {where} has {x.ndim} axes; images with channels have four",
-        )
+    if x.ndim == 4 and _channels_last(where, x, layout):
+        if layout == "auto":
+            notes.append(
+                f"images read as [h, w, channels]: each was {list(x.shape[1:])}, now channels are "
+                "first"
+            )
+        x = np.moveaxis(x, 3, 1)
     if x.ndim >= 3 and x.dtype == np.float32 and x.max() > 1:
         notes.append(
             f"images of floats from {x.min():g} to {x.max():g}: the scale of `noise` and of "
@@ -210,7 +204,7 @@ def _alike(train: str, train_x: Tensor, test: str, test_x: Tensor) -> None:
         )
 
 
-def _labels(parts: Sequence[_Part]) -> user_data.Labels:
+def _labels(parts: Sequence[_Part]) -> tuple[list[str], list[Ints]]:
     """The classes of y, and their labels."""
     found = _whole_or_text(parts, "y")
     names, where = parts[0].arrays.get("classes"), parts[0].where("classes")

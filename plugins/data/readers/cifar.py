@@ -69,25 +69,22 @@ def _images(folder: Path) -> Raw:
 def _read(root: Path, kind: Any) -> Raw:
     """The data set of torchvision's class `kind`."""
 
-    def error(path: Path, problem: str) -> UserError:
-        names = ", ".join(name for name, _ in _files(kind))
-        return UserError(
-            f"{path}: {problem}; put {names} into {root / kind.base_folder}, or, without that "
-            f"folder, {kind.filename} "
-            f"into {root} ({PAGE} has it)"
-        )
-
+    names = ", ".join(name for name, _ in _files(kind))
+    needed = (
+        f"put {names} into {root / kind.base_folder}, or, without that folder, {kind.filename} "
+        f"into {root} ({PAGE} has it)"
+    )
     folder = root / kind.base_folder
     if folder.is_dir():
         from torchvision.datasets.utils import check_integrity
 
         for name, md5 in _files(kind):
             if not (folder / name).is_file():
-                raise error(folder / name, "there is no such file")
+                raise UserError(f"{folder / name}: there is no such file; {needed}")
             if not check_integrity(folder / name, md5):
-                raise error(folder / name, f"damaged (its MD5 isn't {md5})")
+                raise UserError(f"{folder / name}: damaged (its MD5 isn't {md5}); {needed}")
         return _raw(root, kind)
-    packed = archive(root / kind.filename, kind.url, kind.tgz_md5, error)
+    packed = archive(root / kind.filename, kind.url, kind.tgz_md5, needed)
     # In a temporary folder, because `root` may be read-only.
     with tempfile.TemporaryDirectory() as place:
         with tarfile.open(packed) as tar:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -36,7 +35,10 @@ def cinic10(root: Path, *, valid: Literal["unused", "train"] = "unused") -> Raw:
     ]
     for part in folders:
         if not part.is_dir():
-            raise _missing(part, folder)
+            raise UserError(
+                f"{part}: there is no such folder; download {ARCHIVE} from {PAGE} and unpack it "
+                f"into {folder}"
+            )
         found = [entry.name for entry in class_folders(part)]
         odd = [f"lacks {name}" for name in CLASSES if name not in found]
         odd += [f"also has {name}" for name in found if name not in CLASSES]
@@ -53,17 +55,3 @@ def cinic10(root: Path, *, valid: Literal["unused", "train"] = "unused") -> Raw:
     train, test, *more = [(x.expand(-1, 3, -1, -1).contiguous(), y) for x, y in parts]
     train_x, train_y = (torch.cat(tensors) for tensors in zip(train, *more, strict=True))
     return Raw(train_x, train_y, *test, names, notes=notes)
-
-
-def _missing(part: Path, folder: Path) -> UserError:
-    """The error for a missing `part`: it tells how to unpack, since half a gigabyte is the user's
-    decision."""
-    archive = folder.parent / ARCHIVE
-    if archive.is_file():
-        step = f"unpack {archive}"
-    else:
-        step = f"download {ARCHIVE} from {PAGE} into {folder.parent} and unpack it"
-    into, source = shlex.quote(str(folder)), shlex.quote(str(archive))
-    return UserError(
-        f"{part}: there is no such folder; {step}: mkdir -p {into} && tar -xzf {source} -C {into}"
-    )

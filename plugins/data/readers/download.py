@@ -7,7 +7,7 @@ import socket
 import tempfile
 import urllib.error
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -16,11 +16,6 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 
 URL_TIMEOUT = 30.0  # seconds without a byte
-
-# (file, what is wrong with it) -> the error, which says where to get the right files and where to
-# put them.
-Complaint = Callable[[Path, str], UserError]
-
 
 _forbidden = ContextVar("_forbidden", default=False)
 
@@ -40,9 +35,11 @@ def forbidden() -> Iterator[None]:
 
 
 @contextmanager
-def download_folder(path: Path, error: Complaint) -> Iterator[Path]:
-    """A temporary folder for torchvision to download `path` into; raises `error` for a failed
-    download."""
+def download_folder(path: Path, needed: str) -> Iterator[Path]:
+    """A temporary folder for torchvision to download `path` into.
+
+    UserError for a failed download; it says what is `needed` in its place.
+    """
     if _forbidden.get():
         raise DownloadNeededError(f"{path}: is not there, and would be downloaded")
     timeout = socket.getdefaulttimeout()
@@ -56,24 +53,27 @@ def download_folder(path: Path, error: Complaint) -> Iterator[Path]:
         if isinstance(failure, urllib.error.HTTPError):
             failure.close()  # it holds the connection
         reason = " ".join(str(failure).split())
-        raise error(path, f"not there, and downloading it failed ({reason})") from None
+        raise UserError(
+            f"{path}: not there, and downloading it failed ({reason}); {needed}"
+        ) from None
     finally:
         socket.setdefaulttimeout(timeout)
 
 
-def archive(path: Path, url: str, md5: str, error: Complaint) -> Path:
+def archive(path: Path, url: str, md5: str, needed: str) -> Path:
     """`path`, downloaded from `url` if it isn't there.
 
-    Raises `error` unless it has the sum `md5`.
+    UserError unless it has the sum `md5`; it says what is `needed`.
     """
     from torchvision.datasets.utils import check_integrity, download_url
 
     if not path.is_file():
-        with download_folder(path, error) as folder:
+        with download_folder(path, needed) as folder:
             download_url(url, folder, path.name, md5)
             write_whole(path, (folder / path.name).read_bytes())
     elif not check_integrity(path, md5):
-        raise error(
-            path, f"damaged or truncated (its MD5 isn't {md5}); delete it to have it downloaded"
+        raise UserError(
+            f"{path}: damaged or truncated (its MD5 isn't {md5}); delete it to have it downloaded, "
+            f"or {needed}"
         )
     return path

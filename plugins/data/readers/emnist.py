@@ -43,28 +43,25 @@ def emnist(
         for end in (idx.IMAGES, idx.LABELS)
     ]
 
-    def error(path: Path, problem: str) -> UserError:
-        return UserError(
-            f"{path}: {problem}; put {', '.join(names)} (or each as .gz) or, without them, "
-            f"{ARCHIVE} into {raw} "
-            f"({PAGE} has it)"
-        )
-
+    needed = (
+        f"put {', '.join(names)} (or each as .gz) or, without them, {ARCHIVE} into {raw} ({PAGE} "
+        "has it)"
+    )
     classes = list(EMNIST.classes_split_dict[split])
     first = 1 if split == "letters" else 0
     labels = range(first, len(classes))
     missing = [name for name in names if idx.found(raw, name) is None]
     if not missing:
-        train_x, train_y, test_x, test_y = idx.parts(raw, names, labels, error)
+        train_x, train_y, test_x, test_y = idx.parts(raw, names, labels, needed)
     elif len(missing) < len(names) and not (raw / ARCHIVE).is_file():
         # One forgotten file is no reason to download half a gigabyte.
-        raise error(raw / missing[0], "there is no such file")
+        raise UserError(f"{raw / missing[0]}: there is no such file; {needed}")
     else:
-        packed = archive(raw / ARCHIVE, EMNIST.url, EMNIST.md5, error)
+        packed = archive(raw / ARCHIVE, EMNIST.url, EMNIST.md5, needed)
         # In a temporary folder, because `raw` may be read-only.
         with tempfile.TemporaryDirectory() as place, zipfile.ZipFile(packed) as file:
             for name in names:
                 (Path(place) / f"{name}.gz").write_bytes(file.read(f"gzip/{name}.gz"))
-            train_x, train_y, test_x, test_y = idx.parts(Path(place), names, labels, error)
+            train_x, train_y, test_x, test_y = idx.parts(Path(place), names, labels, needed)
     train_x, test_x = (x.transpose(2, 3).contiguous() for x in (train_x, test_x))
     return Raw(train_x, train_y - first, test_x, test_y - first, classes[first:])

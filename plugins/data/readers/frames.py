@@ -160,15 +160,13 @@ def _table(name: str, frame: pd.DataFrame) -> Table:
 
 
 def columns_of(
-    tables: Sequence[Table], key: str, columns: object, used: dict[str, str]
+    tables: Sequence[Table], key: str, columns: Sequence[str], used: dict[str, str]
 ) -> list[str]:
     """The columns that option `key` names.
 
     UserError unless all `tables` have them, and they are named once and not `used` (column -> the
     option that uses it).
     """
-    if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
-        raise refusal(key, columns, "a list of columns")
     found: list[str] = []
     for column in columns:
         for table in tables:
@@ -232,13 +230,9 @@ def numbers_of(table: Table, column: str) -> Floats:
 
     ColumnError for other things.
     """
-    import pandas as pd
 
     series: pd.Series[Any] = table.frame[column]
-    if series.dtype.kind not in "biufO":
-        problem = f"is {series.dtype}; allowed: numbers, or {LEAVE_OUT}"
-        raise ColumnError(table.name, column, problem)
-    if pd.api.types.is_numeric_dtype(series):  # truth values are numbers, too
+    if series.dtype.kind in "biuf":  # truth values are numbers, too
         found: Floats = series.to_numpy(dtype=np.float64, na_value=np.nan)
     else:
         # Python's float, since pd.to_numeric rounds the last bit in another way and takes 1e400 for
@@ -274,11 +268,13 @@ def _no_number(table: Table, column: str, i: int, value: object) -> ColumnError:
     numbers = sum(not math.isnan(_number(cell)) for cell in cells)
     dates = sum(DATE.fullmatch(cell.strip()) is not None for cell in cells)
     different, option = len(set(cells)), "drop"
-    if 2 * dates > len(cells):
+    if _name(value) is None:
+        advice = LEAVE_OUT
+    elif 2 * dates > len(cells):
         advice = f"dates: {LEAVE_OUT}, or write numbers such as years in their place"
     elif 2 * numbers > len(cells):
         advice = f"most cells are numbers: correct the others, or {LEAVE_OUT}"
-    elif different > MAX_ADVISED or _name(value) is None:
+    elif different > MAX_ADVISED:
         advice = f"{different} different texts in {len(cells)} rows: {LEAVE_OUT}"
     else:
         advice, option = f"name a column of categories in one_hot, or {LEAVE_OUT}", "one_hot"
@@ -308,5 +304,5 @@ def rows_of(
     labels = [names_of(table, label) for table in tables]
     owners = None if owner is None else [names_of(table, owner) for table in tables]
     where = [f"{source}: column {label!r}" for source in sources]
-    named = user_data.classified(labels, where, lambda i: f"row {i + 1}")
-    return user_data.rows_of(named, owners, test_share, sources)
+    classes, y = user_data.classified(labels, where, lambda i: f"row {i + 1}")
+    return user_data.rows_of(classes, y, owners, test_share, sources)

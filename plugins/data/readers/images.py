@@ -44,8 +44,8 @@ def image_folder(
     """
     folders = [part for part in train_and_test(root) if part.name == "train" or part.exists()]
     parts, names, notes = image_parts(folders, size and (size[0], size[1]))
-    labels = user_data.Labels(names, [y.numpy() for _, y in parts], [])
-    rows = user_data.rows_of(labels, None, test_share, [str(folder) for folder in folders])
+    sources = [str(folder) for folder in folders]
+    rows = user_data.rows_of(names, [y.numpy() for _, y in parts], None, test_share, sources)
     return rows.raw([x for x, _ in parts], 255, notes)
 
 
@@ -53,8 +53,7 @@ def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -
     """The images of each of `folders`, which hold one folder per class, see `image_folder`."""
     names = [folder.name for folder in class_folders(folders[0])]
     for part in folders[1:]:
-        odd = sorted(set(names) ^ {folder.name for folder in class_folders(part)})
-        if odd:
+        if odd := sorted(set(names) ^ {folder.name for folder in class_folders(part)}):
             raise UserError(
                 f"{part.parent}: {folders[0].name} and {part.name} have to hold the same classes; "
                 f"only one of them has {', '.join(odd[:5])}"

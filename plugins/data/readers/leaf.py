@@ -43,16 +43,9 @@ def part_folders(folder: Path) -> tuple[Path, Path]:
     """
     for part in ("train", "test"):
         if not _files(folder / part):
-            if _files(folder / "all_data"):
-                step = (
-                    f"{folder / 'all_data'} isn't split; split it with LEAF's {COMMAND} (in "
-                    f"data/{folder.name})"
-                )
-            else:
-                step = f"make them with LEAF's {COMMAND} ({PAGE}/{folder.name})"
             raise UserError(
-                f"{folder / part}: holds no *.json; {step} and put its data/train and data/test "
-                f"into {folder}"
+                f"{folder / part}: holds no *.json; make them with LEAF's {COMMAND} "
+                f"({PAGE}/{folder.name}) and put its data/train and data/test into {folder}"
             )
     return folder / "train", folder / "test"
 

@@ -32,15 +32,13 @@ def mnist(root: Path) -> Raw:
     if missing:
         _download(raw, missing)
     return Raw(
-        *idx.parts(raw, list(FILES), range(10), _error, _original), [str(c) for c in range(10)]
+        *idx.parts(raw, list(FILES), range(10), _needed(raw), _original),
+        [str(c) for c in range(10)],
     )
 
 
-def _error(path: Path, problem: str) -> UserError:
-    return UserError(
-        f"{path}: {problem}; put the four files {', '.join(FILES)} (or each as .gz) into "
-        f"{path.parent}"
-    )
+def _needed(folder: Path) -> str:
+    return f"put the four files {', '.join(FILES)} (or each as .gz) into {folder}"
 
 
 def _original(path: Path, content: bytes) -> None:
@@ -54,7 +52,7 @@ def _original(path: Path, content: bytes) -> None:
         int.from_bytes(content[4:8], "big") == samples
         and hashlib.sha256(content).hexdigest() != FILES[name]
     ):
-        raise _error(path, "damaged (isn't the original file)")
+        raise UserError(f"{path}: damaged (isn't the original file); {_needed(path.parent)}")
 
 
 def _download(raw: Path, missing: Sequence[str]) -> None:
@@ -62,7 +60,7 @@ def _download(raw: Path, missing: Sequence[str]) -> None:
     # Imported here, since it takes seconds and is seldom needed.
     import torchvision
 
-    with download_folder(raw / missing[0], _error) as folder:
+    with download_folder(raw / missing[0], _needed(raw)) as folder:
         torchvision.datasets.MNIST(folder, download=True)
         for name in missing:
             write_whole(raw / name, (folder / "MNIST" / "raw" / name).read_bytes())

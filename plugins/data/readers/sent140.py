@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import csv
-import io
-import zipfile
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.options import MOST, Count, Range
+from fedml_noniid.plugins.core.options import Count
 from fedml_noniid.plugins.data import text
 from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.dataset import LEAK, Raw
@@ -44,7 +40,6 @@ def sent140(
     *,
     users: Count = 500,
     pick: Literal["random", "most_active"] = "random",
-    min_samples: Annotated[int, Range(2, MOST)] = 2,
     split: Literal["per_user", "repo"] = "per_user",
     test_share: user_data.Share = 0.1,
     vocabulary: text.Vocabulary = 3000,
@@ -53,13 +48,13 @@ def sent140(
     """Sentiment140 (Go, Bhayani, Huang 2009): tweets as tokens [n, length], negative or positive,
     with their users.
 
-    <root>/sent140 holds training.1600000.processed.noemoticon.csv, or trainingandtestdata.zip, of
-    http://help.sentiment140.com/for-students.
+    <root>/sent140 holds training.1600000.processed.noemoticon.csv, unpacked from
+    trainingandtestdata.zip of http://help.sentiment140.com/for-students.
 
-    `users` users are picked among those with at least `min_samples` tweets: drawn at `random`
-    (rFedAvg, section VI: "sample 500 users directly"), or the `most_active` (its repository), ties
-    in alphabetical order. The paper states no minimum; LEAF's split of these tweets drops users
-    with a single tweet. Owners are numbered in the sorted order of the users' names. The draws do
+    `users` users are picked among those with two tweets or more: drawn at `random` (rFedAvg,
+    section VI: "sample 500 users directly"), or the `most_active` (its repository), ties in
+    alphabetical order. The paper states no minimum; LEAF's split of these tweets drops users with a
+    single tweet, too. Owners are numbered in the sorted order of the users' names. The draws do
     not depend on an experiment's seed.
 
     `split` per_user: of each user's n tweets, ceil(test_share n) are for the test, as LEAF cuts
@@ -74,7 +69,7 @@ def sent140(
     <root>/glove.6B.300d.txt exists (see `plugins.data.text.embedding`). Raises UserError for an
     option that isn't allowed, and for missing and damaged files.
     """
-    tweets, notes = _read(root / "sent140", users, pick, min_samples)
+    tweets, notes = _read(root / "sent140", users, pick)
     if split == "per_user":
         train, test = _per_user(tweets.owner, test_share)
         source = train
@@ -102,89 +97,65 @@ def sent140(
 
 
 def _chosen(
-    counts: Mapping[str, int], users: int, pick: str, least: int, where: Path
+    counts: Mapping[str, int], users: int, pick: str, where: Path
 ) -> tuple[dict[str, int], str]:
     """(the number of each chosen user by name, the report's note on the choice).
 
     UserError if there are too few.
     """
-    eligible = sorted(name for name, n in counts.items() if n >= least)
+    eligible = sorted(name for name, n in counts.items() if n >= 2)
     if len(eligible) < users:
         raise UserError(
-            f"{where}: {len(eligible)} users have at least min_samples={least} tweets, too few "
-            f"for users={users}; "
-            "lower one of the two"
+            f"{where}: {len(eligible)} users have at least 2 tweets, too few for users={users}"
         )
     if pick == "random":
         drawn = stream(0, "sent140/users").choice(len(eligible), users, replace=False)
         names = [eligible[i] for i in drawn]
-        how = f"drawn at random from the {len(eligible)} with at least {least} tweets"
+        how = f"drawn at random from the {len(eligible)} with at least 2 tweets"
     else:
         names = sorted(eligible, key=lambda name: (-counts[name], name))[:users]
         how = f"the most active of {len(counts)}"
     return {name: number for number, name in enumerate(sorted(names))}, f"{users} users, {how}"
 
 
-def _read(folder: Path, users: int, pick: str, least: int) -> tuple[_Tweets, list[str]]:
+def _read(folder: Path, users: int, pick: str) -> tuple[_Tweets, list[str]]:
     """(all tweets of the chosen users, the report's note on the choice)."""
+    file = folder / FILE
+    if not file.is_file():
+        raise UserError(
+            f"{file}: there is no such file; unpack it from {ARCHIVE} ({PAGE} has it) into {folder}"
+        )
     names: list[str] = []
-    labels = bytearray()
+    labels: list[int] = []
     texts: list[str] = []
-    with _opened(folder) as (where, lines):
+    # In Latin-1, every byte is a character.
+    with file.open(encoding="latin-1", newline="") as lines:
         # The repository reads the file with pandas, which is as strict about quotes.
         rows = csv.reader(lines, strict=True)
         try:
             for row in rows:
+                where = f"{file}: line {rows.line_num}"
                 if len(row) != len(COLUMNS):
                     wanted = f"{len(COLUMNS)} ({', '.join(COLUMNS)})"
+                    raise UserError(f"{where} has {len(row)} columns; allowed: {wanted}")
+                if row[0] not in POLARITY:
                     raise UserError(
-                        f"{where}: line {rows.line_num} has {len(row)} columns; allowed: {wanted}"
-                    )
-                label = POLARITY.get(row[0])
-                if label is None:
-                    raise UserError(
-                        f"{where}: line {rows.line_num} has polarity {row[0][:20]!r}; allowed: "
-                        "0 (negative), "
-                        "4 (positive); neutral tweets are in the test file only, which isn't used"
+                        f"{where} has polarity {row[0][:20]!r}; allowed: 0 (negative), 4 "
+                        "(positive); neutral tweets are in the test file only, which isn't used"
                     )
                 names.append(row[4])
-                labels.append(label)
+                labels.append(POLARITY[row[0]])
                 texts.append(row[5])
         except csv.Error as error:
             raise UserError(
-                f"{where}: line {rows.line_num} is damaged or truncated ({error})"
+                f"{file}: line {rows.line_num} is damaged or truncated ({error})"
             ) from None
-    number, note = _chosen(Counter(names), users, pick, least, where)
+    number, note = _chosen(Counter(names), users, pick, file)
     owner = np.array([number.get(name, -1) for name in names], dtype=np.int64)
     order = np.argsort(owner, kind="stable")
     order = order[np.searchsorted(owner[order], 0) :]
-    polarity = np.frombuffer(bytes(labels), dtype=np.uint8).astype(np.int64)
-    return _Tweets(owner[order], polarity[order], np.array(texts, dtype=object)[order]), [note]
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[tuple[Path, Iterable[str]]]:
-    """(the file, its lines): the CSV, or the archive that holds it.
-
-    In Latin-1, every byte is a character.
-    """
-    file, archive = folder / FILE, folder / ARCHIVE
-    if file.is_file():
-        with file.open(encoding="latin-1", newline="") as lines:
-            yield file, lines
-    elif archive.is_file():
-        try:
-            with zipfile.ZipFile(archive) as members, members.open(FILE) as raw:
-                yield archive, io.TextIOWrapper(raw, encoding="latin-1", newline="")
-        except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
-            raise UserError(
-                f"{archive}: damaged, or without {FILE} ({' '.join(str(error).split())})"
-            ) from None
-    else:
-        raise UserError(
-            f"{file}: there is no such file; {PAGE} has {ARCHIVE}, put that or its {FILE} into "
-            f"{folder}"
-        )
+    label = np.array(labels, dtype=np.int64)
+    return _Tweets(owner[order], label[order], np.array(texts, dtype=object)[order]), [note]
 
 
 def _per_user(owner: Ints, share: float) -> tuple[Ints, Ints]:

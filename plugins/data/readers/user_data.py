@@ -22,14 +22,7 @@ from fedml_noniid.plugins.data.types import Ints
 Share = Annotated[float, Range(0, 1, "()")]
 TEST_SHARE = 0.2  # of the samples that becomes the test set, if none is given
 MAX_LISTED = 5  # names that a message or a note lists
-
-
-class Labels(NamedTuple):
-    """The classes, and the labels of one or two tables, arrays or folders of images."""
-
-    names: list[str]
-    y: list[Ints]  # [n] of the training samples, and [m] of the test set if there is one
-    notes: list[str]
+FRACTION = r"[-+]?\d*[.,]\d*[1-9]\d*(e[-+]?\d+)?"  # a number that isn't whole
 
 
 class Rows(NamedTuple):
@@ -129,8 +122,9 @@ def classified(
     where: Sequence[str],
     at: Callable[[int], str],
     names: Sequence[str] | None = None,
-) -> Labels:
-    """The classes of labels as text: those of training, and of the test set if there is one.
+) -> tuple[list[str], list[Ints]]:
+    """(the classes, the labels as their numbers) of labels as text: those of training, and of the
+    test set if there is one.
 
     The names are sorted: as numbers if all are whole numbers, otherwise as text; `names` has them
     in another order. `where` begins a message on each of `texts`, `at(i)` names label i. UserError
@@ -140,8 +134,13 @@ def classified(
     train = texts[0]
     found = set(train)
     for i, label in enumerate(train):
-        if _fraction(label):
-            raise measured(where[0], label, at(i), len(found))
+        if re.fullmatch(FRACTION, label.strip()):
+            raise UserError(
+                f"{where[0]} is {label!r} in {at(i)}, a measurement; allowed: whole numbers or "
+                f"text (with {len(found)} different values it looks like a regression target, and "
+                "the methods here classify: make classes of it, such as below and above the "
+                "median, or choose another label)"
+            )
     if len(found) < 2:
         raise UserError(
             f"{where[0]} is always {shown(next(iter(found)))}; at least 2 classes are needed"
@@ -168,25 +167,27 @@ def classified(
                 f"is{nearest(label, names)}; allowed: {listed(names, 10)}"
             )
     y = [np.array([number[label] for label in part], dtype=np.int64) for part in texts]
-    alike = Counter(map(_plainly, names))
-    same = [repr(name) for name in names if alike[_plainly(name)] > 1]
-    notes = [f"classes that differ only in blanks or case: {', '.join(same)}"] if same else []
-    return Labels(list(names), y, notes)
+    return list(names), y
 
 
 def rows_of(
-    labels: Labels,
+    classes: list[str],
+    y: list[Ints],
     owners: Sequence[Sequence[Any]] | None,
     test_share: float | None,
     sources: Sequence[str],
 ) -> Rows:
-    """The rows that train and that test.
+    """The rows that train and that test. `y`: the labels [n], and those of the test set if there
+    is one.
 
     `owners` are names or numbers, as the labels; they get numbers from 0 in the sorted order of
     their names in all parts. `sources` names the training set and, if it is given, the test set.
     UserError as in `cut`, and for a `test_share` beside a given test set.
     """
-    y, notes, numbers = labels.y, list(labels.notes), None
+    notes, numbers = [], None
+    alike = Counter(map(_plainly, classes))
+    if same := [repr(name) for name in classes if alike[_plainly(name)] > 1]:
+        notes.append(f"classes that differ only in blanks or case: {', '.join(same)}")
     if owners is not None:
         number = {name: i for i, name in enumerate(sorted(set().union(*owners)))}
         numbers = [np.array([number[name] for name in part], np.int64) for part in owners]
@@ -201,25 +202,10 @@ def rows_of(
         y = [y[0][train], y[0][test]]
         numbers = None if numbers is None else [numbers[0][train], numbers[0][test]]
     if len(lacking := np.setdiff1d(y[0], y[1])):
-        listed_names = listed([labels.names[c] for c in lacking])
-        notes.append(f"classes without a test sample: {listed_names}")
+        notes.append(f"classes without a test sample: {listed([classes[c] for c in lacking])}")
     if numbers is not None:
         notes += _owners_apart(*numbers)
-    return Rows(train, test, y, labels.names, numbers, notes)
-
-
-def measured(where: str, label: str, at: str, different: int) -> UserError:
-    """The error for a measurement in place of a class."""
-    return UserError(
-        f"{where} is {label!r} in {at}, a measurement; allowed: whole numbers or text (with "
-        f"{different} different values it looks like a regression target, and the methods here "
-        "classify: make classes of it, such as below and above the median, or choose another label)"
-    )
-
-
-def _fraction(label: str) -> bool:
-    """Whether a label is a number that isn't whole."""
-    return re.fullmatch(r"[-+]?\d*[.,]\d*[1-9]\d*(e[-+]?\d+)?", label.strip()) is not None
+    return Rows(train, test, y, classes, numbers, notes)
 
 
 def _plainly(name: str) -> str:
