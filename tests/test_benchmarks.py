@@ -28,6 +28,7 @@ from benchmarks import (
     report,
     scaling,
 )
+from benchmarks.__main__ import bench
 from benchmarks.comparison import compare, row
 from benchmarks.engines import PEERS, Engine, others
 from benchmarks.machine import Watch
@@ -35,7 +36,6 @@ from benchmarks.peers import harness
 from benchmarks.processes import FailedError, in_turns, measure
 from benchmarks.statistics import quartiles, ratio
 from benchmarks.workloads import WORKLOADS, Workload, write_job
-from fedml_noniid.cli.app import main
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.plan import initial_model
 
@@ -92,7 +92,7 @@ def test_quick_run_writes_all_its_parts(
     monkeypatch.setattr(everything, "variants", lambda _: [])
     monkeypatch.setattr(scaling, "SWEEPS", {"cohort": scaling.SWEEPS["cohort"]})
     monkeypatch.setattr(repeatability, "WORKERS", (1, 2))
-    assert main(["bench", "--quick", "--only", "mlp", "--to", str(tmp_path)]) == 0
+    bench(quick=True, only="mlp", repetitions=2, to=tmp_path)
     found = json.loads((tmp_path / "bench.json").read_text())
     assert set(found) == {*NOTHING, "workloads", "machine"}
     rows = {one["engine"]: one for one in found["workloads"]["mlp"]["rows"]}
