@@ -113,12 +113,6 @@ def test_seeds_that_would_decide() -> None:
     assert seeds_needed(of([-9, 1, 9]), 1) is None  # deviation 9.02, mean 1 / 3: some 2800 seeds
 
 
-@pytest.mark.parametrize(("n", "deviations"), [(2, 8.985), (3, 2.484), (5, 1.242), (10, 0.715)])
-def test_what_a_t_test_needs(n: int, deviations: float) -> None:
-    """t of 1, 2, 4 and 9 degrees of freedom: 12.706, 4.303, 2.776, 2.262."""
-    assert per_deviation(n) == pytest.approx(deviations, abs=0.001)
-
-
 @pytest.mark.parametrize("n", [2, 3, 10, 100])
 def test_the_tests_are_those_of_scipy(n: int) -> None:
     for ratio in (0.01, 1.0, 2.5, 40.0):
