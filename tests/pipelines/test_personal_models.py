@@ -162,5 +162,5 @@ def test_tuning_on_the_validation_split_is_refused_before_it_trains(tmp_path: Pa
     with pytest.raises(
         UserError, match=r"params.yaml: tune: recipe 'fedbn' has no validation accuracy"
     ):
-        tried(Workspace.of(tmp_path, {}), config.load(tmp_path), ["skewed"], "tuning")
+        tried(Workspace.of(tmp_path, {}), config.load(tmp_path), "tuning")
     assert not (tmp_path / "runs").exists()
