@@ -18,11 +18,11 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 14790,
-    TESTS: 18100,
-    ("plugins/core",): 910,
+    SOURCE: 13751,
+    TESTS: 15300,
+    ("plugins/core",): 908,
     ("plugins/privacy",): 49,
-    ("plugins/silo",): 1846,
+    ("plugins/silo",): 1707,
     ("plugins/baselines/scaffold.py",): 28,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,
@@ -46,7 +46,7 @@ WIDER = {  # functions with more parameters, and why
     "simulated": "one parameter per part of a deployment in the tests",
 }
 DEPTH = 5  # blocks inside each other in a function
-WIDTH, WIDE_LINES = 100, 22  # columns of a line; lines that are wider
+WIDTH, WIDE_LINES = 100, 21  # columns of a line; lines that are wider
 SKIPS = 1  # statements that the formatter skips: tables of numbers
 CONTRACT = "plugins/core/component.py"
 MEMBERS, TYPES = 27, 14  # of `Component`; of its file
