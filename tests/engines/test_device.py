@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.run import Outcome
+from fedml_noniid.plugins.engines.simulation import resolve_device
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.simulate import simulate
 from tests.recipe_table import ALONE
@@ -45,3 +47,11 @@ def test_a_gpu_gives_the_cpus_results(
     for key, leaf in cpu.params.items():
         torch.testing.assert_close(gpu.params[key].cpu(), leaf, rtol=1e-6, atol=1e-9)
     assert [row["bytes_up"] for row in gpu.rows] == [row["bytes_up"] for row in cpu.rows]
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there, auto in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert resolve_device("auto").type == auto and resolve_device("cpu").type == "cpu"
+    with pytest.raises(UserError, match="'cuda': this machine has no usable CUDA device"):
+        resolve_device("cuda")

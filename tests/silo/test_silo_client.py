@@ -12,9 +12,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.certificates import Kit
-from fedml_noniid.plugins.silo.exit_codes import LostError, NotAdmittedError
+from fedml_noniid.plugins.silo.exit_codes import LostError, NotAdmittedError, SetBackError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo_client import SiloClient
 from fedml_noniid.plugins.silo.silo_server import SERVICE
@@ -108,3 +110,19 @@ def test_a_server_that_has_lost_the_run_gets_no_memory_of_the_old_one(all_kits):
         client.hello()
         with pytest.raises(UserError, match="has lost run a and is at run 'b'; delete this silo's"):
             client.hello()
+
+
+def test_a_silo_that_was_set_back_lets_the_server_know_and_ends(all_kits, monkeypatch):
+    """It has no memory of the rounds before: going on would spoil the run."""
+    failed = []
+    with silo(all_kits, Hello=welcome) as (client, _):
+        downs = iter([wire.Down(7, 1, Ask("train", (0,)), "terms", {0: True}), None])
+        monkeypatch.setattr(client, "task", lambda: next(downs))
+        monkeypatch.setattr(client, "fail", lambda *why: failed.append(why))
+
+        def answered(_: wire.Down) -> wire.Up:
+            raise SetBackError("set back")
+
+        with pytest.raises(SetBackError):
+            client.serve(answered)
+    assert failed == [(7, "set back")]
