@@ -35,15 +35,12 @@ class Chosen:
     @property
     def edges(self) -> list[str]:
         """The chosen numbers that are the smallest or the largest of those tried."""
+        if self.tuned is None:
+            return []
         found = []
-        for section, keys in (self.tuned.chosen if self.tuned else {}).items():
+        for section, keys in self.tuned.chosen.items():
             for key, value in keys.items():
-                # Only a tuned entry gets here; mypy does not follow it.
-                tried = [
-                    x
-                    for x in self.tuned.tried[section][key]  # type: ignore[union-attr]
-                    if _is_number(x)
-                ]
+                tried = [x for x in self.tuned.tried[section][key] if _is_number(x)]
                 if len(tried) > 1 and _is_number(value) and value in (min(tried), max(tried)):
                     words = tuning.in_words({section: {key: value}})
                     end = "smallest" if value == min(tried) else "largest"

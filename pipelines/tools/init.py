@@ -123,7 +123,10 @@ def columns(file: str) -> list[str]:
 
 
 def keys_of(settings: Sequence[str]) -> dict[str, Any]:
-    """Settings such as `train.rounds=50` as keys in keys. UserError for what is not YAML."""
+    """Reads settings such as `train.rounds=50` into nested keys.
+
+    UserError for what is not YAML.
+    """
     found: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")

@@ -32,12 +32,17 @@ def digits() -> Dataset:
     return datasets.load("digits", Path())
 
 
+def authority(factory: pytest.TempPathFactory, name: str, silos: int) -> Path:
+    """Makes the kits of a server and its silos."""
+    folder = factory.mktemp(name) / "kits"
+    make(folder, silos)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def all_kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kits of a server and five silos. No test may change them."""
-    folder = tmp_path_factory.mktemp("authority") / "kits"
-    make(folder, 5)
-    return folder
+    return authority(tmp_path_factory, "authority", 5)
 
 
 @pytest.fixture
@@ -50,9 +55,7 @@ def kits(tmp_path: Path, all_kits: Path) -> Path:
 @pytest.fixture(scope="session")
 def others_kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kits of another federation. No test may change them."""
-    folder = tmp_path_factory.mktemp("foreign") / "kits"
-    make(folder, 2)
-    return folder
+    return authority(tmp_path_factory, "foreign", 2)
 
 
 @pytest.fixture
