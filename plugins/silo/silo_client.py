@@ -68,6 +68,10 @@ def status(comm: CommArgs, kit: Path) -> dict[str, Any]:
             raise LostError(
                 f"no answer from {comm.server} ({_reason(error)}); is the server running?"
             ) from None
+        except (ValueError, TypeError):
+            raise LostError(
+                f"{comm.server} answers, but not as a server of this package does"
+            ) from None
 
 
 class SiloClient:
@@ -99,7 +103,9 @@ class SiloClient:
     def hello(self) -> None:
         """Introduces this process. Raises NotAdmittedError, LostError."""
         call, frame = self._channel.unary_unary(f"/{SERVICE}/Hello"), self._hello.frame()
-        welcome = wire.parsed(self._patiently(lambda: call(frame, timeout=30.0)), wire.Welcome)
+        welcome = self._patiently(
+            lambda: wire.parsed(call(frame, timeout=30.0) or b"", wire.Welcome)
+        )
         if self.run and welcome.run != self.run:
             raise UserError(
                 f"the server has lost run {self.run} and is at run {shown(welcome.run)}; "
@@ -169,10 +175,12 @@ class SiloClient:
     def _read(self, stream: Iterator[bytes]) -> Down | str:
         """One message of the server, "wait" or "over". Raises UserError if it is malformed, or
         ends the run."""
-        received = iter(stream)
+        received, began = iter(stream), time.monotonic()
         task = wire.parsed(wire.following(received), wire.Task)
         if task.kind == "stop":
             raise QuorumError(f"the server ended the run: {task.why}; its log says more")
+        if task.kind == "wait" and time.monotonic() - began < LONG_POLL_S / 2:
+            raise RefusedError("malformed", "our server waits before it says that there is no work")
         if task.kind != "ask":
             return task.kind
         table, most = wire.table(wire.following(received)), self._comm.max_message_mb << 20
@@ -203,7 +211,12 @@ class SiloClient:
                 return call()
             except grpc.RpcError as error:
                 _raise_refusal(error)
-                waited, reason = time.monotonic() - began, _reason(error)
+                reason = _reason(error)
+            except RefusedError as refusal:
+                if refusal.name not in ("malformed", "truncated"):
+                    raise
+                reason = f"its reply makes no sense: {refusal}"
+            waited = time.monotonic() - began
             if waited > comm.lost_s:
                 raise LostError(
                     f"no contact with the server at {comm.server} for {comm.lost_s:g} s ({reason})"
@@ -227,11 +240,15 @@ def _raise_refusal(error: grpc.RpcError) -> None:
             "the process at comm_args.server has no certificate of this federation; check "
             "address and ca.crt"
         ) from None
-    if code is grpc.StatusCode.FAILED_PRECONDITION:
+    if code is not grpc.StatusCode.FAILED_PRECONDITION:
+        return
+    try:
         found = wire.parsed(details.encode(), wire.Refusal)
-        if found.name in FOR_GOOD:
-            raise NotAdmittedError(f"the server refuses this silo: {found.why}") from None
-        raise RefusedError(found.name, found.why) from None
+    except RefusedError:
+        return  # our server did not write this
+    if found.name in FOR_GOOD:
+        raise NotAdmittedError(f"the server refuses this silo: {found.why}") from None
+    raise RefusedError(found.name, found.why) from None
 
 
 def _reason(error: grpc.RpcError) -> str:

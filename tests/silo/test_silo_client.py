@@ -18,7 +18,7 @@ from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.exit_codes import LostError, NotAdmittedError, SetBackError
 from fedml_noniid.plugins.silo.settings import CommArgs
-from fedml_noniid.plugins.silo.silo_client import SiloClient
+from fedml_noniid.plugins.silo.silo_client import SiloClient, status
 from fedml_noniid.plugins.silo.silo_server import SERVICE
 from tests.silo.federation_server import LONG, address, framed
 
@@ -34,8 +34,26 @@ def away(context: grpc.ServicerContext) -> list[bytes]:
 
 
 def refusing(name: str) -> Reply:
-    details = json.dumps({"name": name, "why": "no"})
+    return aborting(json.dumps({"name": name, "why": "no"}))
+
+
+def aborting(details: str) -> Reply:
     return lambda context: context.abort(grpc.StatusCode.FAILED_PRECONDITION, details)
+
+
+def saying(*frames: bytes) -> Reply:
+    return lambda _: list(frames)
+
+
+ODD = {
+    "away": away,
+    "a wait that took no time": saying(framed({"kind": "wait"})),
+    "unknown kind": saying(framed({"kind": "dance\x1b[2J"})),
+    "html": saying(b"<html>"),
+    "nothing": saying(),
+    "html as a refusal": aborting("<html><body>502 Bad Gateway</body></html>"),
+    "no words": aborting("[]"),
+}
 
 
 def joined(client: SiloClient) -> None:
@@ -74,13 +92,15 @@ def silo(kits: Path, **replies: Reply) -> Iterator[tuple[SiloClient, dict[str, i
         port.stop(None).wait(LONG)
 
 
+@pytest.mark.parametrize("reply", ODD.values(), ids=ODD)
 @pytest.mark.parametrize("method", ["Hello", "Task"])
-def test_a_server_that_is_away_is_asked_with_growing_pauses_until_it_is_lost(all_kits, method):
-    """A second holds at most ten pauses of 0.1 s, the least."""
-    with silo(all_kits, **{"Hello": welcome, method: away}) as (client, calls):
+def test_a_server_that_is_away_or_odd_is_asked_with_growing_pauses(all_kits, method, reply):
+    """Until it is lost. A second holds at most ten pauses of 0.1 s, the least."""
+    with silo(all_kits, **{"Hello": welcome, method: reply}) as (client, calls):
         began = time.monotonic()
-        with pytest.raises(LostError, match=r"no contact with the server at .* for 1 s"):
+        with pytest.raises(LostError, match=r"no contact with the server at .* for 1 s") as lost:
             joined(client)
+        assert str(lost.value).isprintable()
         assert 1.0 <= time.monotonic() - began < 10.0
         assert 3 <= calls[method] <= 11
 
@@ -100,6 +120,15 @@ def test_restarts_without_end_are_answered_with_pauses(all_kits):
         client.hello()
         assert client.task() is None
         assert 3 <= calls["Task"] <= 17 and calls["Hello"] <= 17
+
+
+@pytest.mark.parametrize("reply", [b"<html>", b"[1]", b"\xff\xfe", b""])
+def test_a_status_that_makes_no_sense_is_one_line(all_kits, reply):
+    with (
+        silo(all_kits, Status=saying(reply)) as (client, _),
+        pytest.raises(LostError, match=r"answers, but not as a server of this package does"),
+    ):
+        status(client._comm, all_kits / "0")
 
 
 def test_a_refusal_for_good_ends_the_silo_at_once(all_kits):
