@@ -9,11 +9,12 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedml_noniid.plugins.core.errors import UserError, closest, shown
 
 T = TypeVar("T")
+TORCH = "/site-packages/torch/"  # no place for a user to look at
 
 
 def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) -> type[T]:
@@ -21,23 +22,33 @@ def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) ->
     if isinstance(name, str) and name in ours:
         return ours[name]
     own = f"a subclass of {kind.__name__} of your own as package.module.Class"
-    if not isinstance(name, str) or "." not in name:
+    if not isinstance(name, str) or not is_dotted(name):
         raise UserError(
             f"{what} {shown(name)} is unknown",
             allowed=f"{', '.join(ours)}, or {own}",
             meant=closest(name, ours),
         )
-    module, _, attribute = name.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # of any kind: the code is the user's
-        told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UserError(
-            f"{what} {name!r} can't be imported, {place(error, '')}{told}; allowed: {own}"
-        ) from error
+    found = imported(what, name, own)
     if not (isinstance(found, type) and issubclass(found, kind)):
         raise UserError(f"{what} {name!r} is no subclass of {kind.__name__}; allowed: {own}")
     return found
+
+
+def is_dotted(name: str) -> bool:
+    """Whether a name leads into a module: `package.module.name`, or `package.module:name`."""
+    return "." in name or ":" in name
+
+
+def imported(what: str, name: str, allowed: str) -> Any:
+    """What a dotted name leads to. `what` begins the UserError."""
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # of any kind: the code is the user's
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(
+            f"{what} {name!r} can't be imported, {place(error, '')}{told}; allowed: {allowed}"
+        ) from error
 
 
 def look_in(folder: Path) -> None:
@@ -54,7 +65,9 @@ def place(error: Exception, function: str) -> str:
     lines = [
         at
         for at in passed
-        if at.filename not in (__file__, importlib.__file__) and at.filename[0] != "<"
+        if at.filename not in (__file__, importlib.__file__)
+        and at.filename[0] != "<"
+        and TORCH not in at.filename
     ]
     last = next((at for at in lines[::-1] if at.name == function), lines[-1] if lines else None)
     return "" if last is None else f"{last.filename}, line {last.lineno}: "
@@ -65,7 +78,7 @@ def source_of(name: str) -> str:
 
     UserError.
     """
-    top = name.partition(".")[0]
+    top = name.replace(":", ".").partition(".")[0]
     try:
         found = importlib.util.find_spec(top)
         folders = list((found and found.submodule_search_locations) or [])
