@@ -250,7 +250,7 @@ def test_rounds_take_turns(tmp_path: Path) -> None:
     for outcome in found:
         assert not isinstance(outcome, FailedError)
         assert outcome[0]["wall"] == [1.0] * 3
-    assert note.read_text().split() == "a1 a2 b1 b2 a3 a4 b3 b4".split()
+    assert note.read_text().split() == ["a1", "a2", "b1", "b2", "a3", "a4", "b3", "b4"]
     assert isinstance(none, FailedError) and "no_such" in str(none)
 
 
