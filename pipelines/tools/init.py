@@ -167,7 +167,7 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
     section, data = _data(folder, wanted, parts["data"])
     model = parts["train"].get("model") or _model(data)
     entries = list(wanted.methods or (FOR_TEXT if model == "lstm" else METHODS))
-    named = dict(map(recipes.entry, entries))
+    named = [recipes.entry(entry) for entry in entries]
     optimizer, lr = LOCAL.get(str(model), CNNS)
     train = {"model": model, "rounds": 20, "epochs": 2, "batch_size": 32}
     content = {
@@ -175,8 +175,8 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
         "data": section | {"validation": 0.1, "public": _public(entries, data)} | parts["data"],
         "scenario_names": ["iid"],
         "scenarios": {"iid": {"partition": "iid", "clients": 2}},
-        "recipe_names": [*named],
-        "recipes": named,
+        "recipe_names": [name for name, _ in named],
+        "recipes": dict(named),
         "seeds": given.pop("seeds", [0, 1, 2]),
         "train": {**train, "optimizer": optimizer, "lr": lr} | parts["train"],
     }
