@@ -26,7 +26,7 @@ EVERYTHING = {
     "silo",
     "extras",
 } | METHODS
-EVERYTHING |= {"own_code", "rates", "simulate"}
+EVERYTHING |= {"foreign", "own_code", "rates", "simulate"}
 # Beside itself, what of `plugins` a package imports.
 ALLOWED = {
     "core": set[str](),
@@ -36,7 +36,8 @@ ALLOWED = {
     "own_code": {"core"},
     "rates": {"core", "own_code"},
     "engines": {"core", "data", "models", "own_code", "rates"},  # an engine is handed an algorithm
-    "recipes": {"core"} | METHODS,
+    "foreign": {"core", "own_code"},
+    "recipes": {"core", "foreign", "own_code"} | METHODS,
     "simulate": {"core", "engines", "recipes"},
     "privacy": {"core", "data"},
     "silo": EVERYTHING,

@@ -18,11 +18,11 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 13765,
-    TESTS: 15310,
+    SOURCE: 14015,
+    TESTS: 15631,
     ("plugins/core",): 908,
     ("plugins/privacy",): 49,
-    ("plugins/silo",): 1717,
+    ("plugins/silo",): 1735,
     ("plugins/baselines/scaffold.py",): 28,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,
