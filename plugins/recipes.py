@@ -16,16 +16,21 @@ from fedml_noniid.plugins import foreign
 from fedml_noniid.plugins.baselines.ccvr import CCVR
 from fedml_noniid.plugins.baselines.centralised import Centralised
 from fedml_noniid.plugins.baselines.datasharing import DataSharing
+from fedml_noniid.plugins.baselines.fedavgm import FedAvgM
 from fedml_noniid.plugins.baselines.fedbabu import FedBABU
 from fedml_noniid.plugins.baselines.fedbn import FedBN
+from fedml_noniid.plugins.baselines.fedcm import FedCM
 from fedml_noniid.plugins.baselines.feddc import FedDC
+from fedml_noniid.plugins.baselines.feddecorr import FedDecorr
 from fedml_noniid.plugins.baselines.feddf import FedDF
 from fedml_noniid.plugins.baselines.feddyn import FedDyn
 from fedml_noniid.plugins.baselines.feddyn_authors import FedDynAuthors
+from fedml_noniid.plugins.baselines.fedexp import FedExP
 from fedml_noniid.plugins.baselines.fedftg import FedFTG
 from fedml_noniid.plugins.baselines.fedgen import FedGen
 from fedml_noniid.plugins.baselines.fedlc import FedLC
 from fedml_noniid.plugins.baselines.fednova import FedNova
+from fedml_noniid.plugins.baselines.fedntd import FedNTD
 from fedml_noniid.plugins.baselines.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedml_noniid.plugins.baselines.fedprox import FedProx
 from fedml_noniid.plugins.baselines.fedrs import FedRS
@@ -56,18 +61,23 @@ METHODS: dict[str, type[Component]] = {
         DataSharing,
         FedAdagrad,
         FedAdam,
+        FedAvgM,
         FedBABU,
         FedBN,
+        FedCM,
         FedDC,
+        FedDecorr,
         FedDF,
         FedDyn,
         FedDynAuthors,
+        FedExP,
         FedFTG,
         FedGen,
         FedLC,
         FedNLR,
         FedNNNN,
         FedNova,
+        FedNTD,
         FedProx,
         FedRS,
         FedYogi,

@@ -18,8 +18,8 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 14560,
-    TESTS: 15500,
+    SOURCE: 14632,
+    TESTS: 15631,
     ("plugins/core",): 908,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1735,

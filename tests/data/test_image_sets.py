@@ -44,8 +44,7 @@ def test_mnist_unpacked_and_packed(tmp_path: Path, monkeypatch: Patch) -> None:
     assert found.train_x.shape == (30, 1, 28, 28) and found.test_x.shape == (20, 1, 28, 28)
     assert found.train_x.dtype == torch.uint8 and found.train_y.dtype == torch.int64
     assert found.test_y.tolist() == [*range(10), *range(10)]
-    pixels = (raw / "train-images-idx3-ubyte").read_bytes()[16:]
-    assert found.train_x.numpy().tobytes() == pixels
+    assert found.train_x.numpy().tobytes() == (raw / "train-images-idx3-ubyte").read_bytes()[16:]
     small.packed_mnist(tmp_path / "b", monkeypatch)
     assert load("mnist", tmp_path / "b").checksum == found.checksum
 

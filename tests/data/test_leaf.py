@@ -14,8 +14,7 @@ PAGE = "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist"
 
 def user(name, labels):
     """A writer's bytes [n, 784] and labels; the bytes depend on the name."""
-    rng = np.random.default_rng(list(name.encode()))
-    return rng.integers(0, 256, (len(labels), 784)), labels
+    return np.random.default_rng(list(name.encode())).integers(0, 256, (len(labels), 784)), labels
 
 
 WRITERS = {

@@ -82,8 +82,7 @@ def test_engines_agree(recipe: str, form: str) -> None:
     """1 to 12 samples in batches of 4: clients differ in steps, and last batches are short."""
     outcomes, states = [], []
     for engine in ("sequential", "vectorized"):
-        of = skewed(form)
-        run = simulation(recipe, of=of, augment=True, engine=engine)
+        run = simulation(recipe, of=skewed(form), augment=True, engine=engine)
         outcomes.append(run.run())
         states.append(
             flatten({"state": run.loop.state.slices, "memory": run.engine.clients.memory})

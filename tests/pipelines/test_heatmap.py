@@ -66,8 +66,7 @@ def test_none_is_white_and_one_is_not() -> None:
 )
 def test_any_size_gives_a_picture_of_moderate_size(shape: tuple[int, int], name: str) -> None:
     counts = np.random.default_rng(0).integers(0, 30_000, shape)
-    classes = tuple(f"{name}{c}" for c in range(shape[1]))
-    picture = heatmap(counts, classes, "title")
+    picture = heatmap(counts, tuple(f"{name}{c}" for c in range(shape[1])), "title")
     width, height = Image.open(io.BytesIO(picture)).size
     assert 500 < width < 2200 and 400 < height < 1700
     assert len(picture) < 300_000

@@ -60,8 +60,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_every_number_is_of_the_clients_own_models(made: tuple[str, Path]) -> None:
     """Against passes of each client's network, put together here from the file of the weights."""
     skew, folder = made
-    settings = config.load(folder)
-    item = Item.load(Workspace.of(folder, {}), settings, Unit("skewed", "fedbn", 0))
+    item = Item.load(Workspace.of(folder, {}), config.load(folder), Unit("skewed", "fedbn", 0))
     tensors = load_file(folder / "runs/skewed-fedbn-0/model.safetensors")
     net = build("mlp", (1, 8, 8), 10, {"batch_norm": True, "hidden": 16})
     hits, n, own, worst = 0.0, 0, [], []

@@ -360,8 +360,7 @@ def test_what_diverges_is_named_and_all_others_are_trained(
 
 
 def cut(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[:-3])
+    path.write_bytes(path.read_bytes()[:-3])
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "rounds.csv", "run.json", cache.RECEIPT])

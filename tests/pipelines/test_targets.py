@@ -470,8 +470,7 @@ def test_a_series_has_the_rounds_that_all_seeds_measured(tmp_path: Path) -> None
     run(paper(tmp_path), "near", "a", 0, [0.1, None, 0.3, 0.4])
     run(tmp_path, "near", "a", 1, [0.5, 0.6, 0.7])
     at = {"study": "one", "scenario": "near", "recipe": "a"}
-    runs = Measured("ccn", "smoke", tmp_path).group(at).runs
-    rounds, values = series(runs, "test_accuracy")
+    rounds, values = series(Measured("ccn", "smoke", tmp_path).group(at).runs, "test_accuracy")
     assert rounds == [1, 3] and values.tolist() == [[0.1, 0.3], [0.5, 0.7]]
     assert series([], "test_accuracy")[0] == []
 

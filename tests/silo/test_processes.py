@@ -237,13 +237,13 @@ def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
 
 def test_a_deadline_ends_a_run(tmp_path):
     with pytest.raises(
-        UserError, match=r"not over after 2 s: server \(rank 0\), silo 0 \(rank 1\)"
+        UserError, match=r"not over after 1 s: server \(rank 0\), silo 0 \(rank 1\)"
     ):
         loopback.run(
             world.deployment("fedavg", rounds=100_000),
             world.parts(public=False),
             Path(tmp_path),
-            2.0,
+            1.0,
         )
 
 
