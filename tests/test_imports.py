@@ -14,7 +14,7 @@ PACKAGE = "fedml_noniid"
 # A room of pipelines knows itself and those before it. edge.py is the edge of every process.
 ROOMS = ("edge", "experiment", "reporting", "tracking", "stages", "papers", "tools")
 # A room of the package itself knows itself, those before it, and all of `pipelines` and `plugins`.
-OUTER = ("api", "cli")
+OUTER = ("api", "contract", "cli")
 METHODS = {"baselines", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"}
 EVERYTHING = {
     "core",

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fedml_noniid as nd
+from fedml_noniid.contract.checks import close
 from fedml_noniid.pipelines.experiment import check, results
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
@@ -35,7 +36,6 @@ from fedml_noniid.plugins.engines.hashing import model_tensors
 from fedml_noniid.plugins.engines.run import Checkpointing, Outcome
 from tests import federation
 from tests.data.test_skew import item, partitioned, settings
-from tests.test_parity import close
 
 SUDDEN: dict[str, Any] = {"drift": {"at": 2, "swap": [[1, 7]]}}
 MIXED: dict[str, Any] = {"drift": {"at": 2, "swap": [[1, 7], [3, 4], []]}}

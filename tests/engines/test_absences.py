@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.contract.checks import close, close_together
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Tree, row, tree_map
 from fedml_noniid.plugins.engines import absences
@@ -25,7 +26,6 @@ from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
 from tests.recipe_table import ALONE, MORE, settings
-from tests.test_parity import close, close_together
 
 ENGINES = ("sequential", "vectorized")
 N = len(federation.SIZES)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedml_noniid.contract.checks import close, close_together
 from fedml_noniid.plugins.baselines.datasharing import DataSharing
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import (
@@ -38,7 +39,6 @@ from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.models import build
 from tests import federation
 from tests.recipe_table import PARAMETERS
-from tests.test_parity import close, close_together
 
 N = len(federation.SIZES)
 SHAPE = (1, 6, 6)
