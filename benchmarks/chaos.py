@@ -174,7 +174,13 @@ def two_must_answer(seed: int, kills: int, folder: Path) -> Ran:
         rank = 0 if rng.random() < 0.25 else rng.randrange(1, SILOS + 1)
         event = "SIGSTOP" if rank and rng.random() < 0.5 else "SIGKILL"
         plan.append(
-            (rng.randrange(ROUNDS - 3), rng.uniform(0, 0.2), event, rank, rng.uniform(0, 4.0))
+            (
+                rng.randrange(ROUNDS - 3),
+                rng.uniform(0, 0.2),
+                event,
+                rank,
+                rng.uniform(0, DEADLINE_S + 1),
+            )
         )
     return _ran(Ran(recipe, seed, False, 0.0), terms, data, plan, folder, began)
 

@@ -43,6 +43,7 @@ class Workload:
     epochs: int = 1
     hidden: int = 32  # width of `mlp`
     at_once: int = 1  # rounds per turn of an engine
+    trial_s: float = 1.0  # for each way to write the bare loop; at least two attempts
 
     @property
     def steps(self) -> int:
@@ -51,7 +52,7 @@ class Workload:
 
     def quick(self) -> Workload:
         """The same workload with only enough rounds to test that it runs."""
-        return dataclasses.replace(self, warm=1, rounds=min(self.rounds, 2))
+        return dataclasses.replace(self, warm=1, rounds=min(self.rounds, 2), trial_s=0.0)
 
 
 WORKLOADS = {

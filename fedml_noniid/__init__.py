@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         load,
         notebook,
         partition,
+        register,
         run,
         sweep,
     )
@@ -46,6 +47,7 @@ __all__ = [
     "load",
     "notebook",
     "partition",
+    "register",
     "run",
     "sweep",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from typing import Any, TypeVar
 from fedml_noniid.plugins.core.errors import UserError, closest, shown
 
 T = TypeVar("T")
+OURS = "fedml_noniid"  # the name that all our modules are imported by
+UNKNOWN_SOURCE = "unknown"  # in place of a hash
 TORCH = "/site-packages/torch/"  # no place for a user to look at
 
 
@@ -22,32 +25,42 @@ def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) ->
     if isinstance(name, str) and name in ours:
         return ours[name]
     own = f"a subclass of {kind.__name__} of your own as package.module.Class"
-    if not isinstance(name, str) or not is_dotted(name):
+    if not isinstance(name, str) or not is_path(name):
         raise UserError(
             f"{what} {shown(name)} is unknown",
             allowed=f"{', '.join(ours)}, or {own}",
             meant=closest(name, ours),
         )
-    found = imported(what, name, own)
-    if not (isinstance(found, type) and issubclass(found, kind)):
-        raise UserError(f"{what} {name!r} is no subclass of {kind.__name__}; allowed: {own}")
-    return found
+    return load(f"{what} {name!r}", *split_path(name), kind, own)
 
 
-def is_dotted(name: str) -> bool:
-    """Whether a name leads into a module: `package.module.name`, or `package.module:name`."""
+def is_path(name: str) -> bool:
+    """Whether a name is a dotted path, such as package.module.Class or package.module:Class."""
     return "." in name or ":" in name
 
 
-def imported(what: str, name: str, allowed: str) -> Any:
-    """What a dotted name leads to. `what` begins the UserError."""
+def split_path(name: str) -> tuple[str, str]:
+    """(module, class) of a dotted path."""
     module, _, attribute = name.replace(":", ".").rpartition(".")
+    return module, attribute
+
+
+def load(what: str, module: str, attribute: str, kind: type[T], allowed: str) -> type[T]:
+    """A class of a user's module, a subclass of `kind`. `what` begins every UserError."""
+    found = imported(what, module, attribute, allowed)
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise UserError(f"{what} is no subclass of {kind.__name__}; allowed: {allowed}")
+    return found
+
+
+def imported(what: str, module: str, attribute: str, allowed: str) -> Any:
+    """What a user's module has under a name. `what` begins the UserError."""
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # of any kind: the code is the user's
         told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(
-            f"{what} {name!r} can't be imported, {place(error, '')}{told}; allowed: {allowed}"
+            f"{what} can't be imported, {place(error, '')}{told}; allowed: {allowed}"
         ) from error
 
 
@@ -80,10 +93,40 @@ def source_of(name: str) -> str:
     """
     top = name.replace(":", ".").partition(".")[0]
     try:
-        found = importlib.util.find_spec(top)
-        folders = list((found and found.submodule_search_locations) or [])
-        files = sorted(file for folder in folders for file in Path(folder).rglob("*.py"))
-        files = files or [Path(str(found and found.origin))]
-        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+        return hashlib.sha256(b"".join(file.read_bytes() for file in files_of(top))).hexdigest()
     except (OSError, ValueError) as error:
         raise UserError(f"{name}: the source of {top} can't be read ({error})") from None
+
+
+def files_of(top: str) -> list[Path]:
+    """The Python files of a package, or the file of a module. ValueError, OSError."""
+    found = importlib.util.find_spec(top)
+    folders = list((found and found.submodule_search_locations) or [])
+    files = sorted(file for folder in folders for file in Path(folder).rglob("*.py"))
+    return files or [Path(str(found and found.origin))]
+
+
+def package_of(kind: type) -> str:
+    """The package or module that a class is in, by its first name."""
+    return kind.__module__.partition(".")[0]
+
+
+def packages_of(kind: type) -> list[str]:
+    """The packages of a class and of its parents, without ours and Python's."""
+    found = dict.fromkeys(package_of(parent) for parent in kind.__mro__)
+    return [name for name in found if name not in sys.stdlib_module_names and name != OURS]
+
+
+def source_of_class(kind: type) -> str:
+    """The SHA-256 of the source of a class and its parents, as `source_of` counts it.
+
+    Of a class of a notebook or script, its own lines count. UNKNOWN_SOURCE if it has none.
+    """
+    try:
+        parts = [source_of(top) for top in packages_of(kind)]
+    except UserError:
+        try:
+            parts = [inspect.getsource(kind)]
+        except (OSError, TypeError):
+            return UNKNOWN_SOURCE
+    return parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()

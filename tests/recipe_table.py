@@ -14,9 +14,12 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "fedadam": {"server_lr": 0.03, "tau": 0.05, "beta1": 0.5},
     "fedbabu": {"weights": "uniform"},
     "fedbn": {},
+    "fedcm": {"alpha": 0.3},
     "feddc": {"alpha": 0.3},
+    "feddecorr": {"beta": 0.3},
     "feddf": {"steps": 4, "batch_size": 6, "server_lr": 1e-5},
     "feddyn": {"alpha": 0.3},
+    "fedexp": {"eps": 0.01},
     "fedftg": {"iterations": 2, "model_steps": 2, "batch_size": 8, "noise_dim": 3, "hidden": 6},
     "fedgen": {
         "hidden": 6,
@@ -29,6 +32,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     },
     "fedlc": {"tau": 0.8},
     "fednova": {},
+    "fedntd": {"beta": 2.0, "tau": 1.5},
     "fedprox": {"mu": 0.1},
     "fedrs": {"alpha": 0.3},
     "moon": {"mu": 0.5},
@@ -44,6 +48,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "rfedavg_plus": {"lam": 0.01},
     # other readings of a method
     "fedadagrad": {"server_lr": 0.03, "tau": 0.05},
+    "fedavgm": {"beta": 0.5},
     "fedyogi": {"server_lr": 0.03, "tau": 0.05, "beta2": 0.9},
     "feddyn_authors": {"alpha": 0.3, "clip": 1.0},
     "fnr_authors": {
@@ -63,6 +68,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
 PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg", "rfedavg_plus")
 READINGS = (
     "fedadagrad",
+    "fedavgm",
     "feddyn_authors",
     "fedyogi",
     "fnr_authors",
@@ -79,6 +85,7 @@ UNSOUND = {
     "fedadam+fednnnn": "server step",
     "feddyn+fednnnn": "server step",
     "feddc+fednnnn": "server step",
+    "fedexp+fednnnn": "server step",
     "rfedavg+rfedavg_plus": "feature distribution regulariser",
     "fedbn+fnr": "outside of local training",
 }
@@ -146,6 +153,9 @@ VARIANTS: list[tuple[str, dict[str, dict[str, object]]]] = [
     _with("fednova", nu="weights"),
     _with("feddyn_authors", alpha_adapt="off", clip=0.5),
     _with("scaffold", weights="size", server_lr=0.9),
+    _with("fedcm", server_lr=0.9),
+    _with("feddecorr", form="paper"),
+    _with("fedexp", weights="size", evaluate="sent"),
 ]
 
 # Options that only a simulation may have.

@@ -14,7 +14,7 @@ PACKAGE = "fedml_noniid"
 # A room of pipelines knows itself and those before it. edge.py is the edge of every process.
 ROOMS = ("edge", "experiment", "reporting", "tracking", "stages", "papers", "tools")
 # A room of the package itself knows itself, those before it, and all of `pipelines` and `plugins`.
-OUTER = ("api", "cli")
+OUTER = ("api", "contract", "cli")
 METHODS = {"baselines", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"}
 EVERYTHING = {
     "core",
@@ -26,7 +26,7 @@ EVERYTHING = {
     "silo",
     "extras",
 } | METHODS
-EVERYTHING |= {"own_code", "rates", "simulate"}
+EVERYTHING |= {"foreign", "own_code", "rates", "simulate"}
 # Beside itself, what of `plugins` a package imports.
 ALLOWED = {
     "core": set[str](),
@@ -36,7 +36,8 @@ ALLOWED = {
     "own_code": {"core"},
     "rates": {"core", "own_code"},
     "engines": {"core", "data", "models", "own_code", "rates"},  # an engine is handed an algorithm
-    "recipes": {"core"} | METHODS,
+    "foreign": {"core", "own_code"},
+    "recipes": {"core", "foreign", "own_code"} | METHODS,
     "simulate": {"core", "engines", "recipes"},
     "privacy": {"core", "data"},
     "silo": EVERYTHING,

@@ -27,3 +27,4 @@ from fedml_noniid.plugins.core.errors import UserError as UserError
 from fedml_noniid.plugins.engines.callbacks import Callback as Callback
 from fedml_noniid.plugins.engines.callbacks import EarlyStop as EarlyStop
 from fedml_noniid.plugins.rates import Rate as Rate
+from fedml_noniid.plugins.recipes import register as register

@@ -54,7 +54,7 @@ def sections(where: str = "run") -> dict[str, str]:
         "scenario": (*Scenario.model_fields, *of_partitions),
         "train": tuple(TrainSettings.model_fields),
         "machine": tuple(MachineSettings.model_fields),
-        "method": tuple(recipes.METHODS),
+        "method": recipes.names(),
     }
     found = {name: section for section, listed in names.items() for name in listed}
     if where != "partition":
@@ -73,6 +73,8 @@ def of(where: str, data: Data, entries: Entries, given: Values, name: str = "") 
     `given`: all arguments by name; None counts as not given. `name`: of the scenario, by default
     that of its partition.
     """
+    with arguments(where):
+        entries = _named(entries)
     found = _by_section(where, entries, given)
     scenario, (seeds,) = found["scenario"], found["seeds"].values()
     name = name or re.sub(r"[^A-Za-z0-9_+-]", "_", str(scenario["partition"]))
@@ -108,6 +110,19 @@ def of(where: str, data: Data, entries: Entries, given: Values, name: str = "") 
             with located("availability"):
                 missing.read(Path(), settings.train.rounds, settings.scenarios[name].clients)
         return _named_leaks(settings)
+
+
+def _named(entries: Entries) -> Entries:
+    """The entries, of which none has a dotted path as its name. Methods of other packages are
+    known from here on. RecipeError."""
+    found: dict[str, Values] = {}
+    for key, values in entries.items():
+        recipes.parse(str(values.get("recipe") or key))
+        name, content = (key, {}) if "recipe" in values else recipes.entry(key)
+        if name in found:
+            raise UserError(f"recipe {key} is named twice", allowed="once")
+        found[name] = content | dict(values)
+    return found
 
 
 def _named_leaks(settings: Config) -> Config:
@@ -152,7 +167,7 @@ def _unknown(where: str, key: str, known: Mapping[str, str], entries: Entries) -
     allowed = ", ".join(name for name, section in known.items() if section != "method")
     if where != "partition":
         allowed += ", and a method's name with its hyper-parameters"
-        having = [method for method in recipes.METHODS if key in recipes.hyper_parameters(method)]
+        having = [method for method in recipes.loaded() if key in recipes.hyper_parameters(method)]
         having.sort(key=lambda method: not any(method in entry for entry in entries))
         if having:  # those of the recipe come first
             allowed += f"; {having[0]} has it: {having[0]}={{{key!r}: ...}}"

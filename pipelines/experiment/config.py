@@ -201,7 +201,7 @@ class TuneSettings(Section):
     @field_validator("grid")
     @classmethod
     def _values(cls, grid: Axes) -> Axes:
-        kinds: dict[str, type] = {"train": RecipeTraining, **recipes.METHODS}
+        kinds: dict[str, type] = {"train": RecipeTraining, **recipes.loaded()}
         with together() as checked:
             for section, keys in grid.items():
                 with checked():
@@ -318,7 +318,7 @@ class Config(Section):
     def own_code(self, recipe: str) -> dict[str, str]:
         """The classes of the user's own that an entry trains with: name -> SHA-256 of their
         source."""
-        return self.train_of(recipe).own_code()
+        return self.train_of(recipe).own_code() | recipes.own_code(self.composition(recipe))
 
     def methods_of(self, recipe: str) -> Sequence[str]:
         """The methods of an entry."""

@@ -26,7 +26,7 @@ import torch
 from fedml_noniid.pipelines.experiment import user_cache
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.user_cache import of_cpu
-from fedml_noniid.plugins import extras, recipes
+from fedml_noniid.plugins import extras, own_code, recipes
 from fedml_noniid.plugins.engines.simulation import resolve_device
 
 ROOT = Path(__file__).parents[3]  # holds the package: the checkout, or site-packages
@@ -122,6 +122,7 @@ def _deploying(settings: Config, split: list[float]) -> dict[str, str]:
     deployed = [deploy.model_dump(), settings.scenarios[deploy.scenario].model_dump(), split]
     deployed += [settings.train_of(deploy.recipe).model_dump(), composition]
     deployed += [settings.recipes[deploy.recipe].settings, machine_kind(settings)]
+    deployed += [settings.own_code(deploy.recipe)]
     stage = code(
         "fedml_noniid.pipelines.stages.deploy", *_modules(settings, deploy.recipe), silo=True
     )
@@ -185,7 +186,16 @@ def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
 
 
 def _modules(settings: Config, recipe: str) -> list[str]:
-    return [recipes.METHODS[method].__module__ for method in settings.methods_of(recipe)]
+    """Our modules that the methods of an entry are in. Of a method of another package, they are
+    those that the package imports."""
+    found = []
+    for kind in map(recipes.method, settings.methods_of(recipe)):
+        if kind.__module__.startswith(f"{PACKAGE}."):
+            found.append(kind.__module__)
+        else:
+            for top in own_code.packages_of(kind):
+                found += [name for path in own_code.files_of(top) for name in _source(path).imports]
+    return found
 
 
 def _file(name: str) -> Path | None:

@@ -17,6 +17,7 @@ import numpy as np
 from fedml_noniid.pipelines.experiment import cache, check, config
 from fedml_noniid.pipelines.experiment.partitioning import skewed
 from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.dataset import Dataset
@@ -64,7 +65,8 @@ def of_study(place: Workspace, recipe: str | None, silos: int | None) -> tuple[D
     wanted |= {
         key: value for key, value in (("recipe", recipe), ("silos", silos)) if value is not None
     }
-    entries = {wanted["recipe"]: config.Recipe()} | settings.recipes
+    wanted["recipe"], content = recipes.entry(wanted["recipe"])
+    entries = {wanted["recipe"]: config.Recipe.model_validate(content)} | settings.recipes
     settings = config.checked({**dict(settings), "recipes": entries, "deploy": wanted}, config.FILE)
     deploy = config.DeploySettings(**wanted)
     check.compose(settings, deploy.recipe, deploy.scenario, deployed=True)

@@ -167,6 +167,7 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
     section, data = _data(folder, wanted, parts["data"])
     model = parts["train"].get("model") or _model(data)
     entries = list(wanted.methods or (FOR_TEXT if model == "lstm" else METHODS))
+    named = [recipes.entry(entry) for entry in entries]
     optimizer, lr = LOCAL.get(str(model), CNNS)
     train = {"model": model, "rounds": 20, "epochs": 2, "batch_size": 32}
     content = {
@@ -174,8 +175,8 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
         "data": section | {"validation": 0.1, "public": _public(entries, data)} | parts["data"],
         "scenario_names": ["iid"],
         "scenarios": {"iid": {"partition": "iid", "clients": 2}},
-        "recipe_names": entries,
-        "recipes": {entry: {} for entry in entries},
+        "recipe_names": [name for name, _ in named],
+        "recipes": dict(named),
         "seeds": given.pop("seeds", [0, 1, 2]),
         "train": {**train, "optimizer": optimizer, "lr": lr} | parts["train"],
     }
@@ -187,7 +188,7 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
     checked = config.checked(content, config.FILE)
     if wanted.deploy or parts["deploy"]:
         silos = max(2, min(3, checked.scenarios[name].clients))
-        deploy = {"recipe": entries[0], "scenario": name, "seed": checked.seeds[0]}
+        deploy = {"recipe": checked.recipe_names[0], "scenario": name, "seed": checked.seeds[0]}
         content["deploy"] = {**deploy, "silos": silos, "rounds": 2, **parts["deploy"]}
         checked = config.checked(content, config.FILE)
     check.check(checked)
@@ -269,7 +270,7 @@ def _model(data: Dataset | None) -> str:
 def _public(entries: Sequence[str], data: Dataset | None) -> int:
     """The samples of the public split: none, unless a method needs them."""
     methods = [method for entry in entries for method in recipes.parse(entry)]
-    needs = any(recipes.METHODS[one]().needs.public >= Public.UNLABELLED for one in methods)
+    needs = any(recipes.method(one)().needs.public >= Public.UNLABELLED for one in methods)
     most = 100 if data is None else max(1, min(100, len(data.train_y) // 10))
     return most if needs else 0
 

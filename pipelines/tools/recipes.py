@@ -8,6 +8,7 @@ import textwrap
 
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Component, Public, Setting
+from fedml_noniid.plugins.core.errors import UserError
 
 # Recipes are composed for this setting. The check of params.yaml takes the setting there.
 SETTING = Setting(n_clients=20, cohort=10, n_public=100)
@@ -37,12 +38,24 @@ def listing() -> str:
         _entry(method, defaults(method), source(recipes.METHODS[method]))
         for method in sorted(recipes.METHODS)
     ]
+    for method in sorted({*recipes.names()} - {*recipes.METHODS}):
+        try:
+            kind = recipes.method(method)
+            lines.append(_entry(method, defaults(method), f"({kind.__module__}) {source(kind)}"))
+        except UserError as error:  # of another package; ours are listed all the same
+            lines.append(_entry(method, str(error)))
     return "\n".join(lines) + "\n"
+
+
+def one(name: str) -> str:
+    """What `noniid methods NAME` shows, of a method or of a recipe."""
+    is_one = name != "fedavg" and "+" not in name
+    return shown(recipes.parse(name)[0]) if is_one else checked(name)
 
 
 def shown(method: str) -> str:
     """One method in full: its paper, its hyper-parameters and its source."""
-    kind = recipes.METHODS[method]
+    kind = recipes.method(method)
     words = inspect.getdoc(sys.modules[kind.__module__]) or ""
     lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", words, "", "Hyper-parameters:"]
     lines += [f"  {key} = {text}" for key, text in _values(method).items()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,12 @@ def read_yaml(path: Path, wanted: str = "it has to hold keys") -> dict[str, Any]
     return content
 
 
+@lru_cache(maxsize=64)
+def _content(text: str) -> object:
+    """Parses a text once: the parser is slow, and most verbs read the same files several times."""
+    return YAML(typ="safe", pure=True).load(text)
+
+
 def parsed(path: Path, name: str) -> object:
     """What a YAML file holds. UserErrors begin with `name` and the line."""
     try:
@@ -43,7 +51,7 @@ def parsed(path: Path, name: str) -> object:
             f"{name}: line {line}: is not UTF-8 (byte {byte}); save the file as UTF-8"
         ) from None
     try:
-        return YAML(typ="safe", pure=True).load(text)
+        return deepcopy(_content(text))
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise UserError(

@@ -37,7 +37,7 @@ from fedml_noniid.plugins.models.networks import (
 from fedml_noniid.plugins.models.own import OwnNetwork
 from fedml_noniid.plugins.models.probe import probed
 from fedml_noniid.plugins.models.recurrent import lstm
-from fedml_noniid.plugins.own_code import imported, is_dotted
+from fedml_noniid.plugins.own_code import imported, is_path, split_path
 
 MODELS: dict[str, Callable[..., Model]] = {
     "logistic_regression": logistic_regression,
@@ -158,7 +158,7 @@ def _factory(name: object) -> Callable[..., Any]:
     known: dict[str, Callable[..., Any]] = {**MODELS, **_given}
     if isinstance(name, str) and name in known:
         return known[name]
-    if not isinstance(name, str) or not is_dotted(name):
+    if not isinstance(name, str) or not is_path(name):
         raise UserError(
             UNKNOWN if isinstance(name, str) else REFUSED,
             where=("model",),
@@ -166,7 +166,7 @@ def _factory(name: object) -> Callable[..., Any]:
             allowed=f"{', '.join(MODELS)}, or {OWN}",
             meant=closest(name, MODELS),
         )
-    found = imported("model", name, OWN)
+    found = imported(f"model {name!r}", *split_path(name), OWN)
     if not isinstance(found, nn.Module) and not callable(found):
         raise UserError(f"model {name!r} is a {type(found).__name__}", allowed=OWN)
     made: Callable[..., Any] = found

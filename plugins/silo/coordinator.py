@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from fedml_noniid.plugins.core.trees import Tree
@@ -30,8 +30,20 @@ Check = Callable[[wire.Up, int, int | None], Tree | None]
 class Coordinator:
     """The state of one server process. Silos are called by client number, which counts from 0."""
 
-    def __init__(self, comm: CommArgs, silos: int, terms: str, run: str, rounds: int = 0) -> None:
-        """`terms`: the fingerprint of the server's configuration; `rounds` for the status only."""
+    def __init__(
+        self,
+        comm: CommArgs,
+        silos: int,
+        terms: str,
+        run: str,
+        rounds: int = 0,
+        code: Mapping[str, str] | None = None,
+    ) -> None:
+        """`terms`: the fingerprint of the server's configuration; `rounds` for the status only.
+
+        `code`: the methods that are not ours -> SHA-256 of their source.
+        """
+        self.code = code or {}
         self.comm, self.silos, self.terms, self.run, self.rounds = comm, silos, terms, run, rounds
         self.refused: Counter[str] = Counter()  # messages of this round, by name of the refusal
         self._changed = threading.Condition()
@@ -57,7 +69,8 @@ class Coordinator:
         """Lets a silo in, also one that comes again. Raises RefusedError."""
         where, most = wire.silo(client), self.comm.max_samples
         if hello.terms != self.terms:
-            raise RefusedError("configuration", f"{where}: {wire.OTHER_CONFIGURATION}")
+            why = wire.other_configuration(hello.code, self.code)
+            raise RefusedError("configuration", f"{where}: {why}")
         if not 1 <= hello.samples <= most:
             raise RefusedError(
                 "samples",

@@ -161,7 +161,10 @@ class Process:
             )
         if server_run.loop.rows:  # a kill may have come between the checkpoint and the tables
             self._write_tables(server_run)
-        coordinator = Coordinator(comm, silos, server_run.terms.fingerprint, server_run.run, rounds)
+        terms = server_run.terms
+        coordinator = Coordinator(
+            comm, silos, terms.fingerprint, server_run.run, rounds, terms.code
+        )
         start = server_run.loop.done + 1
         LOG.info(
             "run %s: round %d of %d is next, at %s", server_run.run, start, rounds, comm.server
@@ -193,7 +196,7 @@ class Process:
         # As answers count: with the public samples that every client trains on.
         n = len(train) + round(terms.algorithm.needs.shared * self.shard.n_public)
         comm, kit = self.deployment.comm_args, self.deployment.kit(self.rank)
-        with SiloClient(comm, kit, self.rank - 1, terms.fingerprint, n) as client:
+        with SiloClient(comm, kit, self.rank - 1, terms.fingerprint, n, terms.code) as client:
             LOG.info("run %s: %s has joined", client.run, wire.silo(self.rank - 1))
             memory = self.folder / f"silo-{self.rank}.safetensors"
             trainer.begin(

@@ -12,7 +12,7 @@ def make_pair(recipe: str) -> tuple[type[HostTrainer], type[HostAggregator]]:
     RecipeError for an unknown method.
     """
     methods = recipes.parse(recipe)
-    name = "".join(recipes.METHODS[method].__name__ for method in methods) or "FedAvg"
+    name = "".join(recipes.method(method).__name__ for method in methods) or "FedAvg"
     doc = "of {!r}, as FedML cross-silo calls it."
     trainer = type(
         f"{name}Trainer",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,7 +38,7 @@ from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.models import described
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.settings import ModelSettings, build_network
-from fedml_noniid.plugins.own_code import look_in
+from fedml_noniid.plugins.own_code import UNKNOWN_SOURCE, look_in
 
 
 def _template(path: str) -> str:
@@ -292,6 +293,8 @@ class Terms:
     silos: int  # N
     fingerprint: str
     tests: int  # exchanges in which the silos test models of their own
+    # What is not ours -> SHA-256 of its source. The fingerprint has it too.
+    code: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def comm_round(self) -> int:
@@ -317,7 +320,12 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
         initial = params | buffers
     kept = initial if is_given else {*network.frozen, *network.start}
     # Callbacks run on the server alone.
-    own = train.own_code() | model.model_code()
+    named = train.own_code()
+    own = {name: sha for name, sha in named.items() if name not in train.callbacks}
+    own |= recipes.own_code(recipe) | model.model_code()
+    for name in own:
+        if own[name] == UNKNOWN_SOURCE:
+            raise UserError(f"{name}: its source is not in a file, so silos can't compare it")
     agreed: dict[str, object] = {
         "algorithm": repr(algorithm.components),
         "model": model.model_dump()
@@ -328,10 +336,11 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
         "train": train.model_dump(exclude={"recipe", "settings", "client_id_list", "callbacks"}),
         "seed": plan.seed,
         "threads": deployment.device_args.threads,
-        "own_code": {name: sha for name, sha in own.items() if name not in train.callbacks},
+        "own_code": own,
     }
     fingerprint = hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
     normed = (
         algorithm.needs.personal_norms and initial_model(network, 0, torch.zeros(()))[1]
     )  # batch norms have buffers
-    return Terms(algorithm, plan, deployment.silos, fingerprint, plan.evaluations if normed else 0)
+    tests = plan.evaluations if normed else 0
+    return Terms(algorithm, plan, deployment.silos, fingerprint, tests, own)

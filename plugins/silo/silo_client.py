@@ -12,7 +12,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -80,12 +80,22 @@ class SiloClient:
     Each is repeated until the server answers, with pauses that grow and are jittered.
     """
 
-    def __init__(self, comm: CommArgs, kit: Path, client: int, terms: str, n: int) -> None:
+    def __init__(
+        self,
+        comm: CommArgs,
+        kit: Path,
+        client: int,
+        terms: str,
+        n: int,
+        code: Mapping[str, str] | None = None,
+    ) -> None:
         """`client` counts from 0; `terms` is the fingerprint of the silo's configuration; `n` is
-        n_k."""
+        n_k; `code`: the methods that are not ours -> SHA-256 of their source."""
         self._comm, self._client, self._terms = comm, client, terms
         self._session, self._jitter = secrets.token_hex(8), random.Random()
-        self._hello = wire.Hello(session=self._session, terms=terms, samples=n)
+        self._hello = wire.Hello(
+            session=self._session, terms=terms, samples=n, code=dict(code or {})
+        )
         self._call = wire.Call(session=self._session).frame()
         self._channel = channel(comm, kit, client + 1)
         self._over = threading.Event()

@@ -78,6 +78,19 @@ class Down(NamedTuple):
     terms: str  # fingerprint of the server's configuration
     # By client: the last exchange in which the server counted the client's answer.
     counted: Mapping[int, int] = {}
+    code: Mapping[str, str] = {}  # the server's methods that are not ours -> hash of their source
+
+
+def other_configuration(code: Mapping[str, str], servers: Mapping[str, str]) -> str:
+    """Why a silo is refused whose fingerprint is not the server's; `code`: that of the silo."""
+    # A silo may name anything. So only the server's names are looked up and told.
+    other = [name for name, sha in servers.items() if code.get(name) != sha]
+    if not other:
+        return OTHER_CONFIGURATION
+    return (
+        f"its code of {', '.join(map(repr, other))} is not the server's; install the same version "
+        "of the package on both"
+    )
 
 
 def mapped(fn: Callable[[Tensor], Tensor], ask: Ask) -> Ask:
@@ -151,11 +164,13 @@ class Head(BaseModel):
 
 
 class Hello(Head):
-    """A silo comes. `samples`: n_k."""
+    """A silo comes. `samples`: n_k; `code`: its methods that are not ours -> hash of their
+    source."""
 
     session: str
     terms: str
     samples: int
+    code: dict[str, str] = {}
 
 
 class Welcome(Head):

@@ -31,8 +31,7 @@ def _pictures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("module", [api, *MODULES], ids=lambda module: module.__name__)
 def test_examples(module: ModuleType) -> None:
-    found = doctest.testmod(module)
-    assert not found.failed
+    assert not doctest.testmod(module).failed
 
 
 def public() -> dict[str, object]:

@@ -58,8 +58,7 @@ def test_the_model_is_a_module_with_the_weights() -> None:
     torch.testing.assert_close(model(x), hidden @ state["fc2.weight"].T + state["fc2.bias"])
     assert torch.equal(x, before)
     model(x).sum().backward()  # it can be trained further
-    again = pickle.loads(pickle.dumps(result))
-    assert again.predict(x).tolist() == result.predict(x).tolist()
+    assert pickle.loads(pickle.dumps(result)).predict(x).tolist() == result.predict(x).tolist()
 
 
 def test_rows_of_a_table_are_read_as_its_test_rows() -> None:

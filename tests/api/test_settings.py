@@ -35,8 +35,7 @@ def test_no_name_means_two_settings() -> None:
         "seeds": {"seeds"},
     }
     names = [name for own in sections.values() for name in own]
-    twice = {name for name in names if names.count(name) > 1}
-    assert not twice
+    assert not {name for name in names if names.count(name) > 1}
     assert set(settings.sections()) == set(names) - sections["own"]
 
 

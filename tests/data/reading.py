@@ -26,11 +26,6 @@ def refuse(*parts: object) -> pytest.RaisesExc[UserError]:
     )
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    """Every file below `folder`."""
-    return {p.relative_to(folder): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
-
-
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
@@ -54,7 +49,7 @@ def serving(
     with http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), functools.partial(handler, directory=folder)
     ) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 

@@ -38,8 +38,7 @@ def test_drop_last_leaves_the_short_batch_of_each_epoch_out():
 
 
 def test_who_has_less_than_one_batch_keeps_it():
-    found = epochs(OWN[:2], 2, 3, stream(0, "batches", 1, 2), drop_last=True)
-    assert found.sizes == (2, 2)
+    assert epochs(OWN[:2], 2, 3, stream(0, "batches", 1, 2), drop_last=True).sizes == (2, 2)
 
 
 @pytest.mark.parametrize(

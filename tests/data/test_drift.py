@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fedml_noniid as nd
+from fedml_noniid.contract.checks import close
 from fedml_noniid.pipelines.experiment import check, results
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
@@ -35,7 +36,6 @@ from fedml_noniid.plugins.engines.hashing import model_tensors
 from fedml_noniid.plugins.engines.run import Checkpointing, Outcome
 from tests import federation
 from tests.data.test_skew import item, partitioned, settings
-from tests.test_parity import close
 
 SUDDEN: dict[str, Any] = {"drift": {"at": 2, "swap": [[1, 7]]}}
 MIXED: dict[str, Any] = {"drift": {"at": 2, "swap": [[1, 7], [3, 4], []]}}
@@ -294,8 +294,7 @@ def test_a_model_is_tested_with_each_clients_labels(digits: Dataset, skews: dict
     found = measure(
         of, model_tensors(outcome.params, outcome.evaluated, outcome.buffers), outcome.rows
     )
-    held = of.indices.skew.drift
-    assert held is not None
+    assert of.indices.skew.drift is not None
     own = []
     for client in range(5):
         pair = skews["drift"]["swap"][client % len(skews["drift"]["swap"])]
@@ -322,8 +321,7 @@ def test_a_model_is_tested_with_each_clients_labels(digits: Dataset, skews: dict
 def test_each_round_is_tested_with_its_own_labels(digits: Dataset) -> None:
     """A model that nothing moves: only the labels of the tests and the validation change, and come
     back."""
-    of = item(digits, RECURRENT, rounds=3, lr=1e-30)
-    rows = of.simulation().run().rows
+    rows = item(digits, RECURRENT, rounds=3, lr=1e-30).simulation().run().rows
     plain = item(digits, {}, rounds=3, lr=1e-30).simulation().run().rows
     for key in ("test_accuracy", "test_loss", "validation_loss"):
         assert rows[0][key] == rows[2][key] == plain[0][key] == plain[1][key]

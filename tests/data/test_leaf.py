@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.data.datasets import load
-from tests.data.reading import contents, refuse
+from tests.data.reading import refuse
+from tests.files import contents
 
 COMMAND = "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample"
 PAGE = "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist"
@@ -14,8 +15,7 @@ PAGE = "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist"
 
 def user(name, labels):
     """A writer's bytes [n, 784] and labels; the bytes depend on the name."""
-    rng = np.random.default_rng(list(name.encode()))
-    return rng.integers(0, 256, (len(labels), 784)), labels
+    return np.random.default_rng(list(name.encode())).integers(0, 256, (len(labels), 784)), labels
 
 
 WRITERS = {

@@ -86,8 +86,7 @@ def test_sizes_add_up(weights, min_size, more):
     sizes = exact_sizes(np.array(weights), total, min_size)
     assert sizes.sum() == total
     assert sizes.min() >= min_size
-    by_weight = sizes[np.argsort(weights, kind="stable")]
-    assert (np.diff(by_weight) >= -1).all()
+    assert (np.diff(sizes[np.argsort(weights, kind="stable")]) >= -1).all()
 
 
 @settings(deadline=None, max_examples=60)

@@ -44,12 +44,10 @@ def test_labels_and_tokens_stay_with_their_tweet(tmp_path: Path) -> None:
     assert raw.train_x.dtype == torch.int32 and raw.train_y.dtype == raw.train_owner.dtype
     # 12 tweets say no, 16 yes; a third of each user's seven is held back, so yes leads or ties come
     # first as "no".
-    words = {row[0] for row in tokens(raw, "train")}
-    assert words == {2, 3}
+    assert {row[0] for row in tokens(raw, "train")} == {2, 3}
     for part in ("train", "test"):
         owner, label = getattr(raw, f"{part}_owner"), getattr(raw, f"{part}_y")
-        lengths = [len(row) for row in tokens(raw, part)]
-        assert lengths == [k + 1 for k in owner.tolist()]
+        assert [len(row) for row in tokens(raw, part)] == [k + 1 for k in owner.tolist()]
         pairs = {(row[0], y) for row, y in zip(tokens(raw, part), label.tolist(), strict=True)}
         assert len(pairs) == 2 and len({y for _, y in pairs}) == 2
 
@@ -66,8 +64,7 @@ counts = st.dictionaries(
 def test_every_user_is_cut_by_itself(tmp_path: Path, counts: dict[str, int], share: float) -> None:
     """ceil(share n) tweets for the test, at least one but never all, each tweet on one side."""
     eligible = sorted(user for user, n in counts.items() if n >= 2)
-    tweets = named(counts)
-    root = write(tmp_path, tweets)
+    root = write(tmp_path, named(counts))
     if not eligible:
         with refuse("0 users have at least 2 tweets", "users=1"):
             sent140(root, users=1)
@@ -115,8 +112,7 @@ def test_most_active_users_ties_alphabetically(tmp_path: Path) -> None:
         pick="most_active",
     )
     assert raw.train_owner is not None and raw.test_owner is not None
-    sizes = (raw.train_owner.bincount() + raw.test_owner.bincount()).tolist()
-    assert sizes == [5, 9]
+    assert (raw.train_owner.bincount() + raw.test_owner.bincount()).tolist() == [5, 9]
     assert "2 users, the most active of 5" in raw.notes
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedml_noniid as nd
+from fedml_noniid.contract.checks import close
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
@@ -30,7 +31,6 @@ from fedml_noniid.plugins.engines.evaluation import evaluate
 from fedml_noniid.plugins.engines.hashing import model_tensors
 from fedml_noniid.plugins.engines.run import Outcome
 from tests import federation
-from tests.test_parity import close
 
 LABEL_NOISE: dict[str, Any] = {"label_noise": {"rate": 0.4, "form": "level"}}
 ROTATION: dict[str, Any] = {"rotation": {"degrees": [0, 90, 180, 270]}}

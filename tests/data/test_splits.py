@@ -68,8 +68,7 @@ def test_refused_public(value):
 
 def test_the_largest_public_set_leaves_one_sample_of_the_rarest_class():
     labels = np.repeat([0, 1, 2], [4, 9, 9])
-    split = hold_out(labels, 0, 11, seed=0)
-    assert np.bincount(labels[split.public]).tolist() == [3, 4, 4]
+    assert np.bincount(labels[hold_out(labels, 0, 11, seed=0).public]).tolist() == [3, 4, 4]
     with pytest.raises(UserError, match="allowed: 3 to 11 "):
         hold_out(labels, 0, 12, seed=0)
     with pytest.raises(UserError, match="allowed: none "):

@@ -21,7 +21,8 @@ from fedml_noniid.plugins.data.readers.frames import ColumnError, UndecidedError
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import of_texts
 from fedml_noniid.plugins.data.text import GLOVE, PAD, UNKNOWN, WIDTH
-from tests.data.reading import contents, refuse
+from tests.data.reading import refuse
+from tests.files import contents
 
 TRAIN = """\
 ward,age,sex,pulse,ill
@@ -214,8 +215,7 @@ def test_cut(labels: list[int], fraction: float, n_owners: int) -> None:
         assert (np.abs(drawn - shares) <= 2).all() and abs(
             len(test) - fraction * len(y)
         ) <= 1 + len(shares)
-    again = user_data.cut(y, owners, fraction, "mine")
-    assert np.array_equal(again[1], test)
+    assert np.array_equal(user_data.cut(y, owners, fraction, "mine")[1], test)
 
 
 def test_every_owner_is_tested_and_trains() -> None:
@@ -232,14 +232,12 @@ def test_the_cut_draws_each_row_equally_often() -> None:
     """Over many owners of five rows, every place within a label is drawn with probability 1/5."""
     owners = np.repeat(np.arange(4000), 5)
     y = np.tile([0, 0, 0, 1, 1], 4000)
-    test = user_data.cut(y, owners, 0.2, "mine")[1]
-    places = np.bincount(test % 5, minlength=5) / 4000
+    places = np.bincount(user_data.cut(y, owners, 0.2, "mine")[1] % 5, minlength=5) / 4000
     assert np.abs(places - 0.2).max() < 0.03  # 4.7 standard deviations
 
 
 def test_a_share_of_the_rows_tests(root: Path) -> None:
-    found = of_frame(kinds(100), label="y", test_share=0.3)
-    assert found.test_y.bincount().tolist() == [15, 15]
+    assert of_frame(kinds(100), label="y", test_share=0.3).test_y.bincount().tolist() == [15, 15]
     with refuse("test_share = 0.3 is refused; allowed: none, since", "test.csv is the test set"):
         load("table", root, **BOTH, test_share=0.3)
 

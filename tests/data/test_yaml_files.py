@@ -8,6 +8,7 @@ import pytest
 
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 CASES = {
     "twice": (
@@ -41,6 +42,12 @@ def test_a_bad_file_is_one_line_with_the_remedy(tmp_path: Path, content: bytes, 
         config.load(tmp_path)
     (line,) = str(found.value).splitlines()
     assert line.startswith("params.yaml" + said)
+
+
+def test_who_changes_what_a_file_holds_changes_no_other_reading(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: {b: 1}")
+    read_yaml(tmp_path / "a.yaml")["a"]["b"] = 2
+    assert read_yaml(tmp_path / "a.yaml") == {"a": {"b": 1}}
 
 
 def test_a_missing_file_says_where_it_belongs(tmp_path: Path) -> None:

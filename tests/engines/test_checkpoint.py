@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedml_noniid.contract import checks
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.checkpoint import Checkpoint, Checkpoints
 from tests import federation
@@ -46,31 +47,7 @@ def keep(path: Path, done: int) -> None:
 def test_resuming_after_any_round_gives_the_same_bits(
     recipe: str, engine: str, tmp_path: Path
 ) -> None:
-    """Weights, evaluated weights, buffers, and all rows but their seconds; two of the rows have no
-    accuracy."""
-    options: dict[str, Any] = {
-        "batch_norm": True,
-        "engine": engine,
-        "evaluate_every": 2,
-        "fingerprint": "f",
-        "rounds": ROUNDS,
-    }
-    path = tmp_path / "run.safetensors"
-    simulation = federation.simulation(recipe, checkpoint=path, **options)
-    for row in simulation.rounds():
-        keep(path, row["round"])
-    undisturbed = simulation.outcome
-    assert federation.equal(undisturbed, federation.run(recipe, **options)), (
-        "saving changes nothing"
-    )
-    for done in range(1, ROUNDS + 1):
-        resumed = federation.simulation(
-            recipe, checkpoint=tmp_path / f"{done}.safetensors", **options
-        )
-        assert resumed.start_round == done
-        out = resumed.run()
-        assert [row["round"] for row in out.rows] == [1, 2, 3, 4]
-        assert federation.equal(out, undisturbed), f"resumed after round {done}"
+    checks.resumes(recipe, {}, engine, tmp_path)
 
 
 def test_a_checkpoint_is_written_every_k_rounds_and_at_the_end(tmp_path: Path) -> None:

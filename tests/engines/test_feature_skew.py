@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedml_noniid.contract.checks import close, close_together
 from fedml_noniid.plugins.baselines.datasharing import DataSharing
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import (
@@ -38,7 +39,6 @@ from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.models import build
 from tests import federation
 from tests.recipe_table import PARAMETERS
-from tests.test_parity import close, close_together
 
 N = len(federation.SIZES)
 SHAPE = (1, 6, 6)
@@ -82,8 +82,7 @@ def test_engines_agree(recipe: str, form: str) -> None:
     """1 to 12 samples in batches of 4: clients differ in steps, and last batches are short."""
     outcomes, states = [], []
     for engine in ("sequential", "vectorized"):
-        of = skewed(form)
-        run = simulation(recipe, of=of, augment=True, engine=engine)
+        run = simulation(recipe, of=skewed(form), augment=True, engine=engine)
         outcomes.append(run.run())
         states.append(
             flatten({"state": run.loop.state.slices, "memory": run.engine.clients.memory})

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from benchmarks.forms import COMPILED, FORMS
+from fedml_noniid.contract.checks import close
 from fedml_noniid.plugins.engines.compiled import SWITCH
 from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.rates import Exponential
 from tests import federation
-from tests.test_parity import close
 
 ROUNDED = {
     "one pass, in place"

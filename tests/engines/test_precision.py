@@ -60,8 +60,7 @@ def test_bf16_is_near_to_the_exact_run_but_not_equal(model: str, engine: str) ->
     moved = torch.sqrt(sum((exact.params[k] - before[k]).square().sum() for k in before))  # type: ignore[arg-type]  # likewise
     assert error < 0.5 * moved
     assert low.rows[-1]["local_loss"] == pytest.approx(exact.rows[-1]["local_loss"], rel=0.05)
-    again = run(model, "bf16", engine)
-    assert federation.equal(again, low), "it repeats to the bit"
+    assert federation.equal(run(model, "bf16", engine), low), "it repeats to the bit"
 
 
 @pytest.mark.parametrize("workers", [2, 4])

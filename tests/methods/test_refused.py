@@ -20,15 +20,23 @@ CLASHES: dict[str, tuple[str, ...]] = {
     "both own the proximal term": ("fedprox+fednova", "fedprox+feddyn", "fedprox+feddc"),
     SERVER: (
         *(f"fedadam+{other}" for other in ("fednnnn", "feddyn", "feddc", "sgdm_server", "fedyogi")),
+        *(f"fedexp+{other}" for other in ("fedadam", "fednnnn", "feddyn", "feddc", "fedavgm")),
         "fednnnn+sgdm_server",
+        "fedavgm+sgdm_server",
         "feddyn+sgdm_server",
     ),
     CORRECTION: (
         *(f"feddc+{other}" for other in ("scaffold", "feddyn", "fednnnn", "fednova")),
         *(f"feddyn+{other}" for other in ("scaffold", "fednnnn", "fednova")),
         *(f"fednova+{other}" for other in ("qfedavg", "sgdm")),
+        *(f"fedcm+{other}" for other in ("scaffold", "feddyn", "feddc")),
     ),
-    "both own the local optimiser": ("sgdm+sgdm_local", "feddyn_authors+sgdm_local"),
+    "both own the local optimiser": (
+        "sgdm+sgdm_local",
+        "feddyn_authors+sgdm_local",
+        "fedcm+sgdm",
+        "fedcm+sgdm_local",
+    ),
     "logits of the local loss": ("fedlc+fedrs",),
     "classifier": ("ccvr+fedbabu",),
     "distillation on the server": ("feddf+fedftg",),
@@ -51,12 +59,13 @@ def test_methods_that_do_not_compose(recipe: str, words: str) -> None:
         recipes.build(recipe, {}, SETTING)
 
 
-def test_a_step_size_of_scaffolds_server_is_a_server_step() -> None:
-    """With its default SCAFFOLD leaves the step to others."""
+@pytest.mark.parametrize("method", ["scaffold", "fedcm"])
+def test_a_step_size_of_the_server_is_a_server_step(method: str) -> None:
+    """With their defaults SCAFFOLD and FedCM leave the step to others."""
     for other in ("fednnnn", "sgdm_server"):
-        recipes.build(f"scaffold+{other}", {}, SETTING)
+        recipes.build(f"{method}+{other}", {}, SETTING)
         with pytest.raises(RecipeError, match=SERVER):
-            recipes.build(f"scaffold+{other}", {"scaffold": {"server_lr": 0.5}}, SETTING)
+            recipes.build(f"{method}+{other}", {method: {"server_lr": 0.5}}, SETTING)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +87,8 @@ LOCAL: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         ("scaffold", {}, {"optimizer": name}, rf"scaffold.*{name}.*sgd.*scaffold_i")
         for name in ("adam", "rmsprop")
     ),
+    *(("fedcm", {}, {"optimizer": name}, rf"fedcm.*{name}.*sgd") for name in ("adam", "rmsprop")),
+    ("fedcm", {}, {"momentum": 0.5}, "fedcm: momentum = 0.5 .*leave momentum at null"),
     ("fednova", {"mu": 0.1}, {"optimizer": "adam"}, "fednova: mu = 0.1 .*'adam'.* sgd"),
     ("fednova", {"mu": 1 / hand.LR}, {}, "fednova: mu = 2.0 .* below 1 / lr = 2.0"),
     *(

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from fedml_noniid.contract.checks import close
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.rates import Cosine, Exponential, Rate, Step, rate_of
 from tests import federation
 from tests.methods import by_hand as hand
 from tests.methods import test_feddyn, test_fednova, test_scaffold
 from tests.recipe_table import ALONE
-from tests.test_parity import close
 
 T = 12
 # Our schedule, and torch's with the same numbers. A round here is an epoch there.

@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fedml_noniid as nd
+from fedml_noniid.contract.checks import close
+from fedml_noniid.contract.federation import PLAN
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Setting
 from fedml_noniid.plugins.core.errors import UserError
@@ -27,7 +29,6 @@ from fedml_noniid.plugins.recipes import METHODS
 from tests import federation
 from tests.models import own_networks
 from tests.recipe_table import ALONE
-from tests.test_parity import close
 
 OWN = "tests.models.own_networks"
 SHAPE = (6,)
@@ -104,14 +105,15 @@ def test_training_is_torchs_own() -> None:
     net = own("Small", p=0.0)
     options = {"of": of, "dtype": torch.float64, "model": net, "cohort": 1, "batch_size": 40}
     found = federation.run("fedavg", epochs=4, rounds=1, lr=0.3, **options)
-    params, buffers = initial_model(net, federation.PLAN["seed"], of.train.x)
+    params, buffers = initial_model(net, PLAN["seed"], of.train.x)
     module = own_networks.Small(p=0.0).double()
     running = {f"norm.running_{name}": buffers[f"norm.{name}"] for name in ("mean", "var")}
     module.load_state_dict(params | running, strict=False)
     sgd = torch.optim.SGD(module.parameters(), lr=0.3)
     for _ in range(4):
         sgd.zero_grad()
-        nn.functional.cross_entropy(module(of.train.x), of.train.y).backward()  # type: ignore[no-untyped-call]
+        loss = nn.functional.cross_entropy(module(of.train.x), of.train.y)
+        loss.backward()  # type: ignore[no-untyped-call]
         sgd.step()
     for name, leaf in module.named_parameters():
         torch.testing.assert_close(found.params[name], leaf.detach(), rtol=1e-12, atol=1e-13)
@@ -153,7 +155,7 @@ def test_odd_networks_repeat_to_the_bit(name: str) -> None:
         federation.run("scaffold", workers=workers, **options) for workers in (1, 1, 2)
     )
     assert federation.equal(one, again) and federation.equal(one, two)
-    first, _ = initial_model(own(name), federation.PLAN["seed"], torch.zeros(()))
+    first, _ = initial_model(own(name), PLAN["seed"], torch.zeros(()))
     moved = {key for key, leaf in one.params.items() if not torch.equal(leaf, first[key])}
     assert moved == {key for key in first if not key.startswith("unused")}
 
@@ -183,7 +185,7 @@ def test_a_refusal_says_what_is_missing() -> None:
 def test_frozen_parameters_are_never_sent_or_changed() -> None:
     net = own("Fixed")
     found = federation.simulation("fedavg", model=net)
-    first, _ = initial_model(net, federation.PLAN["seed"], torch.zeros(()))
+    first, _ = initial_model(net, PLAN["seed"], torch.zeros(()))
     ended = found.run().params
     assert net.frozen == {"fc.weight", "fc.bias"}
     assert found.loop.state.params.keys() == first.keys() - net.frozen
@@ -272,14 +274,14 @@ def test_first_values_from_a_file(write: Callable[..., None], tmp_path: Path) ->
     ],
 )
 def test_first_values_that_do_not_fit(
-    given: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("text.pt").write_text("no state dict")
     save_file({"fc.wieght": torch.zeros(5, 6)}, "wrong.safetensors")
     save_file({"fc.bias": torch.zeros(6)}, "large.safetensors")
     with pytest.raises(UserError, match=message):
-        build_network(ModelSettings(model=f"{OWN}:Small", **given), SHAPE, 3)  # type: ignore[arg-type]
+        build_network(ModelSettings(**{"model": f"{OWN}:Small"} | given), SHAPE, 3)
 
 
 def test_the_page_of_the_documentation_runs() -> None:

@@ -139,8 +139,7 @@ def built(
 ) -> Built:
     """A target of a kind of paper `of`, from the runs under `root`."""
     spec = {"kind": kind, "title": "title", "protocol": [], **spec}
-    target = Target("x", of, kind, "title", (), spec, reported)
-    return build(target, Measured(PAPER, SIZE, root))
+    return build(Target("x", of, kind, "title", (), spec, reported), Measured(PAPER, SIZE, root))
 
 
 def rows(built: Built) -> list[dict[str, str]]:

@@ -3,15 +3,12 @@ mistakes."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -22,6 +19,7 @@ from scipy.stats import ttest_1samp
 
 from fedml_noniid.cli import claims as cli
 from fedml_noniid.pipelines.experiment.config import checked
+from fedml_noniid.pipelines.experiment.results import table
 from fedml_noniid.pipelines.experiment.tuning import Point, Trial, points
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import committed, verbs
@@ -44,7 +42,6 @@ studies:
     scenario_names: [near, far]
     seeds: [0, 1, 2, 3, 4]
     smoke: {scenario_names: [near, far]}
-claims:
 """
 CLAIM = {
     "states": "It is so.",
@@ -62,20 +59,26 @@ CLAIM = {
 }
 
 
-def written(root: Path, *changes: dict[str, Any], studies: str = STUDIES) -> Path:
+def written(
+    root: Path, *changes: dict[str, Any], studies: str = STUDIES, why: dict[str, Any] | None = None
+) -> Path:
     """The files of a paper whose claims c0, c1, ...
 
-    are CLAIM with changes; None takes a key away.
+    are CLAIM with changes; None takes a key away. `why`: the changes of a claim on a cause.
     """
     by_hand.paper(root)
     claims = {
         f"c{i}": {key: value for key, value in (CLAIM | change).items() if value is not None}
         for i, change in enumerate(changes)
     }
-    text = io.StringIO()
-    YAML(typ="safe", pure=True).dump(claims, text)
+    content: dict[str, Any] = {"claims": claims}
+    if why is not None:
+        kept = {key: CLAIM[key] for key in CLAIM if key not in ("states", "where")}
+        content["why"] = {"w0": kept | {"explains": "c0"} | why}
     path = root / "pipelines" / "papers" / by_hand.PAPER / "claims.yaml"
-    path.write_text(studies + "".join(f"  {line}\n" for line in text.getvalue().splitlines()))
+    with path.open("w") as file:
+        file.write(studies)
+        YAML(typ="safe", pure=True).dump(content, file)
     for paper in PAPERS:  # the other papers have folders without claims
         (path.parents[1] / paper).mkdir(exist_ok=True)
     return root
@@ -115,11 +118,6 @@ def note(root: Path) -> None:
     """Notes the claims as they are before their first run."""
     claims = of_paper(by_hand.PAPER, by_hand.SIZE, root).claims
     committed.declare(folder(root), claims.values(), {by_hand.PAPER: "abc1234"})
-
-
-def lines(root: Path, name: str) -> list[dict[str, str]]:
-    """A file beside the page."""
-    return list(csv.DictReader(io.StringIO((folder(root) / name).read_text())))
 
 
 def shown(root: Path) -> str:
@@ -366,22 +364,20 @@ def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
     ends(root, "near", "a", A)
     ends(root, "near", "b", B)
     text = shown(root)
-    (line,) = lines(root, "claims.csv")
-    differences = [100 * (a - b) for a, b in zip(A, B, strict=True)]
-    half = student.ppf(0.975, 4) * stdev(differences) / math.sqrt(5)
-    assert float(line["mean"]) == pytest.approx(fmean(differences))
-    assert float(line["high"]) == pytest.approx(fmean(differences) + half)
+    (line,) = table(folder(root) / "claims.csv")
+    interval = (float(line["mean"]), float(line["high"]))
+    assert interval == pytest.approx((10, 10 + student.ppf(0.975, 4) / math.sqrt(5)))
     assert (line["claim"], line["seeds"], line["verdict"]) == ("c0", "5", "held")
-    values = lines(root, "claims-values.csv")
+    values = table(folder(root) / "claims-values.csv")
     of = [float(one["value"]) for one in values if one["role"] == "of"]
     assert of == pytest.approx([100 * a for a in A])
-    runs = {run["item"]: run for run in lines(root, "claims-runs.csv")}
+    runs = {run["item"]: run for run in table(folder(root) / "claims-runs.csv")}
     assert len(runs) == 10 and {one["item"] for one in values} == set(runs)
     assert {(run["study"], run["weights_sha256"]) for run in runs.values()} == {("own", "0")}
     assert float(runs["near-a-1"]["accuracy"]) == pytest.approx(A[1])
-    rounds = {one["item"]: one for one in lines(root, f"claims-rounds-{by_hand.PAPER}.csv")}
-    found = rounds["near-b-0"]
-    assert (float(found["1"]), float(found["2"])) == pytest.approx((B[0] / 2, B[0]))
+    rounds = table(folder(root) / f"claims-rounds-{by_hand.PAPER}.csv")
+    (found,) = (one for one in rounds if one["item"] == "near-b-0")
+    assert [float(found[t]) for t in "12"] == pytest.approx([B[0] / 2, B[0]])
     html = (folder(root) / "claims.html").read_text()
     assert "data:image/png;base64," in html
     assert html.count("<table>") == html.count('<div class="wide" tabindex="0"><table>') > 0
@@ -419,12 +415,8 @@ def test_an_experiment_on_a_cause_stands_with_its_claim_and_weakens_no_claim(
 
     Holm counts one claim.
     """
-    root = written(tmp_path, {"of": ["b"], "less": ["a"]})
-    why = CLAIM | {"explains": "c0", "cause": "It is b."}
-    path = root / "pipelines" / "papers" / by_hand.PAPER / "claims.yaml"
-    with path.open("a") as file:
-        own = {key: value for key, value in why.items() if key not in ("states", "where")}
-        YAML(typ="safe", pure=True).dump({"why": {"w0": own}}, file)
+    claim = {"of": ["b"], "less": ["a"]}
+    root = written(tmp_path, claim, why={"cause": "It is b."})
     ends(root, "near", "a", A)
     ends(root, "near", "b", B)
     (found,) = verdicts(root)
@@ -432,8 +424,8 @@ def test_an_experiment_on_a_cause_stands_with_its_claim_and_weakens_no_claim(
     text = shown(root)
     assert "Why? It is b. Tested: a less b; supported if above 0 points. Measured: +10.00 (" in text
     assert "**supported** (NOT written down before its first run, w0)" in text
-    assert {line["claim"] for line in lines(root, "claims-values.csv")} == {"c0", "w0"}
-    path.write_text(path.read_text().replace("explains: c0", "explains: c1"))
+    assert {line["claim"] for line in table(folder(root) / "claims-values.csv")} == {"c0", "w0"}
+    written(root, claim, why={"cause": "It is b.", "explains": "c1"})
     with pytest.raises(UserError, match="w0: claim 'c1' is unknown"):
         shown(root)
 
@@ -502,20 +494,12 @@ def test_numbers_beside_a_claim_are_shown_and_decide_nothing(tmp_path: Path) -> 
 
 def test_a_cause_in_other_words_keeps_its_numbers_and_says_so(tmp_path: Path) -> None:
     """The test decides the numbers, the cause only what they are for."""
-    root, why = (
-        written(tmp_path, {}),
-        {key: CLAIM[key] for key in CLAIM if key not in ("states", "where")},
+    one, other = (
+        of_papers(by_hand.SIZE, written(tmp_path, {}, why={"cause": cause}))[by_hand.PAPER]
+        for cause in ("It is b.", "It is a.")
     )
-    path = root / "pipelines" / "papers" / by_hand.PAPER / "claims.yaml"
-    text, found = path.read_text(), []
-    for cause in ("It is b.", "It is a."):
-        with path.open("w") as file:
-            file.write(text)
-            YAML(typ="safe", pure=True).dump(
-                {"why": {"w0": why | {"explains": "c0", "cause": cause}}}, file
-            )
-        found.append(of_papers(by_hand.SIZE, root)[by_hand.PAPER].whys["w0"])
-    assert found[0].test == found[1].test and found[0].sha256 != found[1].sha256
+    assert one.whys["w0"].test == other.whys["w0"].test
+    assert one.whys["w0"].sha256 != other.whys["w0"].sha256
 
 
 def test_a_claim_that_is_changed_after_its_first_run_says_so(tmp_path: Path) -> None:

@@ -44,8 +44,7 @@ def test_a_dry_run_works_in_a_fresh_clone(tmp_path: Path) -> None:
 
 def test_machine_is_no_parameter_of_dvc() -> None:
     """Nor is `tune`. Everything else that stands in params.yaml is one."""
-    known = set(stages()["plan"]["params"])
-    assert set(config.Config.model_fields) - known == {"machine", "tune"}
+    assert set(config.Config.model_fields) - set(stages()["plan"]["params"]) == {"machine", "tune"}
 
 
 def test_every_stage_depends_on_its_part_of_the_plan_and_all_outputs_can_be_pulled() -> None:

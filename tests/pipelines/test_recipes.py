@@ -9,8 +9,7 @@ from fedml_noniid.plugins import recipes
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = main(["methods", *arguments])
-    return code, *capsys.readouterr()
+    return main(["methods", *arguments]), *capsys.readouterr()
 
 
 def test_the_list_has_every_method_with_hyper_parameters_defaults_and_source(

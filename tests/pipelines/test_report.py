@@ -21,6 +21,7 @@ from fedml_noniid.pipelines.reporting.summary import ScenarioSummary, Spread
 from fedml_noniid.pipelines.reporting.text import NONE, plain
 from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.plugins.core.errors import UserError
+from tests.files import contents
 
 MIB = 2**20
 SEEDS = (0, 1, 2)
@@ -241,7 +242,7 @@ def test_a_constant_answer_is_not_praised(tmp_path: Path) -> None:
     metrics = json.loads((folder / "metrics.json").read_text())["scaffold"]
     percents = {"majority_accuracy": 97, "balanced_accuracy": 50, "macro_f1": 49}
     assert percents.items() <= metrics.items()
-    row = next(csv.DictReader((folder / "summary.csv").read_text().splitlines()))
+    row = results.table(folder / "summary.csv")[0]
     assert (row["recipe"], row["rank"], row["one_class_seeds"]) == ("scaffold", "0", "0 1 2")
 
 
@@ -297,10 +298,8 @@ def test_comparisons_say_no_more_than_the_intervals(root: Path) -> None:
     rows = {(name, *row[:1]): row[1:] for name, table in of["compared"] for row in table[1:]}
     assert (base, best) == ("fedavg", "scaffold") and with_base[0] == with_best[0]
     low, high = "+8.52 to +13.48", "-19.96 to -2.04"
-    first = ["+11.00", low, "0.003", "0.005", "3 of 3", "better"]
-    assert rows["fedavg", "scaffold"] == first
-    second = ["-11.00", high, "0.034", "0.034", "0 of 3", "worse"]
-    assert rows["scaffold", "fnr"] == second
+    assert rows["fedavg", "scaffold"] == ["+11.00", low, "0.003", "0.005", "3 of 3", "better"]
+    assert rows["scaffold", "fnr"] == ["-11.00", high, "0.034", "0.034", "0 of 3", "worse"]
     assert rows["fedavg", "fnr"][1] == "-6.57 to +6.57" and rows["fedavg", "fnr"][-1] == "undecided"
 
 
@@ -349,8 +348,7 @@ def test_methods_with_the_same_weights_are_equal_not_undecided(tmp_path: Path) -
     assert row == ["b", "+0.00", "+0.00 to +0.00", "-", "-", "0 of 3", "same weights"]
     only = sum_up(tmp_path, ["fedavg", "b"], [0])
     assert len(report.section(only)["answer"]) == 1, "equal methods need no more seeds"
-    accurate = sum_up(tmp_path, ["fedavg", "c"])
-    assert tables.compared(accurate)[0][1][1][-1] == "no difference"
+    assert tables.compared(sum_up(tmp_path, ["fedavg", "c"]))[0][1][1][-1] == "no difference"
 
 
 @pytest.mark.parametrize(
@@ -406,8 +404,7 @@ def test_without_fedavg_or_a_common_seed_nothing_is_compared(tmp_path: Path) -> 
     assert scenario.baseline is None and tables.compared(scenario) == []
     assert "no results of plain FedAvg" in said(scenario) and "only method here" in said(scenario)
     write_run(tmp_path, "fedavg", 0, [0.5])
-    row = tables.compared(sum_up(tmp_path))[0][1][1]
-    assert row == ["fnr", *["-"] * 5, "no seed"]
+    assert tables.compared(sum_up(tmp_path))[0][1][1] == ["fnr", *["-"] * 5, "no seed"]
 
 
 def test_without_an_evaluation_the_size_of_the_test_set_is_not_known(tmp_path: Path) -> None:
@@ -474,8 +471,7 @@ def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path) -> None:
     folder = report.write(root)
     pictures = {"accuracy-skew.png", "clients-skew.png", "partition-skew.png"}
     texts = {"report.md", "report.html", "table.txt", "summary.csv", "metrics.json"}
-    files = {path.name for path in folder.iterdir()}
-    assert files == pictures | texts | {"curves-skew.csv"}
+    assert {path.name for path in folder.iterdir()} == pictures | texts | {"curves-skew.csv"}
     assert not [name for name in os.listdir(root) if name.startswith(".report")]
     html = (folder / "report.html").read_text()
     assert html.count('src="data:image/png;base64,') == html.count("src=") == 3
@@ -654,10 +650,6 @@ def test_unequal_training_settings_are_named(root: Path) -> None:
     assert f"Training settings that were not the same for all methods: {unequal}" in terminal
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def tuned(root: Path, values: Mapping[str, Any], **records: Mapping[str, Any] | None) -> list[str]:
     """What the report says on tuning, with these values of recipes, tuned with these records (None:
     not tuned)."""
@@ -685,8 +677,7 @@ def tuned(root: Path, values: Mapping[str, Any], **records: Mapping[str, Any] | 
             }
     (root / "params.yaml").write_text(yaml.safe_dump(params))
     settings = config.load(root)
-    unequal = chosen.unequal(results.read(root))
-    of = chosen.chosen(settings), settings.scenario_names, unequal
+    of = chosen.chosen(settings), settings.scenario_names, chosen.unequal(results.read(root))
     return pages.sentences("chosen.md.j2", "sentences", *of)
 
 

@@ -803,8 +803,7 @@ def test_a_short_training_has_its_run_from_sync_alone(
         short.finish(item.rows, item.final)
     assert short.run_id == ""
     assert sync(store, store.repository, "toy") == [item.key] and len(active(store)) == 1
-    failed = Live(store, "toy", "iid-fedavg-1", {}, {})
-    failed.fail("round 3: not finite")
+    Live(store, "toy", "iid-fedavg-1", {}, {}).fail("round 3: not finite")
     last, first = active(store)
     assert (first.info.status, last.info.status) == ("FINISHED", "FAILED")
     assert last.data.tags["mlflow.note.content"] == "round 3: not finite"

@@ -25,8 +25,7 @@ def folder(tmp_path, monkeypatch):
     """A folder with everything that `launch` needs."""
     monkeypatch.chdir(tmp_path)
     shards.write("shards/{rank}.safetensors", world.parts())
-    content = yaml.safe_load(CONFIG.read_text())
-    Path("config.yaml").write_text(yaml.safe_dump(content))
+    Path("config.yaml").write_text(yaml.safe_dump(yaml.safe_load(CONFIG.read_text())))
     return tmp_path
 
 

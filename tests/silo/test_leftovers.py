@@ -93,5 +93,4 @@ def test_status_after_the_end_says_that_the_run_is_over(tmp_path, capsys, all_ki
     assert "is the server running?" in capsys.readouterr().err
     model.write_bytes(b"weights")
     assert main(["deploy", "status", "--config", str(config)]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said == {"over": True, "rounds": 2, "model": str(model)}
+    assert json.loads(capsys.readouterr().out) == {"over": True, "rounds": 2, "model": str(model)}

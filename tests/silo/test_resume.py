@@ -122,8 +122,7 @@ def test_compositions_with_a_cohort(recipe, seed, tmp_path):
 
 
 def test_a_silo_without_a_memory_writes_no_file(tmp_path):
-    federation = Federation("fedprox", table("fedprox"), tmp_path)
-    run(federation)
+    run(Federation("fedprox", table("fedprox"), tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["server", "server.rounds"]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo import silo_client, wire
 from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.exit_codes import LostError, NotAdmittedError, SetBackError
 from fedml_noniid.plugins.silo.settings import CommArgs
@@ -22,6 +22,7 @@ from fedml_noniid.plugins.silo.silo_client import SiloClient, status
 from fedml_noniid.plugins.silo.silo_server import SERVICE
 from tests.silo.federation_server import LONG, address, framed
 
+LOST_S, PAUSE_S = 0.2, 0.04  # seconds until a server is lost, and of the first pause
 Reply = Callable[[grpc.ServicerContext], list[bytes]]
 
 
@@ -80,13 +81,15 @@ def silo(kits: Path, **replies: Reply) -> Iterator[tuple[SiloClient, dict[str, i
     }
     port, kit = grpc.server(ThreadPoolExecutor(4)), Kit.read(kits / "0", 0)
     port.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    comm = CommArgs(server=address(), lost_s=1.0)
+    comm = CommArgs(server=address(), lost_s=LOST_S)
     credentials = grpc.ssl_server_credentials([(kit.key, kit.certificate)], kit.ca, True)
     port.add_secure_port(comm.server, credentials)
     port.start()
     client = SiloClient(comm, kits / "1", 0, "terms", 17)
     try:
-        yield client, calls
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(silo_client, "FIRST_PAUSE_S", PAUSE_S)
+            yield client, calls
     finally:
         client.__exit__()
         port.stop(None).wait(LONG)
@@ -94,26 +97,39 @@ def silo(kits: Path, **replies: Reply) -> Iterator[tuple[SiloClient, dict[str, i
 
 @pytest.mark.parametrize("reply", ODD.values(), ids=ODD)
 @pytest.mark.parametrize("method", ["Hello", "Task"])
-def test_a_server_that_is_away_or_odd_is_asked_with_growing_pauses(all_kits, method, reply):
-    """Until it is lost. A second holds at most ten pauses of 0.1 s, the least."""
+def test_a_server_that_is_away_or_odd_is_asked_with_pauses(all_kits, method, reply):
+    """Until it is lost. 0.2 seconds hold at most ten pauses of 0.02 s, the least."""
     with silo(all_kits, **{"Hello": welcome, method: reply}) as (client, calls):
         began = time.monotonic()
-        with pytest.raises(LostError, match=r"no contact with the server at .* for 1 s") as lost:
+        with pytest.raises(LostError, match=r"no contact with the server at .* for 0.2 s") as lost:
             joined(client)
         assert str(lost.value).isprintable()
-        assert 1.0 <= time.monotonic() - began < 10.0
+        assert LOST_S <= time.monotonic() - began < 10.0
         assert 3 <= calls[method] <= 11
 
 
+def test_pauses_grow_with_the_wait_and_have_an_end(all_kits, monkeypatch):
+    """0.2 s at first, then 10 % of the wait, 5 s at most; all plus or minus 50 %."""
+    slept = []
+    client = SiloClient(CommArgs(server=address()), all_kits / "1", 0, "terms", 17)
+    monkeypatch.setattr(silo_client.time, "sleep", slept.append)
+    for waited in (0.0, 30.0, 600.0):
+        client._pause(waited)
+    client.__exit__()
+    assert all(
+        mean / 2 <= pause <= 1.5 * mean for mean, pause in zip((0.2, 3.0, 5.0), slept, strict=True)
+    )
+
+
 def test_restarts_without_end_are_answered_with_pauses(all_kits):
-    """1.5 seconds with the least pauses of 0.1 s: 15 calls.
+    """0.3 seconds with the least pauses of 0.02 s: 15 calls.
 
     Then the run is over, and the silo hears it.
     """
     began, restarted = time.monotonic(), refusing("restarted")
 
     def reply(context: grpc.ServicerContext) -> list[bytes]:
-        over = time.monotonic() - began > 1.5
+        over = time.monotonic() - began > 0.3
         return [framed({"kind": "over"})] if over else restarted(context)
 
     with silo(all_kits, Hello=welcome, Task=reply) as (client, calls):

@@ -49,8 +49,7 @@ def test_silos_hold_what_the_simulation_trains_on(
         of_stage = parts.clients[client]
         assert same(mine["test"], tests[client]) and same(mine["train"], expected)
         assert same(Samples(parts.train.x[of_stage], parts.train.y[of_stage]), expected)
-    server = shard(tmp_path, 0).parts["test"]
-    assert same(server, Samples(digits.normalised("test"), digits.test_y))
+    assert same(shard(tmp_path, 0).parts["test"], Samples(digits.normalised("test"), digits.test_y))
 
 
 def test_another_number_of_silos_is_dealt_and_skewed_anew(digits: Dataset, tmp_path: Path) -> None:

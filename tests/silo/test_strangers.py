@@ -16,7 +16,6 @@ from tests.silo import world
 from tests.silo.test_processes import SERVER, ended, running, simulated, until
 
 LIMIT, CONNECTIONS = 512, 600  # file descriptors of the server, for good; silent connections
-ROUNDS = 30
 
 
 def poor(rank: int, config: str, output: str) -> None:
@@ -46,7 +45,7 @@ def silent(place: tuple[str, int], count: int) -> Iterator[list[socket.socket]]:
 
 def test_silent_connections_do_not_end_the_server(tmp_path: Path):
     """They come during a run, which writes files in every round, and stay."""
-    terms = world.deployment("fedavg", rounds=ROUNDS)
+    terms = world.deployment("fedavg", rounds=30)
     with running(terms, tmp_path, poor) as processes:
         server = psutil.Process(processes.running[SERVER].pid)
         with silent(processes.deployment.comm_args.place, CONNECTIONS):
@@ -61,7 +60,7 @@ def test_silent_connections_do_not_end_the_server(tmp_path: Path):
 
 def test_a_server_that_can_not_write_ends_with_1_and_goes_on_when_it_can(tmp_path: Path):
     """As with a full disk: from the first round on, no file may have more than 100 bytes."""
-    terms = world.deployment("fedavg", rounds=ROUNDS)
+    terms = world.deployment("fedavg", rounds=5)
     with running(terms, tmp_path) as processes:
         psutil.Process(processes.running[SERVER].pid).rlimit(psutil.RLIMIT_FSIZE, (100, 100))
         # The silos end too, as their units start them again.

@@ -1,119 +1,36 @@
-"""A small experiment with ragged clients, simulated, or run by a FedML pair message by message as
-gRPC does it."""
+"""The silos of the contract's checks, under the name that the tests know them by."""
 
 from __future__ import annotations
 
-import math
-import pickle
-from copy import copy
-from itertools import pairwise
-from types import SimpleNamespace
-
-import numpy as np
-import torch
-
-from fedml_noniid.plugins import models
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.data.noise import deviations, per_sample
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.run import Outcome
-from fedml_noniid.plugins.silo import settings as silo_settings
-from fedml_noniid.plugins.silo import shards, wire
-from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.silo.settings import Deployment, Terms
-from fedml_noniid.plugins.silo.shards import Parts, Shard
-from fedml_noniid.plugins.silo.silo import Silo
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.contract import silos
+from fedml_noniid.contract.silos import BATCH as BATCH
+from fedml_noniid.contract.silos import CLASSES as CLASSES
+from fedml_noniid.contract.silos import EPOCHS as EPOCHS
+from fedml_noniid.contract.silos import HIDDEN as HIDDEN
+from fedml_noniid.contract.silos import LR as LR
+from fedml_noniid.contract.silos import ROUNDS as ROUNDS
+from fedml_noniid.contract.silos import SEED as SEED
+from fedml_noniid.contract.silos import SIZES as SIZES
+from fedml_noniid.contract.silos import SKEWED as SKEWED
+from fedml_noniid.contract.silos import TESTS as TESTS
+from fedml_noniid.contract.silos import args as args
+from fedml_noniid.contract.silos import compare as compare
+from fedml_noniid.contract.silos import digest as digest
+from fedml_noniid.contract.silos import hosts as hosts
+from fedml_noniid.contract.silos import network as network
+from fedml_noniid.contract.silos import pair as pair
+from fedml_noniid.contract.silos import parts as parts
+from fedml_noniid.contract.silos import run as run
+from fedml_noniid.contract.silos import shards_of as shards_of
+from fedml_noniid.contract.silos import silos_of as silos_of
+from fedml_noniid.contract.silos import simulated as simulated
+from fedml_noniid.contract.silos import talk as talk
+from fedml_noniid.contract.silos import terms as terms
+from fedml_noniid.contract.silos import uploads as uploads
+from fedml_noniid.plugins.silo import settings as silo_settings  # noqa: F401, the tests have it from here
+from fedml_noniid.plugins.silo.server_run import ServerRun as ServerRun
+from fedml_noniid.plugins.silo.settings import Deployment
 from tests.recipe_table import PARAMETERS
-
-SIZES = (17, 33, 70)  # of the silos; batches of 16, so all but the second end with a short one
-TESTS = (30, 50, 0)  # their own test samples
-ROUNDS, SEED, BATCH, EPOCHS, LR = 2, 3, 16, 2, 0.1
-HIDDEN, CLASSES, SKEWED = 8, 4, 6
-
-
-def parts(public: bool = True, skewed: bool = False) -> Parts:
-    """Random images of four classes, with a class-dependent mean so that there is something to
-    learn.
-
-    `skewed`: images that are large enough to be cropped, and each silo has noise of its own, the
-    first none.
-    """
-    rng, size = np.random.default_rng(0), SKEWED if skewed else 4
-    y = torch.from_numpy(rng.integers(0, CLASSES, 260))
-    x = torch.from_numpy(
-        rng.normal(size=(260, 1, size, size)).astype(np.float32)
-    ) + 0.5 * y.reshape(-1, 1, 1, 1)
-
-    def cut(first: int, last: int) -> Samples:
-        return Samples(x[first:last].clone(), y[first:last].clone())
-
-    edges = np.cumsum((0, *SIZES))
-    clients = [np.arange(a, b) for a, b in pairwise(edges)]
-    train = cut(0, 120)
-    if skewed:
-        std = deviations("level", 0.5, len(clients), (1, size, size), torch.tensor([2.0]))
-        train = train._replace(noise=per_sample(std, clients, train.x))
-    held_out = cut(230, 260) if public else None
-    tests = [cut(120 + a, 120 + b) for a, b in pairwise(np.cumsum((0, *TESTS)).tolist())]
-    return Parts(train, clients, cut(120, 200), cut(200, 230), held_out, CLASSES, tests=tests)
-
-
-def network(batch_norm: bool, skewed: bool = False):
-    size = SKEWED if skewed else 4
-    return models.build(
-        "mlp", (1, size, size), CLASSES, {"hidden": HIDDEN, "batch_norm": batch_norm}
-    )
-
-
-def args(
-    recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, **more: object
-) -> SimpleNamespace:
-    """What FedML makes of a YAML file."""
-    return SimpleNamespace(
-        recipe=recipe,
-        settings=settings,
-        rounds=ROUNDS,
-        cohort=cohort,
-        client_num_in_total=3,
-        client_num_per_round=3,
-        epochs=EPOCHS,
-        batch_size=BATCH,
-        learning_rate=LR,
-        random_seed=SEED,
-        model="mlp",
-        model_options={"hidden": HIDDEN, "batch_norm": batch_norm},
-        client_id_list="[1, 2, 3]",
-        training_type="cross_silo",
-        backend="GRPC",
-        using_gpu=False,
-        **more,
-    )
-
-
-def terms(
-    recipe: str, methods: dict, batch_norm: bool = False, cohort: int = 0, rounds: int = ROUNDS
-) -> Terms:
-    """What server and silos agree on."""
-    train = {
-        "recipe": recipe,
-        "settings": methods,
-        "rounds": rounds,
-        "cohort": cohort,
-        "epochs": EPOCHS,
-        "client_num_in_total": len(SIZES),
-        "client_num_per_round": len(SIZES),
-        "batch_size": BATCH,
-        "learning_rate": LR,
-    }
-    model = {"model": "mlp", "model_options": {"hidden": HIDDEN, "batch_norm": batch_norm}}
-    content = {"train_args": train, "model_args": model, "common_args": {"random_seed": SEED}}
-    n_public = len(parts().public.y)
-    return silo_settings.terms(
-        silo_settings.check(content, "test"), recipe, network(batch_norm), n_public
-    )
 
 
 def deployment(
@@ -121,126 +38,4 @@ def deployment(
 ) -> Deployment:
     """A server and three silos with the table's hyper-parameters."""
     methods = {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS}
-    content = {
-        "common_args": {"random_seed": SEED},
-        "model_args": {"model": "mlp", "model_options": {"hidden": HIDDEN, "batch_norm": True}},
-        "train_args": {
-            "recipe": recipe,
-            "settings": methods,
-            "rounds": rounds,
-            "epochs": EPOCHS,
-            "batch_size": BATCH,
-            "learning_rate": LR,
-            **train,
-        },
-        "comm_args": comm or {},
-    }
-    return silo_settings.check(content, "test")
-
-
-def simulated(
-    recipe: str,
-    settings: dict,
-    batch_norm: bool,
-    cohort: int = 0,
-    skewed: bool = False,
-    rounds: int = ROUNDS,
-    **more: object,
-) -> Outcome:
-    """The run in a simulation; `more`: of its federation, and `precision`."""
-    data, precision = parts(skewed=skewed), more.pop("precision", "float32")
-    held_out = {"validation": data.validation, "public": data.public, "tests": data.client_tests}
-    federation = Federation.of(data.train, data.clients, data.test, **held_out, **more)
-    how = {"augment": skewed, "precision": precision}
-    local = LocalTraining(lr=LR, epochs=EPOCHS, batch_size=BATCH, **how)
-    made = network(batch_norm, skewed)
-    plan = Plan(made, local, rounds, cohort or 3, SEED, engine="sequential")
-    return simulate(recipe, settings, federation, plan).run()
-
-
-def shards_of(data: Parts | None = None) -> list[Shard]:
-    """The data of the server and of each silo."""
-    return list(shards.split(data or parts()))
-
-
-def silos_of(terms: Terms, data: Parts | None = None) -> list[Silo]:
-    _, *mine = shards_of(data)
-    return [Silo(terms, k, shard) for k, shard in enumerate(mine)]
-
-
-def talk(server: ServerRun, silos: list[Silo]) -> Outcome:
-    """All exchanges, without a network."""
-    while (down := server.down).ask is not None:
-        ups = {k: wire.up(k, down.exchange, silo.answer(down)) for k, silo in enumerate(silos)}
-        server.feed(server.open(ups))
-    return server.loop.outcome
-
-
-def pair(
-    recipe: str,
-    settings: dict,
-    batch_norm: bool = False,
-    cohort: int = 0,
-    skewed: bool = False,
-    **more: object,
-):
-    """(aggregator, trainers), as FedML sets them up; needs fedml."""
-    if skewed:
-        more.setdefault("augment", True)
-    of_fedml = args(recipe, settings, batch_norm, cohort, **more)
-    data = parts(skewed=skewed)
-    return hosts(recipe, lambda _: network(batch_norm, skewed), of_fedml, data)
-
-
-def hosts(recipe: str, made, of_fedml: SimpleNamespace, data: Parts, theirs: Parts | None = None):
-    """(aggregator, trainers); `made`: the network for data; `theirs`: what the silos have, if
-    something else."""
-    from fedml_noniid.plugins.silo.host import Model
-    from fedml_noniid.plugins.silo.pair import make_pair
-
-    trainer_class, aggregator_class = make_pair(recipe)
-    aggregator = aggregator_class(Model(made(data)), copy(of_fedml), shards_of(data)[0])
-    of_silos = theirs or data
-    return aggregator, [
-        trainer_class(Model(made(of_silos)), copy(of_fedml), shard)
-        for shard in shards_of(of_silos)[1:]
-    ]
-
-
-def compare(ours: list[dict], theirs: list[dict]) -> None:
-    """The rows of a deployment equal those of a simulation, where that measured something.
-
-    Both test, unless no silo with test samples of its own has answered.
-    """
-    for mine, other in zip(ours, theirs, strict=True):
-        for key in ("test_accuracy", "test_loss", "sent_accuracy"):
-            assert math.isnan(mine[key]) == math.isnan(other[key]), key
-        for key in other.keys() - {"seconds"}:
-            assert mine[key] == other[key] or math.isnan(other[key]), (key, mine[key], other[key])
-
-
-def uploads(message: object, trainers: list) -> list[tuple[int, dict]]:
-    """One message to every silo and their uploads, pickled and unpickled on the way as by FedML's
-    gRPC."""
-    return [
-        (
-            trainer.local_sample_number,
-            pickle.loads(pickle.dumps(trainer.answered(pickle.loads(pickle.dumps(message))))),
-        )
-        for trainer in trainers
-    ]
-
-
-def run(aggregator, trainers: list) -> Outcome:
-    """All exchanges, in the order in which FedML's managers call the pair."""
-    message = aggregator.get_model_params()
-    for _ in range(aggregator.args.comm_round):
-        kept, _ = aggregator.on_before_aggregation(uploads(message, trainers))
-        message = aggregator.on_after_aggregation(aggregator.aggregate(kept))
-        aggregator.set_model_params(message)
-    assert message.ask is None, "the run should be over after comm_round exchanges"
-    return aggregator.server_run.loop.outcome
-
-
-def digest(outcome: Outcome) -> str:
-    return weights_sha256(model_tensors(outcome.params, outcome.evaluated, outcome.buffers))
+    return silos.deployment(recipe, methods, rounds=rounds, comm=comm, **train)

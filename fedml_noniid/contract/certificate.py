@@ -1,0 +1,69 @@
+"""The certificate of a method: what holds, what does not, what was not tried and why, and of which
+code it says so."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+import fedml_noniid
+from fedml_noniid.contract.suite import CHECKS
+from fedml_noniid.pipelines.experiment.provenance import git_commit
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.own_code import package_of, source_of_class
+
+Results = Mapping[str, tuple[str, str]]  # check -> "passed", "failed" or "skipped", why
+PARTS = (("passed", "holds"), ("failed", "does not hold"), ("skipped", "was not tried"))
+
+
+def certificate(method: str, results: Results, settings: Sequence[str] = ()) -> str:
+    """The text. `settings`: the neutral hyper-parameters, as they were given."""
+    kind = recipes.method(method)
+    package = package_of(kind)
+    lines = [
+        f"Certificate of {kind.name} ({kind.__module__}.{kind.__qualname__})",
+        f"  package: {package} {_version(package)}, {_commit(kind)}",
+        f"  source: SHA-256 {source_of_class(kind)}",
+        f"  by: fedml-noniid {fedml_noniid.__version__} ({git_commit()}), "
+        f"torch {torch.__version__}, Python {platform.python_version()}",
+    ]
+    if settings:
+        lines.append(f"  neutral: {', '.join(settings)}")
+    for outcome, words in PARTS:
+        found = [(name, why) for name, (of, why) in results.items() if of == outcome]
+        if found:
+            lines.append(f"{words} ({len(found)}):")
+        for name, why in found:
+            check = CHECKS[name]
+            lines.append(f"  {check.group}: {check.words}" + (f"\n    {why}" if why else ""))
+    missing = [name for name in CHECKS if name not in results]
+    if missing:
+        lines.append(f"left out: {', '.join(missing)}")
+    return "\n".join([*lines, ""])
+
+
+def _version(package: str) -> str:
+    """The version of the distribution that a package is from."""
+    names = metadata.packages_distributions().get(package, ())
+    return next((metadata.version(name) for name in names), "(not installed)")
+
+
+def _commit(kind: type) -> str:
+    """The commit of the repository that a class is in."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if file is None:
+        return "no file"
+    command = "git describe --always --abbrev=40 --dirty=-modified --exclude=*"
+    try:
+        done = subprocess.run(
+            command.split(), cwd=Path(file).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "no commit"
+    return f"commit {done.stdout.strip()}"

@@ -1,0 +1,525 @@
+"""What every method promises, as checks: of the methods of this package, and of yours.
+
+A check takes a recipe and the hyper-parameters of its methods. It raises AssertionError with what
+is wrong, or the UserError with which the core refuses the method. NotTriedError says why a check
+says nothing about a method.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from fedml_noniid.contract import federation
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core import training
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import (
+    Ask,
+    Client,
+    Component,
+    Needs,
+    Public,
+    Reply,
+    Setting,
+    overrides,
+)
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.randomness import fold, identity
+from fedml_noniid.plugins.core.training import Views
+from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
+from fedml_noniid.plugins.engines import local, sequential
+from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.personal import PERSONAL
+from fedml_noniid.plugins.engines.plan import initial_model
+from fedml_noniid.plugins.engines.run import Outcome
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.workers import Workers
+from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.models.model import Model
+
+Settings = Mapping[str, Mapping[str, object]]  # method -> hyper-parameter -> value
+ENGINES = ("sequential", "vectorized")
+SETTING = Setting(n_clients=6, cohort=4, n_public=15)
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+RESUMED_ROUNDS = 4
+
+
+class NotTriedError(Exception):
+    """Says why a check says nothing about a method."""
+
+
+def shapes(tree: Tree) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """The shape and dtype of every leaf."""
+    return {key: (leaf.shape, leaf.dtype) for key, leaf in flatten(tree).items()}
+
+
+def frozen_copy(tree: Tree) -> Tree:
+    """The tree as it is now."""
+    return tree_map(torch.clone, tree)
+
+
+def assert_unchanged(before: Tree, after: Tree, what: str) -> None:
+    """AssertionError names the leaf that differs."""
+    flat_before, flat_after = flatten(before), flatten(after)
+    assert flat_before.keys() == flat_after.keys(), what
+    for key, leaf in flat_before.items():
+        assert torch.equal(leaf, flat_after[key]), f"{what}: {key} was changed in place"
+
+
+def images_network() -> Model:
+    """rFedAvg's CNN in small, with batch norm."""
+    options = {"channels": 2, "hidden": 4, "batch_norm": True}
+    return build("cnn", (1, 6, 6), federation.N_CLASSES, options)
+
+
+# The contract
+# --------------------------------------------------------------------------------------------------
+
+
+def keeps_its_state_and_repeats(recipe: str, settings: Settings) -> None:
+    """Nothing is kept on the component, which is a frozen dataclass. State and memory keep their
+    structure, shapes and dtypes. Batch norms' running statistics are no parameters: they are
+    averaged only, and no control variate, norm or momentum has them. A run repeats to the bit."""
+    simulation = federation.simulation(recipe, settings, batch_norm=True)
+    (component,) = simulation.algorithm.components
+    with suppress(dataclasses.FrozenInstanceError):
+        setattr(component, "name", "")  # noqa: B010, a class variable for type checkers
+        raise AssertionError("the component is no frozen dataclass")
+    _, buffers = initial_model(federation.network(True), 3, federation.federation().train.x)
+    averaged = set() if simulation.algorithm.needs.personal_norms else buffers.keys()
+    assert simulation.loop.state.buffers.keys() == averaged
+
+    def kept() -> tuple[dict[str, Any], dict[str, Any]]:
+        return shapes(simulation.loop.state._asdict()), shapes(simulation.engine.clients.memory)
+
+    before = kept()
+    # MOON's memory is a whole model. What a client keeps to itself has buffers in any case.
+    whole = (PERSONAL, "moon", "buffers")
+    own = {key.rpartition("/")[2] for tree in before for key in tree if not key.startswith(whole)}
+    statistics = sorted(own & buffers.keys())
+    assert not statistics, f"state or memory has running statistics: {statistics}"
+    out = simulation.run()
+    assert kept() == before, "state or memory has another structure, shape or dtype after a run"
+    assert all((out.buffers[key] >= 0).all() for key in buffers if key.endswith("var"))
+    fields = {field.name for field in dataclasses.fields(component)}
+    assert vars(component).keys() == fields, "the component keeps more than its hyper-parameters"
+    for name, value in vars(component).items():
+        assert isinstance(value, int | float | str | bool), f"{name}: no number, word or flag"
+    hash(component)
+    again = federation.run(recipe, settings, batch_norm=True)
+    assert federation.equal(out, again), "a second run has other bits"
+
+
+def _given(*args: Any) -> Tree:
+    """The trees that a client is given."""
+    trees: Tree = {}
+    for arg in args:
+        if isinstance(arg, dict):
+            trees["own"] = {key: leaf for key, leaf in arg.items() if key != "key"}
+        elif isinstance(arg, Ask):
+            trees["ask"] = {
+                key: getattr(arg, key) for key in ("params", "buffers", "shared", "each")
+            }
+        elif isinstance(arg, Client):
+            trees["client"] = {"params": arg.params, "buffers": arg.buffers}
+    return trees
+
+
+def _watched(name: str) -> Callable[..., Any]:
+    """A function of the sequential engine that refuses changes of what it is given."""
+    real = getattr(sequential, name)
+
+    def watching(*args: Any) -> Any:
+        found = _given(*args[:5])  # behind them, where training puts the model
+        before = frozen_copy(found)
+        answered = real(*args)
+        assert_unchanged(before, found, f"{name}, on the client")
+        return answered
+
+    return watching
+
+
+def changes_nothing_that_it_is_given(recipe: str, settings: Settings) -> None:
+    """No hook changes its inputs. On the client: model, buffers, messages and memory. On the
+    server: model, buffers, state and replies. On both: samples."""
+    of = federation.federation()
+    assert of.public is not None
+    samples = {"x": of.train.x, "y": of.train.y, "public": of.public.x, "labels": of.public.y}
+    clean = frozen_copy(samples)
+    simulation = federation.simulation(recipe, settings, batch_norm=True, of=of)
+    replies: list[tuple[Tree, Tree]] = []
+    real = simulation.engine.answer
+
+    def answer(ask: Ask, round_: int) -> Reply:
+        reply = real(ask, round_)
+        tree = {"deltas": reply.deltas, "buffers": reply.buffers, "upload": reply.upload}
+        replies.append((tree, frozen_copy(tree)))
+        return reply
+
+    with (
+        mock.patch.object(sequential, "train", _watched("train")),
+        mock.patch.object(sequential, "answer", _watched("answer")),
+        mock.patch.object(simulation.engine, "answer", answer),
+    ):
+        state = simulation.loop.state._asdict()
+        before = frozen_copy(state)
+        for _ in simulation.rounds():
+            assert_unchanged(before, state, "server")
+            for tree, copy in replies:
+                assert_unchanged(copy, tree, "reply")
+            replies.clear()  # the next round's updates are put in the same place
+            state = simulation.loop.state._asdict()
+            before = frozen_copy(state)
+    assert_unchanged(clean, samples, "samples")
+
+
+def draws_from_keys_of_its_own(kind: type[Component], others: Mapping[str, Any]) -> None:
+    """No other method that it can be combined with draws the same random numbers.
+
+    A variant draws what its method draws; the two do not compose.
+    """
+    for other in others.values():
+        if other is not kind and identity(other()) == identity(kind()):
+            try:
+                Algorithm.compose([kind(), other()], SETTING)
+            except RecipeError:
+                continue
+            raise AssertionError(f"draws the same random numbers as {other.name}")
+
+
+def gradient_term_of_several_is_that_of_each(
+    recipe: str, settings: Settings, batch_norm: bool = True
+) -> None:
+    """`gradient_term` is elementwise, to the bit: leaves [M, ...], rows of messages, memory and
+    what was prepared."""
+    most = [0]
+
+    def watching(views: Views, w: Params) -> Params:
+        for c, view in views.items():
+            found = c.gradient_term(w, view)
+            m = len(next(leaves(w)))
+            most.append(m)
+            for k in range(m):
+                parts: dict[str, Any] = {
+                    part: row(getattr(view, part), k) for part in ("each", "memory", "prepared")
+                }
+                one = c.gradient_term(row(w, k), dataclasses.replace(view, **parts))
+                assert (one is None) is (found is None)
+                for key, leaf in (one or {}).items():
+                    # What is the same for all may come without the axis.
+                    of_all = torch.broadcast_to((found or {})[key], w[key].shape)
+                    assert torch.equal(of_all[k], torch.broadcast_to(leaf, w[key].shape[1:])), key
+        return training.term(views, w)
+
+    _refuse_without(recipe, settings, "gradient_term")
+    how: dict[str, Any] = {"engine": "vectorized", "batch_norm": batch_norm, "cohort": 6}
+    with mock.patch.object(local, "term", watching):
+        federation.run(recipe, settings, **how)
+    assert max(most) > 1
+
+
+def update_factor_is_a_number_per_row(recipe: str, settings: Settings) -> None:
+    """`update_factor` has one number for each row (neuron) of a parameter."""
+    found: list[Params] = []
+
+    def watching(views: Views) -> Params:
+        for c, view in views.items():
+            found.append(c.update_factor(view) or {})
+            for name, rows in found[-1].items():
+                assert rows.shape == view.params[name].shape[:1], f"{name}: {[*rows.shape]}"
+        return training.factor(views)
+
+    _refuse_without(recipe, settings, "update_factor")
+    with mock.patch.object(local, "factor", watching):
+        federation.run(recipe, settings, batch_norm=True)
+    assert any(found)
+
+
+def _refuse_without(recipe: str, settings: Settings, hook: str) -> None:
+    """NotTriedError if no component brings a hook."""
+    components = recipes.build(recipe, settings, SETTING).components
+    if not any(overrides(c, hook) for c in components):
+        raise NotTriedError(f"it has no {hook}")
+
+
+def numbering_does_not_matter(recipe: str, settings: Settings) -> None:
+    """Ids of clients are names: everybody takes part with full batches. Up to rounding, as sums run
+    in the order of ids."""
+    options: Any = {"dtype": torch.float64, "cohort": 6, "batch_size": 99, "batch_norm": True}
+    ragged = federation.federation(torch.float64)
+    order = np.array([3, 0, 5, 1, 4, 2])
+    permuted = dataclasses.replace(ragged, clients=[ragged.clients[k] for k in order])
+    a, b = (federation.run(recipe, settings, of=of, **options) for of in (ragged, permuted))
+    for part in ("params", "evaluated", "buffers"):
+        for key, leaf in getattr(a, part).items():
+            torch.testing.assert_close(getattr(b, part)[key], leaf, rtol=1e-9, atol=1e-12)
+
+
+def draws_for_clients(recipe: str, settings: Settings) -> bool:
+    """Whether a component reads a client's random key, which goes by the client's number."""
+    reads: list[int] = []
+
+    def reading(client: Client) -> torch.Tensor:
+        reads.append(client.round)
+        return fold(client.keys, client.scope)
+
+    with mock.patch.object(Client, "key", property(reading)):
+        federation.run(recipe, settings)
+    return bool(reads)
+
+
+# Neutral hyper-parameters, and composition
+# --------------------------------------------------------------------------------------------------
+
+
+def neutral_is_fedavg(recipe: str, settings: Settings, engine: str) -> None:
+    """With these hyper-parameters, a run has FedAvg's bits, with batch norm and without."""
+    for batch_norm in (False, True):
+        plain = federation.run("fedavg", batch_norm=batch_norm, engine=engine)
+        neutral = federation.run(recipe, settings, batch_norm=batch_norm, engine=engine)
+        assert federation.equal_models(neutral, plain), f"{engine}: not FedAvg's bits"
+
+
+def does_something(recipe: str, settings: Settings) -> None:
+    """With these hyper-parameters, a run differs from FedAvg's: other checks would say nothing."""
+    plain, out = federation.run("fedavg"), federation.run(recipe, settings)
+    same = federation.equal_models(out, plain)
+    assert not same, "these hyper-parameters give FedAvg; choose some with a visible effect"
+
+
+def order_and_names_do_not_matter(recipe: str, settings: Settings, engine: str) -> None:
+    """A recipe is a set, to the bit: neither shuffled, nor with other names, which sort in another
+    order."""
+    methods, given = list(recipes.parse(recipe)), {**settings}
+    kinds_of = {name: recipes.method(name) for name in methods}
+    how: dict[str, Any] = {"engine": engine, "rounds": 2, "batch_norm": True}
+    plain = federation.run(recipe, given, **how)
+    shuffled = random.Random(len(recipe)).sample(methods, len(methods))
+    renamed = {f"{chr(ord('z') - i)}{i}": kinds_of[method] for i, method in enumerate(shuffled)}
+    for kinds in ({}, renamed):
+        given |= {name: settings.get(kind.name, {}) for name, kind in kinds.items()}
+        with mock.patch.dict(recipes.METHODS, {**_called(kinds)}):
+            for order in (list(kinds) or methods)[::-1], list(kinds) or shuffled:
+                used = {name: given[name] for name in order if name in given}
+                again = federation.run("+".join(order), used, **how)
+                assert federation.equal_models(again, plain), f"{engine}: {'+'.join(order)}"
+
+
+def _called(kinds: Mapping[str, type[Component]]) -> dict[str, type[Component]]:
+    """The same methods under other names."""
+    return {
+        name: type(kind.__name__, (kind,), {"name": name, "__module__": kind.__module__})
+        for name, kind in kinds.items()
+    }
+
+
+def order_decides_about_rounding_only(recipe: str, settings: Settings, engine: str) -> None:
+    """The same up to rounding without the sort of `compose`."""
+
+    def ran(order: Callable[[tuple[Component, ...]], tuple[Component, ...]]) -> Simulation:
+        simulation = federation.simulation(
+            recipe, settings, engine=engine, rounds=2, batch_norm=True, dtype=torch.float64
+        )
+        algorithm = Algorithm(order(simulation.algorithm.components), simulation.algorithm.setting)
+        simulation.algorithm = simulation.loop.algorithm = simulation.engine.clients.algorithm = (
+            algorithm
+        )
+        simulation.run()
+        return simulation
+
+    plain = flatten(ran(lambda components: components).loop.state._asdict())
+    for order in (lambda found: found[::-1], lambda found: (*found[2:], *found[:2])):
+        again = flatten(ran(order).loop.state._asdict())
+        for key, leaf in plain.items():
+            torch.testing.assert_close(again[key], leaf, rtol=1e-12, atol=1e-12, msg=key)
+
+
+# Needs and claims
+# --------------------------------------------------------------------------------------------------
+
+
+def reads_what_it_needs(recipe: str, settings: Settings) -> None:
+    """A method declares what it reads, and owns what it changes: the core refuses it otherwise.
+
+    What it declares, it reads: a pass over local data that nobody reads costs time.
+    """
+    for engine in ENGINES:
+        federation.run(recipe, settings, engine=engine)
+    (component,) = recipes.build(recipe, settings, SETTING).components
+    needs = component.needs
+    read = {
+        "local_set": needs.local_set,
+        "last_epoch": needs.last_epoch,
+        # A shared part of it is read by the runtime.
+        "public": needs.public in (Public.UNLABELLED, Public.LABELLED) and not needs.shared,
+    }
+    for need in [name for name, declared in read.items() if declared]:
+        less = dataclasses.replace(needs, **{need: getattr(Needs(), need)})
+        name = component.name
+        members = {"name": name, "__module__": type(component).__module__, "needs": less}
+        kind = type(type(component).__name__, (type(component),), members)
+        with mock.patch.dict(recipes.METHODS, {name: kind}):
+            try:
+                federation.run(name, settings)
+            except RecipeError:
+                continue
+        raise AssertionError(f"declares Needs({need}=...) and reads nothing of it; drop it")
+
+
+# Runtimes
+# --------------------------------------------------------------------------------------------------
+
+
+def close(found: Params, wanted: Params, rtol: float) -> None:
+    """AssertionError unless two trees agree, relative to the largest number of a tensor: single
+    weights pass through zero."""
+    assert found.keys() == wanted.keys()
+    for key, leaf in wanted.items():
+        assert found[key].dtype == leaf.dtype
+        torch.testing.assert_close(
+            found[key], leaf, rtol=rtol, atol=rtol * leaf.abs().max().item(), msg=key
+        )
+
+
+def close_together(found: Params, wanted: Params, rtol: float) -> None:
+    """The same, relative to the largest number of all: the gradient of a bias before a batch norm
+    is nothing but rounding."""
+    assert found.keys() == wanted.keys()
+    largest = max((leaf.abs().max().item() for leaf in wanted.values()), default=0.0)
+    for key, leaf in wanted.items():
+        torch.testing.assert_close(found[key], leaf, rtol=rtol, atol=rtol * largest, msg=key)
+
+
+def engines_agree(
+    recipe: str,
+    settings: Settings,
+    dtype: torch.dtype = torch.float64,
+    batch_norm: bool = True,
+    rounds: int = federation.ROUNDS,
+) -> None:
+    """The vectorized engine equals the sequential one within rounding, on ragged clients.
+
+    Four of six clients a round; 1 to 12 samples, so 1 to 3 steps, and short last batches.
+    """
+    outcomes: list[Outcome] = []
+    states: list[Params] = []
+    how: dict[str, Any] = {"dtype": dtype, "batch_norm": batch_norm, "epochs": 1, "rounds": rounds}
+    for engine in ENGINES:
+        simulation = federation.simulation(recipe, settings, engine=engine, **how)
+        outcomes.append(simulation.run())
+        states.append(
+            flatten(
+                {"state": simulation.loop.state.slices, "memory": simulation.engine.clients.memory}
+            )
+        )
+    a, b = outcomes
+    rtol = TOLERANCE[dtype]
+    for part in ("params", "evaluated", "buffers"):
+        close(getattr(b, part), getattr(a, part), rtol)
+    close_together(states[1], states[0], rtol)
+    assert bool(a.buffers) is batch_norm
+    for mine, other in zip(a.rows, b.rows, strict=True):
+        assert (mine["bytes_up"], mine["bytes_down"]) == (other["bytes_up"], other["bytes_down"])
+        for key in ("local_loss", "update_norm_client", "update_norm_server", "test_loss"):
+            np.testing.assert_allclose(
+                other[key], mine[key], rtol=rtol, atol=1e-12, err_msg=key, equal_nan=False
+            )
+
+
+def engines_agree_on_images(
+    recipe: str, settings: Settings, images: federation.Federation | None = None
+) -> None:
+    """The same with convolutions: weights, and every quantity that methods measure and observe."""
+    outcomes: list[Outcome] = []
+    for engine in ENGINES:
+        options: dict[str, Any] = {"dtype": torch.float64, "rounds": 2, "observing": True}
+        options |= {"of": images or federation.images(), "model": images_network()}
+        outcomes.append(federation.run(recipe, settings, engine=engine, **options))
+    a, b = outcomes
+    close(b.params, a.params, 1e-8)
+    assert b.tensors.keys() == a.tensors.keys()
+    for key, leaf in a.tensors.items():
+        torch.testing.assert_close(
+            b.tensors[key], leaf, rtol=1e-6, atol=1e-9, equal_nan=True, msg=key
+        )
+
+
+def processes_agree(recipe: str, settings: Settings, folder: Path, processes: int = 2) -> None:
+    """Several processes have the bits of one, also where the last rounds are those of a resumed
+    run, whose memories come from the checkpoint."""
+    path = folder / "checkpoint.safetensors"
+    network = build("cnn", (1, 6, 6), federation.N_CLASSES, {"channels": 2, "hidden": 4})
+
+    def made(workers: int, **more: Any) -> Simulation:
+        options: dict[str, Any] = {"of": federation.images(torch.float32), "model": network}
+        return federation.simulation(recipe, settings, workers=workers, **options, **more)
+
+    next(made(3, checkpoint=path).rounds())
+    several = made(processes, checkpoint=path)
+    assert several.start_round == 1
+    if several.algorithm.needs.pooled:
+        raise NotTriedError("there is one client")
+    if not isinstance(several.engine, Workers):
+        raise NotTriedError("this process can't be forked: autograd has threads")
+    assert several.engine.processes == min(processes, 4)
+    assert federation.equal_models(several.run(), made(1).run()), "not the bits of one process"
+
+
+def resumes(recipe: str, settings: Settings, engine: str, folder: Path) -> None:
+    """A run that ended after any round goes on to the same bits: weights, evaluated weights,
+    buffers, and all rows but their seconds; two of the rows have no accuracy."""
+    options: dict[str, Any] = {
+        "batch_norm": True,
+        "engine": engine,
+        "evaluate_every": 2,
+        "fingerprint": "f",
+        "rounds": RESUMED_ROUNDS,
+    }
+    path = folder / "run.safetensors"
+    simulation = federation.simulation(recipe, settings, checkpoint=path, **options)
+    for line in simulation.rounds():
+        for file in (path, path.with_suffix(".rounds")):
+            file.with_stem(str(int(line["round"]))).write_bytes(file.read_bytes())
+    undisturbed = simulation.outcome
+    plain = federation.run(recipe, settings, **options)
+    assert federation.equal(undisturbed, plain), "saving changes the run"
+    for done in range(1, RESUMED_ROUNDS + 1):
+        resumed = federation.simulation(
+            recipe, settings, checkpoint=folder / f"{done}.safetensors", **options
+        )
+        assert resumed.start_round == done
+        out = resumed.run()
+        assert [line["round"] for line in out.rows] == [1, 2, 3, 4]
+        assert federation.equal(out, undisturbed), f"resumed after round {done}: other bits"
+
+
+def composes_or_is_refused(recipe: str, other: str, settings: Settings) -> bool:
+    """Whether two methods compose. If they do, their order does not matter; if not, the error names
+    both and why."""
+    together = f"{recipe}+{other}"
+    refused = _refused(together, settings)
+    if refused:
+        named = {*recipes.parse(recipe), *recipes.parse(other)}
+        assert all(repr(name) in refused for name in named), refused
+        return False
+    order_and_names_do_not_matter(together, settings, "sequential")
+    return True
+
+
+def _refused(recipe: str, settings: Settings) -> str:
+    """Why a recipe can't be composed; "" if it can."""
+    try:
+        recipes.build(recipe, settings, SETTING)
+    except UserError as error:
+        return str(error)
+    return ""

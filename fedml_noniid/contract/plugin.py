@@ -1,0 +1,102 @@
+"""The part of pytest: options that name a method, and the certificate at the end.
+
+pytest loads it through our entry point, in every run. It acts only where the command names
+`fedml_noniid.contract`, and imports nothing else before.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SUITE = "fedml_noniid.contract"
+RESULTS = pytest.StashKey[dict[str, tuple[str, str]]]()  # check -> outcome, why
+LOADED = "the options of fedml_noniid.contract"
+
+
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser) -> None:
+    """Adds our options, before pytest parses its arguments."""
+    words = [str(word) for word in early_config.invocation_params.args]
+    here = str(Path(__file__).parent)
+    if not any(word.startswith((SUITE, here)) for word in words):
+        return
+    group = parser.getgroup(SUITE, "the contract of fedml-noniid, for a method of yours")
+    group.addoption(
+        "--method", metavar="my_package:FedX", help="the method: its name, or its class"
+    )
+    group.addoption(
+        "--settings",
+        action="append",
+        default=[],
+        metavar="mu=0.1",
+        help="a hyper-parameter with which the method acts visibly; may be repeated",
+    )
+    group.addoption(
+        "--neutral",
+        action="append",
+        default=[],
+        metavar="mu=0",
+        help="a hyper-parameter with which the method is FedAvg; may be repeated",
+    )
+    group.addoption(
+        "--silo-processes",
+        action="store_true",
+        help="also run silos as processes, which takes a minute",
+    )
+    group.addoption("--certificate", metavar="FILE", help="also write the certificate to a file")
+    early_config.pluginmanager.register(Certificate(), LOADED)
+    pytest.register_assert_rewrite(f"{SUITE}.checks", f"{SUITE}.silos")
+
+
+def values(option: str, given: list[str]) -> dict[str, object]:
+    """Hyper-parameters of `key=value` words. UsageError."""
+    found: dict[str, object] = {}
+    for word in given:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise pytest.UsageError(f"{option} {word}: allowed: key=value, such as mu=0.1")
+        flags: dict[str, object] = {"true": True, "false": False}
+        try:
+            found[key] = flags[text] if text in flags else ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            found[key] = text  # a word
+    return found
+
+
+class Certificate:
+    """Collects what the checks find, and writes it down."""
+
+    @pytest.hookimpl
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.stash[RESULTS] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        report = yield
+        check = getattr(item, "callspec", None)
+        name = None if check is None else check.params.get("check")
+        if name is not None and (report.when == "call" or report.failed):
+            why = ""
+            if report.skipped:
+                why = str(report.longrepr[2]).removeprefix("Skipped: ")
+            elif report.failed and call.excinfo is not None:
+                why = " ".join(str(call.excinfo.value).split())[:300]
+            item.config.stash[RESULTS][name] = report.outcome, why
+        return report
+
+    @pytest.hookimpl
+    def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
+        method, results = config.getoption("--method"), config.stash[RESULTS]
+        if not method or not results:
+            return
+        from fedml_noniid.contract.certificate import certificate
+
+        text = certificate(method, results, config.getoption("--neutral"))
+        terminalreporter.section("certificate")
+        terminalreporter.write(text)
+        place = config.getoption("--certificate")
+        if place:
+            Path(place).write_text(text)

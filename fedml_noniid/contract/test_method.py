@@ -1,0 +1,53 @@
+"""Runs every check on one method: `pytest --pyargs fedml_noniid.contract --method
+my_package:FedX`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fedml_noniid.contract import checks, plugin
+from fedml_noniid.contract.checks import NotTriedError
+from fedml_noniid.contract.suite import CHECKS, Case
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.compiled import SWITCH
+
+
+@pytest.fixture(scope="session")
+def case(pytestconfig: pytest.Config) -> Case:
+    """The method that the command line names."""
+    method = pytestconfig.getoption("--method")
+    if not method:
+        pytest.exit("--method is missing: the method's name, or its class as my_package:FedX", 4)
+    settings = plugin.values("--settings", pytestconfig.getoption("--settings"))
+    neutral = plugin.values("--neutral", pytestconfig.getoption("--neutral"))
+    found = Case(method, settings, neutral or None, pytestconfig.getoption("--silo-processes"))
+    try:
+        recipes.build(method, found.given, checks.SETTING)
+    except UserError as error:
+        pytest.exit(f"--method {method}: {error}", 4)
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Sums depend on the number of threads, and a step that this machine has compiled before
+    decides about no check."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, "0")
+        torch.set_num_threads(1)
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_method(check: str, case: Case) -> None:
+    """Holds, or says why it says nothing."""
+    try:
+        CHECKS[check].run(case)
+    except NotTriedError as why:
+        pytest.skip(str(why))

@@ -1,0 +1,76 @@
+"""A method of one's own in an experiment: its code counts in what was trained with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedml_noniid.pipelines.experiment import config, provenance
+from fedml_noniid.plugins import foreign
+from fedml_noniid.plugins.core.errors import UserError
+from tests import own_package
+from tests.pipelines.small import PARAMS, run_stages
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Iterator[Path]:
+    """A study with a package beside its params.yaml, of a name that no other test imports."""
+    package = f"stranger_{tmp_path.name.replace('-', '_')}"
+    own_package.write(tmp_path, package)
+    entry = f"mine: {{recipe: scaffold+{package}.fedx.FedX, fedx: {{mu: 0.2}}}}"
+    params = PARAMS.replace("[fedavg, scaffold+fnr]", "[fedavg, mine]")
+    params = params.replace("scaffold+fnr: {fnr: {p: 0.5}}", entry)
+    (tmp_path / "params.yaml").write_text(params.replace("recipe: fedavg,", "recipe: mine,"))
+    foreign._known.pop("fedx", None)
+    yield tmp_path
+    foreign._known.pop("fedx", None)
+
+
+def hashes(study: Path) -> dict[str, object]:
+    plan = provenance.plan(config.load(study))
+    return {"deploy": plan["deploy"]} | plan["train"]
+
+
+def test_a_changed_line_trains_what_has_the_method_again_and_nothing_else(study: Path) -> None:
+    first = hashes(study)
+    assert config.load(study).own_files, "`noniid run` asks the stage plan each time"
+    (file,) = study.glob("*/fedx.py")
+    file.write_text(file.read_text().replace("self.mu * (w", "2 * self.mu * (w"))
+    second = hashes(study)
+    assert {key for key in first if first[key] != second[key]} == {"deploy", "skewed-mine-0"}
+
+
+def test_what_it_imports_of_ours_counts(study: Path) -> None:
+    """Also what only a parent's file needs: a method may extend one of ours."""
+    settings = config.load(study)
+    assert provenance._file("fedml_noniid.plugins.fnr.algorithm") is not None
+    before = provenance.files(*provenance._modules(settings, "mine"))
+    (file,) = study.glob("*/fedx.py")
+    imported = "from fedml_noniid.plugins.fnr.algorithm import FNR\n"
+    (file.parent / "more.py").write_text(imported)
+    after = provenance.files(*provenance._modules(settings, "mine"))
+    assert {path.parent.name for path in {*after} - {*before}} >= {"fnr"}
+
+
+def test_it_trains_and_its_code_is_in_the_record(study: Path) -> None:
+    run_stages(study, ("prepare", "partition", "train"))
+    record = json.loads((study / "runs" / "skewed-mine-0" / "run.json").read_text())
+    assert [*record["params"]["own_code"]] == ["fedx"]
+    assert record["params"]["fedx.mu"] == 0.2
+
+
+def test_mistakes_name_the_entry(study: Path) -> None:
+    params = study / "params.yaml"
+    for old, new, words in (
+        ("mu: 0.2", "mu: -1", r"params\.yaml: recipes\.mine\.fedx\.mu = -1 is refused"),
+        ("fedx.FedX", "fedx.FedY", r"params\.yaml: recipes\.mine: recipe .* can't be imported"),
+    ):
+        text = params.read_text()
+        params.write_text(text.replace(old, new))
+        with pytest.raises(UserError, match=words) as error:
+            config.load(study)
+        assert len(str(error.value).splitlines()) == 1
+        params.write_text(text)

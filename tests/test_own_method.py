@@ -1,0 +1,167 @@
+"""A method of a stranger's package: found by entry point, registration and dotted path; or refused
+in a line."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedml_noniid as nd
+from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.plugins import foreign, recipes
+from fedml_noniid.plugins.core.component import Setting
+from fedml_noniid.plugins.core.errors import UserError
+from tests import federation, own_package
+
+FEDX = {"mu": 0.3}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that Python finds packages in. What a test makes known is forgotten."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    known, modules = dict(foreign._known), set(sys.modules)
+    yield tmp_path
+    foreign._known.clear()
+    foreign._known.update(known)
+    for name in set(sys.modules) - modules:
+        if name.startswith("stranger"):
+            del sys.modules[name]
+
+
+def test_its_three_ways_in_have_the_bits_of_the_same_method_of_ours(place: Path) -> None:
+    """Alone and composed, with hyper-parameters by the method's name, in processes too."""
+    own_package.write(place, "stranger")
+    own_package.advertise(place, "stranger-methods", fedx="stranger.fedx:FedX")
+    ours = federation.run("fedprox+scaffold", {"fedprox": FEDX})
+    assert "stranger" not in sys.modules
+    assert "fedx" in recipes.names() and "stranger" not in sys.modules, "named, not imported"
+    for recipe in ("scaffold+fedx", "stranger.fedx.FedX+scaffold", "scaffold + stranger.fedx:FedX"):
+        foreign._known.clear()
+        assert set(recipes.parse(recipe)) == {"scaffold", "fedx"}
+        for workers in (1, 2):
+            found = federation.run(recipe, {"fedx": FEDX}, workers=workers)
+            assert federation.equal_models(found, ours)
+    plain = federation.run("fedavg")
+    assert not federation.equal_models(federation.run("fedx", {"fedx": FEDX}), plain)
+    foreign._known.clear()
+    kind = importlib.import_module("stranger.fedx").FedX
+    assert nd.register(kind) is kind
+    assert nd.register(type("FedX", (kind,), {**vars(kind)})).name == "fedx", "a cell, run again"
+
+
+def test_python_takes_a_dotted_path_and_hyper_parameters_by_name(place: Path) -> None:
+    own_package.write(place, "stranger")
+    data = nd.load("digits")
+    how = {"partition": "iid", "clients": 2, "rounds": 1, "progress": False}
+    result = nd.run("stranger.fedx.FedX+scaffold", data, fedx={"mu": 0.2}, **how)
+    assert result.recipe == "fedx+scaffold"
+    ours = nd.run("fedprox+scaffold", data, fedprox={"mu": 0.2}, **how)
+    assert result.rounds["test_loss"].tolist() == ours.rounds["test_loss"].tolist()
+    with pytest.raises(UserError, match=r"run: fedx\.mu = -1 is refused"):
+        nd.run("stranger.fedx.FedX", data, fedx={"mu": -1}, **how)
+    with pytest.raises(UserError, match=r"named twice"):
+        nd.sweep(["stranger.fedx.FedX", "fedx"], data, **how)
+
+
+def changed(old: str, new: str) -> str:
+    assert old in own_package.METHOD
+    return own_package.METHOD.replace(old, new)
+
+
+REFUSED = {
+    "no class": ("x = 1\n", "stranger.fedx.FedX' can't be imported, AttributeError"),
+    "syntax": ("x = = 1\n", r"can't be imported, .*SyntaxError"),
+    "fails": ("\nraise KeyError('k')\n", r"can't be imported, .*fedx\.py, line 2: KeyError: 'k'"),
+    "no component": ("class FedX: ...\n", "is no subclass of Component"),
+    "no name": (changed('    name: ClassVar[str] = "fedx"\n', ""), "has no name; add `name"),
+    "no word": (changed('"fedx"', '"fed x"'), "name = 'fed x' is refused; allowed: letters"),
+    "reserved": (changed('"fedx"', '"train"'), "name = 'train' is refused; allowed: all but"),
+    "no dataclass": (changed("@dataclass(frozen=True)\n", ""), "is no frozen dataclass"),
+    "no default": (changed("NonNegative = 0.1", "NonNegative"), "'mu' has no default"),
+    "taken by us": (changed('"fedx"', '"fedprox"'), "'fedprox' is taken by package fedml-noniid"),
+    "taken class": (
+        changed("class FedX", "class Scaffold") + "FedX = Scaffold\n",
+        "the name of its class, Scaffold, is taken by method 'scaffold'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_class_that_is_no_method_is_refused_in_a_line(place: Path, case: str) -> None:
+    source, words = REFUSED[case]
+    own_package.write(place, "stranger", source)
+    with pytest.raises(UserError, match=words) as error:
+        recipes.build("scaffold+stranger.fedx.FedX", {}, Setting(4, 2))
+    assert len(str(error.value).splitlines()) == 1
+    assert str(error.value).startswith("recipe 'scaffold+stranger.fedx.FedX': method ")
+
+
+def test_a_name_that_another_package_has_is_refused(place: Path) -> None:
+    for package in ("stranger", "stranger2"):
+        own_package.write(place, package)
+    own_package.advertise(place, "one-package", fedx="stranger.fedx:FedX", fedprox="no.where:No")
+    with pytest.raises(UserError, match="'fedx' is taken by package one-package; choose another"):
+        recipes.parse("stranger2.fedx.FedX")
+    assert recipes.parse("stranger.fedx.FedX") == ("fedx",)
+    assert recipes.method("fedprox").__module__.startswith("fedml_noniid."), "ours stays ours"
+    foreign._known.clear()
+    foreign._entry_points.cache_clear()
+    own_package.advertise(
+        place, "two-package", fedx="stranger2.fedx:FedX", other="stranger.fedx:FedX"
+    )
+    with pytest.raises(UserError, match="'fedx' is in several packages: one-package, two-package"):
+        recipes.parse("fedx")
+    with pytest.raises(UserError, match="'other' of package two-package is called 'fedx' in its"):
+        recipes.parse("other")
+    with pytest.raises(UserError, match=r"method 'fedxx' is unknown \(did you mean 'fedx'\?\)"):
+        recipes.parse("scaffold+fedxx")
+
+
+def test_two_dotted_paths_of_one_name_are_refused(place: Path) -> None:
+    for package in ("stranger", "stranger2"):
+        own_package.write(place, package)
+    with pytest.raises(UserError, match=r"'fedx' is taken by stranger\.fedx\.FedX; choose another"):
+        recipes.parse("stranger.fedx.FedX+stranger2.fedx.FedX")
+
+
+def test_the_reserved_names_are_those_of_settings() -> None:
+    """They stand beside methods in an entry of `recipes`, and in a run's parameters."""
+    assert {"fedavg", "data", "scenario", *config.Recipe.model_fields} == foreign.RESERVED
+
+
+def test_methods_lists_an_installed_one_and_one_that_fails(place: Path) -> None:
+    shown = pytest.importorskip("fedml_noniid.pipelines.tools.recipes")
+    own_package.write(place, "stranger")
+    own_package.advertise(place, "one-package", fedx="stranger.fedx:FedX", fedy="stranger.no:FedY")
+    lines = shown.listing().splitlines()
+    assert {"fedavg", "scaffold", "fedx", "fedy"} <= {*lines}
+    assert "mu = 0.1" in lines[lines.index("fedx") + 1]
+    assert "package one-package can't be imported" in lines[lines.index("fedy") + 1]
+    assert "class FedX(Component)" in shown.one("stranger.fedx.FedX")
+    assert "fedx+scaffold: composes" in shown.one("scaffold+fedx")
+
+
+def test_a_run_of_our_methods_looks_for_no_packages() -> None:
+    """Scanning what is installed takes longer than all that a run without work does."""
+    code = (
+        "from importlib import metadata\n"
+        "real = metadata.entry_points\n"
+        "def found(**given):\n"
+        "    if given.get('group') == 'fedml_noniid.methods': raise SystemExit('scanned')\n"
+        "    return real(**given)\n"  # torch looks for backends
+        "metadata.entry_points = found\n"
+        "import fedml_noniid\n"
+        "from fedml_noniid.plugins import recipes\n"
+        "from fedml_noniid.plugins.core.component import Setting\n"
+        "recipes.build('scaffold+fnr', {'fnr': {'p': 0.5}}, Setting(4, 2, n_public=9))\n"
+        "print('composed')\n"
+        "recipes.parse('fedx')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("composed\n", "scanned\n"), "for an unknown name only"
