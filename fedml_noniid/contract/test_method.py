@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedml_noniid.contract import checks, plugin
-from fedml_noniid.contract.checks import NotTriedError
 from fedml_noniid.contract.suite import CHECKS, Case
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError
@@ -47,7 +46,4 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("check", CHECKS)
 def test_method(check: str, case: Case) -> None:
     """Holds, or says why it says nothing."""
-    try:
-        CHECKS[check].run(case)
-    except NotTriedError as why:
-        pytest.skip(str(why))
+    CHECKS[check].run(case)
