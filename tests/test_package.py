@@ -19,6 +19,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import fedml_noniid
+from tests.files import contents
 from tests.pipelines.small import ROOT
 
 BUILD = (
@@ -70,9 +71,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         links = [entry.name for entry in found if entry.issym() or entry.islnk()]
         found.extractall(place / "unpacked", filter="data")
     (root,) = (place / "unpacked").iterdir()
-    source = {
-        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
-    }
+    source = contents(root)
     again = built_by("build_wheel", root, place / "again")
     return Built(source, links, content(wheel), content(again))
 

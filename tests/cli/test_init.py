@@ -17,17 +17,9 @@ from ruamel.yaml import YAML
 from fedml_noniid.cli.app import main
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.tools import init
+from tests.files import contents
 from tests.pipelines.own_files import write_own_files
 from tests.pipelines.small import ROOT, environment
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 @pytest.fixture
@@ -164,13 +156,13 @@ MISTAKES = {
 def test_a_mistake_is_one_line_and_nothing_is_written(
     folder: Path, capsys: pytest.CaptureFixture[str], words: str
 ) -> None:
-    before = content(folder)
+    before = contents(folder)
     assert main(["init", "study", *words.split()]) == 2
     out, err = capsys.readouterr()
     line, *rest = err.splitlines()
     assert line.startswith("error: ") and MISTAKES[words] in line and out == ""
     assert not rest or rest[0] == "One decision for each, to change as you like:"
-    assert content(folder) == before and not (folder / "study").exists()
+    assert contents(folder) == before and not (folder / "study").exists()
 
 
 def test_the_columns_that_need_a_decision_come_with_a_command_to_paste(
@@ -233,10 +225,10 @@ def test_nothing_is_replaced_unless_it_is_forced(
     study.mkdir()
     (study / ".gitignore").write_text("mine\n/runs/\n")
     (study / "params.yaml").write_text("mine: 1\n")
-    before = content(study)
+    before = contents(study)
     assert main(["init", "study"]) == 2
     assert "params.yaml: exists; allowed: another folder, or --force" in capsys.readouterr().err
-    assert content(study) == before
+    assert contents(study) == before
     assert main(["init", "study", "--force", "--set", "scenario.clients=7"]) == 0
     assert config.load(study).scenarios["dirichlet"].clients == 7
     lines = (study / ".gitignore").read_text().splitlines()

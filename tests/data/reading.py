@@ -26,11 +26,6 @@ def refuse(*parts: object) -> pytest.RaisesExc[UserError]:
     )
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    """Every file below `folder`."""
-    return {p.relative_to(folder): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
-
-
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass

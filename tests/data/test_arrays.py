@@ -5,7 +5,8 @@ import torch
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.datasets import load
 from fedml_noniid.plugins.data.readers.arrays import of_arrays
-from tests.data.reading import contents, refuse
+from tests.data.reading import refuse
+from tests.files import contents
 
 X = np.arange(6 * 3, dtype=np.uint8).reshape(6, 3)
 Y = np.array([0, 1, 2, 0, 1, 2])

@@ -25,7 +25,8 @@ from fedml_noniid.plugins.data.datasets import load
 from fedml_noniid.plugins.data.readers import download
 from fedml_noniid.plugins.data.readers import mnist as mnist_files
 from tests.data import small
-from tests.data.reading import Breaking, contents, draw, idx, refuse, serving
+from tests.data.reading import Breaking, draw, idx, refuse, serving
+from tests.files import contents
 
 Patch = pytest.MonkeyPatch
 
@@ -197,7 +198,7 @@ def test_an_archive_is_downloaded_whole_or_not_at_all(tmp_path: Path, monkeypatc
         monkeypatch.setattr(kind, "url", f"{url}/{kind.filename}")
         assert load("cifar10", root).checksum == expected
     # Kept whole, so the second time needs no network.
-    assert contents(root) == {Path(kind.filename): whole}
+    assert contents(root) == {kind.filename: whole}
     assert load("cifar10", root).checksum == expected
 
 

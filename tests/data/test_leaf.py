@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.data.datasets import load
-from tests.data.reading import contents, refuse
+from tests.data.reading import refuse
+from tests.files import contents
 
 COMMAND = "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample"
 PAGE = "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist"

@@ -18,7 +18,8 @@ import pytest
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.datasets import DATASETS, load
 from tests.data import small
-from tests.data.reading import contents, refuse
+from tests.data.reading import refuse
+from tests.files import contents
 
 
 def npy(array: np.ndarray[Any, Any]) -> bytes:

@@ -21,7 +21,8 @@ from fedml_noniid.plugins.data.readers.frames import ColumnError, UndecidedError
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import of_texts
 from fedml_noniid.plugins.data.text import GLOVE, PAD, UNKNOWN, WIDTH
-from tests.data.reading import contents, refuse
+from tests.data.reading import refuse
+from tests.files import contents
 
 TRAIN = """\
 ward,age,sex,pulse,ill

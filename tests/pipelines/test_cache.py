@@ -13,6 +13,7 @@ import pytest
 
 from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.plugins.core.errors import UserError
+from tests.files import contents
 
 FINGERPRINT, OTHER = "a" * 64, "b" * 64
 FILES = {"rounds.csv": b"round\n1\n", "model.safetensors": b"weights"}
@@ -27,10 +28,6 @@ def never() -> cache.Files:
     raise AssertionError("it is there")
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The folder of an item, settled."""
@@ -41,11 +38,11 @@ def folder(tmp_path: Path) -> Path:
 
 def test_what_is_made_is_in_the_folder_and_in_the_store(folder: Path, tmp_path: Path) -> None:
     """How it was made is in the store alone, since that differs from run to run."""
-    found = content(folder)
+    found = contents(folder)
     hashes = {name: hashlib.sha256(text).hexdigest() for name, text in FILES.items()}
     assert json.loads(found.pop(cache.RECEIPT)) == {"fingerprint": FINGERPRINT, "files": hashes}
     assert found == FILES
-    stored = content(tmp_path / cache.STORE / FINGERPRINT[:16])
+    stored = contents(tmp_path / cache.STORE / FINGERPRINT[:16])
     assert stored == FILES | MADE | {cache.RECEIPT: (folder / cache.RECEIPT).read_bytes()}
     assert cache.made(tmp_path, FINGERPRINT) == {"seconds": [1.5]}
     assert cache.made(tmp_path, OTHER) == cache.made(tmp_path, "") == {}
@@ -62,7 +59,7 @@ def append(path: Path) -> None:
 def test_a_damaged_folder_comes_back_from_the_store_and_the_store_from_the_folder(
     folder: Path, tmp_path: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
-    whole, stored = content(folder), tmp_path / cache.STORE / FINGERPRINT[:16]
+    whole, stored = contents(folder), tmp_path / cache.STORE / FINGERPRINT[:16]
     if (name, damage) == (cache.RECEIPT, Path.unlink):
         (folder / name).unlink()
         with pytest.raises(UserError, match="runs/item: not written by noniid"):
@@ -73,7 +70,7 @@ def test_a_damaged_folder_comes_back_from_the_store_and_the_store_from_the_folde
         damage(place / name)
         assert cache.is_whole(place, FINGERPRINT) == same
         assert not cache.get_or_create(folder, tmp_path, FINGERPRINT, never)
-        assert same or content(folder) == whole
+        assert same or contents(folder) == whole
         assert cache.is_whole(folder, FINGERPRINT) and cache.is_whole(stored, FINGERPRINT)
 
 
@@ -144,7 +141,7 @@ def test_what_is_not_ours_is_refused_by_name_and_stays(tmp_path: Path, name: str
             cache.refuse_foreign(tmp_path, *names)
     with pytest.raises(UserError, match=f"{name}/logs: not written by noniid"):
         cache.get_or_create(tmp_path / name / "logs", tmp_path, FINGERPRINT, never)
-    assert content(tmp_path / name / "logs") == {"events": b"loss"}
+    assert contents(tmp_path / name / "logs") == {"events": b"loss"}
 
 
 @pytest.mark.parametrize("name", ["plan", "report"])

@@ -3,7 +3,6 @@ with a user's code."""
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 import sys
@@ -13,7 +12,9 @@ import pytest
 
 from fedml_noniid.pipelines.experiment import cache, config, progress
 from fedml_noniid.pipelines.experiment.provenance import of_training
+from fedml_noniid.pipelines.experiment.results import table
 from fedml_noniid.plugins.core.errors import UserError
+from tests.files import contents
 from tests.pipelines.small import PARAMS, run_stages
 
 OWN = """\
@@ -70,8 +71,7 @@ def study(tmp_path: Path) -> Path:
 
 
 def rounds(folder: Path) -> list[dict[str, str]]:
-    with (folder / RUN / "rounds.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return table(folder / RUN / "rounds.csv")
 
 
 class KilledError(Exception):
@@ -84,7 +84,7 @@ def test_a_killed_training_goes_on_to_the_same_bytes(
 ) -> None:
     """Also where the last round that was saved is the one in which the run stopped."""
     run_stages(study, ("prepare", "partition", "train"))
-    whole = {path.name: path.read_bytes() for path in (study / RUN).iterdir()}
+    whole = contents(study / RUN)
     assert [float(row["counted"]) for row in rounds(study)] == [0, 1, 2, 3] and float(
         rounds(study)[-1]["length"]
     ) > 1
@@ -102,7 +102,7 @@ def test_a_killed_training_goes_on_to_the_same_bytes(
         with pytest.raises(KilledError):
             run_stages(study, ("train",))
     run_stages(study, ("train",))
-    assert {path.name: path.read_bytes() for path in (study / RUN).iterdir()} == whole
+    assert contents(study / RUN) == whole
 
 
 def test_an_edit_of_the_users_file_trains_again(study: Path) -> None:

@@ -3,8 +3,6 @@ mistakes."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -21,6 +19,7 @@ from scipy.stats import ttest_1samp
 
 from fedml_noniid.cli import claims as cli
 from fedml_noniid.pipelines.experiment.config import checked
+from fedml_noniid.pipelines.experiment.results import table
 from fedml_noniid.pipelines.experiment.tuning import Point, Trial, points
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import committed, verbs
@@ -119,11 +118,6 @@ def note(root: Path) -> None:
     """Notes the claims as they are before their first run."""
     claims = of_paper(by_hand.PAPER, by_hand.SIZE, root).claims
     committed.declare(folder(root), claims.values(), {by_hand.PAPER: "abc1234"})
-
-
-def lines(root: Path, name: str) -> list[dict[str, str]]:
-    """A file beside the page."""
-    return list(csv.DictReader(io.StringIO((folder(root) / name).read_text())))
 
 
 def shown(root: Path) -> str:
@@ -370,19 +364,20 @@ def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
     ends(root, "near", "a", A)
     ends(root, "near", "b", B)
     text = shown(root)
-    (line,) = lines(root, "claims.csv")
+    (line,) = table(folder(root) / "claims.csv")
     interval = (float(line["mean"]), float(line["high"]))
     assert interval == pytest.approx((10, 10 + student.ppf(0.975, 4) / math.sqrt(5)))
     assert (line["claim"], line["seeds"], line["verdict"]) == ("c0", "5", "held")
-    values = lines(root, "claims-values.csv")
+    values = table(folder(root) / "claims-values.csv")
     of = [float(one["value"]) for one in values if one["role"] == "of"]
     assert of == pytest.approx([100 * a for a in A])
-    runs = {run["item"]: run for run in lines(root, "claims-runs.csv")}
+    runs = {run["item"]: run for run in table(folder(root) / "claims-runs.csv")}
     assert len(runs) == 10 and {one["item"] for one in values} == set(runs)
     assert {(run["study"], run["weights_sha256"]) for run in runs.values()} == {("own", "0")}
     assert float(runs["near-a-1"]["accuracy"]) == pytest.approx(A[1])
-    rounds = {one["item"]: one for one in lines(root, f"claims-rounds-{by_hand.PAPER}.csv")}
-    assert [float(rounds["near-b-0"][t]) for t in "12"] == pytest.approx([B[0] / 2, B[0]])
+    rounds = table(folder(root) / f"claims-rounds-{by_hand.PAPER}.csv")
+    (found,) = (one for one in rounds if one["item"] == "near-b-0")
+    assert [float(found[t]) for t in "12"] == pytest.approx([B[0] / 2, B[0]])
     html = (folder(root) / "claims.html").read_text()
     assert "data:image/png;base64," in html
     assert html.count("<table>") == html.count('<div class="wide" tabindex="0"><table>') > 0
@@ -429,7 +424,7 @@ def test_an_experiment_on_a_cause_stands_with_its_claim_and_weakens_no_claim(
     text = shown(root)
     assert "Why? It is b. Tested: a less b; supported if above 0 points. Measured: +10.00 (" in text
     assert "**supported** (NOT written down before its first run, w0)" in text
-    assert {line["claim"] for line in lines(root, "claims-values.csv")} == {"c0", "w0"}
+    assert {line["claim"] for line in table(folder(root) / "claims-values.csv")} == {"c0", "w0"}
     written(root, claim, why={"cause": "It is b.", "explains": "c1"})
     with pytest.raises(UserError, match="w0: claim 'c1' is unknown"):
         shown(root)

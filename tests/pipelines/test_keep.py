@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedml_noniid.pipelines.experiment.results import table
 from tests.pipelines.by_hand import diverged, paper, run
 from tools import keep
 
@@ -84,25 +85,20 @@ def keep_in(root: Path, *arguments: str) -> int:
     return keep.main([*arguments, "--root", str(root)])
 
 
-def lines(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_table_is_kept_with_its_rounds_runs_and_makers(repository: Path) -> None:
     assert keep_in(repository, "ccn-tab9", "--size", "smoke") == 0
     place = repository / "docs" / "results"
     ends = {".md", ".csv", "-rounds.csv", "-runs.csv"}
     assert {path.name for path in place.iterdir()} == {f"ccn-tab9-smoke{end}" for end in ends}
 
-    rounds = lines(place / "ccn-tab9-smoke-rounds.csv")
+    rounds = table(place / "ccn-tab9-smoke-rounds.csv")
     assert list(rounds[0]) == ["study", "scenario", "recipe", "seed", "round", "test_accuracy"]
     assert list(rounds[0].values()) == ["one", "near", "a", "0", "1", "0.123457"]
     assert [row["test_accuracy"] for row in rounds[:3]] == ["0.123457", "", "0.3"] and len(
         rounds
     ) == 7 + 1
 
-    a, b, lost = lines(place / "ccn-tab9-smoke-runs.csv")
+    a, b, lost = table(place / "ccn-tab9-smoke-runs.csv")
     assert a == {
         "study": "one",
         "scenario": "near",
@@ -190,6 +186,6 @@ def test_an_experiment_is_kept_under_a_name(repository: Path) -> None:
         and "Command: `noniid run`; kept by `python -m tools.keep mine`." in page
     )
     assert "1 runs (planned: 6); missing: near-b-0, near-a-1, near-b-1, near-a-2, near-b-2" in page
-    assert [row["recipe"] for row in lines(kept / "mine-runs.csv")] == ["a"]
-    assert {row["study"] for row in lines(kept / "mine-rounds.csv")} == {"toy"}
-    assert lines(kept / "mine.csv")[0]["recipe"] == "a"
+    assert [row["recipe"] for row in table(kept / "mine-runs.csv")] == ["a"]
+    assert {row["study"] for row in table(kept / "mine-rounds.csv")} == {"toy"}
+    assert table(kept / "mine.csv")[0]["recipe"] == "a"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import final_model
+from fedml_noniid.pipelines.experiment.results import table
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.tune import tried
 from fedml_noniid.plugins.core.errors import UserError
@@ -50,11 +50,6 @@ def made(
     (folder / "params.yaml").write_text(TEXT.replace("SKEW", SKEWS[request.param]))
     run_stages(folder, ("prepare", "partition", "train", "evaluate", "report"))
     return request.param, folder
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_every_number_is_of_the_clients_own_models(made: tuple[str, Path]) -> None:
@@ -112,7 +107,7 @@ def test_every_number_is_of_the_clients_own_models(made: tuple[str, Path]) -> No
     assert metrics["loss"] == pytest.approx(final["test_loss"], rel=1e-6)
     if skew != "noise":
         assert metrics["accuracy"] == pytest.approx(hits / n, rel=1e-12)
-        found = rows(folder / "evaluation/skewed-fedbn-0/per_client.csv")
+        found = table(folder / "evaluation/skewed-fedbn-0/per_client.csv")
         assert [float(row["test_accuracy"]) for row in found] == pytest.approx(own)
         assert [float(row["accuracy"]) for row in found] == pytest.approx(worst)
         assert metrics["client_worst"] == pytest.approx(min(worst))

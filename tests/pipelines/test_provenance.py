@@ -16,6 +16,7 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import plan
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError
+from tests.files import contents
 from tests.pipelines.small import PARAMS, ROOT, environment
 
 TRAINING = "fedml_noniid.pipelines.experiment.training"
@@ -191,7 +192,7 @@ def test_the_last_plan_holds_until_something_changes(
             if not imports:
                 patch.setattr(plan, "_planned", lambda _: pytest.fail("made again"))
             plan.run(place)
-        return {path.name: path.read_bytes() for path in (tmp_path / "plan").iterdir()}
+        return contents(tmp_path / "plan")
 
     first = planned(True)
     assert planned(False) == first

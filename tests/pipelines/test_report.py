@@ -21,6 +21,7 @@ from fedml_noniid.pipelines.reporting.summary import ScenarioSummary, Spread
 from fedml_noniid.pipelines.reporting.text import NONE, plain
 from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.plugins.core.errors import UserError
+from tests.files import contents
 
 MIB = 2**20
 SEEDS = (0, 1, 2)
@@ -241,7 +242,7 @@ def test_a_constant_answer_is_not_praised(tmp_path: Path) -> None:
     metrics = json.loads((folder / "metrics.json").read_text())["scaffold"]
     percents = {"majority_accuracy": 97, "balanced_accuracy": 50, "macro_f1": 49}
     assert percents.items() <= metrics.items()
-    row = next(csv.DictReader((folder / "summary.csv").read_text().splitlines()))
+    row = results.table(folder / "summary.csv")[0]
     assert (row["recipe"], row["rank"], row["one_class_seeds"]) == ("scaffold", "0", "0 1 2")
 
 
@@ -647,10 +648,6 @@ def test_unequal_training_settings_are_named(root: Path) -> None:
     assert f"UNEQUAL training settings, compare with care: {unequal}" in page
     terminal = " ".join((folder / "table.txt").read_text().split())
     assert f"Training settings that were not the same for all methods: {unequal}" in terminal
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def tuned(root: Path, values: Mapping[str, Any], **records: Mapping[str, Any] | None) -> list[str]:

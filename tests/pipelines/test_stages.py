@@ -3,7 +3,6 @@ input is refused."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import platform
@@ -20,6 +19,7 @@ from safetensors.torch import load_file
 from fedml_noniid.pipelines.experiment import cache, config, progress
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.results import table
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.stages import train
@@ -28,6 +28,7 @@ from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.plugins.core.randomness import fold, normal
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines.hashing import weights_sha256
+from tests.files import contents
 from tests.pipelines.small import PARAMS, run_stages
 
 # mlflow's own use of SQLAlchemy, and its own type hints.
@@ -74,11 +75,6 @@ def forget(folder: Path, *names: str) -> None:
     """Removes outputs and the store of finished work."""
     for name in (*names, cache.STORE):
         shutil.rmtree(folder / name)
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_partition_holds_every_training_sample_once(made: Path) -> None:
@@ -285,7 +281,7 @@ class StopError(Exception):
 def test_a_stopped_run_goes_on_to_the_same_bits(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    expected = {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()}
+    expected = contents(workplace / RUN)
     forget(workplace, "runs")
 
     def stop(said: progress.RoundReport) -> None:
@@ -298,7 +294,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
             run_stages(workplace, ("train",))
     assert not (workplace / RUN).exists(), "nothing is written before the end"
     run_stages(workplace, ("train",))
-    assert {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()} == expected
+    assert contents(workplace / RUN) == expected
     fingerprint = json.loads(expected["run.json"])["tags"]["fingerprint"]
     run_id = cache.made(workplace, fingerprint)["run_id"]
     logged = Store(workplace, None).client().get_metric_history(run_id, "test_accuracy")
@@ -370,7 +366,7 @@ def test_a_damaged_run_is_refused(
 ) -> None:
     """By the evaluation and by the report; the training makes it whole again, and trains
     nothing."""
-    whole = {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()}
+    whole = contents(workplace / RUN)
     damage(workplace / RUN / name)
     shutil.rmtree(workplace / EVALUATION)
     assert f"{RUN}/{name}" in refused(capsys, workplace, "evaluate")
@@ -382,7 +378,7 @@ def test_a_damaged_run_is_refused(
         shutil.rmtree(workplace / RUN)
     assert stage.main(["train", "--root", str(workplace)]) == 0
     assert "training: 1 known" in capsys.readouterr().out
-    assert {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()} == whole
+    assert contents(workplace / RUN) == whole
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@ here."""
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from pathlib import Path
 
 import pytest
 
+from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.papers import report as stage
 from fedml_noniid.pipelines.papers.contrasts import statistic
 from fedml_noniid.pipelines.papers.report import build
@@ -239,10 +239,7 @@ def test_every_form_of_a_report_has_the_marks(tmp_path: Path) -> None:
             and f"[1] one (near b): {DRAWN}." in content
         )
     assert "Left: at the end C is highest (70.00), A lowest (60.00)." in curve
-    marks = {
-        (row["line"], row["mark"])
-        for row in csv.DictReader((report / "f.csv").read_text().splitlines())
-    }
+    marks = {(row["line"], row["mark"]) for row in results.table(report / "f.csv")}
     assert marks == {("A", ""), ("B", "LEAK [1]"), ("C", "")}
 
 

@@ -26,7 +26,8 @@ from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.text import GLOVE
-from tests.data.reading import contents, draw
+from tests.data.reading import draw
+from tests.files import contents
 from tests.pipelines.own_files import write_own_files
 from tests.pipelines.small import PARAMS, ROOT, run_stages
 
@@ -789,7 +790,7 @@ def test_a_changed_file_is_another_plan(kind: str, tmp_path: Path) -> None:
     the experiment."""
     data, make, name = KINDS[kind]
 
-    def planned(folder: Path) -> dict[Path, bytes]:
+    def planned(folder: Path) -> dict[str, bytes]:
         run_stages(folder, ("plan",))
         return contents(folder / "plan")
 
@@ -806,10 +807,10 @@ def test_a_changed_file_is_another_plan(kind: str, tmp_path: Path) -> None:
     for change in (lambda path: path.write_bytes(path.read_bytes()[::-1]), Path.unlink):
         change(folder / "mine" / name)
         after = planned(folder)
-        assert [path.name for path in after if after[path] != before[path]] == ["prepare.json"]
+        assert [name for name in after if after[name] != before[name]] == ["prepare.json"]
         before = after
     (folder / "mine" / name).write_bytes(b"new")
-    assert planned(folder)[Path("prepare.json")] != before[Path("prepare.json")]
+    assert planned(folder)["prepare.json"] != before["prepare.json"]
 
 
 def test_a_copy_of_dvc_reads_the_repository_s_files(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import authority
 from fedml_noniid.plugins.silo.authority import make, renew, revoke
 from fedml_noniid.plugins.silo.certificates import Admission, Kit, name
+from tests.files import contents
 
 CA_FILES = {"ca.crt", "ca.key", "crl.pem"}
 SILO_FILES = {"ca.crt", "own.crt", "own.key"}
@@ -30,11 +31,6 @@ DAY = datetime.timedelta(days=1)
 
 class KilledError(BaseException):
     """Stands for the end of the process."""
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def names(folder: Path) -> dict[str, set[str]]:
@@ -97,9 +93,9 @@ def test_only_the_owner_reads_whatever_the_mask_is(tmp_path: Path) -> None:
 
 def test_making_again_adds_what_is_missing_and_keeps_the_rest(kits: Path) -> None:
     revoke(kits, 1)
-    before = content(kits)
+    before = contents(kits)
     make(kits, 4)
-    assert before.items() <= content(kits).items()
+    assert before.items() <= contents(kits).items()
     assert names(kits).keys() - FILES.keys() == {"3", "4"}
     Kit.read(kits / "4", 4)
     shutil.rmtree(kits / "0")
@@ -129,21 +125,21 @@ def test_a_damaged_ca_is_refused_and_nothing_is_written(
         path.write_bytes((others_kits / "ca" / damaged).read_bytes() if by == "foreign" else by)
     else:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    before = content(kits)
+    before = contents(kits)
     with pytest.raises(UserError, match=words):
         make(kits, 3)
     with pytest.raises(UserError, match=r"ca/c"):  # names the file
         revoke(kits, 1)
-    assert content(kits) == before
+    assert contents(kits) == before
 
 
 def test_a_kit_never_outlives_the_ca(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = content(kits)
+    before = contents(kits)
     late = now() + 7000 * DAY  # the CA has 300 days left
     monkeypatch.setattr(authority, "now", lambda: late)
     with pytest.raises(UserError, match="days = 301: the CA ends before that"):
         renew(kits, 1, 301)
-    assert content(kits) == before
+    assert contents(kits) == before
     renew(kits, 1, 299)
 
 
@@ -166,9 +162,9 @@ def test_a_kill_at_any_moment_leaves_whole_kits_and_the_same_command_goes_on(
         with pytest.raises(KilledError):
             make(kits, 1)
         assert names(kits).items() <= FILES.items()
-        before, left = content(kits), 16
+        before, left = contents(kits), 16
         make(kits, 1)
-        assert before.items() <= content(kits).items()
+        assert before.items() <= contents(kits).items()
         assert Kit.read(kits / "0", 0) and Kit.read(kits / "1", 1)
     for at in range(8):  # two lists and their names, three files and their folder
         left, old = at, certificate(kits, 1).serial_number
@@ -186,7 +182,7 @@ def test_a_kill_at_any_moment_leaves_whole_kits_and_the_same_command_goes_on(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_renewing_makes_a_new_key_and_revokes_the_old_certificate(kits: Path, rank: int) -> None:
-    before, old = content(kits), certificate(kits, rank)
+    before, old = contents(kits), certificate(kits, rank)
     renew(kits, rank, 30)
     kit, new = Kit.read(kits / str(rank), rank), certificate(kits, rank)
     assert kit.key != before[f"{rank}/own.key"] and new.public_key() != old.public_key()
@@ -196,7 +192,7 @@ def test_renewing_makes_a_new_key_and_revokes_the_old_certificate(kits: Path, ra
     admission = Admission(kit.ca, kits / "0" / "crl.pem")
     assert admission.refusal(kit.certificate) == ""
     assert admission.refusal(before[f"{rank}/own.crt"]) == f"certificate of {name(rank)} is revoked"
-    assert all(content(kits)[path] == was for path, was in before.items() if path[0] == "2")
+    assert all(contents(kits)[path] == was for path, was in before.items() if path[0] == "2")
 
 
 def test_revoking_twice_lists_once_and_mends_the_servers_list(kits: Path) -> None:
@@ -270,10 +266,10 @@ def test_the_command_line_makes_renews_revokes_and_shows(
 def test_an_error_is_one_line_and_exit_code_2(
     kits: Path, arguments: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = content(kits)
+    before = contents(kits)
     out = [] if "--out" in arguments else ["--out", str(kits)]
     assert main(["deploy", "kits", *arguments.split(), *out]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
     assert words in said.err
-    assert content(kits) == before
+    assert contents(kits) == before

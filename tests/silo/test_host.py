@@ -14,7 +14,7 @@ from fedml_noniid.contract import silos
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.results import RunFile
-from tests.recipe_table import ALONE, DEPLOYED, PARAMETERS
+from tests.recipe_table import ALONE, COMPOSITIONS, PARAMETERS
 from tests.recipe_table import settings as table
 from tests.silo import world
 
@@ -48,8 +48,9 @@ SKEWED = ["fedavg", "rfedavg_plus", "ccn", "fednlr", "fnr", "moon", "fedbn"]
 SKEWED += ["datasharing+moon+ccn+fednlr", "scaffold+fnr+rfedavg_plus+ccn"]
 NORMS = {"batch_norm": True}
 CASES = [
-    *((DEPLOYED[entry], NORMS) for entry in DEPLOYED),
+    # By itself, each method also runs with batch norms and all silos in test_resume.
     *((entry, {"batch_norm": False, "cohort": 2}) for entry in ALONE.values()),  # some rest
+    *((entry, NORMS) for entry in COMPOSITIONS),
     # In noise, with augmentation.
     *(((recipe, table(recipe)), NORMS | {"skewed": True}) for recipe in SKEWED),
     *(
