@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from fedml_noniid.cli.app import main
-from fedml_noniid.plugins import recipes
 from tests.pipelines.small import ROOT
 from tests.test_package import BUILD
 
@@ -138,15 +137,17 @@ def test_from_nothing_to_a_certificate_in_a_clean_environment(
     assert "4 passed" in said, said
     options = ["--method", "quickfed", "--settings", "mu=0.5", "--neutral", "mu=0"]
     suite = [python, "-m", "pytest", "--pyargs", "fedml_noniid.contract", "-p", "no:cacheprovider"]
-    said = ran([*suite, *options, "--certificate", "certificate.txt"], empty)
+    options += ["--silo-processes", "--certificate", "certificate.txt"]
+    said = ran([*suite, *options], empty)
     lines = (empty / "certificate.txt").read_text().splitlines()
     assert lines[0] == "Certificate of quickfed (quickfed.algorithm.QuickFed)"
     assert lines[1].startswith("  package: quickfed 0.1.0, ")
-    assert "holds (23):" in lines and "was not tried (3):" in lines
+    assert "holds (24):" in lines and "was not tried (2):" in lines
     assert not any(line.startswith(("does not hold", "left out")) for line in lines)
-    assert "23 passed, 3 skipped" in said
-    assert "--method is missing" in ran(suite, empty, code=4) + "--method is missing"
-    assert "quickfed" not in recipes.names()
+    assert "24 passed, 2 skipped" in said
+    assert "--method is missing: the method's name, or its class" in ran(suite, empty, code=4)
+    wrong = ran([*suite, "--method", "quickfedd"], empty, code=4)
+    assert "method 'quickfedd' is unknown (did you mean 'quickfed'?)" in wrong
 
 
 def test_other_runs_of_pytest_do_not_know_the_options(tmp_path: Path) -> None:
