@@ -18,8 +18,8 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 15260,
-    TESTS: 15631,
+    SOURCE: 16000,
+    TESTS: 16500,
     ("plugins/core",): 916,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1743,
