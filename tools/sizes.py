@@ -18,7 +18,7 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 14632,
+    SOURCE: 14680,
     TESTS: 15631,
     ("plugins/core",): 908,
     ("plugins/privacy",): 49,
