@@ -17,6 +17,7 @@ from fedml_noniid.cli import (
     experiment,
     init,
     methods,
+    new,
     papers,
     tracking,
 )
@@ -40,7 +41,7 @@ app = group(
     *EXAMPLES,
     completes=True,
 )
-for module in (init, experiment, methods, papers, claims, deploy, tracking):
+for module in (init, experiment, methods, new, papers, claims, deploy, tracking):
     module.add(app)
 
 

@@ -4,16 +4,17 @@ my_package:FedX`."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from fedml_noniid.contract import checks, plugin
-from fedml_noniid.contract.checks import NotTriedError
 from fedml_noniid.contract.suite import CHECKS, Case
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.compiled import SWITCH
+from fedml_noniid.plugins.own_code import look_in
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +23,7 @@ def case(pytestconfig: pytest.Config) -> Case:
     method = pytestconfig.getoption("--method")
     if not method:
         pytest.exit("--method is missing: the method's name, or its class as my_package:FedX", 4)
+    look_in(Path.cwd())  # a package that is not installed lies here
     settings = plugin.values("--settings", pytestconfig.getoption("--settings"))
     neutral = plugin.values("--neutral", pytestconfig.getoption("--neutral"))
     found = Case(method, settings, neutral or None, pytestconfig.getoption("--silo-processes"))
@@ -47,7 +49,4 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("check", CHECKS)
 def test_method(check: str, case: Case) -> None:
     """Holds, or says why it says nothing."""
-    try:
-        CHECKS[check].run(case)
-    except NotTriedError as why:
-        pytest.skip(str(why))
+    CHECKS[check].run(case)

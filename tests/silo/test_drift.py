@@ -14,6 +14,7 @@ from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.drift import Drift, drift
 from fedml_noniid.plugins.engines.hashing import model_tensors
 from fedml_noniid.plugins.silo import loopback, shards
+from fedml_noniid.plugins.silo import settings as silo_settings
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from tests.data.test_drift import DRIFTS
 from tests.data.test_skew import partitioned, settings
@@ -53,7 +54,7 @@ def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None, recipe: s
     """FedBN's silos test their own models, with their labels of the round."""
     parts, deployment = world_of(kept), world.deployment(recipe, rounds=3)
     network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes, None)
-    terms = world.silo_settings.terms(deployment, recipe, network, 0)
+    terms = silo_settings.terms(deployment, recipe, network, 0)
     server_run = ServerRun(terms, world.shards_of(parts)[0])
     outcome = world.talk(server_run, world.silos_of(terms, parts))
     digest = loopback.weights_sha256(

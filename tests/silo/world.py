@@ -27,7 +27,6 @@ from fedml_noniid.contract.silos import simulated as simulated
 from fedml_noniid.contract.silos import talk as talk
 from fedml_noniid.contract.silos import terms as terms
 from fedml_noniid.contract.silos import uploads as uploads
-from fedml_noniid.plugins.silo import settings as silo_settings  # noqa: F401, the tests have it from here
 from fedml_noniid.plugins.silo.server_run import ServerRun as ServerRun
 from fedml_noniid.plugins.silo.settings import Deployment
 from tests.recipe_table import PARAMETERS
