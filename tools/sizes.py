@@ -18,11 +18,11 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 14680,
-    TESTS: 15631,
-    ("plugins/core",): 908,
+    SOURCE: 16000,
+    TESTS: 16500,
+    ("plugins/core",): 916,
     ("plugins/privacy",): 49,
-    ("plugins/silo",): 1735,
+    ("plugins/silo",): 1743,
     ("plugins/baselines/scaffold.py",): 28,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,

@@ -23,7 +23,7 @@ from fedml_noniid.pipelines.experiment.config import (
     TrainSettings,
 )
 from fedml_noniid.pipelines.experiment.scenario import Scenario
-from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.errors import Mistake, UserError, closest, located
 from fedml_noniid.plugins.data.partitions import PARTITIONS
 
@@ -153,7 +153,7 @@ def _by_section(where: str, entries: Entries, given: Values) -> dict[str, dict[s
         if key not in known:
             raise _unknown(where, key, known, entries)
         if value is not None or known[key] == "seeds":
-            found[known[key]][key] = plain(value)
+            found[known[key]][key] = models.name_of(value) if key == "model" else plain(value)
     for key in ("partition", "clients"):
         if key not in found["scenario"]:
             instead = ", or what `partition` returned in place of the data"

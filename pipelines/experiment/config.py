@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from fedml_noniid.pipelines.experiment.scenario import SKEWS as SKEWS
 from fedml_noniid.pipelines.experiment.scenario import Scenario as Scenario
-from fedml_noniid.plugins import models, recipes
+from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError, located, together
 from fedml_noniid.plugins.core.options import (
     MOST,
@@ -33,6 +33,7 @@ from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import simulation
 from fedml_noniid.plugins.engines.local_training import LearningRate
 from fedml_noniid.plugins.engines.run_settings import RunSettings
+from fedml_noniid.plugins.models.settings import ModelSettings
 from fedml_noniid.plugins.own_code import look_in
 
 FILE = "params.yaml"
@@ -154,11 +155,9 @@ class Recipe(OpenSection):
         return {section: keys for section, keys in every.items() if keys}
 
 
-class TrainSettings(RunSettings):
+class TrainSettings(RunSettings, ModelSettings):
     """How all recipes train."""
 
-    model: Annotated[str, OneOf(lambda: models.MODELS)]
-    model_options: dict[str, Any] = Field(default={})
     rounds: Count
     observe: bool = False
     engine: Annotated[str, OneOf(lambda: simulation.ENGINES)] = "auto"
@@ -166,11 +165,9 @@ class TrainSettings(RunSettings):
     threads: Annotated[int, Range(1, 256)] = 1
     evaluate_every: Count = 1
 
-    @model_validator(mode="after")
-    def _fits(self) -> TrainSettings:
-        with located("model_options"):
-            models.check(self.model, self.model_options)
-        return self
+    def own_code(self) -> dict[str, str]:
+        """The user's code and files that a run depends on: name -> SHA-256."""
+        return super().own_code() | self.model_code()
 
 
 class MachineSettings(Section):

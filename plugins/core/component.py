@@ -106,6 +106,8 @@ class Needs:
     personal_norms: bool = False
     # whole models, batch norms included, outside of the clients' local training
     whole_models: bool = False
+    features: bool = False  # the input of the classifier, or the classifier by itself
+    activations: bool = False  # `task.activations`
 
 
 class Exchanges(NamedTuple):
@@ -126,6 +128,8 @@ class Setting(NamedTuple):
     n_public: int = 0  # samples of the public split, 0 if there is none
     tokens: bool = False  # whether samples are the numbers of tokens (text)
     deployed: bool = False  # on real silos, not in a simulation
+    features: bool = True  # whether the network has a linear classifier, with features before it
+    activations: bool = True  # whether the network tells the activations of its layers
 
 
 def absent(why: str) -> Any:

@@ -21,6 +21,12 @@ from tests import federation
 ROUNDS = 4
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a checkpoint."""
+    return tmp_path / "run.safetensors"
+
+
 def killed_in(round_: int, path: Path, recipe: str, **options: Any) -> None:
     """Runs until the round is done and saved."""
     for row in federation.simulation(recipe, checkpoint=path, rounds=ROUNDS, **options).rounds():
@@ -50,8 +56,7 @@ def test_resuming_after_any_round_gives_the_same_bits(
     checks.resumes(recipe, {}, engine, tmp_path)
 
 
-def test_a_checkpoint_is_written_every_k_rounds_and_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "run.safetensors"
+def test_a_checkpoint_is_written_every_k_rounds_and_at_the_end(path: Path) -> None:
     killed_in(3, path, "scaffold", checkpoint_every=2)
     assert federation.simulation("scaffold", checkpoint=path, rounds=ROUNDS).start_round == 2
     killed_in(3, path, "scaffold", checkpoint_every=3)
@@ -61,15 +66,13 @@ def test_a_checkpoint_is_written_every_k_rounds_and_at_the_end(tmp_path: Path) -
     assert federation.simulation("scaffold", checkpoint=path, rounds=ROUNDS).start_round == 4
 
 
-def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.safetensors"
+def test_a_checkpoint_of_another_configuration_is_refused(path: Path) -> None:
     federation.run("fedavg", checkpoint=path, fingerprint="one")
     with pytest.raises(UserError, match=r"run\.safetensors.*another configuration.*'one'.*'two'"):
         federation.simulation("fedavg", checkpoint=path, fingerprint="two")
 
 
-def test_a_checkpoint_of_another_model_or_recipe_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.safetensors"
+def test_a_checkpoint_of_another_model_or_recipe_is_refused(path: Path) -> None:
     federation.run("fedavg", checkpoint=path)
     with pytest.raises(UserError, match=r"run\.safetensors.*another model"):
         federation.simulation("fedavg", checkpoint=path, batch_norm=True)
@@ -82,9 +85,8 @@ def test_a_checkpoint_of_another_model_or_recipe_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("content", [0.0, 0.01, 0.5, 0.9, 0.999, b"PK\x03\x04 other", b"\x00" * 64])
 def test_a_truncated_file_or_one_of_another_kind_is_refused(
-    content: float | bytes, tmp_path: Path
+    content: float | bytes, path: Path
 ) -> None:
-    path = tmp_path / "run.safetensors"
     federation.run("scaffold", checkpoint=path)
     whole = path.read_bytes()
     short = content if isinstance(content, bytes) else whole[: int(len(whole) * content)]
@@ -99,19 +101,17 @@ def test_a_truncated_file_or_one_of_another_kind_is_refused(
     [None, {"checkpoint": "{"}, {"checkpoint": "[1]"}, {"checkpoint": '{"fingerprint": ""}'}],
 )
 def test_a_safetensors_file_that_is_no_checkpoint_is_refused(
-    metadata: dict[str, str] | None, tmp_path: Path
+    metadata: dict[str, str] | None, path: Path
 ) -> None:
-    path = tmp_path / "run.safetensors"
     save_file({"w": torch.zeros(1)}, path, metadata)
     with pytest.raises(UserError, match=r"run\.safetensors"):
         federation.simulation("fedavg", checkpoint=path)
 
 
 def test_a_failed_write_leaves_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Written whole or not at all, and nothing left beside it."""
-    path = tmp_path / "run.safetensors"
     federation.run("fedavg", checkpoint=path, rounds=1)
     before = path.read_bytes()
 
@@ -147,9 +147,8 @@ def flipped(path: Path, bit: int) -> None:
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".rounds"])
 @pytest.mark.parametrize("place", [0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.999])
-def test_one_flipped_bit_is_refused_by_file(suffix: str, place: float, tmp_path: Path) -> None:
+def test_one_flipped_bit_is_refused_by_file(suffix: str, place: float, path: Path) -> None:
     """In the head, in the state of SCAFFOLD, in the records of a round: never other weights."""
-    path = tmp_path / "run.safetensors"
     federation.run("scaffold", checkpoint=path, rounds=2)
     damaged = path.with_suffix(suffix)
     flipped(damaged, int(8 * damaged.stat().st_size * place) + 3)
@@ -180,9 +179,8 @@ def test_the_records_of_another_run_are_refused(tmp_path: Path) -> None:
         federation.simulation("fedavg", checkpoint=paths[1])
 
 
-def test_a_checkpoint_writes_only_the_new_rounds(tmp_path: Path) -> None:
+def test_a_checkpoint_writes_only_the_new_rounds(path: Path) -> None:
     """The state has the same size after every round, and the records grow by the same bytes."""
-    path = tmp_path / "run.safetensors"
     sizes = []
     for _ in federation.simulation("fedavg", checkpoint=path, rounds=9).rounds():
         if path.exists():
@@ -193,9 +191,8 @@ def test_a_checkpoint_writes_only_the_new_rounds(tmp_path: Path) -> None:
     assert max(grown) - min(grown) < 80, "the digits of numbers"
 
 
-def test_the_records_of_lost_rounds_are_cut_off(tmp_path: Path) -> None:
+def test_the_records_of_lost_rounds_are_cut_off(path: Path, tmp_path: Path) -> None:
     """A kill may come after the records of a round are written and before its state."""
-    path = tmp_path / "run.safetensors"
     for row in federation.simulation("fedavg", checkpoint=path, rounds=3).rounds():
         if row["round"] == 2:
             shutil.copy(path, tmp_path / "of round 2")

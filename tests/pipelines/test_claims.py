@@ -90,6 +90,13 @@ def ends(root: Path, scenario: str, recipe: str, values: Sequence[float], **othe
         one(root, scenario, recipe, seed, [value / 2, value], **others)
 
 
+def both(root: Path, b: int = 5) -> Path:
+    """Runs of a and b as below; of b for so many seeds."""
+    ends(root, "near", "a", A)
+    ends(root, "near", "b", B[:b])
+    return root
+
+
 def one(
     root: Path, scenario: str, recipe: str, seed: int, accuracies: Sequence[float], **others: Any
 ) -> None:
@@ -131,9 +138,7 @@ A, B = [0.70, 0.74, 0.71, 0.78, 0.72], [0.60, 0.65, 0.60, 0.69, 0.61]
 def test_a_difference_has_the_interval_of_the_paired_t_test(tmp_path: Path) -> None:
     """10, 9, 11, 9, 11 points: mean 10, deviation 1, so that the half width is t(0.975, 4) /
     sqrt(5)."""
-    ends(written(tmp_path, {}), "near", "a", A)
-    ends(tmp_path, "near", "b", B)
-    (found,) = verdicts(tmp_path)
+    (found,) = verdicts(both(written(tmp_path, {})))
     assert found.word == "held" and found.weakest is not None and found.weakest.interval is not None
     half = 2.7764451051977987 / math.sqrt(5)
     assert found.weakest.mean == pytest.approx(10)
@@ -157,9 +162,8 @@ def test_a_difference_has_the_interval_of_the_paired_t_test(tmp_path: Path) -> N
 def test_the_verdict_is_about_the_bound(tmp_path: Path, holds: dict[str, float], word: str) -> None:
     """The mean is 10 and the standard error 1 / sqrt(5): 2 from the bound is t = 4.5, p = 0.011;
     0.5 is p = 0.33."""
-    ends(written(tmp_path, {"holds": holds}), "near", "a", A)
-    ends(tmp_path, "near", "b", B)
-    assert [found.word for found in verdicts(tmp_path)] == [word]
+    root = both(written(tmp_path, {"holds": holds}))
+    assert [found.word for found in verdicts(root)] == [word]
 
 
 def test_holm_counts_all_claims_of_the_page(tmp_path: Path) -> None:
@@ -168,9 +172,7 @@ def test_holm_counts_all_claims_of_the_page(tmp_path: Path) -> None:
     One that has not run counts with p = 1.
     """
     bounds = [{"holds": {"above": bound}} for bound in (8, 6, 9.9)]
-    root = written(tmp_path, *bounds)
-    ends(root, "near", "a", A)
-    ends(root, "near", "b", B)
+    root = both(written(tmp_path, *bounds))
     p = [2 * student.sf(distance * math.sqrt(5), 4) for distance in (2, 4, 0.1)]
     assert [one.holm_p for one in verdicts(root)] == pytest.approx([2 * p[0], 3 * p[1], p[2]])
     assert [one.word for one in verdicts(root)] == ["held", "held", "undecided"]
@@ -186,8 +188,7 @@ def test_a_claim_over_several_methods_needs_them_all(tmp_path: Path) -> None:
     root = written(
         tmp_path, {"less": ["b", "c"]}, {"of": ["c"], "less": ["a", "b"], "holds": {"above": 5}}
     )
-    ends(root, "near", "a", A)
-    ends(root, "near", "b", B)
+    both(root)
     ends(
         root,
         "near",
@@ -263,8 +264,7 @@ def test_rounds_until_an_accuracy_that_no_run_reaches_say_nothing(tmp_path: Path
     root = written(
         tmp_path, *({"statistic": f"rounds_to:{level}"} | claim for level in (0.62, 0.95))
     )
-    ends(root, "near", "a", A)
-    ends(root, "near", "b", B)
+    both(root)
     some, none = verdicts(root)
     assert some.never == (3, 10), "b ends at 0.60, 0.65, 0.60, 0.69, 0.61"
     assert (
@@ -342,8 +342,7 @@ def test_a_counted_number_has_no_test(tmp_path: Path, values: list[list[int]], w
 def test_a_claim_whose_runs_are_missing_says_so(tmp_path: Path) -> None:
     root = written(tmp_path, {})
     assert "10 of 10 runs are missing: near-a-0, near-a-1, near-a-2 and 7 more" in shown(root)
-    ends(root, "near", "a", A)
-    ends(root, "near", "b", B[:4])
+    both(root, b=4)
     text = shown(root)
     assert "**not run**" in text and "1 of 10 runs are missing: near-b-4" in text
     assert "| CCN | 1 | 0 | 0 | 0 | 1 |" in text
@@ -352,17 +351,14 @@ def test_a_claim_whose_runs_are_missing_says_so(tmp_path: Path) -> None:
 def test_a_diverged_run_leaves_a_claim_undecided(tmp_path: Path) -> None:
     """The mean of the other seeds would be too high."""
     root = written(tmp_path, {})
-    ends(root, "near", "a", A)
-    ends(root, "near", "b", B[:4])
+    both(root, b=4)
     (studies(root) / "own" / DIVERGED).write_text(json.dumps({"near-b-4": "round 3: not finite"}))
     assert [found.word for found in verdicts(root)] == ["undecided"]
     assert "1 runs diverge: near-b-4" in shown(root)
 
 
 def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
-    root = written(tmp_path, {})
-    ends(root, "near", "a", A)
-    ends(root, "near", "b", B)
+    root = both(written(tmp_path, {}))
     text = shown(root)
     (line,) = table(folder(root) / "claims.csv")
     interval = (float(line["mean"]), float(line["high"]))
@@ -389,9 +385,7 @@ def test_missing_runs_only_what_has_no_committed_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], wanted: list[str]
 ) -> None:
     """A claim that was changed since has none. All claims on a study that runs are noted."""
-    root = written(tmp_path, {}, {"of": ["b"], "less": ["a"]})
-    ends(root, "near", "a", A)
-    ends(root, "near", "b", B)
+    root = both(written(tmp_path, {}, {"of": ["b"], "less": ["a"]}))
     note(root)
     shown(root)
     shutil.copytree(folder(root), tmp_path / "results")
@@ -417,8 +411,7 @@ def test_an_experiment_on_a_cause_stands_with_its_claim_and_weakens_no_claim(
     """
     claim = {"of": ["b"], "less": ["a"]}
     root = written(tmp_path, claim, why={"cause": "It is b."})
-    ends(root, "near", "a", A)
-    ends(root, "near", "b", B)
+    both(root)
     (found,) = verdicts(root)
     assert (found.word, found.n_tests) == ("not held", 1)
     text = shown(root)

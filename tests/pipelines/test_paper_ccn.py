@@ -11,6 +11,13 @@ from fedml_noniid.pipelines.papers.targets import Built
 from tests.pipelines import by_hand
 from tests.pipelines.by_hand import is_picture, paper, rows, run
 
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path) -> None:
+    """Of a paper."""
+    paper(tmp_path)
+
+
 SIMILARITY = {"study": "one", "scenario": "near", "original": "a", "normalised": "b", "apart": 3}
 
 
@@ -31,7 +38,6 @@ def test_similarity(tmp_path: Path) -> None:
     Mean +0.15, deviation 0.1 / sqrt(2) = 0.07071. The others: 0.9 becomes 0.8 on both, a difference
     without a spread.
     """
-    paper(tmp_path)
     run(tmp_path, "near", "a", 0, [0.1, 0.2], recorded=cosines([0.9, 0.9, 0.5], [0.9, 0.9, 0.7]))
     run(tmp_path, "near", "b", 0, [0.1, 0.2], recorded=cosines([0.8, 0.8, 0.7], [0.7, 0.9, 0.9]))
     run(tmp_path, "near", "a", 1, [0.1, 0.2], recorded=cosines([0.9, 0.9, 0.6], [0.9, 0.9, 0.6]))
@@ -60,7 +66,6 @@ def test_similarity(tmp_path: Path) -> None:
 
 
 def test_similarity_on_one_seed_and_with_parts_missing(tmp_path: Path) -> None:
-    paper(tmp_path)
     assert similarity(tmp_path).missing == ("original", "normalised")
     run(tmp_path, "near", "a", 0, [0.1], recorded=cosines([0.9, 0.9, 0.5]))
     assert similarity(tmp_path) == Built((), {}, (), ("normalised",))
@@ -90,7 +95,6 @@ def test_convergence(tmp_path: Path) -> None:
     First quarter: A (4 + 2) / 2 = 3, C 1, mean 2. Last: A (-1 - 3) / 2 = -2, C 1, mean -0.5. Above:
     2 + 8 of 16.
     """
-    paper(tmp_path)
     base = [0.5] * 8
     gains = [0.04, 0.02, 0, 0, 0, 0, -0.01, -0.03]
     run(tmp_path, "near", "a", 0, base)

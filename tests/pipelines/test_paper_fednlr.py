@@ -59,6 +59,12 @@ def at_hand(root: Path, names: Sequence[str], studies: Sequence[str] = ("one",))
     return paper(root, params=text)
 
 
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A paper with recipes a and b."""
+    return at_hand(tmp_path, "ab")
+
+
 def made(root: Path, kind: str, spec: str) -> Built:
     """A figure from its entry in targets.yaml."""
     reported = {"columns": ["x", "y"], "rows": {"Line": [0.5, None]}}
@@ -295,7 +301,7 @@ def observed(
 FEDAVG, FEDNLR = [0.3, 0.1, 0.0, 0.95, 0.9], [0.4, 0.1, 0.0, 0.9, 0.84]
 
 
-def test_activations_of_bound_neurons(tmp_path: Path) -> None:
+def test_activations_of_bound_neurons(root: Path) -> None:
     """C-1 has class 2, C-2 class 0.
 
     Neurons 1 and 5 are bound to class 0, neuron 4 to class 2; 2 ties, 3 is dead.
@@ -304,7 +310,6 @@ def test_activations_of_bound_neurons(tmp_path: Path) -> None:
     More active on class 0 than on class 2 are neurons 1, 5 and 2, which goes from 0.2 to 0.1: means
     -0.2 / 3 and -0.16 / 3.
     """
-    root = at_hand(tmp_path, "ab")
     run(root, "near", "a", 0, [0.7, 0.2], recorded=observed(FEDAVG))
     run(root, "near", "b", 0, [0.7, 0.3], recorded=observed(FEDNLR))
     clients(root, "near", 0, [[0, 0, 7], [7, 0, 0]])
@@ -335,8 +340,7 @@ def test_activations_of_bound_neurons(tmp_path: Path) -> None:
     assert built.printed == [["", "x", "y"], ["Line", "0.5", ""]]
 
 
-def test_activations_with_parts_missing_and_of_a_method_that_diverges(tmp_path: Path) -> None:
-    root = at_hand(tmp_path, "ab")
+def test_activations_with_parts_missing_and_of_a_method_that_diverges(root: Path) -> None:
     assert made(root, "activations", ACTIVATIONS).missing == ("FedAvg", "FedNLR")
     run(root, "near", "a", 0, [0.7, 0.2], recorded=observed(FEDAVG))
     assert made(root, "activations", ACTIVATIONS) == Built((), {}, (), ("FedNLR",))
@@ -347,8 +351,7 @@ def test_activations_with_parts_missing_and_of_a_method_that_diverges(tmp_path: 
     assert made(root, "activations", ACTIVATIONS).missing == ("a seed of both",)
 
 
-def test_activations_of_different_models_are_not_compared(tmp_path: Path) -> None:
-    root = at_hand(tmp_path, "ab")
+def test_activations_of_different_models_are_not_compared(root: Path) -> None:
     other = [[x + 0.001 for x in line] for line in BEFORE]
     run(root, "near", "a", 0, [0.7, 0.2], recorded=observed(FEDAVG))
     run(root, "near", "b", 0, [0.7, 0.3], recorded=observed(FEDNLR, other))
@@ -362,8 +365,7 @@ def test_activations_of_different_models_are_not_compared(tmp_path: Path) -> Non
     )
 
 
-def test_activations_want_clients_with_one_class(tmp_path: Path) -> None:
-    root = at_hand(tmp_path, "ab")
+def test_activations_want_clients_with_one_class(root: Path) -> None:
     run(root, "near", "a", 0, [0.7, 0.2], recorded=observed(FEDAVG))
     run(root, "near", "b", 0, [0.7, 0.3], recorded=observed(FEDNLR))
     clients(root, "near", 0, [[0, 0, 7], [3, 4, 0]])

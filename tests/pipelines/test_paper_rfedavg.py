@@ -53,12 +53,17 @@ def made(root: Path, kind: str, spec: dict[str, Any]) -> Built:
     return by_hand.built(root, kind, spec, "rfedavg")
 
 
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A paper with one study."""
+    return by_hand.paper(tmp_path, params=THREE)
+
+
 LINES = {"FedAvg": "fedavg", "rFedAvg": "rfedavg", "rFedAvg+": "rfedavg_plus"}
 
 
-def test_rounds_to_a_level_and_times(tmp_path: Path) -> None:
+def test_rounds_to_a_level_and_times(root: Path) -> None:
     """FedAvg's mean curve is 10, 20, 30, 40 %: half of its best is 20 %."""
-    root = by_hand.paper(tmp_path, params=THREE)
     for seed, curve in enumerate([(0.05, 0.2, 0.25, 0.35), (0.15, 0.2, 0.35, 0.45)]):
         run(root, "a", "fedavg", seed, curve, "s", seconds=1 + 2 * seed)
     run(root, "a", "rfedavg", 0, (0.05, 0.1, 0.15, 0.25), "s", seconds=8)
@@ -90,9 +95,8 @@ def test_rounds_to_a_level_and_times(tmp_path: Path) -> None:
     assert is_picture(built) and built.missing == ()
 
 
-def test_a_parameters_points_lie_where_their_runs_say(tmp_path: Path) -> None:
+def test_a_parameters_points_lie_where_their_runs_say(root: Path) -> None:
     """The means of the last five of six rounds; FedAvg has no lambda and is a level line."""
-    root = by_hand.paper(tmp_path, params=THREE)
     for seed, last in enumerate((0.3, 0.5)):
         run(root, "a", "fedavg", seed, (0.9, *[last] * 5), "s", params={"scenario.clients": 50})
     run(root, "a", "rfedavg", 0, (0.9, 0.1, 0.2, 0.3, 0.4, 0.5), "s", params={"rfedavg.lam": 1e-5})
@@ -124,9 +128,8 @@ def test_a_parameters_points_lie_where_their_runs_say(tmp_path: Path) -> None:
 
 
 def test_the_worst_client_is_that_of_the_first_seed_and_the_sentence_is_of_all(
-    tmp_path: Path,
+    root: Path,
 ) -> None:
-    root = by_hand.paper(tmp_path, params=THREE)
     worst = [("fedavg", 0, [0.5, "", 0.25]), ("fedavg", 1, [0.75, 0.5, 0.35])]
     for recipe, seed, clients in (*worst, ("rfedavg_plus", 0, [0.5, 1.0, 0.75])):
         metrics = {"client_test_worst": clients[-1] if recipe == "fedavg" else 0.5}

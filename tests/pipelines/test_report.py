@@ -19,7 +19,6 @@ from fedml_noniid.pipelines.experiment import cache, config, results, tuning
 from fedml_noniid.pipelines.reporting import chosen, cost, figures, pages, report, summary, tables
 from fedml_noniid.pipelines.reporting.summary import ScenarioSummary, Spread
 from fedml_noniid.pipelines.reporting.text import NONE, plain
-from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.plugins.core.errors import UserError
 from tests.files import contents
 
@@ -502,27 +501,6 @@ def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path) -> None:
     table = (folder / "table.txt").read_text()
     assert "scaffold has the best mean" in table and "Compared with fedavg" in table
     assert "noniid ui" in table and max(map(len, table.splitlines())) <= 130
-
-
-def test_the_stage_refuses_a_file_that_was_cut_off(
-    root: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The old report stays."""
-    caplog.set_level("INFO")
-    for folder in (
-        path for name in ("partitions", "runs", "evaluation") for path in (root / name).iterdir()
-    ):
-        hashes = {path.name: cache.sha256(path) for path in folder.iterdir()}
-        (folder / cache.RECEIPT).write_text(json.dumps({"fingerprint": "f", "files": hashes}))
-    command = ["report", "--root", str(root)]
-    assert stages.main(command) == 0
-    assert "report/report.html is written" in caplog.text
-    before = contents(root / "report")
-    rounds = root / "runs" / "skew-fnr-0" / "rounds.csv"
-    rounds.write_text(rounds.read_text()[:-9])
-    assert stages.main(command) == 2
-    assert f"{rounds}: is missing or was changed" in capsys.readouterr().err
-    assert before == contents(root / "report")
 
 
 def test_a_partition_without_its_measures_is_refused(root: Path) -> None:

@@ -327,12 +327,9 @@ def test_sync_makes_every_item_present_once(
         "seed": "0",
         "item": "iid-fnr-0",
     }
-    assert about.items() <= run.data.tags.items() and about.items() <= run.data.params.items()
-    assert {
-        "weights_sha256": "sha-0.3",
-        "data_hash": "d" * 64,
-        "leak": "none",
-    }.items() <= run.data.tags.items()
+    tags = {"weights_sha256": "sha-0.3", "data_hash": "d" * 64, "leak": "none"}
+    assert (about | tags).items() <= run.data.tags.items()
+    assert about.items() <= run.data.params.items()
     assert artifacts(run) == {"rounds.csv", "evaluation/metrics.json"}
     (data,) = run.inputs.dataset_inputs
     assert (data.dataset.name, data.dataset.digest) == ("toy", "d" * 36)
@@ -656,15 +653,13 @@ def test_a_deployment_is_one_run_with_its_rounds_and_its_silos(
         "comm_args.deadline_s": "60.0",
         "fedprox.mu": "0.5",
         "seed": "7",
-    }
-    params |= {
         "train.rounds": "3",
         "train.lr": "0.2",
         "train.epochs": "4",
         "train.model": "mlp",
         "recipe": "fedprox",
+        "dp_args.enable_dp": "False",
     }
-    params |= {"dp_args.enable_dp": "False"}
     assert params.items() <= run.data.params.items()
     said = str(run.data.params) + str(run.data.tags)
     assert not [

@@ -95,15 +95,14 @@ def test_equal_weights(prepared, monkeypatch, silos):
     assert ([part.tolist() for part in parts.clients] == clients) is (silos == 5)
     assert len(parts.public.y) == 50
     train = deployment.train_args
-    assert (train.cohort, train.local_steps, train.drop_last) == (2, 3, True)
-    assert train.augment and train.precision == "bf16"
+    found = (train.cohort, train.local_steps, train.drop_last, train.augment, train.precision)
+    assert found == (2, 3, True, True, "bf16")
     noise = parts.train.noise
     levels = [noise.std[noise.row[client]].unique().item() for client in parts.clients]
     assert levels == pytest.approx([k / (silos - 1) * levels[-1] for k in range(silos)])
     assert levels[-1] > 0
     record = json.loads(Path("deploy/result.json").read_text())
-    assert record["deployed_sha256"] == record["simulated_sha256"]
-    assert record["recipe"] == "fnr"
+    assert record["deployed_sha256"] == record["simulated_sha256"] and record["recipe"] == "fnr"
 
 
 @pytest.mark.parametrize(("kind", "silos"), [("natural", 3), ("natural_grouped", 6)])
