@@ -80,6 +80,11 @@ def test_no_hook_changes_what_it_is_given(method: str) -> None:
 
 
 @EVERY
+def test_the_hyper_parameters_of_the_table_act(method: str) -> None:
+    checks.does_something(method, settings(method))
+
+
+@EVERY
 def test_what_is_declared_is_read(method: str) -> None:
     checks.reads_what_it_needs(method, settings(method))
 
