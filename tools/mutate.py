@@ -86,10 +86,14 @@ def on_call(frame, event, _):
         return None
     write(targets[frame.f_code.co_filename][0], 0)
     return on_line(frame, event, _)
-def pytest_runtest_setup(item):
-    sys.settrace(on_call)  # again, as Python stops tracing after an error of any trace function
 sys.settrace(on_call)
 threading.settrace(on_call)
+"""
+# A plugin of pytest: Python stops tracing after an error in a trace function, such as a recursion.
+AGAIN = """
+import sys, sitecustomize
+def pytest_runtest_setup(item):
+    sys.settrace(sitecustomize.on_call)
 """
 
 
@@ -226,8 +230,11 @@ def record(
     rows = root / "record.tsv"
     hook = root / "sitecustomize.py"
     hook.write_text(TRACER.format(targets=targets, record=str(rows)))
-    _, shown = run(root, ["-p", "sitecustomize", "--durations=0", "-vv", *where], 7200)
+    (root / "tracing_again.py").write_text(AGAIN)
+    code, shown = run(root, ["-p", "tracing_again", "--durations=0", "-vv", *where], 7200)
     hook.unlink()
+    if code > 1:
+        raise SystemExit(f"the tests can't run unchanged:\n{shown[-2000:]}")
     failed = set(re.findall(r"^(?:FAILED|ERROR) (tests/\S+)", shown, re.MULTILINE))
     sys.stdout.write("".join(f"fails unchanged: {name}\n" for name in sorted(failed)))
     seconds: dict[str, float] = defaultdict(float)
