@@ -67,11 +67,11 @@ def tried(place: Workspace, settings: Config, title: str) -> dict[str, list[Tria
     laid = tuning.laid_out(settings, found)
     check.check(laid)
     for recipe in found:
-        if check.compose(settings, recipe, scenario).needs.personal_norms:
+        if check.compose(settings, recipe, scenario).needs.personal:
             raise UserError(
                 f"{FILE}: tune: recipe {recipe!r} has no validation accuracy, as each client keeps "
-                "its batch norms and the validation samples are no client's; allowed: recipes "
-                "without fedbn"
+                "a part of the model and the validation samples are no client's; allowed: recipes "
+                "without such methods (fedbn, fedper)"
             )
     partitions(place, laid)
     diverged = train(place, laid, title)

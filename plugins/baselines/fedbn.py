@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import Component, Needs, Weights
+from fedml_noniid.plugins.core.component import NORMS, Component, Needs, Weights
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,6 @@ class FedBN(Component):
     """Keeps each client's batch norms on the client."""
 
     name: ClassVar[str] = "fedbn"
-    needs: ClassVar[Needs] = Needs(personal_norms=True)
+    needs: ClassVar[Needs] = Needs(personal=frozenset({NORMS}))
 
     weights: Weights = "size"  # the paper: uniform

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from fedml_noniid.plugins.core.component import (
+    BODY,
+    HEAD,
+    NORMS,
     OWNS,
     Ask,
     Change,
@@ -54,6 +57,10 @@ class RoundResult(NamedTuple):
     trained: Params  # w_k - w_t of local training, [M, ...]
 
 
+# Parts that a client may keep, in words.
+KEPT = {NORMS: "batch norms", HEAD: "classifier", BODY: "layers before the classifier"}
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """Describes a recipe; every runtime runs it.
@@ -92,9 +99,8 @@ class Algorithm:
     def needs(self) -> Needs:
         """What the components need together."""
         parts = [Needs(), *(c.needs for c in self.components)]
-        return Needs(
-            **{f.name: max(getattr(needs, f.name) for needs in parts) for f in fields(Needs)}
-        )
+        most = {f.name: max(getattr(needs, f.name) for needs in parts) for f in fields(Needs)}
+        return Needs(**most | {"personal": frozenset().union(*(part.personal for part in parts))})
 
     @property
     def leak(self) -> str:
@@ -225,7 +231,9 @@ def _check(c: Component, setting: Setting) -> None:
     for hook, claim in OWNS.items():
         if overrides(c, hook):
             _check_owner(c, claim)
-    if c.needs.features and not setting.features:
+    needs = c.needs
+    split = {HEAD, BODY} & needs.personal
+    if (needs.features or needs.classifier or split) and not setting.features:
         raise RecipeError(
             f"{c.name!r} needs a linear classifier that is trained, with features before it, and "
             "the network has none",
@@ -252,10 +260,16 @@ def _unsound(a: Component, b: Component) -> str:
             f"{a.name!r} trains one model on all data, so there are no clients for another "
             "method to act on"
         )
-    if a.needs.personal_norms and b.needs.whole_models:
+    if a.needs.personal and b.needs.whole_models:
+        kept = " and ".join(sorted(KEPT.get(part, part) for part in a.needs.personal))
         return (
-            f"{a.name!r} keeps the batch norms on the clients, and {b.name!r} needs them "
+            f"{a.name!r} keeps the {kept} on the clients, and {b.name!r} needs whole models "
             "outside of local training"
+        )
+    if HEAD in a.needs.personal and (b.needs.classifier or b.needs.fixed_classifier):
+        return (
+            f"{a.name!r} keeps the {KEPT[HEAD]} on the clients, and {b.name!r} needs one that all "
+            "share"
         )
     return ""
 

@@ -104,13 +104,18 @@ class Needs:
     pooled: bool = False  # one client has the data of all
     shared: float = 0.0  # fraction of the public split that every client trains on
     fixed_classifier: bool = False  # nobody trains, sends or averages the classifier
-    # each client keeps its batch norms to itself: parameters and running statistics
-    personal_norms: bool = False
-    # whole models, batch norms included, outside of the clients' local training
-    whole_models: bool = False
+    # Parts of the model that each client keeps to itself: "norms" (batch norms with their running
+    # statistics), "head" (the classifier), "body" (all before it), or a pattern of names.
+    personal: frozenset[str] = frozenset()
+    whole_models: bool = False  # whole models outside of the clients' local training
     gradient: bool = False  # `g` of `gradient_point`: one more gradient in every step
-    features: bool = False  # the input of the classifier, or the classifier by itself
+    features: bool = False  # the input of the classifier
+    classifier: bool = False  # the classifier's parameters, by themselves or on the server
     activations: bool = False  # `task.activations`
+
+
+# Parts of a model that a client may keep to itself.
+NORMS, HEAD, BODY = "norms", "head", "body"
 
 
 class Exchanges(NamedTuple):

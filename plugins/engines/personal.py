@@ -1,4 +1,4 @@
-"""Splits off the personal part of a model: the batch norms, with `Needs(personal_norms=True)`.
+"""Splits off the personal part of a model, which is what `Needs.personal` says.
 
 It is {"params": ..., "buffers": ...}. `split_personal` takes it out of w_0. So no model that is
 sent, averaged or stored by the server has it. Each client has its personal in its memory, under
@@ -11,36 +11,55 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import torch
 
-from fedml_noniid.plugins.core.component import Client
+from fedml_noniid.plugins.core.component import BODY, HEAD, NORMS, Client
 from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Network
 from fedml_noniid.plugins.core.trees import Params, Tree, row
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate
+from fedml_noniid.plugins.models.model import Model
 
 PERSONAL = "own"  # among the names of methods in a client's memory
 
 
 def split_personal(
-    params: Params, buffers: Params, norms: Collection[str]
+    network: Model, parts: Collection[str], params: Params, buffers: Params
 ) -> tuple[Params, Params, Tree]:
-    """(shared parameters, shared buffers, personal part): the batch norms `norms` are personal.
+    """(shared parameters, shared buffers, personal part); `parts`: as in `Needs.personal`.
 
-    No personal part: {}.
+    No personal part: {}. RecipeError for a pattern that names nothing.
     """
+    names = {*params, *buffers}
+    kept = {name for part in parts for name in _names(network, part, names)}
 
     def split(tree: Params) -> tuple[Params, Params]:
-        personal = {name: leaf for name, leaf in tree.items() if name.rpartition(".")[0] in norms}
-        return without(tree, {*personal}), personal
+        return without(tree, kept), {name: leaf for name, leaf in tree.items() if name in kept}
 
     (shared, of_params), (others, of_buffers) = split(params), split(buffers)
-    personal = {"params": of_params, "buffers": of_buffers}
-    return shared, others, personal if of_buffers else {}
+    return shared, others, {"params": of_params, "buffers": of_buffers} if kept else {}
+
+
+def _names(network: Model, part: str, names: set[str]) -> set[str]:
+    """The parameters and buffers of a part."""
+    if part == NORMS:
+        return {name for name in names if name.rpartition(".")[0] in network.norms}
+    head = {*network.layers[-1].parameters}
+    if part in (HEAD, BODY):
+        return head & names if part == HEAD else names - head
+    found = {name for name in names if fnmatchcase(name, part)}
+    if not found:
+        raise RecipeError(
+            f"{network.name!r} has nothing that the pattern {part!r} names",
+            allowed=", ".join(names),
+        )
+    return found
 
 
 def personalized(client: Client, memory: Tree) -> Client:
@@ -114,7 +133,7 @@ def client_model(
 ) -> tuple[Params, Params]:
     """The model with a client's personal part; `personal`: of all clients, leaves [N, ...]."""
     mine = row(personal, client)
-    return params | mine["params"], buffers | mine["buffers"]
+    return params | mine.get("params", {}), buffers | mine.get("buffers", {})
 
 
 def noise_of(samples: Samples, client: int, seed: int) -> Read | None:

@@ -95,13 +95,13 @@ class Start(NamedTuple):
         fixed = {name: params[name] for name in sorted({*classifier, *network.frozen})}
         trained = {name: leaf for name, leaf in params.items() if name not in fixed}
         personal: Tree = {}
-        if algorithm.needs.personal_norms:
-            trained, buffers, personal = split_personal(trained, buffers, network.norms)
+        if parts := algorithm.needs.personal:
+            trained, buffers, personal = split_personal(network, parts, trained, buffers)
         if not trained:
             raise RecipeError(
                 f"{algorithm.name}: of model = {network.name!r} nothing would be left to "
-                "train, as it has no "
-                "layer before its classifier; use a model with a hidden layer, such as mlp"
+                "train together, as it has no layer before its classifier; use a model with a "
+                "hidden layer, such as mlp"
             )
         configured = replace(cast("Any", network), precision=plan.local.precision)
         task = Task(configured, plan.local.build(plan.lr(1)), fixed, personal)

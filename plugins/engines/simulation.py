@@ -185,7 +185,7 @@ class Simulation:
             if self.loop.stopped
             else {}
         )
-        if not self.algorithm.needs.personal_norms:
+        if not self.algorithm.needs.personal:
             return found
         start = self.loop.start
         if start.task.personal:

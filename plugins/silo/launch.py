@@ -155,7 +155,7 @@ class Process:
         server_run = aggregator.server_run
         if server_run.loop.start.task.personal:
             LOG.warning(
-                "recipe %s: each silo keeps its batch norms to itself and tests its own model; "
+                "recipe %s: each silo keeps a part of the model to itself and tests its own model; "
                 "accuracies are over the test samples in the silos' files",
                 server_run.terms.algorithm.name,
             )

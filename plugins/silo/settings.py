@@ -29,10 +29,11 @@ from fedml_noniid.plugins.core.options import (
     Share,
     validated,
 )
-from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.data.yaml_files import parsed
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.local_training import LearningRate, Optimizer
+from fedml_noniid.plugins.engines.personal import split_personal
 from fedml_noniid.plugins.engines.plan import Plan, initial_model
 from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.models import described
@@ -339,8 +340,8 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
         "own_code": own,
     }
     fingerprint = hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
-    normed = (
-        algorithm.needs.personal_norms and initial_model(network, 0, torch.zeros(()))[1]
-    )  # batch norms have buffers
-    tests = plan.evaluations if normed else 0
+    personal: Tree = {}
+    if parts := algorithm.needs.personal:
+        *_, personal = split_personal(network, parts, *initial_model(network, 0, torch.zeros(())))
+    tests = plan.evaluations if personal else 0
     return Terms(algorithm, plan, deployment.silos, fingerprint, tests, own)

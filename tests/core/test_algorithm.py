@@ -249,7 +249,7 @@ def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*no clients"):
                 build(f"{a}+{b}", {}, SETTING)
         elif any(
-            alone[one].needs.personal_norms and alone[other].needs.whole_models
+            alone[one].needs.personal and alone[other].needs.whole_models
             for one, other in ((a, b), (b, a))
         ):
             with pytest.raises(

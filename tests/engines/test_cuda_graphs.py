@@ -41,9 +41,7 @@ def changes_steps(entry: str) -> bool:
     made = recipes.build(*ALONE[entry], Setting(6, 4, "sgd", 0.1, 15, False))
     task = Task(federation.network(), SGD(0.1))
     hooks = any(overrides(component, hook) for component in made.components for hook in IN_STEPS)
-    return (
-        hooks or made.needs.last_epoch or made.needs.personal_norms or made.prepared(task) != task
-    )
+    return hooks or made.needs.last_epoch or made.needs.personal or made.prepared(task) != task
 
 
 # In the sequential engine a step's shape depends on its batch: what comes only here is tested with
