@@ -38,9 +38,7 @@ def failing(capsys, *arguments: str) -> str:
     before = sorted(Path().rglob("*"))
     assert main(["deploy", *arguments]) == 2
     found = capsys.readouterr()
-    assert found.out == ""
-    assert found.err.startswith("error: ")
-    assert found.err.count("\n") == 1
+    assert found.out == "" and found.err.startswith("error: ") and found.err.count("\n") == 1
     assert sorted(Path().rglob("*")) == before
     return found.err
 
