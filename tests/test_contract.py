@@ -38,6 +38,8 @@ NEUTRAL: dict[str, dict[str, object]] = {
     "fedlc": {"tau": 0.0, "absent": "floor"},
     "fedntd": {"beta": 0.0},
     "fedrs": {"alpha": 1.0},
+    "fedlesam": {"rho": 0.0, "weights": "size"},
+    "fedsam": {"rho": 0.0, "weights": "size"},
     "moon": {"mu": 0.0},
     "sgdm": {"gamma": 0.0},
     "sgdm_local": {"gamma": 0.0},

@@ -20,7 +20,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 STATEMENTS = {
     SOURCE: 16000,
     TESTS: 16500,
-    ("plugins/core",): 916,
+    ("plugins/core",): 934,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1743,
     ("plugins/baselines/scaffold.py",): 28,
@@ -49,7 +49,7 @@ DEPTH = 5  # blocks inside each other in a function
 WIDTH, WIDE_LINES = 100, 21  # columns of a line; lines that are wider
 SKIPS = 1  # statements that the formatter skips: tables of numbers
 CONTRACT = "plugins/core/component.py"
-MEMBERS, TYPES = 27, 14  # of `Component`; of its file
+MEMBERS, TYPES = 28, 14  # of `Component`; of its file
 Block = ast.If | ast.For | ast.While | ast.With | ast.Try | ast.Match | ast.FunctionDef
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -35,7 +36,7 @@ from fedml_noniid.plugins.models.networks import (
     vgg16,
 )
 from fedml_noniid.plugins.models.own import OwnNetwork
-from fedml_noniid.plugins.models.probe import probed
+from fedml_noniid.plugins.models.probe import as_row, probed
 from fedml_noniid.plugins.models.recurrent import lstm
 from fedml_noniid.plugins.own_code import imported, is_path, split_path
 
@@ -56,6 +57,7 @@ OF_TEXT = ("lstm",)  # networks that take the vectors of the data set's tokens b
 OWN = "a torch.nn.Module, or a function that makes one, of your own as package.module:name"
 Factory = Callable[..., nn.Module]
 _given: dict[str, Factory | nn.Module] = {}  # what a user gave in this process, by name
+_probed: dict[tuple[str, Factory | nn.Module, str], OwnNetwork] = {}
 
 
 def name_of(model: object) -> str:
@@ -135,9 +137,9 @@ def build(
     """
     check(name, options)
     if name not in MODELS:
-        make = _made(name, options or {}, _facts(input_shape, n_classes, embedding))
-        network = OwnNetwork(name, make, input_shape, head=head, tokens=embedding is not None)
-        return probed(network, n_classes, 0 if embedding is None else len(embedding))
+        facts = _facts(input_shape, n_classes, embedding)
+        network = own_network(name, options or {}, facts, head)
+        return as_row(network, 0 if embedding is None else len(embedding))
     if head:
         raise UserError(f"head = {shown(head)} is refused with model {name!r}, which has its own")
     if embedding is None and name in OF_TEXT:
@@ -151,6 +153,29 @@ def build(
         )
     of_text = () if embedding is None else (embedding,)
     return MODELS[name](input_shape, n_classes, *of_text, **(options or {}))
+
+
+def own_network(
+    name: str, options: Mapping[str, Any], facts: Mapping[str, Any], head: str = ""
+) -> OwnNetwork:
+    """A user's network, probed: once in a process for each factory, as it takes seconds.
+
+    UserError if it can't be trained.
+    """
+    embedding, factory = facts["embedding"], _factory(name)
+    tokens = 0 if embedding is None else len(embedding)
+    given = json.dumps(
+        [options, {**facts, "embedding": tokens}, head], sort_keys=True, default=repr
+    )
+    key = name, factory, given
+    if key in _probed:
+        return _probed[key]
+    make = _made(name, options, facts)
+    network = OwnNetwork(name, make, facts["input_shape"], head=head, tokens=tokens > 0)
+    found = probed(network, facts["n_classes"], tokens)
+    if not isinstance(factory, nn.Module):  # which may be trained in the meantime
+        _probed[key] = found
+    return found
 
 
 def _factory(name: object) -> Callable[..., Any]:
@@ -175,7 +200,7 @@ def _factory(name: object) -> Callable[..., Any]:
 
 def _facts(
     input_shape: tuple[int, ...], n_classes: int, embedding: Tensor | None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """What a factory is given if it has a parameter of this name."""
     return {
         "input_shape": input_shape,

@@ -19,7 +19,9 @@ from fedml_noniid.plugins.core.data import cross_entropy
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.own import OwnNetwork
+from fedml_noniid.plugins.models.rows import row_of
 from fedml_noniid.plugins.own_code import place
 
 BATCH, PADDED = 4, 1  # samples of the step; those of them that are padding, where some are
@@ -50,11 +52,7 @@ def probed(network: OwnNetwork, n_classes: int, tokens: int = 0) -> OwnNetwork:
 
     UserError for a network that can't be trained as it is.
     """
-    generator = torch.Generator().manual_seed(0)
-    size = (BATCH, *network.shape)
-    x = torch.randint(tokens, size, generator=generator) if tokens else None
-    x = torch.randn(size, generator=generator) if x is None else x
-    y = torch.randint(n_classes, (BATCH,), generator=generator)
+    x, y = _samples(network, n_classes, tokens)
     asked, network = network.head, _started(replace(network, out=n_classes, head=""))
     params, buffers = network.init(torch.Generator().manual_seed(0))
     others, _ = network.init(torch.Generator().manual_seed(0))
@@ -73,6 +71,35 @@ def probed(network: OwnNetwork, n_classes: int, tokens: int = 0) -> OwnNetwork:
         network.template(train)
     reason = network.sequential_only or _padding(network, given) or _side_by_side(network, given)
     return replace(network, sequential_only=reason, plain=False)
+
+
+def as_row(network: OwnNetwork, tokens: int = 0) -> Model:
+    """The probed network as a row of our blocks, if a step is the same; otherwise as it is."""
+    row, side = row_of(network), replace(network, plain=False)
+    if row is None:
+        return network
+    x, y = _samples(network, network.n_classes, tokens)
+    params, buffers = network.init(torch.Generator().manual_seed(0))
+    mask = torch.ones(BATCH)
+    mask[-PADDED:] = 0
+    given = Given(_exact(params), _exact(buffers), x.double(), y, torch.tensor(7), mask)
+    try:
+        one, two = _step(side, given), _step(row, given)
+        same = _close(_evaluated(side, given).logits, _evaluated(row, given).logits)
+        apart = max(_apart(one.gradient, two.gradient), _apart(one.buffers, two.buffers))
+    except Exception:  # of many kinds, where a block is another one than it seems
+        return network
+    return row if same and apart < CLOSE else network
+
+
+def _samples(network: OwnNetwork, n_classes: int, tokens: int) -> tuple[Tensor, Tensor]:
+    """Samples [B, ...] and labels [B]."""
+    generator = torch.Generator().manual_seed(0)
+    size = (BATCH, *network.shape)
+    x = torch.randint(tokens, size, generator=generator) if tokens else None
+    x = torch.randn(size, generator=generator) if x is None else x
+    y = torch.randint(n_classes, (BATCH,), generator=generator)
+    return x, y
 
 
 def _refused(network: OwnNetwork, what: str, allowed: str) -> UserError:
@@ -105,7 +132,7 @@ def _started(network: OwnNetwork) -> OwnNetwork:
     return replace(network, frozen=frozenset(fixed), state=state)
 
 
-def _step(network: OwnNetwork, given: Given) -> Step:
+def _step(network: Model, given: Given) -> Step:
     """A step of one client, by autograd."""
     params = {name: leaf.detach().requires_grad_() for name, leaf in given.params.items()}
     with torch.enable_grad():
@@ -116,7 +143,7 @@ def _step(network: OwnNetwork, given: Given) -> Step:
     return Step(gradient, tree_map(Tensor.detach, out.buffers))
 
 
-def _evaluated(network: OwnNetwork, given: Given) -> Output:
+def _evaluated(network: Model, given: Given) -> Output:
     with torch.no_grad():
         return network(given.params, given.buffers, given.x, False)
 

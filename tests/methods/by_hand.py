@@ -143,17 +143,17 @@ class Adam:
 class Given(Stacked):
     """A network that starts from given numbers."""
 
-    start: Tree = field(default_factory=dict)
+    given: Tree = field(default_factory=dict)
     running: Tree = field(default_factory=dict)  # its buffers
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        return tensors(self.start), tensors(self.running)
+        return tensors(self.given), tensors(self.running)
 
 
 def given(start: Tree = W0, running: Tree | None = None, net: Stacked | None = None) -> Given:
     """The network of this module, or another one, with these numbers."""
     net = net or mlp((2,), 2, hidden=2, batch_norm=running is not None)
-    return Given(net.name, net.blocks, net.head, start=start, running=running or {})
+    return Given(net.name, net.blocks, net.head, given=start, running=running or {})
 
 
 def tensors(tree: Tree) -> Params:

@@ -211,3 +211,52 @@ def pictures(input_shape: tuple[int, ...], n_classes: int, width: int = 4) -> nn
         nn.Flatten(),
         nn.Linear(size, n_classes),
     )
+
+
+class Block(nn.Module):
+    """A residual block, as torchvision writes it."""
+
+    def __init__(self, n_in: int, n_out: int, alpha: float = 1.0) -> None:
+        super().__init__()
+        self.one, self.norm = nn.Conv2d(n_in, n_out, 3, 2, 1, bias=False), nn.BatchNorm2d(n_out)
+        self.two, self.relu = nn.Conv2d(n_out, n_out, 3, 1, 1), nn.ReLU(inplace=True)
+        self.beside, self.alpha = nn.Conv2d(n_in, n_out, 1, 2), alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.two(self.relu(self.norm(self.one(x))))
+        h: Tensor = self.relu(torch.add(out, self.beside(x), alpha=self.alpha))
+        return h
+
+
+def convolutions(alpha: float = 1.0, window: int = 2, start: int = 1) -> nn.Module:
+    """A row of our blocks for images [1, 6, 6], with the default options only."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), Block(3, 4, alpha)),
+        *(nn.MaxPool2d(window, 2, (window - 2) // 2), nn.Dropout2d(0.3), nn.Identity()),
+        *(nn.Flatten(start), nn.Flatten(), nn.Linear(4, 5), nn.ReLU(), nn.Dropout(0.2)),
+        nn.Linear(5, CLASSES),
+    )
+
+
+class Functions(nn.Module):
+    """A row of our blocks for images [1, 6, 6], by functions."""
+
+    def __init__(self, twice: bool = False) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4, 4)
+        self.out, self.twice = nn.Linear(4, CLASSES), twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.conv(x).relu(), 2)
+        x = torch.relu(self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1)))
+        h: Tensor = self.out(torch.relu(self.fc(x)) if self.twice else x)
+        return h
+
+
+class Pooled(nn.Sequential):
+    """ResNet's end: a mean over positions."""
+
+    def __init__(self, size: int = 1) -> None:
+        conv, pool = nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(size)
+        last = nn.Linear(4 * size * size, CLASSES)
+        super().__init__(conv, nn.ReLU(), nn.MaxPool2d(2), pool, nn.Flatten(), last)

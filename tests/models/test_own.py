@@ -9,21 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fedml_noniid as nd
-from fedml_noniid.contract.checks import close
+from fedml_noniid.contract.checks import close, close_together
 from fedml_noniid.contract.federation import PLAN
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Setting
+from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.engines.plan import initial_model
-from fedml_noniid.plugins.models import build, name_of
+from fedml_noniid.plugins.models import build, factories, name_of
 from fedml_noniid.plugins.models.own import OwnNetwork
+from fedml_noniid.plugins.models.rows import OwnRow
 from fedml_noniid.plugins.models.settings import ModelSettings, build_network
 from fedml_noniid.plugins.recipes import METHODS
 from tests import federation
@@ -35,9 +38,10 @@ SHAPE = (6,)
 
 
 def own(name: str = "Small", head: str = "", **options: object) -> OwnNetwork:
-    found = build(f"{OWN}:{name}", SHAPE, own_networks.CLASSES, options, head=head)
-    assert isinstance(found, OwnNetwork)
-    return found
+    """Not as blocks of ours, though it may be a row of them."""
+    factories.check(f"{OWN}:{name}", options)
+    facts = {"input_shape": SHAPE, "n_classes": own_networks.CLASSES, "embedding": None}
+    return factories.own_network(f"{OWN}:{name}", options, facts, head)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +126,7 @@ def test_training_is_torchs_own() -> None:
     assert set(found.params) == set(dict(module.named_parameters()))
 
 
+ROWS_OF_IMAGES = ("convolutions", "Pooled", "Functions")
 USES = ("features", "personal_norms", "fixed_classifier", "whole_models")
 USING = [
     entry
@@ -180,6 +185,49 @@ def test_a_refusal_says_what_is_missing() -> None:
     setting = Setting(4, 2, features=False)
     with pytest.raises(RecipeError, match="'moon' needs a linear classifier that is trained"):
         recipes.build("moon", {}, setting)
+
+
+IMAGES = federation.images()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "is_row"),
+    [
+        ("convolutions", {}, True),
+        ("Pooled", {}, True),
+        ("Small", {}, True),
+        ("Fixed", {}, True),
+        ("convolutions", {"alpha": 2.0}, False),  # a sum, but another one
+        ("convolutions", {"window": 3}, False),
+        ("convolutions", {"start": 2}, False),
+        ("Pooled", {"size": 2}, False),
+        ("Functions", {}, False),  # a function pools
+        ("Functions", {"twice": True}, False),  # a layer twice
+        ("Tied", {}, False),  # tanh
+        ("Soft", {}, False),
+        ("Draws", {}, False),
+    ],
+)
+def test_a_row_of_our_blocks_is_found_and_trains_alike(
+    name: str, options: dict[str, Any], is_row: bool
+) -> None:
+    """With the draws of dropout, in both engines: the module itself is the reference."""
+    vectors = name not in ROWS_OF_IMAGES
+    of = federation.federation(torch.float64) if vectors else IMAGES
+    shape = tuple(of.train.x.shape[1:])
+    found = build(f"{OWN}:{name}", shape, own_networks.CLASSES, options)
+    assert isinstance(found, OwnRow) is is_row
+    if not is_row:
+        return
+    how = {"of": of, "dtype": torch.float64, "rounds": 2, "lr": 0.05}
+    expected = federation.run("scaffold", model=found.own, **how)
+    for engine in ("sequential", "vectorized"):
+        ended = federation.run("scaffold", model=found, engine=engine, **how)
+        for part in ("params", "buffers"):
+            close(getattr(ended, part), getattr(expected, part), 1e-9)
+    first, _ = initial_model(found, PLAN["seed"], of.train.x)
+    moved = {key for key, leaf in expected.params.items() if not torch.equal(leaf, first[key])}
+    assert moved >= {f"{found.head.name}.weight", f"{found.head.name}.bias"} - found.frozen
 
 
 def test_frozen_parameters_are_never_sent_or_changed() -> None:
@@ -299,3 +347,52 @@ def test_names_of_objects_last() -> None:
     module = nn.Linear(6, 3)
     assert name_of(module) == name_of(module) != name_of(nn.Linear(6, 3))
     assert name_of(own_networks.Small) == f"{OWN}:Small"
+
+
+def resnet(n_classes: int) -> nn.Module:
+    found: nn.Module = pytest.importorskip("torchvision").models.resnet18(num_classes=n_classes)
+    return found
+
+
+def mobilenet(n_classes: int) -> nn.Module:
+    models = pytest.importorskip("torchvision").models
+    found: nn.Module = models.mobilenet_v3_small(num_classes=n_classes)
+    return found
+
+
+class Transformer(nn.Module):
+    """Patches of images, two layers of attention."""
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__()
+        self.cut, self.place = nn.Conv2d(3, 16, 8, 8), nn.Parameter(torch.randn(16, 16) * 0.02)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+        self.body, self.out = nn.TransformerEncoder(layer, 2), nn.Linear(16, n_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.cut(x).flatten(2).transpose(1, 2) + self.place
+        out: Tensor = self.out(self.body(h).mean(1))
+        return out
+
+
+@pytest.mark.slow  # a round of each takes seconds
+@pytest.mark.parametrize("make", [resnet, mobilenet, Transformer])
+def test_well_known_networks_train_under_every_kind_of_method(
+    make: Callable[[int], nn.Module],
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(24, 3, 32, 32, generator=generator, dtype=torch.float64)
+    data = Samples(x, torch.randint(3, (24,), generator=generator))
+    clients = [np.arange(8), np.arange(8, 18), np.arange(18, 24)]
+    of = federation.Federation(data, clients, data, data)
+    net = build(name_of(make), (3, 32, 32), 3)
+    for recipe in ("fedavg", "scaffold", "fnr", "ccn", "rfedavg_plus"):
+        options = {"of": of, "model": net, "rounds": 1, "epochs": 1, "cohort": 3}
+        # Batch norms of two samples of one position each magnify rounding, even of float64.
+        options["dtype"] = torch.float64
+        alone, again = (federation.run(recipe, **options) for _ in range(2))
+        assert federation.equal(alone, again)
+        if net.vmappable:
+            beside = federation.run(recipe, engine="vectorized", **options)
+            close_together(beside.evaluated, alone.evaluated, 1e-4)
+    assert net.vmappable is (make is not Transformer)
