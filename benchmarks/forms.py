@@ -27,7 +27,7 @@ from benchmarks.workloads import WORKLOADS, write_job
 from fedml_noniid.plugins.core.training import Step
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.engines import local, vectorized
-from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.stacked import Stacked
 
 Without = Callable[[], AbstractContextManager[Any]]  # inside, steps run without the form
 COMPILED = "steps in C++"
@@ -57,7 +57,7 @@ FORMS: dict[str, Without] = {
     "one pass, in place": partial(patch.object, local, "step_form", _plain),
     "in place": partial(patch.object, local, "step_form", _fresh),
     "no record for autograd": partial(patch.object, torch, "inference_mode", nullcontext),
-    "written-out gradient": partial(patch.object, Model, "written_out", False),
+    "written-out gradient": partial(patch.object, Stacked, "written_out", False),
 }
 
 

@@ -10,13 +10,14 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedml_noniid.plugins.core.errors import UserError, closest, shown
 
 T = TypeVar("T")
 OURS = "fedml_noniid"  # the name that all our modules are imported by
 UNKNOWN_SOURCE = "unknown"  # in place of a hash
+TORCH = "/site-packages/torch/"  # no place for a user to look at
 
 
 def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) -> type[T]:
@@ -24,7 +25,7 @@ def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) ->
     if isinstance(name, str) and name in ours:
         return ours[name]
     own = f"a subclass of {kind.__name__} of your own as package.module.Class"
-    if not isinstance(name, str) or "." not in name:
+    if not isinstance(name, str) or not is_path(name):
         raise UserError(
             f"{what} {shown(name)} is unknown",
             allowed=f"{', '.join(ours)}, or {own}",
@@ -46,16 +47,21 @@ def split_path(name: str) -> tuple[str, str]:
 
 def load(what: str, module: str, attribute: str, kind: type[T], allowed: str) -> type[T]:
     """A class of a user's module, a subclass of `kind`. `what` begins every UserError."""
+    found = imported(what, module, attribute, allowed)
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise UserError(f"{what} is no subclass of {kind.__name__}; allowed: {allowed}")
+    return found
+
+
+def imported(what: str, module: str, attribute: str, allowed: str) -> Any:
+    """What a user's module has under a name. `what` begins the UserError."""
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # of any kind: the code is the user's
         told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(
             f"{what} can't be imported, {place(error, '')}{told}; allowed: {allowed}"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, kind)):
-        raise UserError(f"{what} is no subclass of {kind.__name__}; allowed: {allowed}")
-    return found
 
 
 def look_in(folder: Path) -> None:
@@ -72,7 +78,9 @@ def place(error: Exception, function: str) -> str:
     lines = [
         at
         for at in passed
-        if at.filename not in (__file__, importlib.__file__) and at.filename[0] != "<"
+        if at.filename not in (__file__, importlib.__file__)
+        and at.filename[0] != "<"
+        and TORCH not in at.filename
     ]
     last = next((at for at in lines[::-1] if at.name == function), lines[-1] if lines else None)
     return "" if last is None else f"{last.filename}, line {last.lineno}: "
@@ -83,7 +91,7 @@ def source_of(name: str) -> str:
 
     UserError.
     """
-    top = name.partition(".")[0]
+    top = name.replace(":", ".").partition(".")[0]
     try:
         return hashlib.sha256(b"".join(file.read_bytes() for file in files_of(top))).hexdigest()
     except (OSError, ValueError) as error:
@@ -118,7 +126,7 @@ def source_of_class(kind: type) -> str:
         parts = [source_of(top) for top in packages_of(kind)]
     except UserError:
         try:
-            parts = [inspect.getsource(kind)]
+            parts = [hashlib.sha256(inspect.getsource(kind).encode()).hexdigest()]
         except (OSError, TypeError):
             return UNKNOWN_SOURCE
     return parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()

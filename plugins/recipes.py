@@ -29,11 +29,13 @@ from fedml_noniid.plugins.baselines.fedexp import FedExP
 from fedml_noniid.plugins.baselines.fedftg import FedFTG
 from fedml_noniid.plugins.baselines.fedgen import FedGen
 from fedml_noniid.plugins.baselines.fedlc import FedLC
+from fedml_noniid.plugins.baselines.fedlesam import FedLESAM
 from fedml_noniid.plugins.baselines.fednova import FedNova
 from fedml_noniid.plugins.baselines.fedntd import FedNTD
 from fedml_noniid.plugins.baselines.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedml_noniid.plugins.baselines.fedprox import FedProx
 from fedml_noniid.plugins.baselines.fedrs import FedRS
+from fedml_noniid.plugins.baselines.fedsam import FedSAM
 from fedml_noniid.plugins.baselines.moon import MOON
 from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
 from fedml_noniid.plugins.baselines.scaffold import Scaffold
@@ -74,12 +76,14 @@ METHODS: dict[str, type[Component]] = {
         FedFTG,
         FedGen,
         FedLC,
+        FedLESAM,
         FedNLR,
         FedNNNN,
         FedNova,
         FedNTD,
         FedProx,
         FedRS,
+        FedSAM,
         FedYogi,
         FNR,
         FNRAuthors,

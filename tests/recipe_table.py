@@ -35,6 +35,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "fedntd": {"beta": 2.0, "tau": 1.5},
     "fedprox": {"mu": 0.1},
     "fedrs": {"alpha": 0.3},
+    "fedsam": {"rho": 0.3},
     "moon": {"mu": 0.5},
     "qfedavg": {"q": 0.7},
     "scaffold": {},
@@ -49,6 +50,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     # other readings of a method
     "fedadagrad": {"server_lr": 0.03, "tau": 0.05},
     "fedavgm": {"beta": 0.5},
+    "fedlesam": {"rho": 0.3},
     "fedyogi": {"server_lr": 0.03, "tau": 0.05, "beta2": 0.9},
     "feddyn_authors": {"alpha": 0.3, "clip": 1.0},
     "fnr_authors": {
@@ -69,6 +71,7 @@ PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg", "rfedavg_plus")
 READINGS = (
     "fedadagrad",
     "fedavgm",
+    "fedlesam",
     "feddyn_authors",
     "fedyogi",
     "fnr_authors",
@@ -119,6 +122,10 @@ MORE = (
     "scaffold+fnr+rfedavg_plus+ccn",
     "fedbabu+fedrs+scaffold+fnr",
     "datasharing+moon+ccn+fednlr",
+    "fedcm+fedsam",
+    "fedsam+moon",
+    "fedbn+fedsam",
+    "fedlesam+scaffold",
 )
 
 

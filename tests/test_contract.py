@@ -38,6 +38,8 @@ NEUTRAL: dict[str, dict[str, object]] = {
     "fedlc": {"tau": 0.0, "absent": "floor"},
     "fedntd": {"beta": 0.0},
     "fedrs": {"alpha": 1.0},
+    "fedlesam": {"rho": 0.0, "weights": "size"},
+    "fedsam": {"rho": 0.0, "weights": "size"},
     "moon": {"mu": 0.0},
     "sgdm": {"gamma": 0.0},
     "sgdm_local": {"gamma": 0.0},
@@ -75,6 +77,11 @@ def test_its_name_is_its_entry_and_its_module_names_a_source(method: str) -> Non
 @FEDERATED
 def test_no_hook_changes_what_it_is_given(method: str) -> None:
     checks.changes_nothing_that_it_is_given(method, settings(method))
+
+
+@EVERY
+def test_the_hyper_parameters_of_the_table_act(method: str) -> None:
+    checks.does_something(method, settings(method))
 
 
 @EVERY

@@ -32,7 +32,7 @@ ALLOWED = {
     "core": set[str](),
     "extras": {"core"},
     "data": {"core", "extras"},
-    "models": {"core", "data"},
+    "models": {"core", "data", "own_code"},
     "own_code": {"core"},
     "rates": {"core", "own_code"},
     "engines": {"core", "data", "models", "own_code", "rates"},  # an engine is handed an algorithm

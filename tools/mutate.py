@@ -86,6 +86,8 @@ def on_call(frame, event, _):
         return None
     write(targets[frame.f_code.co_filename][0], 0)
     return on_line(frame, event, _)
+def pytest_runtest_setup(item):
+    sys.settrace(on_call)  # again, as Python stops tracing after an error of any trace function
 sys.settrace(on_call)
 threading.settrace(on_call)
 """
@@ -224,7 +226,7 @@ def record(
     rows = root / "record.tsv"
     hook = root / "sitecustomize.py"
     hook.write_text(TRACER.format(targets=targets, record=str(rows)))
-    _, shown = run(root, ["--durations=0", "-vv", *where], 7200)
+    _, shown = run(root, ["-p", "sitecustomize", "--durations=0", "-vv", *where], 7200)
     hook.unlink()
     failed = set(re.findall(r"^(?:FAILED|ERROR) (tests/\S+)", shown, re.MULTILINE))
     sys.stdout.write("".join(f"fails unchanged: {name}\n" for name in sorted(failed)))

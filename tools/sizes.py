@@ -18,11 +18,11 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 14680,
-    TESTS: 15631,
-    ("plugins/core",): 908,
+    SOURCE: 16000,
+    TESTS: 16500,
+    ("plugins/core",): 934,
     ("plugins/privacy",): 49,
-    ("plugins/silo",): 1735,
+    ("plugins/silo",): 1743,
     ("plugins/baselines/scaffold.py",): 28,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,
@@ -49,7 +49,7 @@ DEPTH = 5  # blocks inside each other in a function
 WIDTH, WIDE_LINES = 100, 21  # columns of a line; lines that are wider
 SKIPS = 1  # statements that the formatter skips: tables of numbers
 CONTRACT = "plugins/core/component.py"
-MEMBERS, TYPES = 27, 14  # of `Component`; of its file
+MEMBERS, TYPES = 28, 14  # of `Component`; of its file
 Block = ast.If | ast.For | ast.While | ast.With | ast.Try | ast.Match | ast.FunctionDef
 
 

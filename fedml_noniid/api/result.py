@@ -32,7 +32,7 @@ from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 from fedml_noniid.plugins.data.files import replace_folder, write_whole
 from fedml_noniid.plugins.engines.evaluation import BATCH
 from fedml_noniid.plugins.engines.personal import client_model
-from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.models.settings import build_network
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -167,7 +167,7 @@ class Result:
             params, buffers = client_model(params, buffers, parts, client)
         train, data = self.settings.train, self.data.dataset
         shape = tuple(data.train_x.shape[1:])
-        network = build(train.model, shape, len(data.classes), train.model_options, data.embedding)
+        network = build_network(train, shape, len(data.classes), data.embedding)
         return Predictor(network, params, buffers, data)
 
     @torch.no_grad()

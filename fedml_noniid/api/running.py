@@ -33,6 +33,7 @@ from fedml_noniid.plugins.core.errors import NonFiniteError, UserError, shown
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.engines.callbacks import Callback, OnRow
 from fedml_noniid.plugins.engines.simulation import resolve_device
+from fedml_noniid.plugins.models import name_of
 
 ENTRY = "{'recipe': name, method: {hyper-parameter: value}}"
 RECIPES = "a list of recipes, such as ['fedavg', 'fnr'], or a dictionary of name -> entry"
@@ -212,7 +213,7 @@ def _axes(where: str, over: object, given: Mapping[str, Any]) -> dict[str, list[
                 f"{key} = {shown(values)} is refused; allowed: a list of values, each of them once"
             )
         else:
-            axes[str(key)] = found
+            axes[str(key)] = [*map(name_of, found)] if key == "model" else found
             continue
         raise UserError(f"{where}: over: {refused}")
     return axes

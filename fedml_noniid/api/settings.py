@@ -23,7 +23,7 @@ from fedml_noniid.pipelines.experiment.config import (
     TrainSettings,
 )
 from fedml_noniid.pipelines.experiment.scenario import Scenario
-from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.errors import Mistake, UserError, closest, located
 from fedml_noniid.plugins.data.partitions import PARTITIONS
 
@@ -48,13 +48,14 @@ def sections(where: str = "run") -> dict[str, str]:
         for parameter in inspect.signature(partition).parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY
     ]
+    # A setting comes before a method of another package that is called like it.
     names = {
+        "method": recipes.names(),
         "seeds": ("seeds",),
         "data": ("validation", "public"),
         "scenario": (*Scenario.model_fields, *of_partitions),
         "train": tuple(TrainSettings.model_fields),
         "machine": tuple(MachineSettings.model_fields),
-        "method": recipes.names(),
     }
     found = {name: section for section, listed in names.items() for name in listed}
     if where != "partition":
@@ -153,7 +154,7 @@ def _by_section(where: str, entries: Entries, given: Values) -> dict[str, dict[s
         if key not in known:
             raise _unknown(where, key, known, entries)
         if value is not None or known[key] == "seeds":
-            found[known[key]][key] = plain(value)
+            found[known[key]][key] = models.name_of(value) if key == "model" else plain(value)
     for key in ("partition", "clients"):
         if key not in found["scenario"]:
             instead = ", or what `partition` returned in place of the data"

@@ -32,9 +32,10 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     overrides,
 )
+from fedml_noniid.plugins.core.data import Batch
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.randomness import fold, identity
+from fedml_noniid.plugins.core.randomness import fold, identity, step_key
 from fedml_noniid.plugins.core.training import Views
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
 from fedml_noniid.plugins.engines import local, sequential
@@ -266,14 +267,22 @@ def numbering_does_not_matter(recipe: str, settings: Settings) -> None:
 
 
 def draws_for_clients(recipe: str, settings: Settings) -> bool:
-    """Whether a component reads a client's random key, which goes by the client's number."""
-    reads: list[int] = []
+    """Whether a component reads a random key that goes by the client's number: of a client, or of
+    one of its batches."""
+    reads: list[str] = []
 
-    def reading(client: Client) -> torch.Tensor:
-        reads.append(client.round)
+    def of_client(client: Client) -> torch.Tensor:
+        reads.append("client.key")
         return fold(client.keys, client.scope)
 
-    with mock.patch.object(Client, "key", property(reading)):
+    def of_batch(batch: Batch) -> torch.Tensor | None:
+        reads.append("batch.key")
+        return batch.keys if batch.keys is None else step_key(batch.keys, batch.step, batch.scope)
+
+    with (
+        mock.patch.object(Client, "key", property(of_client)),
+        mock.patch.object(Batch, "key", property(of_batch)),
+    ):
         federation.run(recipe, settings)
     return bool(reads)
 
@@ -291,10 +300,14 @@ def neutral_is_fedavg(recipe: str, settings: Settings, engine: str) -> None:
 
 
 def does_something(recipe: str, settings: Settings) -> None:
-    """With these hyper-parameters, a run differs from FedAvg's: other checks would say nothing."""
-    plain, out = federation.run("fedavg"), federation.run(recipe, settings)
-    same = federation.equal_models(out, plain)
-    assert not same, "these hyper-parameters give FedAvg; choose some with a visible effect"
+    """With these hyper-parameters, a run differs from FedAvg's, with batch norm or without: other
+    checks would say nothing."""
+    for batch_norm in (False, True):
+        plain = federation.run("fedavg", batch_norm=batch_norm)
+        out = federation.run(recipe, settings, batch_norm=batch_norm)
+        if not federation.equal_models(out, plain):
+            return
+    raise AssertionError("these hyper-parameters give FedAvg; choose some with a visible effect")
 
 
 def order_and_names_do_not_matter(recipe: str, settings: Settings, engine: str) -> None:
@@ -360,6 +373,7 @@ def reads_what_it_needs(recipe: str, settings: Settings) -> None:
     read = {
         "local_set": needs.local_set,
         "last_epoch": needs.last_epoch,
+        "gradient": needs.gradient,
         # A shared part of it is read by the runtime.
         "public": needs.public in (Public.UNLABELLED, Public.LABELLED) and not needs.shared,
     }

@@ -29,7 +29,7 @@ from fedml_noniid.plugins.models.layers import (
     MaxPool,
     ReLU,
 )
-from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.stacked import Stacked
 from papers import curves
 from papers.curves import Line, Panels
 from papers.pictures import extremes
@@ -162,7 +162,7 @@ def _layers(target: Target) -> list[_Layer]:
     """
     shape = tuple(int(n) for n in target.spec["shape"])
     net = models.build(str(target.spec["model"]), shape, int(target.spec["classes"]))
-    assert isinstance(net, Model), "all networks for images are"
+    assert isinstance(net, Stacked), "all networks for images are"
     params, buffers = net.init(torch.Generator().manual_seed(0))
     run, x = Forward(params, buffers, train=False), torch.zeros(1, *shape)
     found = [_Layer("Input", (NONE, _size(x), NONE, NONE))]

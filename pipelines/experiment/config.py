@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from fedml_noniid.pipelines.experiment.scenario import SKEWS as SKEWS
 from fedml_noniid.pipelines.experiment.scenario import Scenario as Scenario
-from fedml_noniid.plugins import models, recipes
+from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError, located, together
 from fedml_noniid.plugins.core.options import (
     MOST,
@@ -33,7 +33,8 @@ from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import simulation
 from fedml_noniid.plugins.engines.local_training import LearningRate
 from fedml_noniid.plugins.engines.run_settings import RunSettings
-from fedml_noniid.plugins.own_code import look_in
+from fedml_noniid.plugins.models.settings import ModelSettings
+from fedml_noniid.plugins.own_code import is_path, look_in
 
 FILE = "params.yaml"
 DEPLOYS = (
@@ -52,6 +53,15 @@ def _name(value: str) -> str:
     return value
 
 
+def _entry_name(value: str) -> str:
+    """The same, for an entry of `recipes`."""
+    with_dots = is_path(value) and not {*value} & {*"/ "}
+    if with_dots:
+        allowed = "a name without dots; a class of your own stands in `recipe:` of an entry"
+        raise UserError(value=value, allowed=allowed)
+    return _name(value)
+
+
 def _file_name(name: str) -> str:
     """It is part of the names of MLflow's files."""
     if not name.isprintable() or {*name} & {*"/\\"} or not 1 <= len(name.encode()) <= LONGEST:
@@ -68,6 +78,7 @@ def _filled(entries: object) -> object:
 
 LONGEST_NAME = 100  # characters of a scenario's or an entry's name
 Name = Annotated[str, AfterValidator(_name)]
+EntryName = Annotated[str, AfterValidator(_entry_name)]
 Names = Annotated[list[Name], Field(min_length=1)]
 Seeds = Annotated[list[Seed], Field(min_length=1)]
 Silos = Annotated[int, Range(2, MOST)]
@@ -154,11 +165,9 @@ class Recipe(OpenSection):
         return {section: keys for section, keys in every.items() if keys}
 
 
-class TrainSettings(RunSettings):
+class TrainSettings(RunSettings, ModelSettings):
     """How all recipes train."""
 
-    model: Annotated[str, OneOf(lambda: models.MODELS)]
-    model_options: dict[str, Any] = Field(default={})
     rounds: Count
     observe: bool = False
     engine: Annotated[str, OneOf(lambda: simulation.ENGINES)] = "auto"
@@ -166,11 +175,9 @@ class TrainSettings(RunSettings):
     threads: Annotated[int, Range(1, 256)] = 1
     evaluate_every: Count = 1
 
-    @model_validator(mode="after")
-    def _fits(self) -> TrainSettings:
-        with located("model_options"):
-            models.check(self.model, self.model_options)
-        return self
+    def own_code(self) -> dict[str, str]:
+        """The user's code and files that a run depends on: name -> SHA-256."""
+        return super().own_code() | self.model_code()
 
 
 class MachineSettings(Section):
@@ -226,8 +233,8 @@ class Config(Section):
     data: DataSettings
     scenario_names: Names
     scenarios: Annotated[dict[Name, Scenario], BeforeValidator(_filled)]
-    recipe_names: Names
-    recipes: Annotated[dict[Name, Recipe], BeforeValidator(_filled)]
+    recipe_names: Annotated[list[EntryName], Field(min_length=1)]
+    recipes: Annotated[dict[EntryName, Recipe], BeforeValidator(_filled)]
     seeds: Seeds
     train: TrainSettings
     machine: MachineSettings = MachineSettings()

@@ -23,8 +23,8 @@ from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Plan
 from fedml_noniid.plugins.engines.simulation import Simulation, resolve_device
-from fedml_noniid.plugins.models import build as build_network
 from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.settings import build_network
 from fedml_noniid.plugins.simulate import simulate
 
 
@@ -67,9 +67,7 @@ class Item:
     def network(self) -> Model:
         train = self.settings.train
         shape = tuple(self.data.train_x.shape[1:])
-        return build_network(
-            train.model, shape, len(self.data.classes), train.model_options, self.data.embedding
-        )
+        return build_network(train, shape, len(self.data.classes), self.data.embedding)
 
     @cached_property
     def noise(self) -> Tensor | None:

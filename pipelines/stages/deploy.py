@@ -26,6 +26,7 @@ from fedml_noniid.plugins.data.indices import Indices, read_indices
 from fedml_noniid.plugins.data.partitions import partition
 from fedml_noniid.plugins.engines.cohort import cohort_size
 from fedml_noniid.plugins.engines.run_settings import RunSettings
+from fedml_noniid.plugins.models.settings import ModelSettings
 from fedml_noniid.plugins.silo import loopback
 from fedml_noniid.plugins.silo import settings as deployments
 from fedml_noniid.plugins.silo.settings import Deployment
@@ -84,7 +85,7 @@ def deployment_of(settings: config.Config, wanted: config.DeploySettings) -> Dep
     content = {
         "common_args": {"random_seed": wanted.seed},
         "data_args": {"dataset": settings.data.name},
-        "model_args": {"model": train.model, "model_options": train.model_options},
+        "model_args": train.model_dump(include={*ModelSettings.model_fields}),
         "train_args": {
             "recipe": settings.composition(wanted.recipe),
             "settings": settings.recipes[wanted.recipe].settings,

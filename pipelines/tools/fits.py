@@ -20,7 +20,6 @@ from fedml_noniid.pipelines.experiment.partitioning import assign
 from fedml_noniid.pipelines.experiment.provenance import preparing
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import plan
-from fedml_noniid.plugins import models
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError, located, together
 from fedml_noniid.plugins.data import datasets
@@ -32,6 +31,7 @@ from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Plan
 from fedml_noniid.plugins.engines.simulation import resolve_device
 from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.settings import build_network
 from fedml_noniid.plugins.simulate import simulate
 
 CLIENTS = 2  # of the trial; rFedAvg compares clients
@@ -68,9 +68,7 @@ def fits(settings: Config, data: Dataset) -> None:
                 partitions[name, seed] = assign(data, settings.data, scenario, name, seed)
         network = None
         with checked("train", "model"):
-            network = models.build(
-                train.model, shape, len(data.classes), train.model_options, data.embedding
-            )
+            network = build_network(train, shape, len(data.classes), data.embedding)
         for recipe in settings.recipe_names if network is not None else ():
             with checked("recipes", recipe):
                 _set_up(settings, recipe, network, data)

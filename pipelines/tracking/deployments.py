@@ -79,9 +79,8 @@ def _params(deployment: Deployment) -> dict[str, object]:
         "cohort": deployment.cohort,
         "train.rounds": train.rounds,
         "train.threads": deployment.device_args.threads,
-        "train.model": model.model,
-        "train.model_options": model.model_options,
     }
+    found |= {f"train.{key}": value for key, value in model.model_dump().items()}
     sections = {"train": train.model_dump(include=set(RunSettings.model_fields)), **train.settings}
     # A path, an address or a password is text.
     for name, values in deployment.model_dump(include={"comm_args", "dp_args"}).items():

@@ -17,7 +17,8 @@ from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.tracking.runs import MAX_NAME
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
-CODE = ("__init__.py", "core", "data", "models")  # the parts of plugins/ that a network needs
+# The parts of plugins/ that a network needs.
+CODE = ("__init__.py", "core", "data", "models", "own_code.py")
 REQUIRED = [
     f"{name}=={version(name).partition('+')[0]}"
     for name in ("mlflow", "numpy", "safetensors", "torch")
@@ -81,11 +82,16 @@ def register(client: Any, run_id: str, experiment: str, result: ItemResult, root
 def _network(result: ItemResult, root: Path) -> dict[str, Any] | None:
     """The description from which `served` builds the network.
 
-    None if the training data set is not on disk.
+    None if the training data set is not on disk, or if the network is a user's own: its package may
+    be missing where the model is served.
     """
     path = root / "data" / f"{result.params.get('data.name')}.safetensors"
     data = _data(path, path.stat().st_mtime_ns) if path.is_file() else None
     if data is None or data.checksum != result.tags.get("data_hash"):
+        return None
+    from fedml_noniid.plugins.models import is_own
+
+    if is_own(str(result.params["train.model"])):
         return None
     return {
         "model": result.params["train.model"],

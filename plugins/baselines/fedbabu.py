@@ -29,7 +29,7 @@ class FedBABU(Component):
     """Trains the body under a classifier that keeps its random initial values."""
 
     name: ClassVar[str] = "fedbabu"
-    needs: ClassVar[Needs] = Needs(fixed_classifier=True)
+    needs: ClassVar[Needs] = Needs(features=True, fixed_classifier=True)
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.CLASSIFIER})
 
     weights: Weights = "size"  # CCN's n_r / n; the authors' code: uniform

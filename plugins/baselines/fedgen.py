@@ -50,6 +50,7 @@ from fedml_noniid.plugins.baselines.generators import (
 from fedml_noniid.plugins.core.component import (
     Change,
     Client,
+    Needs,
     Server,
 )
 from fedml_noniid.plugins.core.data import Batch, cross_entropies
@@ -72,6 +73,7 @@ class FedGen(LabelCounts):
     """Trains a generator of features on the server; the clients learn from its features."""
 
     name: ClassVar[str] = "fedgen"
+    needs: ClassVar[Needs] = Needs(local_set=True, features=True)
 
     generative_alpha: NonNegative = 10.0  # of the client's CE on G(y'): authors' code, MNIST
     generative_beta: NonNegative = 10.0  # of the client's KL on G(y): authors' code, MNIST

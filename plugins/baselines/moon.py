@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Answer, Client, Component, Trace
+from fedml_noniid.plugins.core.component import Answer, Client, Component, Needs, Trace
 from fedml_noniid.plugins.core.data import Batch
 from fedml_noniid.plugins.core.options import NonNegative, Positive
 from fedml_noniid.plugins.core.task import Output
@@ -43,6 +43,7 @@ class MOON(Component):
     one."""
 
     name: ClassVar[str] = "moon"
+    needs: ClassVar[Needs] = Needs(features=True)
 
     mu: NonNegative = 1.0  # the authors' code; section 4.1 tunes it over 0.1, 1, 5, 10
     tau: Positive = 0.5  # section 4.1

@@ -67,9 +67,8 @@ class CCN(Component):
 
     @property
     def needs(self) -> Needs:
-        return (
-            Needs(last_epoch=True) if self.z_time == "last_epoch_running" else Needs(local_set=True)
-        )
+        running = self.z_time == "last_epoch_running"
+        return Needs(features=True, last_epoch=running, local_set=not running)
 
     @property
     def weights(self) -> Weights:

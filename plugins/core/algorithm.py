@@ -225,6 +225,17 @@ def _check(c: Component, setting: Setting) -> None:
     for hook, claim in OWNS.items():
         if overrides(c, hook):
             _check_owner(c, claim)
+    if c.needs.features and not setting.features:
+        raise RecipeError(
+            f"{c.name!r} needs a linear classifier that is trained, with features before it, and "
+            "the network has none",
+            allowed="a network whose logits are a linear layer's output",
+        )
+    if c.needs.activations and not setting.activations:
+        raise RecipeError(
+            f"{c.name!r} needs the activations of all layers, which the network does not tell",
+            allowed="one of ours",
+        )
     if setting.deployed and (c.needs.pooled or c.needs.public is Public.TEST_SET):
         why = (
             "one model on the data of all, which may not leave their silos"

@@ -5,7 +5,8 @@ One round. Every hook stands where it acts. The list is the order; there is no o
     server   broadcast, message     what goes down with the model: to all, to each
     client   optimizer, warm_start  the local optimiser and the state that it starts from
              prepare                once, on the received model
-               each step: logits, penalty        inside the loss
+               each step: gradient_point         where the gradient is taken, if not at w
+                         logits, penalty        inside the loss
                           gradient_term          added to the gradient
                           update_factor          multiplies the optimiser's update
              report                 what goes up, what the client keeps
@@ -56,6 +57,7 @@ class Exclusive(Enum):
         "client drift correction",
         "each corrects the local gradient for the same drift, which together is too much",
     )
+    GRADIENT_POINT = "point of the gradient", "each takes the gradient at a point of its own"
     FEATURE_MEANS = (
         "feature distribution regulariser",
         "each pulls the same features towards other clients' means",
@@ -106,6 +108,9 @@ class Needs:
     personal_norms: bool = False
     # whole models, batch norms included, outside of the clients' local training
     whole_models: bool = False
+    gradient: bool = False  # `g` of `gradient_point`: one more gradient in every step
+    features: bool = False  # the input of the classifier, or the classifier by itself
+    activations: bool = False  # `task.activations`
 
 
 class Exchanges(NamedTuple):
@@ -126,6 +131,8 @@ class Setting(NamedTuple):
     n_public: int = 0  # samples of the public split, 0 if there is none
     tokens: bool = False  # whether samples are the numbers of tokens (text)
     deployed: bool = False  # on real silos, not in a simulation
+    features: bool = True  # whether the network has a linear classifier, with features before it
+    activations: bool = True  # whether the network tells the activations of its layers
 
 
 def absent(why: str) -> Any:
@@ -340,6 +347,13 @@ class Component:
         """`client.prepared`: computed once per round on the received model."""
         return {}
 
+    def gradient_point(self, w: Params, g: Params, client: Client) -> Params | None:
+        """Where the gradient of the loss is taken, if not at w (exclusive).
+
+        `g`: the gradient at w, for methods that declare `Needs(gradient=True)`. A parameter that is
+        not mentioned stays as it is in w.
+        """
+
     def logits(self, logits: Tensor, w: Params, client: Client) -> Tensor | None:
         """Logits [B, C] as the loss sees them (exclusive)."""
 
@@ -401,6 +415,7 @@ class Component:
 # Overriding one of these hooks means owning what it changes. For `optimizer`, `warm_start` and
 # `step`, an option may decide whether the component owns it.
 OWNS = {
+    "gradient_point": Exclusive.GRADIENT_POINT,
     "logits": Exclusive.LOGITS,
     "refine": Exclusive.REFINEMENT,
     "average": Exclusive.AVERAGE,

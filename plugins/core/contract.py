@@ -82,6 +82,11 @@ HOOKS = {
     "optimizer": Returns("an Optimizer, or None", Optimizer, lambda *_: True),
     "warm_start": A_TREE._replace(words="a dict of tensors, or None", nothing=True),
     "prepare": A_TREE,
+    "gradient_point": Returns(
+        "a dict of tensors with names of parameters, or None",
+        dict,
+        lambda found, w, *_: _params(found, w),
+    ),
     "logits": Returns(
         "logits of the shape that it is given, or None",
         Tensor,

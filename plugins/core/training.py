@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from fedml_noniid.plugins.core.component import (
     Public,
     Trace,
     absent,
+    overrides,
 )
 from fedml_noniid.plugins.core.contract import call
 from fedml_noniid.plugins.core.data import Batch, Pass, cross_entropy
@@ -45,7 +47,10 @@ Views = Mapping[Component, Client]  # the client as each component sees it
 Loss = Callable[
     [Params, Params, Batch], tuple[Tensor, Output | None]
 ]  # (w, buffers, batch) -> loss, forward pass
+# (w, what computes the gradient at w) -> where the gradient is taken
+Point = Callable[[Params, Callable[[], tuple[Params, Tree]]], Params]
 NO_FEATURES = "trace.features is there for methods that declare Needs(last_epoch=True)"
+NO_GRADIENT = "g is there for methods that declare Needs(gradient=True)"
 
 
 class Descent(NamedTuple):
@@ -89,10 +94,11 @@ def descend(
     batches: Iterable[Batch],
     step: Step,
     key: Tensor | None = None,
+    point: Point | None = None,
 ) -> Descent:
     """Takes a step down the gradient of the loss for each batch.
 
-    `start`: parameters, buffers and state are read.
+    `start`: parameters, buffers and state are read. `point`: None takes the gradient at w.
     """
     params, buffers, state, *_ = start
     state = state or step.optimizer.init(params)
@@ -109,7 +115,8 @@ def descend(
                 {} if out is None else {"buffers": out.buffers, "h": out.features}
             )
 
-        grads, left = task.grad(value, params)
+        at = params if point is None else point(params, partial(task.grad, value, params))
+        grads, left = task.grad(value, at)
         new = dict(zip(("w", "state"), step(grads, params, state, s), strict=True)) | {
             "buffers": left.get("buffers", buffers),
             "loss": total + left["loss"],
@@ -148,7 +155,8 @@ def train(
 
     start = Descent(client.params, client.buffers, started(algorithm, views) or {})
     step = Step(task.optimizer, lambda w: term(views, w), factor(views))
-    return ended(algorithm, views, descend(task, loss, start, steps, step, client.keys), len(steps))
+    found = descend(task, loss, start, steps, step, client.keys, point_of(algorithm, views))
+    return ended(algorithm, views, found, len(steps))
 
 
 def component_views(
@@ -187,6 +195,28 @@ def started(algorithm: Algorithm, views: Views) -> Tree | None:
     return algorithm.owned(
         Exclusive.OPTIMIZER_MEMORY, {c: call(c, "warm_start", view) for c, view in views.items()}
     )
+
+
+def point_of(algorithm: Algorithm, views: Views) -> Point | None:
+    """Where the components take the gradient; None: at w."""
+    if not any(overrides(c, "gradient_point") for c in algorithm.components):
+        return None
+
+    def point(w: Params, gradient: Callable[[], tuple[Params, Tree]]) -> Params:
+        g = gradient()[0] if algorithm.needs.gradient else {}
+        return {**w, **shifted(algorithm, views, w, g)}
+
+    return point
+
+
+def shifted(algorithm: Algorithm, views: Views, w: Params, g: Params) -> Params:
+    """The parameters at which the gradient is taken, without those that stay as they are in w."""
+    bare = absent(NO_GRADIENT)
+    found = {
+        c: call(c, "gradient_point", w, g if c.needs.gradient else bare, view)
+        for c, view in views.items()
+    }
+    return algorithm.owned(Exclusive.GRADIENT_POINT, found) or {}
 
 
 def adjusted(algorithm: Algorithm, views: Views, logits: Tensor, w: Params) -> Tensor:

@@ -27,6 +27,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, rows_at
 from fedml_noniid.plugins.models.layers import Flatten, Linear, ReLU
 from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.stacked import Stacked
 
 LOG = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("steps.cpp")
@@ -81,7 +82,7 @@ def _fraction(steps: Pass, like: Tensor) -> Tensor:
 def layers_of(network: Model) -> tuple[str, ...] | None:
     """The names of all weights and biases, if the network is a row of linear layers with a ReLU
     between each two."""
-    if not isinstance(network, Model) or network.precision != "float32":
+    if not isinstance(network, Stacked) or network.precision != "float32":
         return None
     first, *blocks = *network.blocks, network.head
     linear = [block for block in blocks[::2] if isinstance(block, Linear)]

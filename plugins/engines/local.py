@@ -32,6 +32,7 @@ from fedml_noniid.plugins.core.training import (
     factor,
     penalty,
     scaled,
+    shifted,
     started,
     term,
 )
@@ -50,10 +51,10 @@ from fedml_noniid.plugins.engines.personal import PERSONAL, joined, over, parted
 from fedml_noniid.plugins.engines.step_inputs import StepInputs
 from fedml_noniid.plugins.models.model import Model
 
-# (parameters, buffers, batch, what it draws) -> the gradient of the mean cross-entropy, in the
+# (buffers, batch, what it draws, parameters) -> the gradient of the mean cross-entropy, in the
 # memory of the last gradient, and the second result of `autograd`. Its loss is that of each sample,
 # [..., B].
-Written = Callable[[Params, Params, Batch, Params], tuple[Params, Tree]]
+Written = Callable[[Params, Batch, Params, Params], tuple[Params, Tree]]
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class ClientAxis:
         axes = 0 if self.single else 1
 
         def written(
-            params: Params, buffers: Params, batch: Batch, drawn: Params
+            buffers: Params, batch: Batch, drawn: Params, params: Params
         ) -> tuple[Params, Tree]:
             grads, losses, found = model.gradient(
                 params, buffers, *batch[:3], drawn, self.memory, axes
@@ -121,6 +122,8 @@ class Hooks(NamedTuple):
     penalty: Callable[[Params, Output, Batch], Tensor | None] | None = None
     logits: Callable[[Tensor, Params], Tensor] | None = None
     term: Callable[[Params], Params] | None = None
+    # (w, what computes the gradient at w) -> the parameters at which it is taken, if not at w
+    point: Callable[[Params, Callable[[], Params]], Params] | None = None
 
 
 def train(
@@ -197,7 +200,12 @@ def _sharing(hooks: Hooks, params: Params) -> Hooks:
             *args[:place], {name: args[place][name] for name in params}, *args[place + 1 :]
         )
 
-    return Hooks(given(hooks.penalty, 0), given(hooks.logits, 1), given(hooks.term, 0))
+    return Hooks(
+        given(hooks.penalty, 0),
+        given(hooks.logits, 1),
+        given(hooks.term, 0),
+        given(hooks.point, 0),
+    )
 
 
 def _hooks(
@@ -229,11 +237,20 @@ def _hooks(
     def logits(clients: Tree, logits: Tensor, w: Params) -> Tensor:
         return adjusted(algorithm, at_once if axis.single else views(clients), logits, w)
 
-    lifted_logits = axis.lift(logits)
+    def points(clients: Tree, w: Params, g: Params) -> Params:
+        return shifted(algorithm, at_once if axis.single else views(clients), w, g)
+
+    def point(w: Params, gradient: Callable[[], Params]) -> Params:
+        g = gradient() if algorithm.needs.gradient else {}
+        found: Params = lifted_points(clients, w, {name: g[name] for name in w if name in g})
+        return found
+
+    lifted_logits, lifted_points = axis.lift(logits), axis.lift(points)
     return Hooks(
         penalised if some("penalty") else None,
         (lambda logits, w: lifted_logits(clients, logits, w)) if some("logits") else None,
         (lambda w: term(at_once, w)) if some("gradient_term") else None,
+        point if some("gradient_point") else None,
     )
 
 
@@ -267,7 +284,7 @@ class LocalSteps:
         bare = self.hooks.penalty is None and self.hooks.logits is None
         written = self.axis.written(self.task) if bare else None
         rate = plain_rate(self.task.optimizer)
-        if written is None or rate is None:
+        if written is None or rate is None or self.hooks.point is not None:
             return self._stepped(began, inputs, first, written)
         unchanged = self.hooks.term is None and not began["factor"]
         plain = unchanged and steps.read is None and steps.last is None
@@ -307,9 +324,10 @@ class LocalSteps:
             if written is None:
                 keyed = batch._replace(keys=self.key, step=first + step)
                 loss = partial(self._loss, keyed, buffers, next(drawn), last is not None)
-                gradient, left = self.task.grad(loss, params)
+                taken = partial(self.task.grad, loss)
             else:
-                gradient, left = written(params, buffers, batch, next(drawn))
+                taken = partial(written, buffers, batch, next(drawn))
+            gradient, left = taken(self._point(params, taken))
             losses.append(left["loss"])
             if last is not None:
                 mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
@@ -327,6 +345,13 @@ class LocalSteps:
         count = zero + _length(steps)
         total = _step_losses(losses, steps, written is not None).sum(0) if losses else zero
         return Descent(params, buffers, state, count, total, mean)
+
+    def _point(self, w: Params, gradient: Callable[[Params], tuple[Params, Tree]]) -> Params:
+        """Where the gradient of a step is taken."""
+        if self.hooks.point is None:
+            return w
+        # A copy: the memory of the gradient at w is that of the gradient at the point.
+        return {**w, **self.hooks.point(w, lambda: tree_map(torch.clone, gradient(w)[0]))}
 
     def _loss(
         self, batch: Batch, buffers: Params, drawn: Params, features: bool, w: Params

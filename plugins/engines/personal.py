@@ -9,6 +9,7 @@ that is the trained one.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,15 +26,21 @@ from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate
 PERSONAL = "own"  # among the names of methods in a client's memory
 
 
-def split_personal(params: Params, buffers: Params) -> tuple[Params, Params, Tree]:
-    """(shared parameters, shared buffers, personal part): layers with buffers are personal.
+def split_personal(
+    params: Params, buffers: Params, norms: Collection[str]
+) -> tuple[Params, Params, Tree]:
+    """(shared parameters, shared buffers, personal part): the batch norms `norms` are personal.
 
     No personal part: {}.
     """
-    norms = {name.rpartition(".")[0] for name in buffers}
-    personal = {name: leaf for name, leaf in params.items() if name.rpartition(".")[0] in norms}
-    shared = {name: leaf for name, leaf in params.items() if name not in personal}
-    return shared, {}, {"params": personal, "buffers": buffers} if buffers else {}
+
+    def split(tree: Params) -> tuple[Params, Params]:
+        personal = {name: leaf for name, leaf in tree.items() if name.rpartition(".")[0] in norms}
+        return without(tree, {*personal}), personal
+
+    (shared, of_params), (others, of_buffers) = split(params), split(buffers)
+    personal = {"params": of_params, "buffers": of_buffers}
+    return shared, others, personal if of_buffers else {}
 
 
 def personalized(client: Client, memory: Tree) -> Client:

@@ -13,7 +13,7 @@ from fedml_noniid.plugins.core.component import Setting
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
+from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.data.streams import torch_stream
 from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.local_training import LocalTraining as LocalTraining
@@ -59,6 +59,8 @@ class Plan:
             n_public,
             self.network.tokens,
             deployed,
+            self.network.has_features,
+            self.network.records,
         )
 
     def lr(self, t: int) -> float:
@@ -94,7 +96,7 @@ class Start(NamedTuple):
         trained = {name: leaf for name, leaf in params.items() if name not in fixed}
         personal: Tree = {}
         if algorithm.needs.personal_norms:
-            trained, buffers, personal = split_personal(trained, buffers)
+            trained, buffers, personal = split_personal(trained, buffers, network.norms)
         if not trained:
             raise RecipeError(
                 f"{algorithm.name}: of model = {network.name!r} nothing would be left to "
@@ -116,5 +118,9 @@ class Start(NamedTuple):
 
 def initial_model(network: Model, seed: int, like: torch.Tensor) -> tuple[Params, Params]:
     """(w_0, buffers) of a seed, the same in every runtime; dtype and device of `like`."""
-    params, buffers = network.init(torch_stream(seed, "init"))
-    return tree_map(lambda p: p.to(like), params), tree_map(lambda b: b.to(like), buffers)
+    drawn = network.init(torch_stream(seed, "init"))
+    params, buffers = (
+        {name: network.start.get(name, leaf).to(like) for name, leaf in tree.items()}
+        for tree in drawn
+    )
+    return params, buffers

@@ -27,6 +27,7 @@ OURS = "fedml_noniid."  # modules whose methods the tests of this repository hol
 HOOKS = (
     "warm_start",
     "prepare",
+    "gradient_point",
     "logits",
     "penalty",
     "gradient_term",

@@ -74,13 +74,13 @@ def choose_engine(
     known("engine", name, ENGINES)
     if name == "vectorized" and not network.vmappable:
         raise UserError(
-            f"engine 'vectorized': vmap can't take model {network.name!r}; allowed: auto, "
-            "sequential"
+            f"engine 'vectorized': vmap can't take model {network.name!r}, as "
+            f"{network.sequential_only}; allowed: auto, sequential"
         )
     if name != "auto":
         return name, "as asked"
     if not network.vmappable:
-        return "sequential", f"vmap can't take model {network.name!r}"
+        return "sequential", f"vmap can't take {network.name!r}: {network.sequential_only}"
     if device.type == "cuda":
         return "vectorized", "a GPU is busy only with many clients at once"
     if not network.dense:

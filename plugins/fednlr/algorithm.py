@@ -62,7 +62,7 @@ class FedNLR(Component):
     received model."""
 
     name: ClassVar[str] = "fednlr"
-    needs: ClassVar[Needs] = Needs(local_set=True, public=Public.RECORDED)
+    needs: ClassVar[Needs] = Needs(local_set=True, public=Public.RECORDED, activations=True)
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.NEURON_RATES})
 
     mu0: NonNegative = 1.0

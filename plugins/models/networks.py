@@ -28,15 +28,15 @@ from fedml_noniid.plugins.models.layers import (
     ReLU,
     Residual,
 )
-from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.stacked import Stacked
 
 Shape = tuple[int, ...]  # of one sample: (channels, height, width)
 POOL = 0  # in a row of convolutions, each given by its channels
 
 
-def logistic_regression(shape: Shape, n_classes: int) -> Model:
+def logistic_regression(shape: Shape, n_classes: int) -> Stacked:
     """One linear layer on the pixels; its "features" are the pixels."""
-    return Model("logistic_regression", (Flatten(),), Linear("fc", prod(shape), n_classes))
+    return Stacked("logistic_regression", (Flatten(),), Linear("fc", prod(shape), n_classes))
 
 
 def mlp(
@@ -46,14 +46,14 @@ def mlp(
     hidden: Width = 64,
     batch_norm: bool = False,
     projection: WidthOrNone = 0,
-) -> Model:
+) -> Stacked:
     """pixels - hidden - classes with ReLU; `batch_norm` normalises the hidden layer before its
     ReLU."""
     blocks: list[Block] = [Flatten(), Linear("fc1", prod(shape), hidden)]
     if batch_norm:
         blocks.append(BatchNorm("bn1", hidden))
     head, size = _projection(hidden, projection)
-    return Model("mlp", (*blocks, ReLU("fc1"), *head), Linear("fc2", size, n_classes))
+    return Stacked("mlp", (*blocks, ReLU("fc1"), *head), Linear("fc2", size, n_classes))
 
 
 def cnn(
@@ -64,7 +64,7 @@ def cnn(
     hidden: Width = 512,
     batch_norm: bool = False,
     projection: WidthOrNone = 0,
-) -> Model:
+) -> Stacked:
     """rFedAvg's CNN (Section VI-A, after McMahan et al.
 
     2017), phi = the 512 features before the classifier.
@@ -82,14 +82,14 @@ def cnn(
 
     blocks = (*conv("conv1", depth, channels), *conv("conv2", channels, 2 * channels), Flatten())
     head, width_out = _projection(hidden, projection)
-    return Model(
+    return Stacked(
         "cnn",
         (*blocks, Linear("fc1", size, hidden), ReLU("fc1"), *head),
         Linear("fc2", width_out, n_classes),
     )
 
 
-def fednnnn_mnist(shape: Shape, n_classes: int) -> Model:
+def fednnnn_mnist(shape: Shape, n_classes: int) -> Stacked:
     """FedNNNN's network for MNIST: 431,080 parameters.
 
     conv5 20, ReLU, pool, conv5 50, ReLU, pool, 800-500, ReLU, classes.
@@ -100,10 +100,10 @@ def fednnnn_mnist(shape: Shape, n_classes: int) -> Model:
         *(Conv("conv2", 20, 50, 5), ReLU("conv2"), MaxPool()),
         *(Flatten(), Linear("fc1", 800, 500), ReLU("fc1")),
     )
-    return Model("fednnnn_mnist", blocks, Linear("fc2", 500, n_classes))
+    return Stacked("fednnnn_mnist", blocks, Linear("fc2", 500, n_classes))
 
 
-def fednnnn_cifar(shape: Shape, n_classes: int) -> Model:
+def fednnnn_cifar(shape: Shape, n_classes: int) -> Stacked:
     """FedNNNN's network for CIFAR-10: 1,146,088 parameters, the batch norms' affine pairs among
     them.
 
@@ -113,10 +113,10 @@ def fednnnn_cifar(shape: Shape, n_classes: int) -> Model:
     depth = _image_of("fednnnn_cifar", shape, 32, "its 2048-382 layer")
     convs, _ = _convolutions(depth, (32, 32, POOL, 64, 64, POOL, 128, 128, POOL), batch_norm=True)
     dense = (Linear("fc1", 2048, 382), ReLU("fc1"), Linear("fc2", 382, 192), ReLU("fc2"))
-    return Model("fednnnn_cifar", (*convs, Flatten(), *dense), Linear("fc3", 192, n_classes))
+    return Stacked("fednnnn_cifar", (*convs, Flatten(), *dense), Linear("fc3", 192, n_classes))
 
 
-def vgg9(shape: Shape, n_classes: int, *, dropout: bool = True) -> Model:
+def vgg9(shape: Shape, n_classes: int, *, dropout: bool = True) -> Stacked:
     """FedNLR's VGG-9, which is the "moderate" CNN of FedMA and NIID-Bench: 3,491,530 parameters for
     10 classes.
 
@@ -133,7 +133,7 @@ def vgg9(shape: Shape, n_classes: int, *, dropout: bool = True) -> Model:
         *(*first, Dropout(1, 0.05, channels=True), *second, Flatten(), Dropout(2, 0.1)),
         *(fc1, ReLU("fc1"), fc2, ReLU("fc2"), Dropout(3, 0.1)),
     )
-    return Model("vgg9", _without(blocks, dropout), Linear("fc3", 512, n_classes, xavier_normal))
+    return Stacked("vgg9", _without(blocks, dropout), Linear("fc3", 512, n_classes, xavier_normal))
 
 
 # Configurations A and D of Simonyan and Zisserman 2015.
@@ -160,7 +160,7 @@ VGG_16 = (
 )
 
 
-def vgg11(shape: Shape, n_classes: int, *, dropout: bool = True) -> Model:
+def vgg11(shape: Shape, n_classes: int, *, dropout: bool = True) -> Stacked:
     """FNR-FL's VGG-11, which is NIID-Bench's: the convolutions of configuration A with bias,
     without batch norm.
 
@@ -174,10 +174,10 @@ def vgg11(shape: Shape, n_classes: int, *, dropout: bool = True) -> Model:
         *(*convs, Flatten(), Dropout(1, 0.5), fc1, ReLU("fc1")),
         *(Dropout(2, 0.5), fc2, ReLU("fc2")),
     )
-    return Model("vgg11", _without(blocks, dropout), Linear("fc3", 512, n_classes))
+    return Stacked("vgg11", _without(blocks, dropout), Linear("fc3", 512, n_classes))
 
 
-def vgg16(shape: Shape, n_classes: int, *, batch_norm: bool = True) -> Model:
+def vgg16(shape: Shape, n_classes: int, *, batch_norm: bool = True) -> Stacked:
     """CCN's VGG-16: 13 convolutions (configuration D), 512-128, ReLU, classes.
 
     The paper names the 128 only. Ours: batch norm behind each convolution, and the mean over
@@ -186,10 +186,10 @@ def vgg16(shape: Shape, n_classes: int, *, batch_norm: bool = True) -> Model:
     depth, _, _ = _image("vgg16", shape, 32)
     convs, channels = _convolutions(depth, VGG_16, batch_norm)
     blocks = (*convs, GlobalAverage(), Linear("fc1", channels, 128), ReLU("fc1"))
-    return Model("vgg16", blocks, Linear("fc2", 128, n_classes))
+    return Stacked("vgg16", blocks, Linear("fc2", 128, n_classes))
 
 
-def resnet18(shape: Shape, n_classes: int) -> Model:
+def resnet18(shape: Shape, n_classes: int) -> Stacked:
     """FNR-FL's ResNet-18 (He, Zhang, Ren, Sun 2016) for small images: 11,173,962 parameters on
     CIFAR-10.
 
@@ -214,10 +214,10 @@ def resnet18(shape: Shape, n_classes: int) -> Model:
             )
             blocks.append(Residual(two, body, shortcut))
             n_in = n_out
-    return Model("resnet18", (*blocks, GlobalAverage()), Linear("fc", n_in, n_classes))
+    return Stacked("resnet18", (*blocks, GlobalAverage()), Linear("fc", n_in, n_classes))
 
 
-def pfl_cnn(shape: Shape, n_classes: int, *, dropout: bool = True) -> Model:
+def pfl_cnn(shape: Shape, n_classes: int, *, dropout: bool = True) -> Stacked:
     """pfl-research's `simple_cnn` (Granqvist et al.
 
     2024) of its CIFAR-10 benchmark, to compare speeds.
@@ -237,7 +237,7 @@ def pfl_cnn(shape: Shape, n_classes: int, *, dropout: bool = True) -> Model:
         ),
         *(Flatten(), Linear("fc1", size, 128, xavier_uniform), ReLU("fc1"), Dropout(2, 0.5)),
     )
-    return Model(
+    return Stacked(
         "pfl_cnn", _without(blocks, dropout), Linear("fc2", 128, n_classes, xavier_uniform)
     )
 

@@ -15,9 +15,10 @@ from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.text import PAD
 from fedml_noniid.plugins.models.forward import Forward
 from fedml_noniid.plugins.models.layers import Block, Linear
-from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.stacked import Stacked
 
 EMBEDDING = "embedding.weight"
+NO_VMAP = "torch has no vmap rule for its LSTM"
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,7 @@ def lstm(
     *,
     hidden: Width = 256,
     layers: Width = 2,
-) -> Model:
+) -> Stacked:
     """rFedAvg's LSTM (section VI-A and its repository): frozen word vectors, 2 layers of 256, phi,
     classes.
 
@@ -85,5 +86,6 @@ def lstm(
     if len(shape) != 1:
         raise UserError(f"model 'lstm' needs texts (tokens), got samples of {shape}")
     blocks, head = (Recurrent(embedding, hidden, layers),), Linear("fc", hidden, n_classes)
-    # torch has no vmap rule for its LSTM.
-    return Model("lstm", blocks, head, vmappable=False, tokens=True, frozen=frozenset({EMBEDDING}))
+    return Stacked(
+        "lstm", blocks, head, sequential_only=NO_VMAP, tokens=True, frozen=frozenset({EMBEDDING})
+    )

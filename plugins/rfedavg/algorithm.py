@@ -62,7 +62,7 @@ class MeanFeatures(Component):
     """What both algorithms share: delta, the clients' mean features, and the server's table of
     them."""
 
-    needs: ClassVar[Needs] = Needs(local_set=True)
+    needs: ClassVar[Needs] = Needs(local_set=True, features=True)
 
     lam: NonNegative = 1e-4  # lambda, section VI-A, MNIST
     dp: Literal["none", "paper"] = "none"

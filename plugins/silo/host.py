@@ -32,6 +32,7 @@ from fedml_noniid.plugins.data.files import leaving_nothing
 from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.models import model as models
+from fedml_noniid.plugins.models import name_of
 from fedml_noniid.plugins.privacy.local import Noise
 from fedml_noniid.plugins.silo import settings, wire
 from fedml_noniid.plugins.silo.results import RunFile
@@ -67,7 +68,9 @@ def batches(samples: Samples) -> list[tuple[Tensor, Tensor]]:
     return [(samples.x, samples.y)]
 
 
-def _terms(pair: type, args: Any, model: Model, n_public: int) -> settings.Terms:
+def _agreed(
+    pair: type, args: Any, model: torch.nn.Module, shard: Shard
+) -> tuple[settings.Deployment, settings.Terms]:
     recipe: str = pair.recipe  # type: ignore[attr-defined]  # both hosts have it
     asked = getattr(args, "recipe", recipe)
     if set(recipes.parse(asked)) != set(recipes.parse(recipe)):
@@ -75,9 +78,16 @@ def _terms(pair: type, args: Any, model: Model, n_public: int) -> settings.Terms
             f"args.recipe = {asked!r}, but {pair.__name__} runs {recipe!r}; use "
             f"make_pair({asked!r})"
         )
-    terms = settings.terms(settings.from_args(args), recipe, model.network, n_public)
+    own = "" if isinstance(model, Model) else name_of(model)
+    deployment = settings.from_args(args, own)
+    if isinstance(model, Model):
+        network = model.network
+    else:
+        shape = tuple(next(iter(shard.parts.values())).x.shape[1:])
+        network = deployment.network(shape, shard.n_classes, shard.embedding)
+    terms = settings.terms(deployment, recipe, network, shard.n_public)
     args.comm_round = terms.comm_round
-    return terms
+    return deployment, terms
 
 
 class HostTrainer(ClientTrainer):
@@ -85,10 +95,12 @@ class HostTrainer(ClientTrainer):
 
     recipe: ClassVar[str]
 
-    def __init__(self, model: Model, args: Any, shard: Shard) -> None:
-        """`shard`: the silo's data; FedML's data set has its training samples again. Raises
-        UserError."""
-        self.terms = _terms(type(self), args, model, shard.n_public)
+    def __init__(self, model: torch.nn.Module, args: Any, shard: Shard) -> None:
+        """`model`: ours, or a module of the user's own, which starts from its own parameters.
+
+        `shard`: the silo's data; FedML's data set has its training samples again. Raises UserError.
+        """
+        _, self.terms = _agreed(type(self), args, model, shard)
         super().__init__(model, args)
         self.shard = shard
         self.silo: Silo | None = None
@@ -176,7 +188,7 @@ class HostAggregator(ServerAggregator):
 
     def __init__(
         self,
-        model: Model,
+        model: torch.nn.Module,
         args: Any,
         shard: Shard,
         callbacks: Sequence[Callback] = (),
@@ -187,12 +199,12 @@ class HostAggregator(ServerAggregator):
         `file`: of the checkpoint, see `ServerRun`. Raises UserError.
         """
         # First, since it sets `comm_round`: FedML's defences read that.
-        terms = _terms(type(self), args, model, shard.n_public)
+        deployment, terms = _agreed(type(self), args, model, shard)
         if getattr(args, "enable_defense", False):
             known("defense_args.defense_type", args.defense_type, sorted(DEFENSES))
         super().__init__(model, args)
         _refuse_protection(terms)
-        every = [*settings.from_args(args).train_args.built_callbacks(), *callbacks]
+        every = [*deployment.train_args.built_callbacks(), *callbacks]
         self.server_run = ServerRun(terms, shard, every, self._hook_model, file)
 
     def get_model_params(self) -> Down | OrderedDict[str, Tensor]:

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -83,7 +84,7 @@ class Process:
         """The shape of one sample."""
         return tuple(next(iter(self.shard.parts.values())).x.shape[1:])
 
-    @property
+    @cached_property
     def network(self) -> models.Model:
         """The network of the configuration, for the samples of the shard."""
         return self.deployment.network(self.input_shape, self.shard.n_classes, self.shard.embedding)

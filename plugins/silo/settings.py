@@ -15,7 +15,7 @@ import yaml
 from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
-from fedml_noniid.plugins import models, recipes
+from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.errors import UserError, located
 from fedml_noniid.plugins.core.options import (
@@ -29,12 +29,15 @@ from fedml_noniid.plugins.core.options import (
     Share,
     validated,
 )
+from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.yaml_files import parsed
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.local_training import LearningRate, Optimizer
 from fedml_noniid.plugins.engines.plan import Plan, initial_model
 from fedml_noniid.plugins.engines.run_settings import RunSettings
+from fedml_noniid.plugins.models import described
 from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.settings import ModelSettings, build_network
 from fedml_noniid.plugins.own_code import UNKNOWN_SOURCE, look_in
 
 
@@ -66,14 +69,8 @@ class DataArgs(Section):
     shard: Template = "shards/{rank}.safetensors"  # ours: rank 0 is the server
 
 
-class ModelArgs(Section):
-    model: str = "mlp"
-    model_options: dict[str, Any] = Field(default={})  # ours
-
-    @model_validator(mode="after")
-    def _fits(self) -> ModelArgs:
-        models.check(self.model, self.model_options)
-        return self
+class ModelArgs(ModelSettings):
+    model: str = "mlp"  # all other keys are ours
 
 
 class TrainArgs(RunSettings):
@@ -236,9 +233,7 @@ class Deployment(Section):
     ) -> Model:
         """The network that the file describes, for samples of this shape; `embedding` [V, width]
         for text only."""
-        return models.build(
-            self.model_args.model, input_shape, n_classes, self.model_args.model_options, embedding
-        )
+        return build_network(self.model_args, input_shape, n_classes, embedding)
 
     def shard(self, rank: int) -> Path:
         """The data file of a process."""
@@ -268,8 +263,11 @@ def check(content: object, where: str) -> Deployment:
         return validated(Deployment, content)
 
 
-def from_args(args: object) -> Deployment:
-    """The deployment that FedML flattened into the attributes of `args`."""
+def from_args(args: object, model: str = "") -> Deployment:
+    """The deployment that FedML flattened into the attributes of `args`.
+
+    `model`: the name of a module that the user gave in place of a network of `args`.
+    """
     content = {
         section: {
             key: getattr(args, key)
@@ -281,6 +279,8 @@ def from_args(args: object) -> Deployment:
     }
     # FedML overwrites them by ids that it made up.
     content["train_args"]["client_id_list"] = "[]"
+    if model:
+        content["model_args"] = {"model": model}
     return check(content, "args")
 
 
@@ -313,18 +313,26 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
         recipe, train.settings, plan.setting(deployment.silos, n_public, deployed=True)
     )
     # Frozen parameters are never sent, so every process must have the same ones.
-    initial = initial_model(network, 0, torch.zeros(()))[0] if network.frozen else {}
-    frozen = {key: initial[key] for key in network.frozen}
+    model, is_given = deployment.model_args, described(network.name) != network.name
+    initial: Params = {}
+    if network.frozen or network.start or is_given:
+        params, buffers = initial_model(network, 0, torch.zeros(()))
+        initial = params | buffers
+    kept = initial if is_given else {*network.frozen, *network.start}
     # Callbacks run on the server alone.
     named = train.own_code()
     own = {name: sha for name, sha in named.items() if name not in train.callbacks}
-    own |= recipes.own_code(recipe)
+    own |= recipes.own_code(recipe) | model.model_code()
     for name in own:
         if own[name] == UNKNOWN_SOURCE:
             raise UserError(f"{name}: its source is not in a file, so silos can't compare it")
     agreed: dict[str, object] = {
         "algorithm": repr(algorithm.components),
-        "model": deployment.model_args.model_dump() | {"frozen": weights_sha256(frozen)},
+        "model": model.model_dump()
+        | {
+            "model": described(model.model),
+            "frozen": weights_sha256({name: initial[name] for name in kept}),
+        },
         "train": train.model_dump(exclude={"recipe", "settings", "client_id_list", "callbacks"}),
         "seed": plan.seed,
         "threads": deployment.device_args.threads,

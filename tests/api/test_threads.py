@@ -3,6 +3,7 @@ settings stay."""
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import threading
 from collections.abc import Callable
@@ -95,6 +96,12 @@ def test_a_run_has_its_own_threads_and_leaves_those_of_the_process(
         torch.backends.cudnn.allow_tf32 = False
 
 
+def watched() -> None:
+    """A run that shows where it stands, and ends, if it does not come to an end."""
+    faulthandler.dump_traceback_later(45, exit=True)
+    run("fedavg")
+
+
 def test_a_process_that_is_forked_during_a_run_can_run() -> None:
     """A run of the parent is not under way in the child."""
     context = multiprocessing.get_context("fork")
@@ -103,15 +110,15 @@ def test_a_process_that_is_forked_during_a_run_can_run() -> None:
     def hold() -> None:
         with running.in_turn():
             inside.set()
-            over.wait(60)
+            over.wait(90)
 
     holder = threading.Thread(target=hold)
     holder.start()
     try:
         assert inside.wait(60)
-        child = context.Process(target=run, args=("fedavg",))
+        child = context.Process(target=watched)
         child.start()
-        child.join(30)
+        child.join(60)
         code = child.exitcode
         child.kill()
         assert code == 0

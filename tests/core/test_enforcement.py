@@ -26,7 +26,7 @@ from fedml_noniid.plugins.core.component import (
     Trace,
 )
 from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.trees import Tree
+from fedml_noniid.plugins.core.trees import Tree, add
 from fedml_noniid.plugins.recipes import METHODS
 from tests import federation
 
@@ -70,6 +70,10 @@ def reads_features(self: Component, trace: Trace, client: Client) -> Answer:
     return Answer({"z": trace.features.clone()})
 
 
+def reads_gradient(self: Component, w: Tree, g: Tree, client: Client) -> Tree:
+    return add(w, g)
+
+
 PUBLIC, LOCAL, LAST = Needs(public=Public.UNLABELLED), Needs(local_set=True), Needs(last_epoch=True)
 # What a hook reads, the need that allows it, and what is said without it.
 READS = [
@@ -87,6 +91,7 @@ READS = [
         Needs(last_epoch=True),
         r"trace\.features .*Needs\(last_epoch=True\)",
     ),
+    ("gradient_point", reads_gradient, Needs(gradient=True), r"^g .*Needs\(gradient=True\)"),
 ]
 
 
@@ -105,14 +110,15 @@ def test_what_is_read_must_be_declared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the component itself: what another one declares does not help."""
-    everything = Needs(local_set=True, public=Public.LABELLED, last_epoch=True)
+    everything = Needs(local_set=True, public=Public.LABELLED, last_epoch=True, gradient=True)
     declares = type("Declares", (Component,), {"name": "declares", "needs": everything})
     monkeypatch.setitem(METHODS, "declares", dataclass(frozen=True)(declares))
-    monkeypatch.setitem(METHODS, "made", made(hook, does))
+    owned = frozenset({OWNS[hook]} if hook in OWNS else ())
+    monkeypatch.setitem(METHODS, "made", made(hook, does, exclusive=owned))
     recipe = "declares+made" if others else "made"
     with pytest.raises(RecipeError, match=words):
         federation.run(recipe, rounds=1, engine=engine)
-    run(made(hook, does, needs=needs), monkeypatch, engine=engine)
+    run(made(hook, does, needs=needs, exclusive=owned), monkeypatch, engine=engine)
 
 
 def asked_for_nothing(found: Any) -> Any:
@@ -123,6 +129,7 @@ def asked_for_nothing(found: Any) -> Any:
 
 # Hooks whose results only one component may own.
 OWNERS: dict[str, Callable[..., Any]] = {
+    "gradient_point": lambda self, w, g, client: w,
     "logits": lambda self, logits, w, client: 2 * logits,
     "refine": lambda self, server: asked_for_nothing(server.replies),
     "average": lambda self, server: server.params,

@@ -68,7 +68,7 @@ def one_step(absent: Absent, engine: str) -> Simulation:
         net.name,
         net.blocks,
         net.head,
-        start={"fc.weight": np.zeros((2, 1)), "fc.bias": np.zeros(2)},
+        given={"fc.weight": np.zeros((2, 1)), "fc.bias": np.zeros(2)},
     )
     data = hand.samples(np.array([[2.0], [1.0], [1.0], [8.0]]), np.array([0, 1, 0, 1]))
     clients = [np.array([0]), np.array([3]), np.array([1, 2])]

@@ -26,10 +26,10 @@ from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.engines.vectorized import Vectorized
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.layers import Flatten, Linear, ReLU
-from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.stacked import Stacked
 from tests import federation
 
-DEEP = Model(
+DEEP = Stacked(
     "deep",
     (Flatten(), Linear("a", 36, 40), ReLU("a"), Linear("b", 40, 7), ReLU("b")),
     Linear("c", 7, 3),
@@ -67,7 +67,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
 
 
 def both(
-    monkeypatch: pytest.MonkeyPatch, recipe: str, model: Model, **options: object
+    monkeypatch: pytest.MonkeyPatch, recipe: str, model: Stacked, **options: object
 ) -> list[Simulation]:
     """A finished run in C++ and in Python."""
     of = federation.images(torch.float32)
@@ -158,7 +158,7 @@ def test_a_method_with_a_hook_in_the_step_takes_the_steps_in_python(
     ],
 )
 def test_only_rows_of_linear_layers_with_relus_are_compiled(
-    network: Model, names: tuple[str, ...] | None
+    network: Stacked, names: tuple[str, ...] | None
 ) -> None:
     assert layers_of(network) == names
 

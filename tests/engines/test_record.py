@@ -24,8 +24,8 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Trace,
 )
-from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import cnn
+from fedml_noniid.plugins.models.stacked import Stacked
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -153,7 +153,7 @@ def test_what_methods_measure_and_observe(engine: str) -> None:
 def test_the_sent_model_is_looked_at_beside_the_evaluated_one() -> None:
     """FedNNNN evaluates the average and sends the normalised one."""
     ran = hand.run("fednnnn", rounds=2)
-    assert isinstance(hand.given(), Model)
+    assert isinstance(hand.given(), Stacked)
     for w, column in (
         (ran.outcome.params, "sent_accuracy"),
         (ran.outcome.evaluated, "test_accuracy"),

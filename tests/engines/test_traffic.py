@@ -98,6 +98,7 @@ BESIDE = {
     "fedftg": (0, C, 0, 0),
     "fedgen": (0, C, 0, GENERATOR + 1),
     "fedlc": (0, 0, 0, 0),
+    "fedlesam": (0, 0, 0, 0),
     "fednlr": (0, 0, 0, 0),
     "fednnnn": (0, 0, 0, 0),
     "fednova": (0, 1, 0, 0),
@@ -105,6 +106,7 @@ BESIDE = {
     "fedntd": (0, 0, 0, 0),
     "fedprox": (0, 0, 0, 0),
     "fedrs": (0, 0, 0, 0),
+    "fedsam": (0, 0, 0, 0),
     "moon": (0, 0, 0, 0),
     "qfedavg": (0, 1, 0, 0),
     "scaffold": (1, 0, 1, 0),  # control variates have no buffers

@@ -26,8 +26,8 @@ from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import mlp
+from fedml_noniid.plugins.models.stacked import Stacked
 from fedml_noniid.plugins.simulate import simulate
 
 Array = NDArray[Any]
@@ -140,20 +140,20 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class Given(Model):
+class Given(Stacked):
     """A network that starts from given numbers."""
 
-    start: Tree = field(default_factory=dict)
+    given: Tree = field(default_factory=dict)
     running: Tree = field(default_factory=dict)  # its buffers
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        return tensors(self.start), tensors(self.running)
+        return tensors(self.given), tensors(self.running)
 
 
-def given(start: Tree = W0, running: Tree | None = None, net: Model | None = None) -> Given:
+def given(start: Tree = W0, running: Tree | None = None, net: Stacked | None = None) -> Given:
     """The network of this module, or another one, with these numbers."""
     net = net or mlp((2,), 2, hidden=2, batch_norm=running is not None)
-    return Given(net.name, net.blocks, net.head, start=start, running=running or {})
+    return Given(net.name, net.blocks, net.head, given=start, running=running or {})
 
 
 def tensors(tree: Tree) -> Params:
@@ -257,7 +257,7 @@ def run(
     settings: dict[str, Any] | None = None,
     *,
     engine: str = "sequential",
-    network: Model | None = None,
+    network: Stacked | None = None,
     of: Federation | None = None,
     **options: Any,
 ) -> Ran:

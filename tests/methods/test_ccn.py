@@ -15,8 +15,8 @@ from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import logistic_regression, mlp
+from fedml_noniid.plugins.models.stacked import Stacked
 from tests.methods import by_hand as hand
 from tests.methods import test_sgdm
 
@@ -243,7 +243,7 @@ def test_the_features_are_the_relu_of_the_pre_activation(kind: str, batch_norm: 
 @pytest.mark.parametrize(
     "net", [logistic_regression((2,), 2), mlp((2,), 2, hidden=2, projection=3)]
 )
-def test_a_classifier_that_reads_no_relu_has_no_pre_activation(engine: str, net: Model) -> None:
+def test_a_classifier_that_reads_no_relu_has_no_pre_activation(engine: str, net: Stacked) -> None:
     network = hand.given(hand.arrays(net.init(torch.Generator())[0]), net=net)
     with pytest.raises(
         RecipeError,

@@ -25,11 +25,14 @@ class Reference:
         """x <- x - eta_l (alpha g + (1 - alpha) Delta)."""
         w, rates = self.w, self.rates(self.w, k)
         for batch in batches:
-            g = hand.gradient(w, hand.X[batch], hand.Y[batch])
+            g = self.gradient(w, hand.X[batch], hand.Y[batch])
             g = hand.each(lambda g, w: g + self.decay * w, g, w)
             v = hand.each(lambda g, d: ALPHA * g + (1 - ALPHA) * d, g, self.delta)
             w = hand.each(lambda w, v, rate: w - hand.LR * rate * v, w, v, rates)
         return w
+
+    def gradient(self, w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
+        return hand.gradient(w, x, y)
 
     def round(self, cohort: Sequence[int], batches: Sequence[list[hand.Array]]) -> None:
         local = [self.local(k, of) for k, of in zip(cohort, batches, strict=True)]

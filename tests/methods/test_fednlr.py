@@ -21,8 +21,8 @@ from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.engines.plan import initial_model
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
 from fedml_noniid.plugins.fednlr.drift import bound, class_means, drift, last_hidden
-from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import cnn, mlp
+from fedml_noniid.plugins.models.stacked import Stacked
 from tests.methods import by_hand as hand
 from tests.methods import test_scaffold
 
@@ -33,7 +33,7 @@ ONE = MU0 + A1 * 1 / 2 + A2 * math.log10(2)  # eq. 17 of the two layers, M_1 = M
 TWO = MU0 + A1 * 2 / 2 + A2 * math.log10(2)
 
 
-def received(net: Model, params: Params, buffers: Params, local_set: Pass) -> Client:
+def received(net: Stacked, params: Params, buffers: Params, local_set: Pass) -> Client:
     """In round 1, before training."""
     return Client(Task(net, SGD(0.1)), params, buffers, 1, local_set)
 

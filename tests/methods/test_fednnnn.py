@@ -245,12 +245,12 @@ def test_a_whole_run_in_float32_stays_where_its_clients_cancel(engine: str) -> N
 
     class Single(hand.Given):
         def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-            return {key: leaf.float() for key, leaf in hand.tensors(self.start).items()}, {}
+            return {key: leaf.float() for key, leaf in hand.tensors(self.given).items()}, {}
 
     data = hand.samples(x, np.array([0, 1]))
     data = data._replace(x=data.x.float())
     of = Federation.of(data, [np.array([0]), np.array([1])], data)
-    network = Single(net.name, net.blocks, net.head, start=start)
+    network = Single(net.name, net.blocks, net.head, given=start)
     options: dict[str, Any] = {"rounds": 3, "cohort": 2, "lr": 0.3, "epochs": 1}
     out = hand.run("fednnnn", engine=engine, of=of, network=network, **options).outcome
     assert out.rows[0]["fednnnn_N"] > 0, "the example rounds"

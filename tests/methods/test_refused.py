@@ -37,6 +37,7 @@ CLASHES: dict[str, tuple[str, ...]] = {
         "fedcm+sgdm",
         "fedcm+sgdm_local",
     ),
+    "both own the point of the gradient": ("fedsam+fedlesam",),
     "logits of the local loss": ("fedlc+fedrs",),
     "classifier": ("ccvr+fedbabu",),
     "distillation on the server": ("feddf+fedftg",),

@@ -19,7 +19,7 @@ from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.forward import Forward
 from fedml_noniid.plugins.models.layers import DROPOUT, Dropout
-from fedml_noniid.plugins.models.model import DRAWN_AT_A_TIME
+from fedml_noniid.plugins.models.stacked import DRAWN_AT_A_TIME
 from tests import federation
 
 KEY = torch.tensor(7)

@@ -15,8 +15,8 @@ from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.forward import Forward
 from fedml_noniid.plugins.models.layers import BatchNorm
-from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import cnn
+from fedml_noniid.plugins.models.stacked import Stacked
 
 # The smallest images that each takes, and its weight layers.
 IMAGES = {
@@ -74,7 +74,7 @@ LAYERS = {
 }
 
 
-def count(network: Model) -> int:
+def count(network: Stacked) -> int:
     params, _ = network.init(torch.Generator().manual_seed(0))
     return sum(leaf.numel() for leaf in params.values())
 
@@ -105,7 +105,7 @@ def test_the_papers_networks_have_their_numbers_of_parameters(
     """VGG: configurations A and D as torchvision counts them; vgg16's batch norms add a pair for
     4,224 channels."""
     network = build(name, shape, n_classes, options)
-    assert isinstance(network, Model)
+    assert isinstance(network, Stacked)
     assert count(network) == wanted
 
 

@@ -23,8 +23,8 @@ from fedml_noniid.plugins.engines.simulation import Simulation, choose_engine
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.forward import Forward
-from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.recurrent import EMBEDDING, lstm
+from fedml_noniid.plugins.models.stacked import Stacked
 from fedml_noniid.plugins.recipes import METHODS
 from fedml_noniid.plugins.simulate import simulate
 from tests.recipe_table import settings
@@ -51,9 +51,9 @@ def texts(n: int, seed: int, dtype: torch.dtype = torch.float32) -> Samples:
     return Samples(torch.tensor(x, dtype=dtype), torch.tensor(y))
 
 
-def tiny(depth: int = 2) -> Model:
+def tiny(depth: int = 2) -> Stacked:
     found = build("lstm", (LENGTH,), CLASSES, {"hidden": HIDDEN, "layers": depth}, vectors())
-    assert isinstance(found, Model)
+    assert isinstance(found, Stacked)
     return found
 
 

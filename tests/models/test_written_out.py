@@ -15,7 +15,7 @@ from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.engines.local import ClientAxis
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.layers import Conv, Flatten, Linear, MaxPool, ReLU
-from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.stacked import Stacked
 
 SHAPE, CLASSES, BATCH, CLIENTS = (1, 3, 4), 5, 7, 4
 DENSE: dict[str, dict[str, int]] = {
@@ -31,16 +31,16 @@ CONVOLUTIONAL: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
 KEY = torch.tensor(5)  # of dropout, which pfl_cnn has
 
 
-def network(kind: str) -> Model:
+def network(kind: str) -> Stacked:
     shape, options = CONVOLUTIONAL.get(kind) or (SHAPE, DENSE[kind])
     found = build("mlp" if kind == "projected" else kind, shape, CLASSES, options)
-    assert isinstance(found, Model)
+    assert isinstance(found, Stacked)
     return found
 
 
 def drawn(
     kind: str, clients: int, dtype: torch.dtype, plain: bool = False
-) -> tuple[Model, Params, Tensor, Tensor]:
+) -> tuple[Stacked, Params, Tensor, Tensor]:
     """A network, and parameters, samples and labels; with an axis of clients in front where there
     are several."""
     generator, made = torch.Generator().manual_seed(3), network(kind)
@@ -60,7 +60,7 @@ def drawn(
 
 
 def by_autograd(
-    made: Model, params: Params, x: Tensor, y: Tensor, mask: Tensor | None, axes: int
+    made: Stacked, params: Params, x: Tensor, y: Tensor, mask: Tensor | None, axes: int
 ) -> tuple[Params, Tensor]:
     watched = {key: leaf.clone().requires_grad_() for key, leaf in params.items()}
     loss = cross_entropy(made(watched, {}, x, True, mask, KEY, axes=axes).logits, y, mask)
@@ -118,7 +118,7 @@ def test_a_relu_before_several_pools_reads_its_own_output() -> None:
     An input that a ReLU had put out would be lost to the ReLU.
     """
     blocks = (Conv("conv1", 2, 3, 3), ReLU("conv1"), MaxPool(), MaxPool(), Flatten())
-    made = Model("pools", blocks, Linear("fc1", 12, CLASSES), plain=True)
+    made = Stacked("pools", blocks, Linear("fc1", 12, CLASSES), plain=True)
     params, _ = made.init(torch.Generator().manual_seed(0))
     x = torch.randn(BATCH, 2, 10, 10, generator=torch.Generator().manual_seed(1))
     y = torch.arange(BATCH) % CLASSES

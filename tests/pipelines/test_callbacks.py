@@ -20,7 +20,15 @@ from tests.pipelines.small import PARAMS, run_stages
 OWN = """\
 from dataclasses import dataclass
 
+from torch import nn
+
 from fedml_noniid import Callback, Rate
+
+
+class Net(nn.Sequential):
+    def __init__(self, n_classes, hidden=9):
+        first, drop = nn.Linear(64, hidden), nn.Dropout(0.2)
+        super().__init__(nn.Flatten(), first, drop, nn.ReLU(), nn.Linear(hidden, n_classes))
 
 
 @dataclass
@@ -48,6 +56,7 @@ SETTINGS = (
     PARAMS.replace("recipe_names: [fedavg, scaffold+fnr]", "recipe_names: [scaffold]")
     .replace("scaffold+fnr: {fnr: {p: 0.5}}", "scaffold: {}")
     .replace("rounds: 3", "rounds: 6")
+    .replace("model: mlp", "model: OWN:Net, model_options: {hidden: 8}")
     .replace(
         "lr: 0.1,",
         (
@@ -132,6 +141,12 @@ def test_an_edit_of_the_users_file_trains_again(study: Path) -> None:
             "OWN.Linar",
             "train.lr: decay 'OWN.Linar' can't be imported, AttributeError",
         ),
+        (
+            "OWN:Net",
+            "OWN:Nett",
+            "train: model 'OWN:Nett' can't be imported, AttributeError",
+        ),
+        ("hidden: 8", "hiden: 8", "train.model_options.hiden is unknown (did you mean 'hidden'?)"),
         ("OWN.Linear", "cosin", "train.lr: decay 'cosin' is unknown (did you mean 'cosine'?)"),
         ("start: 0.2", "start: 0", "train.lr.start = 0 is refused"),
         (

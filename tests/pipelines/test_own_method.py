@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedml_noniid.pipelines.experiment import config, provenance
+from fedml_noniid.pipelines.experiment import config, provenance, tuning
 from fedml_noniid.plugins import foreign
 from fedml_noniid.plugins.core.errors import UserError
 from tests import own_package
@@ -74,3 +74,33 @@ def test_mistakes_name_the_entry(study: Path) -> None:
             config.load(study)
         assert len(str(error.value).splitlines()) == 1
         params.write_text(text)
+
+
+def test_a_dotted_path_is_no_name_of_an_entry(study: Path) -> None:
+    """The error says where the class goes."""
+    params = study / "params.yaml"
+    text = params.read_text().replace("[fedavg, mine]", "[fedavg, a.b.C]")
+    params.write_text(text.replace("mine: {recipe", "a.b.C: {recipe"))
+    with pytest.raises(UserError) as error:
+        config.load(study)
+    lines = str(error.value).splitlines()
+    assert [line.partition(" = ")[0] for line in lines] == [
+        "params.yaml: recipe_names[1]",
+        "params.yaml: recipes.a.b.C",
+    ]
+    for line in lines:
+        assert line.endswith(
+            "a name without dots; a class of your own stands in `recipe:` of an entry"
+        )
+
+
+def test_tuning_takes_its_hyper_parameters(study: Path) -> None:
+    """By the method's name, and with the checks that ours have."""
+    params = study / "params.yaml"
+    tune = "tune: {seeds: [9], recipes: [mine], grid: {fedx: {mu: [0.1, 0.2]}}}\n"
+    params.write_text(params.read_text() + tune)
+    settings = config.load(study)
+    assert [len(points) for points in tuning.points(settings).values()] == [2]
+    params.write_text(params.read_text().replace("[0.1, 0.2]", "[-1, 0.2]"))
+    with pytest.raises(UserError, match=r"tune\.grid\.fedx\.mu = -1 is refused"):
+        config.load(study)

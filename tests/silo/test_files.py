@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import yaml
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import launch, loopback, settings, shards
+from fedml_noniid.plugins.silo import exit_codes, launch, loopback, settings, shards
 from tests.silo import world
 
 PRIVATE = {"enable_dp": True, "dp_solution_type": "ldp", "mechanism_type": "gaussian"}
@@ -95,7 +97,11 @@ def test_the_shipped_file_is_the_default_and_fedml_reads_it():
             {"cohort": 4},
             "train_args.cohort = 4 is refused; allowed: 0 (all) to 3",
         ),
-        ("model_args", {"model": "mpl"}, "model 'mpl' is unknown (did you mean 'mlp'?)"),
+        (
+            "model_args",
+            {"model": "mpl"},
+            "model_args.model = 'mpl' is unknown (did you mean 'mlp'?)",
+        ),
         (
             "data_args",
             {"shard": "x"},
@@ -208,6 +214,23 @@ def test_a_log_follows_no_symbolic_link(folder, capsys):
     log.symlink_to(target.resolve())
     assert "fedml-0.log: can't be written" in failing(capsys, *SERVER)
     assert target.read_text() == "mine"
+
+
+def test_an_unexpected_error_is_one_line_and_the_log_has_its_traceback(folder, monkeypatch):
+    def failing(_: launch.Process) -> None:
+        raise RuntimeError("of FedML,\non two lines")
+
+    monkeypatch.setattr(launch.Process, "_silo", failing)
+    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
+    handlers: list[logging.Handler] = []
+    monkeypatch.setattr(logging.root, "handlers", handlers)
+    with pytest.raises(exit_codes.BrokenError) as error:
+        launch.Process.of(1, Path("config.yaml")).run(StringIO())
+    for handler in handlers:
+        handler.close()
+    log = launch.log_file(Path("run"), 1)
+    assert str(error.value) == f"RuntimeError: of FedML, on two lines; see {log}"
+    assert "Traceback" in log.read_text()
 
 
 @pytest.mark.parametrize("name", ["run/events.out", "fedml_config.yaml", "shards/1.safetensors"])

@@ -5,15 +5,21 @@ from __future__ import annotations
 
 import importlib
 import math
+from copy import copy, deepcopy
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from fedml_noniid.contract import silos
+from fedml_noniid.plugins import models
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.results import RunFile
+from fedml_noniid.plugins.simulate import simulate
 from tests.recipe_table import ALONE, COMPOSITIONS, PARAMETERS
 from tests.recipe_table import settings as table
 from tests.silo import world
@@ -117,6 +123,33 @@ def test_a_pair_refuses_another_recipe():
     args, (shard, *_) = world.args("ccn", {}, False), world.shards_of()
     with pytest.raises(UserError, match=r"args.recipe = 'ccn', but FNRAggregator runs 'fnr'"):
         FNRAggregator(Model(world.network(False)), args, shard)
+
+
+def test_a_module_of_the_users_own_starts_from_its_parameters():
+    """FedML's user gives an `nn.Module`, and names some network in the configuration."""
+    from fedml_noniid.plugins.silo.pair import make_pair
+
+    torch.manual_seed(4)
+    layers = nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2)
+    mine = nn.Sequential(*layers, nn.Linear(8, world.CLASSES))
+    other = deepcopy(mine)
+    other[1].weight.data += 1
+    args, shards = world.args("scaffold", {}, False), world.shards_of()
+    args.model, args.model_options = "lr", {}
+    trainer_class, aggregator_class = make_pair("scaffold")
+    aggregator = aggregator_class(mine, copy(args), shards[0])
+    trainers = [trainer_class(deepcopy(mine), copy(args), shard) for shard in shards[1:]]
+    data = world.parts()
+    net = models.build(models.name_of(mine), (1, 4, 4), world.CLASSES)
+    local = LocalTraining(lr=world.LR, epochs=world.EPOCHS, batch_size=world.BATCH)
+    plan = Plan(net, local, world.ROUNDS, 3, world.SEED, engine="sequential")
+    federation = Federation.of(data.train, data.clients, data.test, validation=data.validation)
+    expected = simulate("scaffold", {}, federation, plan).run()
+    assert world.digest(world.run(aggregator, trainers)) == world.digest(expected)
+    stranger = trainer_class(other, copy(args), shards[1])
+    aggregator = aggregator_class(mine, copy(args), shards[0])
+    with pytest.raises(UserError, match="its configuration is not the server's"):
+        world.uploads(aggregator.get_model_params(), [stranger])
 
 
 def test_a_diverging_silo_is_named():

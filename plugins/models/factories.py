@@ -1,0 +1,222 @@
+"""Finds networks by name, a user's own too, and makes them for samples and classes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedml_noniid.plugins.core.errors import (
+    MISSING,
+    REFUSED,
+    UNKNOWN,
+    UserError,
+    closest,
+    located,
+    shown,
+)
+from fedml_noniid.plugins.core.options import check_options, unknown
+from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.networks import (
+    cnn,
+    fednnnn_cifar,
+    fednnnn_mnist,
+    logistic_regression,
+    mlp,
+    pfl_cnn,
+    resnet18,
+    vgg9,
+    vgg11,
+    vgg16,
+)
+from fedml_noniid.plugins.models.own import OwnNetwork
+from fedml_noniid.plugins.models.probe import as_row, probed
+from fedml_noniid.plugins.models.recurrent import lstm
+from fedml_noniid.plugins.own_code import imported, is_path, split_path
+
+MODELS: dict[str, Callable[..., Model]] = {
+    "logistic_regression": logistic_regression,
+    "mlp": mlp,
+    "cnn": cnn,
+    "fednnnn_mnist": fednnnn_mnist,
+    "fednnnn_cifar": fednnnn_cifar,
+    "vgg9": vgg9,
+    "vgg11": vgg11,
+    "vgg16": vgg16,
+    "resnet18": resnet18,
+    "pfl_cnn": pfl_cnn,
+    "lstm": lstm,
+}
+OF_TEXT = ("lstm",)  # networks that take the vectors of the data set's tokens beside their options
+OWN = "a torch.nn.Module, or a function that makes one, of your own as package.module:name"
+Factory = Callable[..., nn.Module]
+_given: dict[str, Factory | nn.Module] = {}  # what a user gave in this process, by name
+_probed: dict[tuple[str, Factory | nn.Module, str], OwnNetwork] = {}
+
+
+def name_of(model: object) -> str:
+    """The name under which `check` and `build` know a network: its own, or that of an object.
+
+    A class or a function is called anew for each run. A module is copied: each run starts from its
+    parameters. UserError for another object.
+    """
+    if isinstance(model, str):
+        return model
+    if not isinstance(model, nn.Module) and not callable(model):
+        raise UserError(where=("model",), value=model, allowed=f"{', '.join(MODELS)}, or {OWN}")
+    module, name = getattr(model, "__module__", ""), getattr(model, "__qualname__", "")
+    if module != "__main__" and getattr(sys.modules.get(module), name, None) is model:
+        return f"{module}:{name}"
+    for known, given in _given.items():
+        if given is model:
+            return known
+    name = f"{name or type(model).__name__} of this process, {len(_given) + 1}"
+    _given[name] = model
+    return name
+
+
+def described(name: str) -> str:
+    """A name of a network that is the same in every process."""
+    given = _given.get(name)
+    kind = type(given) if isinstance(given, nn.Module) else given
+    return name if kind is None else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is that of a user's code, which other processes find too."""
+    return name not in MODELS and name not in _given
+
+
+def check(name: object, options: Mapping[str, Any] | None = None) -> None:
+    """UserError for an unknown network, and for options that it does not take."""
+    made = _factory(name)
+    with located("model_options"):
+        if name in MODELS:
+            check_options(made, options or {})
+        elif isinstance(made, nn.Module):
+            for option in options or {}:
+                unknown((option,), option, ())
+        else:
+            _check_arguments(made, options or {})
+
+
+def _check_arguments(made: Factory, options: Mapping[str, Any]) -> None:
+    """UserError for options that a user's factory does not take, and for those that are missing."""
+    parameters = inspect.signature(made).parameters.values()
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        for option in options:
+            unknown((option,), option, [one.name for one in parameters])
+    for one in parameters:
+        required = one.default is one.empty and one.kind not in (
+            one.VAR_KEYWORD,
+            one.VAR_POSITIONAL,
+        )
+        if required and one.name not in (*options, *_facts((), 0, None)):
+            raise UserError(MISSING, where=(one.name,))
+
+
+def build(
+    name: str,
+    input_shape: tuple[int, ...],
+    n_classes: int,
+    options: Mapping[str, Any] | None = None,
+    embedding: Tensor | None = None,
+    head: str = "",
+) -> Model:
+    """The network `name` for samples of shape `input_shape`.
+
+    `embedding` [V, width]: the vectors of the tokens, if samples are text. `head`: the classifier
+    of a user's module, by default its last linear layer. UserError for an unknown name or option,
+    and for a network that can't take such samples, or can't be trained.
+    """
+    check(name, options)
+    if name not in MODELS:
+        facts = _facts(input_shape, n_classes, embedding)
+        network = own_network(name, options or {}, facts, head)
+        return as_row(network, 0 if embedding is None else len(embedding))
+    if head:
+        raise UserError(f"head = {shown(head)} is refused with model {name!r}, which has its own")
+    if embedding is None and name in OF_TEXT:
+        raise UserError(
+            f"model {name!r} takes text only, and the data set is none",
+            allowed=", ".join(model for model in MODELS if model not in OF_TEXT),
+        )
+    if embedding is not None and name not in OF_TEXT:
+        raise UserError(
+            f"model {name!r} can't take text, which the data set is", allowed=", ".join(OF_TEXT)
+        )
+    of_text = () if embedding is None else (embedding,)
+    return MODELS[name](input_shape, n_classes, *of_text, **(options or {}))
+
+
+def own_network(
+    name: str, options: Mapping[str, Any], facts: Mapping[str, Any], head: str = ""
+) -> OwnNetwork:
+    """A user's network, probed: once in a process for each factory, as it takes seconds.
+
+    UserError if it can't be trained.
+    """
+    embedding, factory = facts["embedding"], _factory(name)
+    tokens = 0 if embedding is None else len(embedding)
+    given = json.dumps(
+        [options, {**facts, "embedding": tokens}, head], sort_keys=True, default=repr
+    )
+    key = name, factory, given
+    if key in _probed:
+        return _probed[key]
+    make = _made(name, options, facts)
+    network = OwnNetwork(name, make, facts["input_shape"], head=head, tokens=tokens > 0)
+    found = probed(network, facts["n_classes"], tokens)
+    if not isinstance(factory, nn.Module):  # which may be trained in the meantime
+        _probed[key] = found
+    return found
+
+
+def _factory(name: object) -> Callable[..., Any]:
+    """What makes the network of a name. UserError."""
+    known: dict[str, Callable[..., Any]] = {**MODELS, **_given}
+    if isinstance(name, str) and name in known:
+        return known[name]
+    if not isinstance(name, str) or not is_path(name):
+        raise UserError(
+            UNKNOWN if isinstance(name, str) else REFUSED,
+            where=("model",),
+            value=name,
+            allowed=f"{', '.join(MODELS)}, or {OWN}",
+            meant=closest(name, MODELS),
+        )
+    found = imported(f"model {name!r}", *split_path(name), OWN)
+    if not isinstance(found, nn.Module) and not callable(found):
+        raise UserError(f"model {name!r} is a {type(found).__name__}", allowed=OWN)
+    made: Callable[..., Any] = found
+    return made
+
+
+def _facts(
+    input_shape: tuple[int, ...], n_classes: int, embedding: Tensor | None
+) -> dict[str, Any]:
+    """What a factory is given if it has a parameter of this name."""
+    return {
+        "input_shape": input_shape,
+        "n_classes": n_classes,
+        "num_classes": n_classes,
+        "embedding": embedding,
+    }
+
+
+def _made(
+    name: str, options: Mapping[str, Any], facts: Mapping[str, object]
+) -> Callable[[], nn.Module]:
+    """Makes a module; a module is copied."""
+    factory = _factory(name)
+    if isinstance(factory, nn.Module):
+        return partial(copy.deepcopy, factory)
+    asked = inspect.signature(factory).parameters
+    given = {key: value for key, value in facts.items() if key in asked} | dict(options)
+    return partial(factory, **given)

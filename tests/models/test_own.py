@@ -1,0 +1,398 @@
+"""A user's `nn.Module`: what is found out about it, and that it trains as in torch, in every
+engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import fedml_noniid as nd
+from fedml_noniid.contract.checks import close, close_together
+from fedml_noniid.contract.federation import PLAN
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.component import Setting
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.engines.plan import initial_model
+from fedml_noniid.plugins.models import build, factories, name_of
+from fedml_noniid.plugins.models.own import OwnNetwork
+from fedml_noniid.plugins.models.rows import OwnRow
+from fedml_noniid.plugins.models.settings import ModelSettings, build_network
+from fedml_noniid.plugins.recipes import METHODS
+from tests import federation
+from tests.models import own_networks
+from tests.recipe_table import ALONE
+
+OWN = "tests.models.own_networks"
+SHAPE = (6,)
+
+
+def own(name: str = "Small", head: str = "", **options: object) -> OwnNetwork:
+    """Not as blocks of ours, though it may be a row of them."""
+    factories.check(f"{OWN}:{name}", options)
+    facts = {"input_shape": SHAPE, "n_classes": own_networks.CLASSES, "embedding": None}
+    return factories.own_network(f"{OWN}:{name}", options, facts, head)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "head"),
+    [
+        ("Small", "", "out"),
+        ("Attention", "training under vmap: UserWarning: There is a performance drop", "out"),
+        ("Tied", "", "out"),
+        ("Averages", "", ""),  # its logits are not those of the classifier alone
+        ("Extra", "", "out"),
+        ("Soft", "", ""),
+        ("Convolutional", "", ""),
+        ("Draws", "its pass draws from torch's own generator", "out"),
+        ("Recurrent", "training under vmap", "out"),
+        ("Branches", "training under vmap", "out"),
+        ("Centred", "samples of a batch change each other's numbers", "out"),
+    ],
+)
+def test_what_is_found_out(name: str, reason: str, head: str) -> None:
+    found = own(name)
+    assert found.sequential_only.startswith(reason) and bool(found.sequential_only) is bool(reason)
+    widths = {"Attention": 8, "Tied": 6, "Recurrent": 4}
+    assert found.head == head and found.feature_size == (widths.get(name, 5) if head else 0)
+    assert found.draws is (name in ("Small", "Draws"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Remembers", "two passes with the same parameters, samples and random numbers differ"),
+        ("Counts", "training changes steps, a buffer of whole numbers"),
+        ("Overwrites", "its forward changes the samples"),
+        ("Clamps", "its forward changes parameters"),
+        ("Elsewhere", "its first values differ between two calls with one seed"),
+        ("Wide", r"gives \[4, 4\] for 4 samples; allowed: logits \[4, 3\]"),
+        ("Fails", r"own_networks.py, line \d+: RuntimeError: mat1 and mat2"),
+        ("Cumulative", "norm: a batch norm with momentum = None"),
+        ("CLASSES", "is a int; allowed: a torch.nn.Module"),
+        ("Nobody", "can't be imported, AttributeError"),
+    ],
+)
+def test_what_is_refused(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        own(name)
+    assert "\n" not in str(caught.value) and name in str(caught.value)
+
+
+def test_what_options_are_refused() -> None:
+    for given, message in (
+        (
+            {"hiden": 4},
+            r"model_options.hiden is unknown \(did you mean 'hidden'\?\); allowed: n_cla",
+        ),
+        ({"head": "fc1"}, "head = 'fc1' is refused; allowed: fc, out"),
+    ):
+        with pytest.raises(UserError, match=message):
+            own("Small", **given)
+    with pytest.raises(UserError, match="head = 'fc1' is refused with model 'mlp'"):
+        build("mlp", SHAPE, 3, head="fc1")
+
+
+def test_training_is_torchs_own() -> None:
+    """Full batches of one client, by `torch.optim.SGD` on the module itself, in float64."""
+    of = federation.federation(torch.float64, sizes=(40,))
+    net = own("Small", p=0.0)
+    options = {"of": of, "dtype": torch.float64, "model": net, "cohort": 1, "batch_size": 40}
+    found = federation.run("fedavg", epochs=4, rounds=1, lr=0.3, **options)
+    params, buffers = initial_model(net, PLAN["seed"], of.train.x)
+    module = own_networks.Small(p=0.0).double()
+    running = {f"norm.running_{name}": buffers[f"norm.{name}"] for name in ("mean", "var")}
+    module.load_state_dict(params | running, strict=False)
+    sgd = torch.optim.SGD(module.parameters(), lr=0.3)
+    for _ in range(4):
+        sgd.zero_grad()
+        loss = nn.functional.cross_entropy(module(of.train.x), of.train.y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        sgd.step()
+    for name, leaf in module.named_parameters():
+        torch.testing.assert_close(found.params[name], leaf.detach(), rtol=1e-12, atol=1e-13)
+    for name, leaf in (("mean", module.norm.running_mean), ("var", module.norm.running_var)):
+        torch.testing.assert_close(found.buffers[f"norm.{name}"], leaf, rtol=1e-12, atol=1e-13)
+    assert set(found.params) == set(dict(module.named_parameters()))
+
+
+ROWS_OF_IMAGES = ("convolutions", "Pooled", "Functions")
+USES = ("features", "personal_norms", "fixed_classifier", "whole_models")
+USING = [
+    entry
+    for entry, (recipe, settings) in ALONE.items()
+    if recipe == "fedavg"
+    or any(getattr(METHODS[recipe](**settings.get(recipe, {})).needs, use) for use in USES)
+]
+
+
+@pytest.mark.parametrize("entry", USING)
+def test_engines_agree(entry: str) -> None:
+    """With batch norm and dropout, on ragged clients: two processes to the bit."""
+    recipe, settings = ALONE[entry]
+    net = own()
+    if recipe == "ccn" and settings.get("ccn", {}).get("z_act") == "pre":
+        net = own("Small", p=0.0)
+    options = {"dtype": torch.float64, "model": net, "rounds": 2, "epochs": 1}
+    alone = federation.run(recipe, settings, **options)
+    beside = federation.run(recipe, settings, engine="vectorized", **options)
+    for part in ("params", "evaluated", "buffers"):
+        close(getattr(beside, part), getattr(alone, part), 1e-8)
+    if recipe in ("fedavg", "fedbn", "fnr"):
+        two = federation.run(recipe, settings, workers=2, **options)
+        assert federation.equal(two, alone)
+
+
+@pytest.mark.parametrize("name", ["Draws", "Recurrent", "Attention", "Tied", "Averages", "Extra"])
+def test_odd_networks_repeat_to_the_bit(name: str) -> None:
+    options = {"model": own(name), "rounds": 2}
+    one, again, two = (
+        federation.run("scaffold", workers=workers, **options) for workers in (1, 1, 2)
+    )
+    assert federation.equal(one, again) and federation.equal(one, two)
+    first, _ = initial_model(own(name), PLAN["seed"], torch.zeros(()))
+    moved = {key for key, leaf in one.params.items() if not torch.equal(leaf, first[key])}
+    assert moved == {key for key in first if not key.startswith("unused")}
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("name", ["Soft", "Convolutional"])
+def test_without_features_a_method_runs_or_is_refused(method: str, name: str) -> None:
+    """No method gets numbers in place of features: they would be NaN, and the run not finite."""
+    recipe, settings = next((entry for entry in ALONE.values() if entry[0] == method), (method, {}))
+    needs = METHODS[method](**settings.get(method, {})).needs
+    simulation = partial(
+        federation.simulation, recipe, settings, model=own(name), rounds=1, cohort=6
+    )
+    if needs.features or needs.activations:
+        with pytest.raises(RecipeError, match=method):
+            simulation()
+    else:
+        assert all(leaf.isfinite().all() for leaf in simulation().run().evaluated.values())
+
+
+def test_a_refusal_says_what_is_missing() -> None:
+    setting = Setting(4, 2, features=False)
+    with pytest.raises(RecipeError, match="'moon' needs a linear classifier that is trained"):
+        recipes.build("moon", {}, setting)
+
+
+IMAGES = federation.images()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "is_row"),
+    [
+        ("convolutions", {}, True),
+        ("Pooled", {}, True),
+        ("Small", {}, True),
+        ("Fixed", {}, True),
+        ("convolutions", {"alpha": 2.0}, False),  # a sum, but another one
+        ("convolutions", {"window": 3}, False),
+        ("convolutions", {"start": 2}, False),
+        ("Pooled", {"size": 2}, False),
+        ("Functions", {}, False),  # a function pools
+        ("Functions", {"twice": True}, False),  # a layer twice
+        ("Tied", {}, False),  # tanh
+        ("Soft", {}, False),
+        ("Draws", {}, False),
+    ],
+)
+def test_a_row_of_our_blocks_is_found_and_trains_alike(
+    name: str, options: dict[str, Any], is_row: bool
+) -> None:
+    """With the draws of dropout, in both engines: the module itself is the reference."""
+    vectors = name not in ROWS_OF_IMAGES
+    of = federation.federation(torch.float64) if vectors else IMAGES
+    shape = tuple(of.train.x.shape[1:])
+    found = build(f"{OWN}:{name}", shape, own_networks.CLASSES, options)
+    assert isinstance(found, OwnRow) is is_row
+    if not is_row:
+        return
+    how = {"of": of, "dtype": torch.float64, "rounds": 2, "lr": 0.05}
+    expected = federation.run("scaffold", model=found.own, **how)
+    for engine in ("sequential", "vectorized"):
+        ended = federation.run("scaffold", model=found, engine=engine, **how)
+        for part in ("params", "buffers"):
+            close(getattr(ended, part), getattr(expected, part), 1e-9)
+    first, _ = initial_model(found, PLAN["seed"], of.train.x)
+    moved = {key for key, leaf in expected.params.items() if not torch.equal(leaf, first[key])}
+    assert moved >= {f"{found.head.name}.weight", f"{found.head.name}.bias"} - found.frozen
+
+
+def test_frozen_parameters_are_never_sent_or_changed() -> None:
+    net = own("Fixed")
+    found = federation.simulation("fedavg", model=net)
+    first, _ = initial_model(net, PLAN["seed"], torch.zeros(()))
+    ended = found.run().params
+    assert net.frozen == {"fc.weight", "fc.bias"}
+    assert found.loop.state.params.keys() == first.keys() - net.frozen
+    assert all(torch.equal(ended[name], first[name]) for name in net.frozen)
+
+
+def test_fedbn_keeps_batch_norms_and_no_other_buffers() -> None:
+    found = federation.simulation("fedbn", model=own("Averages"))
+    found.run()
+    assert found.loop.state.buffers.keys() == {"seen"}
+    personal = found.engine.clients.memory["own"]
+    assert personal["params"].keys() == {"norm.weight", "norm.bias"}
+    assert personal["buffers"].keys() == {"norm.mean", "norm.var"}
+
+
+SPLIT = nd.partition(nd.load("digits"), "dirichlet", clients=3, alpha=0.5)
+Network = str | nn.Module | Callable[..., nn.Module]
+
+
+def digits(model: Network, **given: object) -> nd.Result:
+    return nd.run("fedavg", SPLIT, model=model, rounds=1, epochs=1, progress=False, **given)
+
+
+def test_a_class_a_function_a_name_and_an_object() -> None:
+    options = {"width": 3}
+    by_name = digits(f"{OWN}:pictures", model_options=options)
+    by_function = digits(own_networks.pictures, model_options=options)
+    assert by_name.sha256 == by_function.sha256 != digits(own_networks.pictures).sha256
+    local = digits(lambda n_classes: nn.Sequential(nn.Flatten(), nn.Linear(64, n_classes)))
+    assert local.weights[0]["1.weight"].shape == (10, 64)
+    with pytest.raises(nd.UserError, match="model = 3 is refused; allowed: logistic_regression"):
+        digits(3)  # type: ignore[arg-type]
+    with pytest.raises(nd.UserError, match=r"run: model = 'mpl' is unknown \(did you mean 'mlp'"):
+        digits("mpl")
+
+
+def test_an_object_starts_from_its_own_parameters_for_every_seed() -> None:
+    torch.manual_seed(5)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    before = [leaf.detach().clone() for leaf in module.parameters()]
+    found = digits(module, lr=1e-12, seeds=[0, 1])
+    for seed in (0, 1):
+        for name, first in module.named_parameters():
+            leaf = found.weights[seed][name]
+            torch.testing.assert_close(leaf, first.detach(), rtol=0, atol=1e-9)
+    assert all(map(torch.equal, before, module.parameters()))
+    assert found.predict(SPLIT.data.dataset.test_x[:2].numpy(), seed=0).shape == (2,)
+
+
+def in_safetensors(state: dict[str, Tensor], path: Path) -> None:
+    save_file(state, path)
+
+
+@pytest.mark.parametrize("write", [in_safetensors, torch.save])
+def test_first_values_from_a_file(write: Callable[..., None], tmp_path: Path) -> None:
+    """A state dict of torch, without its classifier."""
+    torch.manual_seed(9)
+    state = own_networks.Small().state_dict()
+    state["norm.running_var"] = torch.full((5,), 2.0)
+    path = tmp_path / ("w.safetensors" if write is in_safetensors else "w.pt")
+    kept = {name: leaf for name, leaf in state.items() if not name.startswith("out.")}
+    write(kept, path)
+    network = partial(ModelSettings, model=f"{OWN}:Small", init=str(path))
+    net = build_network(network(freeze=["fc.*"]), SHAPE, 3)
+    params, buffers = initial_model(net, 0, torch.zeros(()))
+    drawn, _ = initial_model(own(), 0, torch.zeros(()))
+    assert torch.equal(params["fc.weight"], state["fc.weight"])
+    assert torch.equal(buffers["norm.var"], state["norm.running_var"])
+    assert torch.equal(params["out.weight"], drawn["out.weight"])
+    assert net.frozen == {"fc.weight", "fc.bias"}
+    ended = federation.run("scaffold", model=net).params
+    assert torch.equal(ended["fc.weight"], state["fc.weight"])
+    assert not torch.equal(ended["norm.weight"], state["norm.weight"])
+    assert network().model_code().keys() == {f"{OWN}:Small", str(path)}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"init": "nowhere.pt"}, "init: nowhere.pt can't be read"),
+        ({"init": "text.pt"}, "init: .*text.pt can't be read"),
+        ({"init": "wrong.safetensors"}, "init: fc.wieght is no tensor of the network.*'fc.weight'"),
+        ({"init": "large.safetensors"}, r"init: fc.bias has shape \[6\]; allowed: \[5\]"),
+        ({"freeze": ["fcc.*"]}, "freeze = 'fcc.*' is refused; allowed: a pattern of fc.weight"),
+        ({"freeze": ["*"]}, "freeze: nothing would be left to train"),
+    ],
+)
+def test_first_values_that_do_not_fit(
+    given: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.pt").write_text("no state dict")
+    save_file({"fc.wieght": torch.zeros(5, 6)}, "wrong.safetensors")
+    save_file({"fc.bias": torch.zeros(6)}, "large.safetensors")
+    with pytest.raises(UserError, match=message):
+        build_network(ModelSettings(**{"model": f"{OWN}:Small"} | given), SHAPE, 3)
+
+
+def test_the_page_of_the_documentation_runs() -> None:
+    """Without its output, which is of a machine."""
+    page = (Path(__file__).parents[2] / "docs" / "own_network.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(block.replace("print(", "accuracies = ("), found)
+    assert len(found["accuracies"]) == 2
+    assert found["result"].weights[0]["conv.weight"].shape == (8, 1, 3, 3)
+
+
+def test_names_of_objects_last() -> None:
+    """The same object has one name, so that a sweep and its results speak of one network."""
+    module = nn.Linear(6, 3)
+    assert name_of(module) == name_of(module) != name_of(nn.Linear(6, 3))
+    assert name_of(own_networks.Small) == f"{OWN}:Small"
+
+
+def resnet(n_classes: int) -> nn.Module:
+    found: nn.Module = pytest.importorskip("torchvision").models.resnet18(num_classes=n_classes)
+    return found
+
+
+def mobilenet(n_classes: int) -> nn.Module:
+    models = pytest.importorskip("torchvision").models
+    found: nn.Module = models.mobilenet_v3_small(num_classes=n_classes)
+    return found
+
+
+class Transformer(nn.Module):
+    """Patches of images, two layers of attention."""
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__()
+        self.cut, self.place = nn.Conv2d(3, 16, 8, 8), nn.Parameter(torch.randn(16, 16) * 0.02)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+        self.body, self.out = nn.TransformerEncoder(layer, 2), nn.Linear(16, n_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.cut(x).flatten(2).transpose(1, 2) + self.place
+        out: Tensor = self.out(self.body(h).mean(1))
+        return out
+
+
+@pytest.mark.slow  # a round of each takes seconds
+@pytest.mark.parametrize("make", [resnet, mobilenet, Transformer])
+def test_well_known_networks_train_under_every_kind_of_method(
+    make: Callable[[int], nn.Module],
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(24, 3, 32, 32, generator=generator, dtype=torch.float64)
+    data = Samples(x, torch.randint(3, (24,), generator=generator))
+    clients = [np.arange(8), np.arange(8, 18), np.arange(18, 24)]
+    of = federation.Federation(data, clients, data, data)
+    net = build(name_of(make), (3, 32, 32), 3)
+    for recipe in ("fedavg", "scaffold", "fnr", "ccn", "rfedavg_plus"):
+        options = {"of": of, "model": net, "rounds": 1, "epochs": 1, "cohort": 3}
+        # Batch norms of two samples of one position each magnify rounding, even of float64.
+        options["dtype"] = torch.float64
+        alone, again = (federation.run(recipe, **options) for _ in range(2))
+        assert federation.equal(alone, again)
+        if net.vmappable:
+            beside = federation.run(recipe, engine="vectorized", **options)
+            close_together(beside.evaluated, alone.evaluated, 1e-4)
+    assert net.vmappable is (make is not Transformer)

@@ -1,0 +1,110 @@
+"""docs/own_method.md is run as it stands: its package, its tests, its commands, and what it says is
+refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from fedml_noniid.plugins.core.errors import UserError
+from tests import own_package
+
+pytest.importorskip("typer", reason="the command comes with the pipeline")
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "own_method.md").read_text()
+COMPONENT, BY_HAND, CASE, PYTHON = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+NEW, CERTIFY = re.findall(r"```bash\n(.*?)\n```", PAGE, flags=re.DOTALL)
+(PARAMS,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def ran(words: list[str], folder: Path) -> str:
+    """What a program of Python prints; it has to succeed."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "OMP_NUM_THREADS": "1"}
+    made = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    return made.stdout
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the package after the steps of the page."""
+    place = tmp_path_factory.mktemp("page")
+    program, *words = shlex.split(NEW)
+    assert program == "noniid"
+    ran(["-m", "fedml_noniid", *words], place)
+    folder = place / "feddisco"
+    (folder / "feddisco" / "algorithm.py").write_text(COMPONENT)
+    (folder / "tests" / "test_by_hand.py").write_text(BY_HAND)
+    test = folder / "tests" / "test_contract.py"
+    text, changed = re.subn(r"^CASE = .*\n", CASE, test.read_text(), flags=re.MULTILINE)
+    assert changed == 1
+    test.write_text(text)
+    return folder
+
+
+def test_its_tests_pass(package: Path) -> None:
+    said = ran(["-m", "pytest", "-p", "no:cacheprovider", "tests"], package)
+    passed = re.search(r"(\d+) passed, (\d+) skipped", said)
+    assert passed is not None and int(passed[1]) >= 24, said
+
+
+def test_its_command_prints_a_certificate(package: Path) -> None:
+    """Some of the checks: the test before has run them all."""
+    program, *words = shlex.split(CERTIFY.replace("\\\n", ""))
+    assert program == "pytest"
+    plugin = ["-p", "fedml_noniid.contract.plugin", "-p", "no:cacheprovider"]
+    said = ran(["-m", "pytest", *plugin, *words, "-k", "entry or neutral or needs"], package)
+    assert "Certificate of feddisco (feddisco.algorithm.FedDisco)" in said
+    assert "neutral: a=0, b=0" in said and "holds (4):" in said
+
+
+def test_its_python_runs_and_its_settings_are_taken(package: Path) -> None:
+    assert ran(["-c", f"{PYTHON}\nprint(result.recipe)"], package).endswith("scaffold+feddisco\n")
+    entries = YAML(typ="safe").load(PARAMS)
+    code = (
+        "from fedml_noniid.plugins import recipes\n"
+        f"entry = {entries['recipes']['mine']!r}\n"
+        "recipes.check_settings(entry.pop('recipe'), entry)\n"
+    )
+    ran(["-c", code], package)
+    assert entries["recipe_names"] == [*entries["recipes"]]
+
+
+REFUSED = {
+    "class FedDisco(Component)": ("class FedDisco", "no subclass"),
+    '    name: ClassVar[str] = "feddisco"\n': ("", "no name"),
+    "@dataclass(frozen=True)\n": ("", "no decorator"),
+    "    a: NonNegative = 0.5\n": ("    a: NonNegative\n", "default"),
+    '= "feddisco"': ('= "fedprox"', "ours"),
+}
+
+
+@pytest.mark.parametrize("old", REFUSED)
+def test_a_mistake_is_refused_in_the_words_of_the_page(
+    old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedml_noniid.plugins import recipes
+
+    assert COMPONENT.count(old) == 1
+    name = f"disco_{abs(hash(old))}"
+    own_package.write(tmp_path, name, COMPONENT.replace(old, REFUSED[old][0]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError) as error:
+        recipes.parse(f"{name}.fedx.FedDisco")
+    words = [cell.strip("` ") for cell in re.findall(r"\| (`.*?`) *(?:\||:)", PAGE)]
+    assert any(cell in str(error.value) for cell in words), str(error.value)
