@@ -22,7 +22,6 @@ from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines import by_hand
 from tests.pipelines.by_hand import diverged, finals, paper, rows, run
 
-PNG = b"\x89PNG\r\n"
 TABLE = """\
 t:
   kind: table
@@ -486,7 +485,7 @@ def test_curves(tmp_path: Path) -> None:
         run(paper(tmp_path, CURVES), "near", "a", seed, [0.2, end])
     run(tmp_path, "near", "b", 0, [0.1, 0.9])
     built = made(tmp_path, "f")
-    assert built.files["png"].startswith(PNG) and not built.table
+    assert built.files["png"].startswith(b"\x89PNG\r\n") and not built.table
     assert built.missing == ("Left, C", "Right, A", "Right, B", "Right, C")
     assert built.words == ("Left: at the end B is highest (90.00), A lowest (60.00).",)
     found = [
