@@ -97,16 +97,13 @@ def test_labels_by_hand() -> None:
     found = drift("sudden", 3, None, [[1, 2], []], 2, 4)
     y = torch.tensor([1, 1, 2, 0, 2, 3])
     held = found.per_sample([np.array([4, 0]), np.array([2, 3])], 6)
-    assert held.labels(y, 2).tolist() == [1, 1, 2, 0, 2, 3]
-    assert held.labels(y, 3).tolist() == [2, 1, 2, 0, 1, 3]
-    assert [found.labels(y, client, 3).tolist() for client in (0, 1)] == [
-        [2, 2, 1, 0, 1, 3],
+    assert [held.labels(y, round_).tolist() for round_ in (2, 3)] == [
         y.tolist(),
+        [2, 1, 2, 0, 1, 3],
     ]
-    assert [found.only(client).labels(y, 0, 3).tolist() for client in (0, 1)] == [
-        [2, 2, 1, 0, 1, 3],
-        y.tolist(),
-    ]
+    for client, wanted in enumerate(([2, 2, 1, 0, 1, 3], y.tolist())):
+        assert found.labels(y, client, 3).tolist() == wanted
+        assert found.only(client).labels(y, 0, 3).tolist() == wanted
     assert [(share, of.tolist()) for share, of in found.views(y, 2)] == [(1.0, y.tolist())]
     assert [(share, of.tolist()) for share, of in found.views(y, 3)] == [
         (0.5, y.tolist()),
