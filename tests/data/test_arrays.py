@@ -244,9 +244,6 @@ def test_refused_in_memory(train, test, message):
         of_arrays(SMALL | train, test)
 
 
-IMAGE = np.zeros((6, 2, 2), np.uint8)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -317,7 +314,7 @@ def test_refused_training_arrays(root, changes, message):
             {"x": X[:4].astype(float)},
             "x holds samples of float32 [3], ",
         ),
-        ({"x": IMAGE[:4]}, "x holds samples of uint8 [1, 2, 2], "),
+        ({"x": np.zeros((6, 2, 2), np.uint8)[:4]}, "x holds samples of uint8 [1, 2, 2], "),
         ({"x": X[:0], "y": Y[:0]}, "x is uint8 [0, 3]; allowed"),
         ({"y": np.array([0, 2, 1, 4])}, "y is '4' in y[3], but no training sample is; allowed: 0"),
         ({"y": np.array([0, -1, 1, 1])}, "y is '-1' in y[1], but no training sample is"),

@@ -217,7 +217,6 @@ def answer(state: Coordinator, client: int, exchange: int = 4) -> None:
 
 
 THREE = (0, 1, 2)
-NO_DISK = "silo 2 (rank 3): no disk"
 
 
 @pytest.mark.parametrize(
@@ -242,7 +241,7 @@ NO_DISK = "silo 2 (rank 3): no disk"
         # Failures that rule a quorum out end the run at once.
         (
             {"quorum": 2},
-            *(THREE, THREE, (), {2: NO_DISK, 0: "no memory"}),
+            *(THREE, THREE, (), {2: "silo 2 (rank 3): no disk", 0: "no memory"}),
             r"silo 2 \(rank 3\): no disk; silo 0 \(rank 1\): no memory",
             0.0,
         ),
