@@ -15,7 +15,7 @@ CORE_PYTHON ?= python3.13
 CORE_VENV ?= $(CURDIR)/.venv-core
 CORE_STATE = { $(CORE_PYTHON) --version; cat pyproject.toml; }
 CORE_DEV := hypothesis psutil pytest pytest-timeout pytest-xdist
-CORE_TESTS := tests/api tests/core tests/data tests/engines tests/methods tests/models tests/test_contract.py tests/test_extras.py tests/test_golden.py
+CORE_TESTS := tests/api tests/core tests/data tests/engines tests/methods tests/models tests/test_certificate.py tests/test_contract.py tests/test_extras.py tests/test_golden.py tests/test_own_method.py
 
 RECIPE ?= fednnnn
 SILOS ?= 3

@@ -96,10 +96,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types 
             if on_device:
                 self._note(self.waited, "a wait")
             return stand_in(*args, **kwargs)
-        with self:  # in inference mode, torch leaves this to the operation's kernel
-            found = func.decompose(*args, **kwargs) if func.namespace == "aten" else NotImplemented
-        if found is not NotImplemented:
-            return found
+        if func.namespace == "aten" and func._can_decompose():
+            with self:  # in inference mode, torch leaves this to the operation's kernel
+                return func.decompose(*args, **kwargs)
         found = func(*args, **kwargs)
         first = found[0] if isinstance(found, tuple | list) and found else found
         if on_device and found is None:  # an operation on lists, in place

@@ -126,7 +126,7 @@ def source_of_class(kind: type) -> str:
         parts = [source_of(top) for top in packages_of(kind)]
     except UserError:
         try:
-            parts = [inspect.getsource(kind)]
+            parts = [hashlib.sha256(inspect.getsource(kind).encode()).hexdigest()]
         except (OSError, TypeError):
             return UNKNOWN_SOURCE
     return parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()

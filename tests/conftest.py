@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.datasets import load
 from fedml_noniid.plugins.engines.compiled import SWITCH
 
 torch.set_num_threads(1)
@@ -45,3 +48,9 @@ collect_ignore = [
     if importlib.util.find_spec(package) is None
     for name in names
 ]
+
+
+@pytest.fixture(scope="session")
+def digits() -> Dataset:
+    """The smallest data set of images, which comes with scikit-learn."""
+    return load("digits", Path())

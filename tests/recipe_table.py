@@ -89,6 +89,7 @@ UNSOUND = {
     "feddyn+fednnnn": "server step",
     "feddc+fednnnn": "server step",
     "fedexp+fednnnn": "server step",
+    "fedcm+fednlr": "neurons' learning rates",
     "rfedavg+rfedavg_plus": "feature distribution regulariser",
     "fedbn+fnr": "outside of local training",
 }

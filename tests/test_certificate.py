@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedml_noniid.contract import plugin
+from fedml_noniid.contract import checks, plugin
 from fedml_noniid.contract.certificate import certificate
 from fedml_noniid.contract.checks import NotTriedError
 from fedml_noniid.contract.suite import CHECKS, Case
@@ -25,6 +25,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     foreign._known.pop("fedx", None)
+    foreign._known.pop("fedw", None)
     for name in [name for name in sys.modules if name.partition(".")[0] == "stranger"]:
         del sys.modules[name]
 
@@ -152,6 +153,22 @@ MISTAKES = {
         {"neutral-sequential", "neutral-vectorized"},
         "not FedAvg's bits",
     ),
+    "goes by its own name": (
+        """
+    def gradient_term(self, w, client):
+        return scale(0.1 * len(self.name), sub(w, client.params))
+""",
+        {"with-scaffold", "with-ccn"},
+        "sequential: ",
+    ),
+    "has a factor for each number": (
+        """
+    def update_factor(self, client):
+        return {name: torch.full_like(w, 0.5) for name, w in client.params.items()}
+""",
+        {"update_factor"},
+        "fc1.weight: [5, 6]",
+    ),
     "sends what its ranges refuse": (
         """
     ranges: ClassVar[dict] = {"z": Range(0, 1)}
@@ -217,6 +234,45 @@ def test_a_sound_method_holds_and_the_rest_says_why(place: Path) -> None:
     CHECKS["neutral-sequential"].run(Case(NAME, {"mu": 0.3}, {"mu": 0.0}))
 
 
+def test_a_method_that_draws_for_clients_depends_on_their_numbers(place: Path) -> None:
+    """Soundly: its keys are those of clients."""
+    imported = "from fedml_noniid.plugins.core.randomness import normal\n"
+    body = """
+    def prepare(self, client):
+        return {"z": normal(client.key, 1)[0]}
+
+    def gradient_term(self, w, client):
+        return scale(client.prepared["z"], sub(w, client.params))
+"""
+    own_package.write(place, "stranger", imported + HEAD + body)
+    with pytest.raises(NotTriedError, match="draws random numbers, which go by the client"):
+        CHECKS["numbering"].run(Case(NAME))
+
+
+def test_an_order_that_matters_is_found(place: Path) -> None:
+    """Of two methods that share something outside of their states."""
+    body = """
+    def broadcast(self, server):
+        seen.append(self.name)
+        return {}
+
+    def gradient_term(self, w, client):
+        return scale(0.1 if seen[-1] == self.name else 0.2, sub(w, client.params))
+
+
+@dataclass(frozen=True)
+class FedW(FedX):
+    name: ClassVar[str] = "fedw"
+
+    def gradient_term(self, w, client):
+        return None
+"""
+    own_package.write(place, "stranger", HEAD + body)
+    recipe = "stranger.fedx.FedX+stranger.fedx.FedW"
+    with pytest.raises(AssertionError):
+        checks.order_decides_about_rounding_only(recipe, {}, "sequential")
+
+
 def test_hyper_parameters_of_the_command_line() -> None:
     given = ["mu=0.5", "n=3", "form=soft", "flag=true", "norm=none"]
     wanted = {"mu": 0.5, "n": 3, "form": "soft", "flag": True, "norm": "none"}
@@ -229,10 +285,10 @@ def test_every_check_of_the_module_is_of_the_suite_or_a_walk() -> None:
     """A check that nobody runs checks nothing."""
     walks = (Path(__file__).parent / "test_contract.py").read_text()
     suite = (Path(plugin.__file__).parent / "suite.py").read_text()
-    checks = (Path(plugin.__file__).parent / "checks.py").read_text()
+    source = (Path(plugin.__file__).parent / "checks.py").read_text()
     names = [
         line.split("(")[0].removeprefix("def ")
-        for line in checks.splitlines()
+        for line in source.splitlines()
         if line.startswith("def ") and not line.startswith("def _")
     ]
     helpers = {"shapes", "frozen_copy", "assert_unchanged", "images_network"}

@@ -4,6 +4,7 @@ in a line."""
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -165,3 +166,44 @@ def test_a_run_of_our_methods_looks_for_no_packages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("composed\n", "scanned\n"), "for an unknown name only"
+
+
+SCRIPT = f"""
+{own_package.METHOD}
+import fedml_noniid as nd
+from fedml_noniid.plugins import recipes
+
+if __name__ == "__main__":
+    nd.register(FedX)
+    how = {{"partition": "iid", "clients": 2, "rounds": 1, "progress": False}}
+    result = nd.run("fedx", nd.load("digits"), seeds=[0, 1], processes=2, fedx={{"mu": 0.2}}, **how)
+    print(result.recipe, len(result.rounds), *recipes.own_code("fedx").values())
+"""
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_class_of_a_script_runs_in_processes_and_has_a_source(
+    tmp_path: Path, has_file: bool
+) -> None:
+    """Without a file nobody knows its source: it runs, and the record says so."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = ["script.py"] if has_file else ["-c", SCRIPT]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    recipe, rounds, source = done.stdout.split()
+    assert (recipe, rounds) == ("fedx", "2")
+    assert len(source) == 64 or (source == "unknown" and not has_file)
+
+
+def test_the_code_of_all_parents_counts(place: Path) -> None:
+    """A method that extends one of a third package."""
+    file = own_package.write(place, "stranger")
+    child = "from stranger.fedx import FedX\nfrom dataclasses import dataclass\n\n"
+    child += "@dataclass(frozen=True)\nclass FedZ(FedX):\n    name = 'fedz'\n"
+    own_package.write(place, "stranger2", child)
+    before = recipes.own_code("stranger2.fedx.FedZ")
+    file.write_text(f"{own_package.METHOD}\n# new\n")
+    assert recipes.own_code("fedz") != before and [*before] == ["fedz"]

@@ -94,14 +94,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("old", REFUSED)
+@pytest.mark.parametrize("old", REFUSED, ids=[what for _, what in REFUSED.values()])
 def test_a_mistake_is_refused_in_the_words_of_the_page(
     old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedml_noniid.plugins import recipes
 
     assert COMPONENT.count(old) == 1
-    name = f"disco_{abs(hash(old))}"
+    name = f"disco_{REFUSED[old][1].replace(' ', '_')}"
     own_package.write(tmp_path, name, COMPONENT.replace(old, REFUSED[old][0]))
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError) as error:

@@ -33,10 +33,7 @@ def test_fedavg_is_the_empty_recipe() -> None:
     assert recipes.parse("fedavg") == ()
     assert recipes.build("fedavg", {}, SETTING).components == ()
     assert recipes.parse("fedavg+fnr") == ("fnr",)
-
-
-def test_blanks_around_names_do_not_matter() -> None:
-    assert recipes.parse(" scaffold + fnr ") == ("scaffold", "fnr")
+    assert recipes.parse(" scaffold + fnr ") == ("scaffold", "fnr"), "blanks do not matter"
 
 
 def test_hyper_parameters_are_filled_in() -> None:

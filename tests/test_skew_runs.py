@@ -8,7 +8,6 @@ import pandas as pd
 from scipy import stats
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-SCENARIO = ["data", "scenario"]
 
 
 def test_the_page_has_the_numbers_of_the_runs() -> None:
@@ -17,7 +16,7 @@ def test_the_page_has_the_numbers_of_the_runs() -> None:
     text = " ".join(page.split())
     runs["gain"] = 100 * (runs.accuracy - runs.fedavg_accuracy)
     by_seed = runs.pivot_table(
-        index=SCENARIO, columns=["seed", "method"], values="gain", sort=False
+        index=["data", "scenario"], columns=["seed", "method"], values="gain", sort=False
     )
     gains = by_seed.T.groupby("method", sort=False).mean().T
     by_data = gains.groupby("data", sort=False).mean()

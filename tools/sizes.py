@@ -19,7 +19,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
     SOURCE: 16000,
-    TESTS: 16500,
+    TESTS: 16290,
     ("plugins/core",): 934,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1743,

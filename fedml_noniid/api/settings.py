@@ -48,13 +48,14 @@ def sections(where: str = "run") -> dict[str, str]:
         for parameter in inspect.signature(partition).parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY
     ]
+    # A setting comes before a method of another package that is called like it.
     names = {
+        "method": recipes.names(),
         "seeds": ("seeds",),
         "data": ("validation", "public"),
         "scenario": (*Scenario.model_fields, *of_partitions),
         "train": tuple(TrainSettings.model_fields),
         "machine": tuple(MachineSettings.model_fields),
-        "method": recipes.names(),
     }
     found = {name: section for section, listed in names.items() for name in listed}
     if where != "partition":

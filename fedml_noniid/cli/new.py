@@ -12,8 +12,8 @@ from fedml_noniid.cli.verb import group, verb
 NEXT = """\
 Next, in {folder}:
   pip install -e '.[test]'
-  pytest                            # the test by hand, and the contract
-  noniid methods {package}          # its hyper-parameters
+  pytest                   # the test by hand, and the contract
+  noniid methods {package}
 Then put your paper's equations into {package}/algorithm.py."""
 
 

@@ -44,7 +44,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
     group.addoption(
         "--silo-processes",
         action="store_true",
-        help="also run silos as processes, which takes a minute",
+        help="also run silos as processes",
     )
     group.addoption("--certificate", metavar="FILE", help="also write the certificate to a file")
     early_config.pluginmanager.register(Certificate(), LOADED)

@@ -31,9 +31,9 @@ from fedml_noniid.plugins.silo.shards import Parts, Shard
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.simulate import simulate
 
-SIZES = (17, 33, 70)  # of the silos; batches of 16, so all but the second end with a short one
+SIZES = (17, 33, 70)  # of the silos; batches of 32, so 1 to 3 steps, the last of them short
 TESTS = (30, 50, 0)  # their own test samples
-ROUNDS, SEED, BATCH, EPOCHS, LR = 2, 3, 16, 2, 0.1
+ROUNDS, SEED, BATCH, EPOCHS, LR = 2, 3, 32, 2, 0.1
 HIDDEN, CLASSES, SKEWED = 8, 4, 6
 Settings = Mapping[str, Mapping[str, object]]  # method -> hyper-parameter -> value
 

@@ -127,7 +127,7 @@ def _silos(name: str, *packages: str) -> Callable[[Case], None]:
             how = {"batch_norm": True} if name == "pair_equals_simulation" else {}
             getattr(silos, name)(case.name, case.given, **how)
         elif not case.processes:
-            raise NotTriedError("a minute; the option --silo-processes runs it")
+            raise NotTriedError("the option --silo-processes runs it")
         else:
             with tempfile.TemporaryDirectory() as folder:
                 silos.processes_equal_simulation(case.name, case.given, Path(folder))

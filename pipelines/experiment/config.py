@@ -34,7 +34,7 @@ from fedml_noniid.plugins.engines import simulation
 from fedml_noniid.plugins.engines.local_training import LearningRate
 from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.models.settings import ModelSettings
-from fedml_noniid.plugins.own_code import look_in
+from fedml_noniid.plugins.own_code import is_path, look_in
 
 FILE = "params.yaml"
 DEPLOYS = (
@@ -53,6 +53,15 @@ def _name(value: str) -> str:
     return value
 
 
+def _entry_name(value: str) -> str:
+    """The same, for an entry of `recipes`."""
+    with_dots = is_path(value) and not {*value} & {*"/ "}
+    if with_dots:
+        allowed = "a name without dots; a class of your own stands in `recipe:` of an entry"
+        raise UserError(value=value, allowed=allowed)
+    return _name(value)
+
+
 def _file_name(name: str) -> str:
     """It is part of the names of MLflow's files."""
     if not name.isprintable() or {*name} & {*"/\\"} or not 1 <= len(name.encode()) <= LONGEST:
@@ -69,6 +78,7 @@ def _filled(entries: object) -> object:
 
 LONGEST_NAME = 100  # characters of a scenario's or an entry's name
 Name = Annotated[str, AfterValidator(_name)]
+EntryName = Annotated[str, AfterValidator(_entry_name)]
 Names = Annotated[list[Name], Field(min_length=1)]
 Seeds = Annotated[list[Seed], Field(min_length=1)]
 Silos = Annotated[int, Range(2, MOST)]
@@ -223,8 +233,8 @@ class Config(Section):
     data: DataSettings
     scenario_names: Names
     scenarios: Annotated[dict[Name, Scenario], BeforeValidator(_filled)]
-    recipe_names: Names
-    recipes: Annotated[dict[Name, Recipe], BeforeValidator(_filled)]
+    recipe_names: Annotated[list[EntryName], Field(min_length=1)]
+    recipes: Annotated[dict[EntryName, Recipe], BeforeValidator(_filled)]
     seeds: Seeds
     train: TrainSettings
     machine: MachineSettings = MachineSettings()

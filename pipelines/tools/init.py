@@ -34,6 +34,7 @@ from fedml_noniid.plugins.data.partitions import BY_OWNER, PARTITIONS
 from fedml_noniid.plugins.data.readers import frames
 from fedml_noniid.plugins.data.readers.download import DownloadNeededError, forbidden
 from fedml_noniid.plugins.data.splits import hold_out
+from fedml_noniid.plugins.own_code import look_in
 
 STAGES = Path(fedml_noniid.__file__).with_name(
     "stages.yaml"
@@ -159,6 +160,7 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
 
     UserError with a line per mistake. UndecidedError for columns of a table that need a decision.
     """
+    look_in(folder)
     given = keys_of(wanted.settings)
     parts = {name: given.pop(name, {}) for name in ("data", "scenario", "train", "deploy")}
     for name, part in parts.items():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import sys
 import textwrap
+from pathlib import Path
 
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Component, Public, Setting
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.own_code import look_in
 
 # Recipes are composed for this setting. The check of params.yaml takes the setting there.
 SETTING = Setting(n_clients=20, cohort=10, n_public=100)
@@ -48,7 +50,11 @@ def listing() -> str:
 
 
 def one(name: str) -> str:
-    """What `noniid methods NAME` shows, of a method or of a recipe."""
+    """What `noniid methods NAME` shows, of a method or of a recipe.
+
+    A dotted path is found in the present folder too.
+    """
+    look_in(Path.cwd())
     is_one = name != "fedavg" and "+" not in name
     return shown(recipes.parse(name)[0]) if is_one else checked(name)
 

@@ -10,13 +10,13 @@ round: the clients' mean way, per local step and per unit of eta_l.
   prolong Delta. FL-Simulator divides all by the number of the first client.
 - The step is written as alpha (g + (1 - alpha) / alpha Delta). g includes weight decay and the
   terms that other methods add.
-- Local training is plain SGD. A momentum beside it would come back through Delta in every round and
-  grow: with alpha = 0.1 and momentum 0.9 by up to 9 times a round. It is refused.
+- Local training is plain SGD. What else lengthens a step comes back through Delta in every round
+  and grows: with alpha = 0.1 and momentum 0.9 up to 9 times a round. So momentum is refused, and so
+  is FedNLR, as it has rates above 1 / (1 - alpha): its run on digits ended with one class.
 
 Meeting others: Delta comes from the local training, not from a refinement, with the weights of the
-average (CCN's, too). FedNLR's rates multiply alpha g + (1 - alpha) Delta. With FedBN a client's
-batch norms take plain steps: the server knows no gradient of them. FedML pair:
-`make_pair("fedcm")`.
+average (CCN's, too). With FedBN a client's batch norms take plain steps: the server knows no
+gradient of them. Its FedML pair is `make_pair("fedcm")`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FedCM(Component):
     @property
     def exclusive(self) -> frozenset[Exclusive]:
         return frozenset(
-            {Exclusive.DRIFT, Exclusive.OPTIMIZER}
+            {Exclusive.DRIFT, Exclusive.OPTIMIZER, Exclusive.NEURON_RATES}
             | ({Exclusive.SERVER_STEP} if self.server_lr != 1 else set())
         )
 

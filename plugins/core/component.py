@@ -63,7 +63,10 @@ class Exclusive(Enum):
         "each pulls the same features towards other clients' means",
     )
     LOGITS = "logits of the local loss", "each changes the logits for the client's label counts"
-    NEURON_RATES = "neurons' learning rates", "each gives every neuron a rate of its own"
+    NEURON_RATES = (
+        "neurons' learning rates",
+        "each multiplies the local steps by factors that the other does not know of",
+    )
     OPTIMIZER = "local optimiser", "each brings its own"
     OPTIMIZER_MEMORY = (
         "optimiser's memory",

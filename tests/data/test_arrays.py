@@ -31,6 +31,13 @@ def root(tmp_path):
     return root
 
 
+def loaded(root, train, test, **options):
+    """The data set of two files with these changes."""
+    write(root, **train)
+    write(root, "test", **test)
+    return load("arrays", root, **options)
+
+
 def test_arrays(root):
     before = contents(root)
     found = load("arrays", root)
@@ -48,9 +55,7 @@ def test_arrays(root):
 )
 def test_shapes(root, shape, wanted):
     x = np.random.default_rng(0).integers(0, 256, (6, *shape), dtype=np.uint8)
-    write(root, x=np.asfortranarray(x))
-    write(root, "test", x=x[:4])
-    found = load("arrays", root)
+    found = loaded(root, {"x": np.asfortranarray(x)}, {"x": x[:4]})
     assert found.train_x.shape == (6, *wanted) and found.test_x.shape == (4, *wanted)
     assert (
         np.array_equal(found.train_x.reshape(x.shape).numpy(), x) and found.train_x.is_contiguous()
@@ -60,9 +65,8 @@ def test_shapes(root, shape, wanted):
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64", ">f4", ">f8"])
 def test_floats(root, kind):
     x = np.linspace(-3, 70000 if kind != "float16" else 7, 18).reshape(6, 3)
-    write(root, x=x.astype(kind))
-    write(root, "test", x=x[:4].astype(np.float32))
-    found = load("arrays", root, normalise="none")
+    test = {"x": x[:4].astype(np.float32)}
+    found = loaded(root, {"x": x.astype(kind)}, test, normalise="none")
     assert found.train_x.dtype == found.test_x.dtype == torch.float32 and found.unit == 1
     assert np.array_equal(found.train_x.numpy(), x.astype(kind).astype(np.float32))
     assert torch.equal(found.normalised("train"), found.train_x)
@@ -84,9 +88,7 @@ def test_labels_are_any_whole_numbers():
 )
 def test_owners(root, train, test):
     """Numbered in sorted order over both files: -5, 2, 7, 2**63, and B, a, c, d."""
-    write(root, client=train)
-    write(root, "test", client=test)
-    found = load("arrays", root)
+    found = loaded(root, {"client": train}, {"client": test})
     assert found.train_owner.tolist() == [2, 0, 2, 2, 1, 1] and found.test_owner.tolist() == [
         1,
         3,
@@ -100,9 +102,7 @@ LABELS = np.array(["dog", "ant", "cat", "dog", "ant", "cat"])
 
 
 def test_labels_of_text(root):
-    write(root, y=LABELS)
-    write(root, "test", y=LABELS[:4])
-    found = load("arrays", root)
+    found = loaded(root, {"y": LABELS}, {"y": LABELS[:4]})
     assert found.classes == ("ant", "cat", "dog") and found.train_y.tolist() == [2, 0, 1, 2, 0, 1]
     assert found.test_y.tolist() == [2, 0, 1, 2]
     write(root, y=LABELS, classes=np.array(["dog", "cat", "ant"]))
@@ -147,10 +147,8 @@ def test_labels_of_text(root):
     ],
 )
 def test_refused_labels_of_text(root, train, test, message):
-    write(root, **{"y": LABELS} | train)
-    write(root, "test", **{"y": LABELS[:4]} | test)
     with refuse(message):
-        load("arrays", root)
+        loaded(root, {"y": LABELS} | train, {"y": LABELS[:4]} | test)
 
 
 # Layouts, ranges, one file
@@ -175,9 +173,7 @@ def channels(*shape, n=6):
 )
 def test_layouts(root, shape, layout, wanted):
     x = channels(*shape)
-    write(root, x=x)
-    write(root, "test", x=x[:4])
-    found = load("arrays", root, layout=layout)
+    found = loaded(root, {"x": x}, {"x": x[:4]}, layout=layout)
     assert found.train_x.shape == (6, *wanted) and found.train_x.is_contiguous()
     last = wanted != shape or layout == "HWC"
     assert np.array_equal(found.train_x.numpy(), x.transpose(0, 3, 1, 2) if last else x)
@@ -187,15 +183,13 @@ def test_layouts(root, shape, layout, wanted):
 
 def test_floats_on_the_scale_of_bytes_are_noted(root):
     x = channels(8, 8).astype(np.float32)
-    write(root, x=x)
-    write(root, "test", x=x[:4])
-    (note,) = [note for note in load("arrays", root).notes if "floats" in note]
+    (note,) = [n for n in loaded(root, {"x": x}, {"x": x[:4]}).notes if "floats" in n]
     assert note.startswith(f"images of floats from {x.min():g} to {x.max():g}: ")
     write(root, x=x / 255)
     with refuse(root / "test.npz", "x goes up to ", "x to ", "allowed: one scale"):
         load("arrays", root)
-    write(root, "test", x=x[:4] / 255)
-    assert not [note for note in load("arrays", root).notes if "floats" in note]
+    small = loaded(root, {"x": x / 255}, {"x": x[:4] / 255})
+    assert not [note for note in small.notes if "floats" in note]
 
 
 def test_without_a_test_file_a_share_of_the_samples_tests(root):
@@ -215,14 +209,14 @@ def test_without_a_test_file_a_share_of_the_samples_tests(root):
 
 def test_arrays_in_memory_are_those_of_the_files(root):
     owner = np.array(["zoe", "ada", "zoe", "bob", "ada", "ada"])
-    write(root, y=LABELS, client=owner)
-    write(root, "test", y=LABELS[:4], client=owner[:4])
+    files = {"y": LABELS, "client": owner}
+    found = loaded(root, files, {key: of[:4] for key, of in files.items()})
     objects = LABELS.astype(object)  # as pandas has text
     raw = of_arrays(
         {"x": X, "y": objects, "client": owner},
         {"x": X[:4], "y": objects[:4], "client": owner[:4]},
     )
-    assert Dataset.of("arrays", raw).checksum == load("arrays", root).checksum
+    assert Dataset.of("arrays", raw).checksum == found.checksum
     cut = of_arrays({"x": X, "y": LABELS, "client": owner}, test_share=0.5)
     assert cut.test_owner is not None and len(cut.test_y) + len(cut.train_y) == 6
 
@@ -248,9 +242,6 @@ SMALL = {"x": X, "y": Y}
 def test_refused_in_memory(train, test, message):
     with refuse(message):
         of_arrays(SMALL | train, test)
-
-
-IMAGE = np.zeros((6, 2, 2), np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +314,7 @@ def test_refused_training_arrays(root, changes, message):
             {"x": X[:4].astype(float)},
             "x holds samples of float32 [3], ",
         ),
-        ({"x": IMAGE[:4]}, "x holds samples of uint8 [1, 2, 2], "),
+        ({"x": np.zeros((6, 2, 2), np.uint8)[:4]}, "x holds samples of uint8 [1, 2, 2], "),
         ({"x": X[:0], "y": Y[:0]}, "x is uint8 [0, 3]; allowed"),
         ({"y": np.array([0, 2, 1, 4])}, "y is '4' in y[3], but no training sample is; allowed: 0"),
         ({"y": np.array([0, -1, 1, 1])}, "y is '-1' in y[1], but no training sample is"),

@@ -15,12 +15,6 @@ from fedml_noniid.plugins.data.datasets import load
 from fedml_noniid.plugins.data.readers import images
 from tests.data.reading import refuse
 
-
-@pytest.fixture(scope="module")
-def digits():
-    return load("digits", Path("nowhere"))
-
-
 # digits
 
 

@@ -41,8 +41,8 @@ def write(file, writers, **changes):
             name: {"x": (pixels / 255).tolist(), "y": labels}
             for name, (pixels, labels) in writers.items()
         },
+        **changes,
     }
-    content |= changes
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
     return content

@@ -12,7 +12,6 @@ from fedml_noniid.plugins.data.noise import amounts, deviations, for_client, per
 
 GREY = torch.tensor([4.0])  # 1 on the [0, 1] scale is 4 after normalisation
 COLOUR = torch.tensor([4.0, 2.0, 5.0])
-IMAGE = (1, 28, 28)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,7 @@ def test_space_is_niid_benchs_grid(n: int) -> None:
     """Its AddGaussianNoise with total = N - 1 and net_id = i, where its cells are of as many pixels
     as its rows."""
     size = 28 // 5
-    found = deviations("space", 0.3, n, IMAGE, torch.tensor([1.0])).numpy()[:, 0]
+    found = deviations("space", 0.3, n, (1, 28, 28), torch.tensor([1.0])).numpy()[:, 0]
     for net_id in range(n):
         mask = np.zeros((28, 28))
         row, column = int(net_id / size), net_id % size

@@ -60,7 +60,6 @@ ARRAYS = (
     header(b"(" * 60),
     header(SHAPE),
 )
-LEAF = (b"[]", b"\xff\xfe\x00", b"[" * 100_000)
 TABLE = {"label": "y", "test_share": 0.5}
 CASES = {
     "mnist": Case(small.mnist, bad=(b"\0\0\x08\x01\0\0\0\0",), more=True),
@@ -72,7 +71,7 @@ CASES = {
     "cifar10 packed": Case(small.packed_cifar, more=True),
     "cinic10": Case(small.cinic, needed=None),
     "image_folder": Case(small.images, needed=None),
-    "femnist": Case(small.femnist, bad=LEAF, more=True),
+    "femnist": Case(small.femnist, bad=(b"[]", b"\xff\xfe\x00", b"[" * 100_000), more=True),
     "sent140": Case(small.tweets, {"users": 1}),
     "arrays": Case(small.arrays, bad=ARRAYS, needed="train"),
     "table": Case(small.table, {"file": "a.csv", "drop": ["said"], **TABLE}, half=False),

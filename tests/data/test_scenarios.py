@@ -19,8 +19,6 @@ from tests.data.test_partitions import DIGITS, check, everything, populations, r
 
 # MNIST's training set.
 MNIST = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
-# Ten classes of 60 to 204 samples.
-UNEVEN = np.random.default_rng(0).permutation(np.repeat(np.arange(10), np.arange(60, 220, 16)))
 LAWS = [
     {"sizes": "power_law"},
     {"sizes": "power_law", "exponent": 0.5},

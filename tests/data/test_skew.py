@@ -23,8 +23,8 @@ from fedml_noniid.pipelines.reporting import report
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.tools import scenarios
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
+from fedml_noniid.plugins.data.drift import drift
 from fedml_noniid.plugins.data.indices import Indices, read_indices
 from fedml_noniid.plugins.data.skew import CLEAN, Skew
 from fedml_noniid.plugins.engines.evaluation import evaluate
@@ -41,11 +41,6 @@ NEUTRAL: dict[str, Any] = {
 SKEWS = pytest.mark.parametrize(
     "skews", [LABEL_NOISE, ROTATION, LABEL_NOISE | ROTATION], ids=lambda of: "+".join(of)
 )
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return datasets.load("digits", Path())
 
 
 def settings(skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Config:
@@ -200,12 +195,19 @@ def test_the_file_holds_the_skews(digits: Dataset, tmp_path: Path, skews: dict[s
         ("labels", [[1, 2], [3]], "labels: not one for each sample of each client"),
         ("labels", [["x", 1], []], "not a readable partition"),
         ("quarter_turns", [1], "2 clients, but 1 quarter_turns"),
+        ("drift.clients", [[1]], "drift: not one concept for each round and client"),
+        ("drift.rounds", [2, 3], "drift: not one concept for each round and client"),
+        ("drift.clients", [[1, 2]], "drift: names a concept that it lacks"),
+        ("drift.concepts", None, "not a readable partition"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, key: str, value: object, message: str) -> None:
     clients: list[Any] = [np.arange(2), np.arange(0)]
-    held = json.loads(Indices(clients, np.arange(0), np.arange(0), clients).text)
-    (tmp_path / "indices.json").write_text(json.dumps(held | {key: value}))
+    skew = Skew(drift=drift("sudden", 2, None, [[0, 1]], 2, 2))
+    held = json.loads(Indices(clients, np.arange(0), np.arange(0), clients, skew).text)
+    section, _, name = key.rpartition(".")
+    (held[section] if section else held)[name] = value
+    (tmp_path / "indices.json").write_text(json.dumps(held))
     with pytest.raises(UserError, match=message) as error:
         read_indices(tmp_path / "indices.json")
     assert "\n" not in str(error.value)

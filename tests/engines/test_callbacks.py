@@ -26,13 +26,11 @@ from fedml_noniid.plugins.engines.run import Checkpointing
 from fedml_noniid.plugins.engines.simulation import Simulation
 from tests import federation
 
-VALIDATION = federation.federation().test
-
 
 def simulation(recipe: str, *callbacks: Callback, rounds: int = 9, **options: Any) -> Simulation:
     """With the test set as validation split too."""
     made = federation.simulation(recipe, rounds=rounds, **options)
-    of = replace(made.loop.federation, validation=VALIDATION)
+    of = replace(made.loop.federation, validation=federation.federation().test)
     # FedBABU and others that act after the last round are among the recipes.
     return Simulation(made.algorithm, of, made.loop.plan, callbacks)
 

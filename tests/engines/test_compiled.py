@@ -39,7 +39,6 @@ NETWORKS = {
     "mlp": build("mlp", (1, 6, 6), 3, {"hidden": 32}),
     "deep": DEEP,
 }
-EQUAL = (12, 12, 12, 12, 12)
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ def test_the_bits_are_those_of_python_where_nothing_is_padded(
     dtype: torch.dtype, calls: list[Pass], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The models of the round take the memory of the last round's."""
-    of = federation.federation(dtype, EQUAL)
+    of = federation.federation(dtype, (12, 12, 12, 12, 12))
     ours, python = both(monkeypatch, "fedavg", federation.network(), of=of, cohort=5)
     assert federation.equal(ours.outcome, python.outcome)
     assert len(calls) == federation.ROUNDS and all(steps.mask is None for steps in calls)

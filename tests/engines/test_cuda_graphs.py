@@ -51,7 +51,6 @@ WAYS = [
     *((entry, "vectorized") for entry in ALONE if entry == "fedavg" or changes_steps(entry)),
     *((entry, "sequential") for entry in FEW),
 ]
-NEAR = {"rel": 1e-12, "abs": 1e-12, "nan_ok": True}
 
 
 def simulation(entry: str, engine: str, **options: Any) -> Simulation:
@@ -76,7 +75,7 @@ def same(found: Outcome, wanted: Outcome) -> None:
     for mine, other in zip(found.rows, wanted.rows, strict=True):
         assert mine.keys() == other.keys()
         for key in mine.keys() - {"seconds"}:
-            assert mine[key] == pytest.approx(other[key], **NEAR), key
+            assert mine[key] == pytest.approx(other[key], rel=1e-12, abs=1e-12, nan_ok=True), key
 
 
 @pytest.mark.parametrize(("entry", "engine"), WAYS)

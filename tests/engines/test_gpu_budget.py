@@ -19,13 +19,12 @@ from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.trees import Params, tree_map
 from tests.recipe_table import ALONE
 
-ROOT = Path(__file__).parents[2]
 AGAIN = "if this has to be, `python -m benchmarks budget` writes the table again"
 
 
 @cache
 def budget() -> dict[tuple[str, str], Counts]:
-    with (ROOT / gpu_budget.FILE).open() as file:
+    with (Path(__file__).parents[2] / gpu_budget.FILE).open() as file:
         lines = list(csv.DictReader(file))
     return {
         (line["recipe"], line["engine"]): Counts(*(int(line[key]) for key in Counts._fields))

@@ -18,8 +18,6 @@ from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.simulate import simulate
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("n_clients", [2, 200])
@@ -78,7 +76,11 @@ def test_500_clients_of_cifar_10_in_6_gb() -> None:
     """rFedAvg's cross-device case, 20 % of 500 clients with its CNN, one round; random pixels in
     CIFAR-10's shape."""
     found = subprocess.run(
-        [sys.executable, "-c", CROSS_DEVICE], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", CROSS_DEVICE],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert found.returncode == 0, found.stderr
     assert int(found.stdout) < 6e9

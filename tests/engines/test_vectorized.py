@@ -19,8 +19,6 @@ from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
 from fedml_noniid.plugins.models import build
 from tests import federation
 
-RECIPES = ["fedavg", "scaffold+fnr", "rfedavg", "ccn+fednlr"]
-
 
 def close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
     assert found.keys() == wanted.keys()
@@ -28,7 +26,7 @@ def close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> No
         torch.testing.assert_close(found[key], leaf, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", ["fedavg", "scaffold+fnr", "rfedavg", "ccn+fednlr"])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_chunks_of_any_size_give_the_same_result(
     recipe: str, size: int, monkeypatch: pytest.MonkeyPatch

@@ -25,13 +25,16 @@ from fedml_noniid.plugins.models import build
 from tests import federation
 from tests.processes import alive
 
-CNN = {"channels": 2, "hidden": 4}
-
 
 def simulation(recipe: str, settings: Any = None, workers: int = 3, **options: Any) -> Simulation:
     of = federation.images(torch.float32)
     return federation.simulation(
-        recipe, settings, of=of, model=build("cnn", (1, 6, 6), 3, CNN), workers=workers, **options
+        recipe,
+        settings,
+        of=of,
+        model=build("cnn", (1, 6, 6), 3, {"channels": 2, "hidden": 4}),
+        workers=workers,
+        **options,
     )
 
 

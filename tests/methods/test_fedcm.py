@@ -5,37 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.methods import by_hand as hand
-from tests.methods import test_fednlr as fednlr
 
 ALPHA, ETA_G = 0.3, 0.8
 
 
 class Reference:
-    """Client and server. `rates`: of a client's rows, by the received model."""
+    """Client and server."""
 
-    def __init__(self, decay: float = 0.0, rates: Any = None) -> None:
-        self.w, self.delta = hand.W0, hand.zeros()
-        self.decay, self.rates = decay, rates or (lambda w, k: hand.each(np.ones_like, w))
+    def __init__(self, decay: float = 0.0) -> None:
+        self.w, self.delta, self.decay = hand.W0, hand.zeros(), decay
 
-    def local(self, k: int, batches: Sequence[hand.Array]) -> hand.Tree:
+    def local(self, batches: Sequence[hand.Array]) -> hand.Tree:
         """x <- x - eta_l (alpha g + (1 - alpha) Delta)."""
-        w, rates = self.w, self.rates(self.w, k)
+        w = self.w
         for batch in batches:
             g = self.gradient(w, hand.X[batch], hand.Y[batch])
             g = hand.each(lambda g, w: g + self.decay * w, g, w)
             v = hand.each(lambda g, d: ALPHA * g + (1 - ALPHA) * d, g, self.delta)
-            w = hand.each(lambda w, v, rate: w - hand.LR * rate * v, w, v, rates)
+            w = hand.each(lambda w, v: w - hand.LR * v, w, v)
         return w
 
     def gradient(self, w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
         return hand.gradient(w, x, y)
 
     def round(self, cohort: Sequence[int], batches: Sequence[list[hand.Array]]) -> None:
-        local = [self.local(k, of) for k, of in zip(cohort, batches, strict=True)]
+        local = [self.local(of) for of in batches]
         uniform = [1 / len(local)] * len(local)
         steps = [len(of) for of in batches]
         way = [
@@ -63,16 +60,6 @@ def test_its_lines(engine: str, options: dict[str, Any]) -> None:
     for t, cohort, batches in ran.rounds():
         hand.same(ran.exchanges[t - 1][0].shared["fedcm"]["Delta"], reference.delta)
         reference.round(cohort, batches)
-    hand.same(ran.outcome.params, reference.w)
-    hand.same(ran.state("fedcm")["Delta"], reference.delta)
-
-
-def test_fednlr_scales_the_whole_step(engine: str) -> None:
-    """x <- x - eta_l q (alpha g + (1 - alpha) Delta), row by row."""
-    settings = SETTINGS | {"fednlr": {"mu0": fednlr.MU0, "a1": fednlr.A1, "a2": fednlr.A2}}
-    ran = hand.run("fedcm+fednlr", settings, engine=engine, rounds=3)
-    reference = Reference(rates=lambda w, k: fednlr.factors(w, hand.X[hand.CLIENTS[k]]))
-    ran.replay(reference)
     hand.same(ran.outcome.params, reference.w)
     hand.same(ran.state("fedcm")["Delta"], reference.delta)
 

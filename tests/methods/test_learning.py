@@ -53,7 +53,7 @@ def test_it_learns_digits(recipe: str, digits: tuple[Samples, list[Any], Samples
         LocalTraining(lr=0.2, epochs=2, batch_size=16),
         build("mlp", (64,), 10, {"hidden": 32}),
     )
-    plan = Plan(network, local, MORE_ROUNDS.get(recipe, ROUNDS), N_CLIENTS, 0, engine="sequential")
+    plan = Plan(network, local, MORE_ROUNDS.get(recipe, ROUNDS), N_CLIENTS, 0, engine="vectorized")
     rows = (
         simulate(recipe, settings, Federation.of(train, clients, test, public=public), plan)
         .run()

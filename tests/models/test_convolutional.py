@@ -257,7 +257,6 @@ SMALLEST = {kind: shape for kind, (shape, _) in NETWORKS.items()} | {
 def outcome(
     kind: str,
     engine: str,
-    monkeypatch: pytest.MonkeyPatch,
     sizes: tuple[int, ...] = (2, 3),
     **options: Any,
 ) -> Outcome:
@@ -270,13 +269,10 @@ def outcome(
     total = sum(sizes)
     splits = np.split(np.arange(total), np.cumsum(sizes)[:-1])
     of = federation.Federation(draw(total, 1), splits, draw(2, 2), draw(4, 3))
-    net = build(kind, shape, C)
-    monkeypatch.setattr(federation, "network", lambda batch_norm: net)
     settings = {"rounds": 1, "epochs": 1, "batch_size": 3, "lr": 0.01, "recipe": "fedavg"} | options
     recipe = settings.pop("recipe")
-    return federation.run(
-        recipe, of=of, dtype=torch.float64, engine=engine, cohort=len(sizes), **settings
-    )
+    options = {"of": of, "model": build(kind, shape, C), "cohort": len(sizes)} | settings
+    return federation.run(recipe, dtype=torch.float64, engine=engine, **options)
 
 
 def close(found: Outcome, wanted: Outcome) -> None:
@@ -294,11 +290,11 @@ LARGE = ("vgg11", "vgg16")  # made of the same blocks as the others
     "kind",
     [pytest.param(kind, marks=pytest.mark.slow if kind in LARGE else ()) for kind in NETWORKS],
 )
-def test_both_engines_train_a_network_alike(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_engines_train_a_network_alike(kind: str) -> None:
     """Two clients of 2 and 3 samples, one step: the first is padded by one sample in the vectorized
     engine."""
-    wanted = outcome(kind, "sequential", monkeypatch)
-    close(outcome(kind, "vectorized", monkeypatch), wanted)
+    wanted = outcome(kind, "sequential")
+    close(outcome(kind, "vectorized"), wanted)
     assert all(
         leaf.is_contiguous() for leaf in wanted.params.values()
     )  # whatever layout its gradient came in
@@ -314,25 +310,22 @@ SERVER: dict[str, Any] = {
 @pytest.mark.parametrize(
     "recipe", ["fedavg", "feddf", "fedftg", "fnr", "scaffold", "moon", "rfedavg"]
 )
-def test_both_engines_drop_alike_over_ragged_steps(
-    recipe: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_engines_drop_alike_over_ragged_steps(recipe: str) -> None:
     """Clients of 2, 7 and 4 samples over two epochs and rounds: 2, 6 and 4 steps; the server's
     training has keys."""
     options = {"recipe": recipe, "rounds": 2, "epochs": 2, "lr": 0.05}
     if recipe in SERVER:
         options["settings"] = SERVER[recipe]
     found, wanted = (
-        outcome("pfl_cnn", engine, monkeypatch, sizes=(2, 7, 4), **options)
+        outcome("pfl_cnn", engine, sizes=(2, 7, 4), **options)
         for engine in ("vectorized", "sequential")
     )
     close(found, wanted)
 
 
-def test_fednlrs_layers_may_be_shortcuts_and_lack_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fednlrs_layers_may_be_shortcuts_and_lack_a_bias() -> None:
     found, wanted = (
-        outcome("resnet18", engine, monkeypatch, recipe="fednlr")
-        for engine in ("vectorized", "sequential")
+        outcome("resnet18", engine, recipe="fednlr") for engine in ("vectorized", "sequential")
     )
     close(found, wanted)
 
@@ -350,7 +343,7 @@ def test_every_step_drops_something_else(monkeypatch: pytest.MonkeyPatch) -> Non
         return found
 
     monkeypatch.setattr(Dropout, "_factors", watched)
-    outcome("pfl_cnn", "sequential", monkeypatch, sizes=(3,), epochs=2, rounds=2)
+    outcome("pfl_cnn", "sequential", sizes=(3,), epochs=2, rounds=2)
     assert len(factors) == len(set(factors)) == 4
 
 

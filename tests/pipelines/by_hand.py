@@ -102,8 +102,13 @@ def run(
     key, n = f"{scenario}-{recipe}-{seed}", len(accuracies)
     runs = folder(root, study) / "runs" / key
     runs.mkdir(parents=True, exist_ok=True)
-    by_column = {"round": range(1, n + 1), "test_accuracy": accuracies}
-    by_column |= {"bytes_up": [10] * n, "bytes_down": [20] * n, **(columns or {})}
+    by_column = {
+        "round": range(1, n + 1),
+        "test_accuracy": accuracies,
+        "bytes_up": [10] * n,
+        "bytes_down": [20] * n,
+        **(columns or {}),
+    }
     rows = [["" if x is None else x for x in row] for row in zip(*by_column.values(), strict=True)]
     text = "".join(",".join(map(str, row)) + "\n" for row in [list(by_column), *rows])
     (runs / "rounds.csv").write_text(text)
@@ -111,10 +116,19 @@ def run(
     made = cache.folder_of(root, fingerprint) / cache.MADE
     made.parent.mkdir(parents=True, exist_ok=True)
     made.write_text(json.dumps({"seconds": [seconds] * n}))
-    about = {"scenario": scenario, "recipe": recipe, "composition": recipe, "seed": seed}
-    about |= {"params": SETTINGS | {"train.rounds": n} | dict(params or {}), "notes": list(notes)}
-    about |= {"tags": {"fingerprint": fingerprint, **(tags or {})}, "final": {}, "rounds": n}
-    (runs / "run.json").write_text(json.dumps(about | {"weights_sha256": sha}))
+    about = {
+        "scenario": scenario,
+        "recipe": recipe,
+        "composition": recipe,
+        "seed": seed,
+        "params": SETTINGS | {"train.rounds": n} | dict(params or {}),
+        "notes": list(notes),
+        "tags": {"fingerprint": fingerprint, **(tags or {})},
+        "final": {},
+        "rounds": n,
+        "weights_sha256": sha,
+    }
+    (runs / "run.json").write_text(json.dumps(about))
     if recorded is not None:
         save_file(dict(recorded), runs / "recorded.safetensors")
     evaluation = folder(root, study) / "evaluation" / key

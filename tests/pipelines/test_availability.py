@@ -77,9 +77,6 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, words: str) -> None:
     assert message.startswith("params.yaml: ") and words in message and "\n" not in message
 
 
-OTHERS = {"other-fedavg-0", "other-scaffold+fnr-0"}
-
-
 @pytest.fixture
 def planned(tmp_path: Path) -> Callable[[str, str], Planned]:
     def planned(availability: str, lines: str) -> Planned:
@@ -123,7 +120,7 @@ def test_what_a_change_makes_out_of_date(
         for stage in new
     }
     assert {stage: keys for stage, keys in found.items() if keys} == (
-        {"train": OTHERS, "report": {"all"}} if changed else {}
+        {"train": {"other-fedavg-0", "other-scaffold+fnr-0"}, "report": {"all"}} if changed else {}
     )
 
 

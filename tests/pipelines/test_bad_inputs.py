@@ -21,7 +21,6 @@ from tests.data.reading import draw, idx
 from tests.pipelines.small import PARAMS, run_stages
 
 PARTITION = "partition"
-SPLIT = "validation: 0.1, public: 10"
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Case:
     said: tuple[str, ...]
     make: Callable[[Path], object] = lambda raw: None
     data: str = "name: digits"
-    split: str = SPLIT
+    split: str = "validation: 0.1, public: 10"
     scenario: str = "partition: iid, clients: 4"
     stage: str = "prepare"
 

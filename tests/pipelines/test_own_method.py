@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fedml_noniid.pipelines.experiment import config, provenance
+from fedml_noniid.pipelines.experiment import config, provenance, tuning
 from fedml_noniid.plugins import foreign
 from fedml_noniid.plugins.core.errors import UserError
 from tests import own_package
-from tests.pipelines.small import PARAMS, run_stages
+from tests.pipelines.small import PARAMS, ROOT, environment, run_stages
 
 
 @pytest.fixture
@@ -74,3 +76,61 @@ def test_mistakes_name_the_entry(study: Path) -> None:
             config.load(study)
         assert len(str(error.value).splitlines()) == 1
         params.write_text(text)
+
+
+def test_a_dotted_path_is_no_name_of_an_entry(study: Path) -> None:
+    """The error says where the class goes."""
+    params = study / "params.yaml"
+    text = params.read_text().replace("[fedavg, mine]", "[fedavg, a.b.C]")
+    params.write_text(text.replace("mine: {recipe", "a.b.C: {recipe"))
+    with pytest.raises(UserError) as error:
+        config.load(study)
+    lines = str(error.value).splitlines()
+    assert [line.partition(" = ")[0] for line in lines] == [
+        "params.yaml: recipe_names[1]",
+        "params.yaml: recipes.a.b.C",
+    ]
+    for line in lines:
+        assert line.endswith(
+            "a name without dots; a class of your own stands in `recipe:` of an entry"
+        )
+
+
+def test_tuning_takes_its_hyper_parameters(study: Path) -> None:
+    """By the method's name, and with the checks that ours have."""
+    params = study / "params.yaml"
+    tune = "tune: {seeds: [9], recipes: [mine], grid: {fedx: {mu: [0.1, 0.2]}}}\n"
+    params.write_text(params.read_text() + tune)
+    settings = config.load(study)
+    assert [len(points) for points in tuning.points(settings).values()] == [2]
+    params.write_text(params.read_text().replace("[0.1, 0.2]", "[-1, 0.2]"))
+    with pytest.raises(UserError, match=r"tune\.grid\.fedx\.mu = -1 is refused"):
+        config.load(study)
+
+
+@pytest.mark.slow
+def test_noniid_run_of_a_new_study_trains_only_what_changed(tmp_path: Path) -> None:
+    """From `noniid init` to FedML's processes, and once more after a changed line."""
+    file = own_package.write(tmp_path, "stranger_of_a_study")
+
+    def noniid(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "fedml_noniid", *words],
+            cwd=tmp_path,
+            env=environment() | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    methods = "fedavg,scaffold+stranger_of_a_study.fedx.FedX"
+    few = ("--set", "train.rounds=2", "--set", "seeds=[0]", "--deploy")
+    noniid("init", "--methods", methods, *few, "--set", "deploy.recipe=scaffold+fedx")
+    assert "1 known" not in noniid("run")
+    assert "Running stage 'train'" not in noniid("run")
+    file.write_text(file.read_text().replace("self.mu * (w", "2 * self.mu * (w"))
+    said = noniid("run")
+    assert "1 known, 1 made" in said
+    assert "the sequential simulation ends with the same weights, bit for bit" in said

@@ -18,9 +18,6 @@ def files(tmp_path: Path) -> None:
     paper(tmp_path)
 
 
-SIMILARITY = {"study": "one", "scenario": "near", "original": "a", "normalised": "b", "apart": 3}
-
-
 def cosines(*rounds: list[float]) -> dict[str, torch.Tensor]:
     values = torch.tensor(rounds)
     weights = torch.tensor([0.25, 0.25, 0.5]).double().expand(len(rounds), 3).contiguous()
@@ -28,7 +25,11 @@ def cosines(*rounds: list[float]) -> dict[str, torch.Tensor]:
 
 
 def similarity(root: Path) -> Built:
-    return by_hand.built(root, "similarity", SIMILARITY)
+    return by_hand.built(
+        root,
+        "similarity",
+        {"study": "one", "scenario": "near", "original": "a", "normalised": "b", "apart": 3},
+    )
 
 
 def test_similarity(tmp_path: Path) -> None:

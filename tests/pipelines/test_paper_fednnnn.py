@@ -20,9 +20,6 @@ from tests.pipelines import by_hand
 from tests.pipelines.by_hand import is_picture, rows, run
 from tests.pipelines.small import ROOT
 
-LINES = {"FedAvg": "fedavg", "FedProx": "fedprox", "FedNNNN": "fednnnn"}
-WHERE = {"study": "one", "scenario": "near"}
-
 
 def targets() -> dict[str, Target]:
     return of_targets("fednnnn", ROOT)
@@ -34,7 +31,10 @@ def ran(root: Path, recipe: str, seed: int = 0, **columns: Sequence[float]) -> N
 
 
 def built(root: Path, kind: str, panels: Sequence[Mapping[str, str]], **spec: Any) -> Built:
-    at = {"panels": [{**WHERE, **panel} for panel in panels], "lines": LINES}
+    at = {
+        "panels": [{"study": "one", "scenario": "near", **panel} for panel in panels],
+        "lines": {"FedAvg": "fedavg", "FedProx": "fedprox", "FedNNNN": "fednnnn"},
+    }
     return by_hand.built(root, kind, {**at, **spec}, "fednnnn")
 
 

@@ -165,10 +165,11 @@ def test_a_file_that_may_be_edited_unnoticed_is_not_stored_and_no_cache_is_no_er
     assert found(file) == provenance._of_file(file)
 
 
-HOLDS = (
-    "import sys; from fedml_noniid.pipelines.stages.__main__ import main; code = main(['plan'])\n"
-)
-HOLDS += "sys.exit(code or 10 * ('torch' in sys.modules))"
+HOLDS = """
+import sys
+from fedml_noniid.pipelines.stages.__main__ import main
+sys.exit(main(["plan"]) or 10 * ("torch" in sys.modules))
+"""
 
 
 def test_the_last_plan_holds_until_something_changes(
@@ -179,8 +180,7 @@ def test_the_last_plan_holds_until_something_changes(
     (tmp_path / "mine.csv").write_text(f"x,ill\n{rows}")
     mine = PARAMS.replace(
         "name: digits, root: data/raw", "name: table, root: ., file: mine.csv, label: ill"
-    )
-    mine = mine.replace("device: cpu", "device: auto")
+    ).replace("device: cpu", "device: auto")
     (tmp_path / "params.yaml").write_text(mine)
     (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
     monkeypatch.setattr(user_cache, "SETTLED_NS", 0)

@@ -82,24 +82,28 @@ def test_mean_and_deviation_over_seeds_by_hand(folder: Path) -> None:
         )
     said = shown(folder)
     skewed, even = cells(said)
-    assert (skewed["statistic"], skewed["partition"]) == ("skewed", "dirichlet (alpha 0.5)")
-    assert skewed["smallest"] == "130 ± 30" and skewed["label distance"] == "0.500 ± 0.100"
-    assert (
-        skewed["clients"] == "4"
-        and skewed["mean size"] == "250.0"
-        and skewed["Gini of sizes"] == "0.250"
-    )
-    assert (
-        skewed["left out"] == "0"
-        and skewed["classes per client"] == "5.50"
-        and skewed["entropy, bits"] == "1.50"
-    )
-    assert (even["partition"], even["samples"], even["smallest"]) == (
-        "iid, noise level 0.3",
-        "12,345",
-        "3 ± 1",
-    )
-    assert (even["mean noise"], even["most noise"], skewed["most noise"]) == ("0.050", "0.100", "")
+    wanted = {
+        "statistic": "skewed",
+        "partition": "dirichlet (alpha 0.5)",
+        "smallest": "130 ± 30",
+        "label distance": "0.500 ± 0.100",
+        "clients": "4",
+        "mean size": "250.0",
+        "Gini of sizes": "0.250",
+        "left out": "0",
+        "classes per client": "5.50",
+        "entropy, bits": "1.50",
+        "most noise": "",
+    }
+    assert wanted.items() <= skewed.items()
+    wanted = {
+        "partition": "iid, noise level 0.3",
+        "samples": "12,345",
+        "smallest": "3 ± 1",
+        "mean noise": "0.050",
+        "most noise": "0.100",
+    }
+    assert wanted.items() <= even.items()
     assert "Not made, so not in the table: even-1." in said
 
 

@@ -59,9 +59,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("made")
     code = (
         "import sys; from pathlib import Path; from fedml_noniid.pipelines.tracking.store "
-        "import Store\n"
+        "import Store\nStore(Path(sys.argv[1]), None).client()"
     )
-    code += "Store(Path(sys.argv[1]), None).client()"
     command = [sys.executable, "-c", code, str(root)]
     other = subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -160,8 +159,10 @@ def test_two_processes_that_create_the_store_at_once_make_one_whole_store(made: 
 
 
 def test_the_verbs_import_neither_mlflow_nor_torch() -> None:
-    code = "import sys; import fedml_noniid.pipelines.tracking.verbs\n"
-    code += "sys.exit('mlflow' in sys.modules or 'torch' in sys.modules)"
+    code = (
+        "import sys; import fedml_noniid.pipelines.tracking.verbs\n"
+        "sys.exit('mlflow' in sys.modules or 'torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
@@ -481,8 +482,12 @@ def with_model(
     item = finish(key, accuracy=accuracy, params=params)
     item.tags["data_hash"] = data.checksum
     weight = torch.arange(12, dtype=torch.float32).reshape(3, 4) / 10
-    leaves = {"params/fc.weight": torch.zeros(3, 4), "params/fc.bias": torch.zeros(3)}
-    leaves |= {"evaluated/fc.weight": weight, "evaluated/fc.bias": torch.ones(3)}
+    leaves = {
+        "params/fc.weight": torch.zeros(3, 4),
+        "params/fc.bias": torch.zeros(3),
+        "evaluated/fc.weight": weight,
+        "evaluated/fc.bias": torch.ones(3),
+    }
     path = store.repository / "runs" / key / "model.safetensors"
     save_file(leaves, path)
     item.files = (*item.files, path)
@@ -548,8 +553,8 @@ def test_a_model_brings_its_own_code(store: Store, finish: Finish, tmp_path: Pat
     with_model(store, finish)
     sync(store, store.repository, "toy")
     (version,) = store.client().search_model_versions()
-    code = "import sys, mlflow, numpy; m = mlflow.pyfunc.load_model(sys.argv[1])\n"
-    code += (
+    code = (
+        "import sys, mlflow, numpy; m = mlflow.pyfunc.load_model(sys.argv[1])\n"
         "print(m.predict(numpy.zeros((1, 1, 2, 2), 'float32')).shape, "
         "sys.modules['fedml_noniid.plugins'].__file__)"
     )

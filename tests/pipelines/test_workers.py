@@ -18,8 +18,6 @@ from fedml_noniid.pipelines.experiment import progress, workers
 from fedml_noniid.plugins.core.errors import NonFiniteError
 from tests.processes import alive
 
-ROOT = Path(__file__).parents[2]
-
 
 def square(number: int) -> tuple[int, int]:
     return number * number, os.getpid()
@@ -109,7 +107,10 @@ list(side_by_side(sleep, [0, 1], 2, Display('sleep', 2)))
 
 def test_a_killed_parent_leaves_nobody_behind() -> None:
     parent = subprocess.Popen(
-        [sys.executable, "-c", SLEEPING], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SLEEPING],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert parent.stdout is not None
     children = [int(parent.stdout.readline()) for _ in range(2)]

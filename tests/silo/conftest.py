@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fedml_noniid.plugins.data import datasets
-from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.silo.authority import make
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.settings import CommArgs
@@ -25,11 +23,6 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with (tmp_path_factory.getbasetemp().parent / "ports.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-@pytest.fixture(scope="session")
-def digits() -> Dataset:
-    return datasets.load("digits", Path())
 
 
 def authority(factory: pytest.TempPathFactory, name: str, silos: int) -> Path:

@@ -334,9 +334,11 @@ def test_no_other_method_is_there(traitor, payload):
 def test_a_head_that_is_none_is_refused_by_every_method(traitor, payload):
     """Pickles, random bytes, unknown keys, deep JSON."""
     request, random_ = b"\x08\x01\x12" + bytes([len(payload)]) + payload, random.Random(0)
-    heads = [payload, request, len(payload).to_bytes(8, "little") + payload]
-    heads += [random_.randbytes(size) for size in (0, 1, 2, 7, 8, 9, 100, 1000, 60_000)]
-    heads += [b"[" * 60_000, b'{"run":' * 9_000]
+    heads = [
+        *(payload, request, len(payload).to_bytes(8, "little") + payload),
+        *(random_.randbytes(size) for size in (0, 1, 2, 7, 8, 9, 100, 1000, 60_000)),
+        *(b"[" * 60_000, b'{"run":' * 9_000),
+    ]
     for head in heads:
         assert everywhere(traitor.line, head) == {"malformed"}
     assert everywhere(traitor.line, b"[" * 100_000) == {"oversize"}

@@ -23,7 +23,6 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.silo import launch, loopback
 
-PARAMS = Path(__file__).parents[2] / "params.yaml"
 Change = Callable[..., None]
 
 
@@ -31,7 +30,7 @@ Change = Callable[..., None]
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the stages before this one have run; the recipe needs the public split."""
     folder = tmp_path_factory.mktemp("study")
-    content = yaml.safe_load(PARAMS.read_text())
+    content = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
     content["data"] |= {"name": "digits", "public": 50}
     skewed = {"partition": "dirichlet", "clients": 5, "alpha": 0.5, "participation": 0.5}
     content |= {"scenarios": {"skewed": skewed}, "scenario_names": ["skewed"]}

@@ -50,8 +50,10 @@ def unprotected(monkeypatch):
     monkeypatch.setattr(FedMLDefender, "_defender_instance", None)
 
 
-SKEWED = ["fedavg", "rfedavg_plus", "ccn", "fednlr", "fnr", "moon", "fedbn"]
-SKEWED += ["datasharing+moon+ccn+fednlr", "scaffold+fnr+rfedavg_plus+ccn"]
+SKEWED = [
+    *("fedavg", "rfedavg_plus", "ccn", "fednlr", "fnr", "moon", "fedbn"),
+    *("datasharing+moon+ccn+fednlr", "scaffold+fnr+rfedavg_plus+ccn"),
+]
 NORMS = {"batch_norm": True}
 CASES = [
     # By itself, each method also runs with batch norms and all silos in test_resume.

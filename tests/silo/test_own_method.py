@@ -11,9 +11,13 @@ from fedml_noniid.plugins import foreign
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
+from fedml_noniid.plugins.silo.exit_codes import NotAdmittedError
 from fedml_noniid.plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.silo.silo_client import SiloClient
+from fedml_noniid.plugins.silo.silo_server import SiloServer
 from tests import own_package
 from tests.silo import world
+from tests.silo.federation_server import address
 
 FEDX = {"fedx": {"mu": 0.3}}
 WORDS = r"silo 1 \(rank 2\): its code of 'fedx' is not the server's"
@@ -64,3 +68,20 @@ def test_the_server_refuses_it_when_it_says_hello(file):
         assert "evil" not in str(error.value)
     with pytest.raises(wire.RefusedError, match="its configuration is not the server's"):
         state.hello(1, hello.model_copy(update={"terms": "other"}))
+
+
+def test_over_the_network_it_is_not_admitted(file, kits):
+    """The silo's own process hears why."""
+    mine = world.terms(f"{file.parent.name}.fedx.FedX", FEDX)
+    file.write_text(f"{file.read_text()}# another release\n")
+    theirs = world.terms(f"{file.parent.name}.fedx.FedX", FEDX)
+    comm = CommArgs(server=address(), quorum=1, deadline_s=0.2)
+    state = Coordinator(comm, 2, mine.fingerprint, "the run", code=mine.code)
+    with SiloServer(comm, kits / "0", state):
+        with SiloClient(comm, kits / "1", 0, mine.fingerprint, 17, mine.code) as good:
+            assert good.run == "the run"
+        other = SiloClient(comm, kits / "2", 1, theirs.fingerprint, 17, theirs.code)
+        with pytest.raises(NotAdmittedError, match=WORDS):
+            other.hello()
+        other.__exit__()
+    assert state.status()["refused"] == {"configuration": 1}

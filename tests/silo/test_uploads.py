@@ -20,7 +20,6 @@ from tests.recipe_table import ALONE
 from tests.silo import world
 
 LIAR = 2
-N = len(world.SIZES)
 # What no honest silo can have, by the end of the tensor's name: a loss below 0, no step, fewer than
 # no sample, ...
 BELOW = {
