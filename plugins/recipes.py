@@ -33,6 +33,7 @@ from fedml_noniid.plugins.baselines.fedlesam import FedLESAM
 from fedml_noniid.plugins.baselines.fednova import FedNova
 from fedml_noniid.plugins.baselines.fedntd import FedNTD
 from fedml_noniid.plugins.baselines.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedml_noniid.plugins.baselines.fedper import FedPer
 from fedml_noniid.plugins.baselines.fedprox import FedProx
 from fedml_noniid.plugins.baselines.fedrs import FedRS
 from fedml_noniid.plugins.baselines.fedsam import FedSAM
@@ -81,6 +82,7 @@ METHODS: dict[str, type[Component]] = {
         FedNNNN,
         FedNova,
         FedNTD,
+        FedPer,
         FedProx,
         FedRS,
         FedSAM,

@@ -33,6 +33,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "fedlc": {"tau": 0.8},
     "fednova": {},
     "fedntd": {"beta": 2.0, "tau": 1.5},
+    "fedper": {},
     "fedprox": {"mu": 0.1},
     "fedrs": {"alpha": 0.3},
     "fedsam": {"rho": 0.3},
@@ -92,6 +93,7 @@ UNSOUND = {
     "fedcm+fednlr": "neurons' learning rates",
     "rfedavg+rfedavg_plus": "feature distribution regulariser",
     "fedbn+fnr": "outside of local training",
+    "fedper+fnr": "outside of local training",
 }
 PAIRS = tuple(
     pair
@@ -127,6 +129,7 @@ MORE = (
     "fedsam+moon",
     "fedbn+fedsam",
     "fedlesam+scaffold",
+    "fedbn+fedper",
 )
 
 

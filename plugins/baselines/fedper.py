@@ -2,20 +2,18 @@
 Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019.
 https://arxiv.org/abs/1912.00818
 
-Section 3 and algorithms 1 and 2: base layers, which are averaged, and behind them personalization
-layers, which each client keeps to itself and never sends. A client trains both together, from the
-received base and its own last personalization layers. Choices:
-- The personalization layers are the classifier alone, the smallest of the paper's choices (its
-  K_P = 1, without residual blocks). A client begins with the classifier of w_0, which is the same
-  for all; the paper draws one for each.
-- The weights are n_k / sum n, as in algorithm 1 (gamma_j).
-- The paper's clients all take part in each round. Here a client that never took part has the
-  classifier of w_0.
+The network is split into base layers, which are averaged, and behind them personalization layers,
+which each client keeps to itself and never sends. A client trains both together, from the received
+base and its own last personalization layers. Choices:
+- The personalization layers are the classifier alone, the smallest of the paper's choices. All
+  clients begin with the classifier of w_0.
+- The weights are n_k / sum n, as in FedAvg.
+- A client that never took part has the classifier of w_0.
 
 As with FedBN, accuracies are those of the clients' models on their own test samples, and other
 methods see the shared part only. Methods that need whole models on the server are refused (FNR-FL,
-FedDF, FedFTG), and those that need a classifier that all share (FedBABU, FedRS, FedGen, CCVR). FedML
-pair: `make_pair("fedper")`.
+FedDF, FedFTG), and those that need a classifier that all share (FedBABU, FedRS, FedGen, CCVR).
+FedML pair: `make_pair("fedper")`.
 """
 
 from __future__ import annotations

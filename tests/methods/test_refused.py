@@ -46,6 +46,12 @@ CLASHES: dict[str, tuple[str, ...]] = {
     "keeps the batch norms on the clients": tuple(
         f"{other}+fedbn" for other in ("fnr", "fnr_authors", "feddf", "fedftg")
     ),
+    "keeps the classifier on the clients, and .* whole models": tuple(
+        f"{other}+fedper" for other in ("fnr", "fnr_authors", "feddf", "fedftg")
+    ),
+    "keeps the classifier on the clients, and .* one that all share": tuple(
+        f"{other}+fedper" for other in ("fedbabu", "fedrs", "fedgen", "ccvr")
+    ),
     "no clients": tuple(
         f"{other}+centralised" for other in ("fedprox", "fnr", "datasharing", "scaffold")
     ),

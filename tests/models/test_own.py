@@ -19,7 +19,7 @@ import fedml_noniid as nd
 from fedml_noniid.contract.checks import close, close_together
 from fedml_noniid.contract.federation import PLAN
 from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import Setting
+from fedml_noniid.plugins.core.component import HEAD, Setting
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import RecipeError
@@ -174,7 +174,7 @@ def test_without_features_a_method_runs_or_is_refused(method: str, name: str) ->
     simulation = partial(
         federation.simulation, recipe, settings, model=own(name), rounds=1, cohort=6
     )
-    if needs.features or needs.activations:
+    if needs.features or needs.classifier or needs.activations or HEAD in needs.personal:
         with pytest.raises(RecipeError, match=method):
             simulation()
     else:
