@@ -49,12 +49,17 @@ SETTINGS: dict[str, dict[str, object]] = {"fedcm": {"alpha": ALPHA, "server_lr":
 
 @pytest.mark.parametrize(
     "options",
-    [{"rounds": 3}, {"rounds": 4, "cohort": 2, "batch_size": 1}, {"weight_decay": 0.1}],
-    ids=["full", "ones", "decay"],
+    [
+        {"rounds": 3},
+        {"rounds": 4, "cohort": 2, "batch_size": 1},
+        {"weight_decay": 0.1},
+        {"epochs": 1},
+    ],
+    ids=["full", "ones", "decay", "one step"],
 )
 def test_its_lines(engine: str, options: dict[str, Any]) -> None:
     """Everybody with full batches; two of three with batches of 1: 2, 4, 6 steps, where a client's
-    way counts per step; and weight decay, part of g."""
+    way counts per step; weight decay, part of g; and one step a round."""
     ran = hand.run("fedcm", SETTINGS, engine=engine, **options)
     reference = Reference(options.get("weight_decay", 0.0))
     for t, cohort, batches in ran.rounds():

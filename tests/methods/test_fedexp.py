@@ -28,6 +28,14 @@ def test_two_rounds(engine: str) -> None:
     assert max(steps) > 1
 
 
+def test_a_step_is_never_shorter_than_fedavgs(engine: str) -> None:
+    """An eps that is far above all lengths makes the ratio small."""
+    ran = hand.run("fedexp", {"fedexp": {"eps": 100.0}}, engine=engine)
+    assert [row["fedexp_eta_g"] for row in ran.outcome.rows] == [1.0, 1.0]
+    uniform = ran.federated(lambda w, k, of: hand.descend(w, of), (1, 1, 1))
+    hand.same(ran.outcome.params, uniform)
+
+
 def test_the_first_round_evaluates_its_model(engine: str) -> None:
     """w_0 is no iterate of the method: the authors average from the second round on."""
     assert hand.evaluates_what_it_sends(hand.run("fedexp", engine=engine, rounds=1))
