@@ -18,8 +18,8 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 16000,
-    TESTS: 16290,
+    SOURCE: 15570,
+    TESTS: 15920,
     ("plugins/core",): 943,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1745,
