@@ -126,7 +126,7 @@ def columns(file: str) -> list[str]:
 def keys_of(settings: Sequence[str]) -> dict[str, Any]:
     """Reads settings such as `train.rounds=50` into nested keys.
 
-    UserError for what is not YAML.
+    Raises UserError for text that is not YAML.
     """
     found: dict[str, Any] = {}
     for setting in settings:

@@ -198,7 +198,7 @@ class OwnNetwork(Model):
             template.bound.holding(params, buffers) as left,
         ):
             logits = template.module(scope.run.images(x) if x.ndim == 4 else x)
-        if not self.head:  # whoever reads them gets no number
+        if not self.head:  # NaN: no method can use them unnoticed
             features = logits.new_full((len(logits), 1), torch.nan)
         else:
             assert scope.features is not None, "the probe has looked"

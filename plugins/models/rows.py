@@ -230,8 +230,7 @@ class _Finder:
 
 def _arguments(node: fx.Node, defaults: Mapping[str, object]) -> dict[str, object]:
     """The arguments of a function behind its input, by name."""
-    given = dict(zip(defaults, node.args[1:], strict=False))
-    return {**defaults, **given, **node.kwargs}
+    return {**defaults, **dict(zip(defaults, node.args[1:], strict=False)), **node.kwargs}
 
 
 def _is_flat(block: Block) -> bool:

@@ -72,11 +72,12 @@ def build_network(
     network = factories.build(
         settings.model, input_shape, n_classes, settings.model_options, embedding, settings.head
     )
+    if not (settings.init or settings.freeze):  # a large network takes seconds to draw
+        return network
     params, buffers = network.init(torch.Generator().manual_seed(0))
-    start: Params = {}
     with located("init"):
-        if settings.init:
-            start = _fitting(read_weights(Path(settings.init)), params | buffers)
+        found = read_weights(Path(settings.init)) if settings.init else {}
+        start = _fitting(found, params | buffers)
     with located("freeze"):
         frozen = _matching(settings.freeze, params)
     return replace(network, start=start, frozen=network.frozen | frozen)
@@ -97,7 +98,7 @@ def read_weights(path: Path) -> Params:
             found = safetensors.torch.load(content)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many kinds
+    except Exception as error:  # of many kinds: the file may hold anything
         told = " ".join(str(error).split())[:120]
         raise UserError(
             f"{path} can't be read ({type(error).__name__}: {told})",

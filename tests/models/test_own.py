@@ -117,7 +117,7 @@ def test_training_is_torchs_own() -> None:
     for _ in range(4):
         sgd.zero_grad()
         loss = nn.functional.cross_entropy(module(of.train.x), of.train.y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
         sgd.step()
     for name, leaf in module.named_parameters():
         torch.testing.assert_close(found.params[name], leaf.detach(), rtol=1e-12, atol=1e-13)
@@ -265,7 +265,7 @@ def test_a_class_a_function_a_name_and_an_object() -> None:
     local = digits(lambda n_classes: nn.Sequential(nn.Flatten(), nn.Linear(64, n_classes)))
     assert local.weights[0]["1.weight"].shape == (10, 64)
     with pytest.raises(nd.UserError, match="model = 3 is refused; allowed: logistic_regression"):
-        digits(3)  # type: ignore[arg-type]
+        digits(3)  # type: ignore[arg-type]  # the wrong kind is what is tested
     with pytest.raises(nd.UserError, match=r"run: model = 'mpl' is unknown \(did you mean 'mlp'"):
         digits("mpl")
 
