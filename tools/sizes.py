@@ -18,8 +18,8 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 15570,
-    TESTS: 15920,
+    SOURCE: 18500,
+    TESTS: 18500,
     ("plugins/core",): 943,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1745,
@@ -49,7 +49,7 @@ DEPTH = 5  # blocks inside each other in a function
 WIDTH, WIDE_LINES = 100, 21  # columns of a line; lines that are wider
 SKIPS = 1  # statements that the formatter skips: tables of numbers
 CONTRACT = "plugins/core/component.py"
-MEMBERS, TYPES = 28, 14  # of `Component`; of its file
+MEMBERS, TYPES = 29, 15  # of `Component`; of its file
 Block = ast.If | ast.For | ast.While | ast.With | ast.Try | ast.Match | ast.FunctionDef
 
 
