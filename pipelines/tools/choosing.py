@@ -4,7 +4,8 @@ Recipes x a few values run in heats on the validation split: successive halving 
 seeds (Jamieson, Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter Optimization,
 AISTATS 2016, https://arxiv.org/abs/1502.07943). All that run in a heat have the same seeds, so the
 same partitions, cohorts and first weights: to rank their means is to rank their paired differences.
-The best values of FedAvg never drop out.
+The best
+values of FedAvg and of the best other recipes never drop out, so the final has its finalists.
 
 The best recipes then meet FedAvg in a final: on fresh seeds, once, on the test split, of which the
 heats use nothing. The intervals of the final hold together at 95 % (Bonferroni), so it is covered
@@ -106,7 +107,7 @@ class Decision(NamedTuple):
                 f"Take {_named(self.taken)}: {low:.2f} to {high:.2f} points over {base} ({over})."
             )
         most = 100 * max(final.high for final in self.finals)
-        if most <= 0:
+        if most < 0:
             return f"Take {base}: it is better than the others ({over})."
         ahead = max(self.finals, key=lambda final: final.difference)
         words = f"Take {base}: no other is more than {most:.2f} points better ({over})."
@@ -279,13 +280,10 @@ def _refuse_unfit(settings: Config, names: Sequence[str]) -> None:
 
 
 def _left(order: Sequence[Point], settings: Config, wanted: ChooseSettings) -> list[Point]:
-    """The points that go on, the best first, FedAvg's best among them."""
-    keep = max(math.ceil(len(order) / wanted.eta), wanted.finalists)
-    is_base = _is_base(settings)
-    left = list(order[:keep])
-    if not any(is_base(point.recipe) for point in left):
-        left.append(next(point for point in order if is_base(point.recipe)))
-    return left
+    """The points that go on, the best first: one in `eta`, and what the final would have."""
+    top = order[: math.ceil(len(order) / wanted.eta)]
+    final = _best_of_each(order, settings, wanted)
+    return [point for point in order if point in top or point in final]
 
 
 def _best_of_each(order: Sequence[Point], settings: Config, wanted: ChooseSettings) -> list[Point]:
