@@ -19,9 +19,7 @@ from fedml_noniid.plugins.core.options import (
     OneOf,
     Positive,
     Section,
-    check_options,
 )
-from fedml_noniid.plugins.own_code import find
 from fedml_noniid.plugins.rates import Rate, rate_of
 
 if TYPE_CHECKING:
@@ -41,24 +39,12 @@ def _rate(value: object, number: Callable[[object], float]) -> Any:
 LearningRate = Annotated[Positive, WrapValidator(_rate), PlainSerializer(lambda value: value)]
 
 
-def loss_of(given: object) -> Loss:
-    """A loss by name, or by `name` with its options; one of your own as package.module.Class.
-
-    UserError.
-    """
-    from fedml_noniid.plugins.core.losses import LOSSES
-    from fedml_noniid.plugins.core.losses import Loss as Base
-
-    options = dict(given) if isinstance(given, Mapping) else {"name": given}
-    kind = find("loss", options.pop("name", None), LOSSES, Base)
-    check_options(kind, options)
-    return kind(**options)
-
-
 def _loss(given: Any) -> Any:
     if isinstance(given, type):
         given = f"{given.__module__}:{given.__qualname__}"
     if given != DEFAULT_LOSS:  # the default imports no torch
+        from fedml_noniid.plugins.losses import loss_of
+
         loss_of(given)
     return given
 
@@ -111,6 +97,8 @@ class LocalTraining(Section):
     @property
     def built_loss(self) -> Loss:
         """The loss."""
+        from fedml_noniid.plugins.losses import loss_of
+
         return loss_of(self.loss)
 
     def build(self, lr: float | None = None) -> Built:

@@ -9,18 +9,8 @@ import torch.nn.functional as F
 from sklearn import metrics as sk
 from torch import Tensor
 
-from fedml_noniid.plugins.core.losses import (
-    BCE,
-    CROSS_ENTROPY,
-    LOSSES,
-    METRICS,
-    MSE,
-    CrossEntropy,
-    Huber,
-    Loss,
-    MultiLabel,
-    Regression,
-)
+from fedml_noniid.plugins.core.losses import CROSS_ENTROPY, CrossEntropy, Loss
+from fedml_noniid.plugins.losses import BCE, LOSSES, METRICS, MSE, Huber, MultiLabel, Regression
 
 CLIENTS, BATCH, OUTPUTS = 3, 7, 4
 BUILT: dict[str, Loss] = {name: kind() for name, kind in LOSSES.items()} | {"wide": Huber(2.5)}
