@@ -249,6 +249,11 @@ def _check(c: Component, setting: Setting) -> None:
             f"{c.name!r} needs the activations of all layers, which the network does not tell",
             allowed="one of ours",
         )
+    if c.needs.classes and not setting.classes:
+        raise RecipeError(
+            f"{c.name!r} needs targets that are classes, and this loss has none",
+            allowed="cross_entropy, or a method without classes",
+        )
     if setting.deployed and (c.needs.pooled or c.needs.public is Public.TEST_SET):
         why = (
             "one model on the data of all, which may not leave their silos"

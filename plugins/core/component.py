@@ -118,6 +118,7 @@ class Needs:
     features: bool = False  # the input of the classifier
     classifier: bool = False  # the classifier's parameters, by themselves or on the server
     activations: bool = False  # `task.activations`
+    classes: bool = False  # targets that are classes, such as label counts or soft labels
 
 
 # Parts of a model that a client may keep to itself.
@@ -144,6 +145,7 @@ class Setting(NamedTuple):
     deployed: bool = False  # on real silos, not in a simulation
     features: bool = True  # whether the network has a linear classifier, with features before it
     activations: bool = True  # whether the network tells the activations of its layers
+    classes: bool = True  # whether a target is one class, as with cross-entropy
 
 
 def absent(why: str) -> Any:

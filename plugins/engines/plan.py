@@ -61,6 +61,7 @@ class Plan:
             deployed,
             self.network.has_features,
             self.network.records,
+            local.built_loss.classes,
         )
 
     def lr(self, t: int) -> float:
@@ -106,7 +107,8 @@ class Start(NamedTuple):
                 "hidden layer, such as mlp"
             )
         configured = replace(cast("Any", network), precision=plan.local.precision)
-        task = Task(configured, plan.local.build(plan.lr(1)), fixed, personal)
+        optimizer, loss = plan.local.build(plan.lr(1)), plan.local.built_loss
+        task = Task(configured, optimizer, fixed, personal, loss=loss)
         return Start(algorithm, plan, algorithm.prepared(task), trained, buffers)
 
     def task_at(self, t: int) -> Task:

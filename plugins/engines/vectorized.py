@@ -18,7 +18,8 @@ from torch import Tensor
 from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Client, Reply
 from fedml_noniid.plugins.core.data import Pass, Reader, Samples
-from fedml_noniid.plugins.core.task import Loss, Task
+from fedml_noniid.plugins.core.losses import CrossEntropy
+from fedml_noniid.plugins.core.task import Objective, Task
 from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
@@ -48,7 +49,7 @@ def chunks(lengths: Sequence[int], size: int, ratio: float = MAX_STEP_RATIO) -> 
     return found
 
 
-def functional(loss: Loss, params: Params) -> tuple[Params, Tree]:
+def functional(loss: Objective, params: Params) -> tuple[Params, Tree]:
     """(gradient, aux) by torch.func, which vmap can batch."""
     grads, aux = torch.func.grad(loss, has_aux=True)(params)
     return grads, aux
@@ -180,11 +181,10 @@ class Vectorized:
     @cached_property
     def _compiled(self) -> Compiled | None:
         """The steps in C++: found, or even compiled, when they are needed first."""
-        network, on_cpu = (
-            cast("Model", self.clients.task.network),
-            self.clients.device.type == "cpu",
-        )
-        return compiled_for(network, self._gradient, self._planned) if on_cpu else None
+        task, on_cpu = self.clients.task, self.clients.device.type == "cpu"
+        if not on_cpu or type(task.loss) is not CrossEntropy:
+            return None
+        return compiled_for(cast("Model", task.network), self._gradient, self._planned)
 
     def _memory(self, ask: Ask) -> Params:
         if not self._updates or len(next(iter(self._updates.values()))) != len(ask.to):
