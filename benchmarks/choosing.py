@@ -37,7 +37,7 @@ DATA: dict[str, dict[str, Any]] = {
 SKEWS: dict[str, dict[str, Any]] = {
     "label": {"partition": "dirichlet", "clients": 20, "alpha": 0.1},
     "feature": {"partition": "iid", "clients": 20, "rotation": {"degrees": [0, 90, 180, 270]}},
-    "quantity": {"partition": "quantity", "clients": 20, "beta": 0.3},
+    "quantity": {"partition": "quantity", "clients": 20, "beta": 0.5, "min_size": 5},
     "shards": {"partition": "shards", "clients": 20, "classes_per_client": 2},
     "noisy": {
         "partition": "dirichlet",
