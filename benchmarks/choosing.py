@@ -18,15 +18,16 @@ import yaml
 
 from benchmarks.report import render
 from fedml_noniid.pipelines.experiment import config, results, tuning
+from fedml_noniid.pipelines.experiment.provenance import git_commit
 from fedml_noniid.pipelines.experiment.tuning import Point
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting.comparison import evidence
 from fedml_noniid.pipelines.reporting.summary import spread
 from fedml_noniid.pipelines.stages import prepare
-from fedml_noniid.pipelines.stages.choose import choose
 from fedml_noniid.pipelines.stages.tune import measured
-from fedml_noniid.pipelines.tools import choosing
-from fedml_noniid.pipelines.tools.choosing import TEST, VALIDATION, Decision
+from fedml_noniid.pipelines.tools import racing
+from fedml_noniid.pipelines.tools.choose import choose
+from fedml_noniid.pipelines.tools.racing import TEST, VALIDATION, Decision
 from fedml_noniid.plugins.data.files import write_whole
 
 DATA: dict[str, dict[str, Any]] = {
@@ -116,8 +117,8 @@ def settings_of(name: str, raw: Path) -> dict[str, Any]:
         "data": {**DATA[data], "root": str(raw), "validation": 0.1, "public": 0},
         "scenario_names": [skew],
         "scenarios": {skew: SKEWS[skew]},
-        "recipe_names": list(choosing.RECIPES),
-        "recipes": {recipe: {} for recipe in choosing.RECIPES},
+        "recipe_names": list(racing.RECIPES),
+        "recipes": {recipe: {} for recipe in racing.RECIPES},
         "seeds": TRUTH,
         "train": TRAIN,
     }
@@ -133,8 +134,8 @@ def measure(name: str, work: Path, raw: Path) -> Measured:
     if not place.dataset(settings.data.name).is_file():
         prepare.run(place)
     decision = choose(place, settings)
-    points = {point.entry: point for point in choosing.tried(settings)}
-    scenario, seeds = choosing.scenario_of(settings), choosing.of(settings).seeds
+    points = {point.entry: point for point in racing.tried(settings)}
+    scenario, seeds = racing.scenario_of(settings), racing.of(settings).seeds
 
     def trained(what: str, wanted: Sequence[Point], seeds: Sequence[int], column: str) -> Trained:
         laid = tuning.laid_out(settings, wanted, what, scenario, seeds)
@@ -144,7 +145,7 @@ def measure(name: str, work: Path, raw: Path) -> Measured:
 
     search = trained("search", list(points.values()), seeds, VALIDATION)
     one = Measured(name, decision, points, search.means, {}, search.runs)
-    wanted = [one.tuned(recipe) for recipe in choosing.RECIPES]
+    wanted = [one.tuned(recipe) for recipe in racing.RECIPES]
     of_race = [leader(one), decision.base.point, *(final.point for final in decision.finals)]
     wanted += [point for point in of_race if point not in wanted]
     truth = trained("truth", wanted, TRUTH, TEST)
@@ -188,13 +189,13 @@ def of_policies(found: Sequence[Measured]) -> pd.DataFrame:
         finals = 1 + len(decision.finals) + len(decision.diverged)
         final = finals * len(decision.base.accuracies) * rounds
         search = decision.exhaustive - final
-        alone = search // len(choosing.RECIPES)  # the values of one recipe
+        alone = search // len(racing.RECIPES)  # the values of one recipe
         taken = {
             CHOOSE: (decision.taken, decision.rounds),
             LEADER: (leader(one), decision.rounds - final),
             SEARCH: (one.points[best], search),
             AVERAGE: (one.tuned(best_elsewhere(one, found)), alone),
-            FEDAVG: (one.tuned(choosing.BASE), alone),
+            FEDAVG: (one.tuned(racing.BASE), alone),
         }
         lines += [
             {
@@ -217,7 +218,7 @@ def best_elsewhere(one: Measured, found: Sequence[Measured]) -> str:
         others = [other for other in found if other is not one]
         return statistics.fmean(other.truth[other.tuned(recipe).entry] for other in others)
 
-    return max(choosing.RECIPES, key=mean)
+    return max(racing.RECIPES, key=mean)
 
 
 def context(found: Sequence[Measured], policies: pd.DataFrame) -> dict[str, Any]:
@@ -264,9 +265,10 @@ def context(found: Sequence[Measured], policies: pd.DataFrame) -> dict[str, Any]
         "held": sum(held),
         "claims": len(held),
         "won": sum(one.decision.taken != one.decision.base.point for one in found),
-        "recipes": choosing.RECIPES,
+        "recipes": racing.RECIPES,
         "train": TRAIN,
         "data": DATA,
         "skews": SKEWS,
         "truth": TRUTH,
+        "commit": git_commit(),
     }

@@ -16,8 +16,8 @@ from fedml_noniid.api.data import Data
 from fedml_noniid.api.result import Files
 from fedml_noniid.api.split import Split, check_data
 from fedml_noniid.pipelines.experiment.config import ChooseSettings
-from fedml_noniid.pipelines.tools import choosing
-from fedml_noniid.pipelines.tools.choosing import Accuracies, Decision, Heat
+from fedml_noniid.pipelines.tools import racing
+from fedml_noniid.pipelines.tools.racing import Accuracies, Decision, Heat
 from fedml_noniid.plugins.core.options import unknown, validated
 from fedml_noniid.plugins.engines.simulation import drive
 
@@ -49,12 +49,12 @@ class Choice:
     @cached_property
     def heats(self) -> pd.DataFrame:
         """A line for each candidate of each heat, on the validation split."""
-        return choosing.frame_of_heats(self.decision)
+        return racing.frame_of_heats(self.decision)
 
     @cached_property
     def final(self) -> pd.DataFrame:
         """FedAvg and the recipes that met it, on the test split, over fresh seeds."""
-        return choosing.frame_of_final(self.decision)
+        return racing.frame_of_final(self.decision)
 
     def __repr__(self) -> str:
         return self.decision.text
@@ -62,7 +62,7 @@ class Choice:
 
 def choose(
     data: Data | Split,
-    recipes: Sequence[str] | Mapping[str, Mapping[str, Any]] = choosing.RECIPES,
+    recipes: Sequence[str] | Mapping[str, Mapping[str, Any]] = racing.RECIPES,
     *,
     grid: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
     race: Mapping[str, Any] | None = None,
@@ -103,7 +103,7 @@ def choose(
             unknown((), key, RACE)
         wanted = validated(ChooseSettings, {**(race or {}), "grid": settings.plain(grid)})
         config = config.model_copy(update={"choose": wanted})
-        choosing.tried(config)
+        racing.tried(config)
 
     def answer(heat: Heat) -> Accuracies:
         laid = heat.laid_out(config)
@@ -117,4 +117,4 @@ def choose(
         return {entry: found if entry in whole else () for entry, found in reached.items()}
 
     whole = data.data if isinstance(data, Split) else data
-    return Choice(drive(choosing.race(config, len(whole.dataset.test_y)), answer))
+    return Choice(drive(racing.race(config, len(whole.dataset.test_y)), answer))

@@ -133,13 +133,13 @@ def choose(root: Root = Path()) -> None:
     """
     place = workspace(root)
     from fedml_noniid.pipelines.experiment import config
-    from fedml_noniid.pipelines.tools import choosing
+    from fedml_noniid.pipelines.tools import racing
     from fedml_noniid.plugins.core.errors import located
 
     with located(source=config.FILE):
-        choosing.tried(config.load(place.root))  # refuses before the data are prepared
+        racing.tried(config.load(place.root))  # refuses before the data are prepared
     _repro(root, "prepare")
-    from fedml_noniid.pipelines.stages.choose import choose as chosen
+    from fedml_noniid.pipelines.tools.choose import choose as chosen
 
     typer.echo("\n" + chosen(place, config.load(place.root)).text)
 

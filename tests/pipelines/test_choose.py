@@ -16,10 +16,10 @@ import fedml_noniid as nd
 from fedml_noniid.pipelines.experiment import cache, config
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.stages import choose as stage
 from fedml_noniid.pipelines.stages import prepare
-from fedml_noniid.pipelines.tools import choosing
-from fedml_noniid.pipelines.tools.choosing import TEST, VALIDATION, Accuracies, Decision, Heat
+from fedml_noniid.pipelines.tools import choose as stage
+from fedml_noniid.pipelines.tools import racing
+from fedml_noniid.pipelines.tools.racing import TEST, VALIDATION, Accuracies, Decision, Heat
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.simulation import drive
 
@@ -77,7 +77,7 @@ def raced(
             found[point.entry] = whole if len(whole) == len(reached) else []
         return found
 
-    return drive(choosing.race(of, 1000), answer), heats
+    return drive(racing.race(of, 1000), answer), heats
 
 
 def test_heats_grow_and_the_worst_drop_out_but_never_fedavg() -> None:
@@ -108,7 +108,7 @@ def test_heats_grow_and_the_worst_drop_out_but_never_fedavg() -> None:
     assert names[3] == ["plain lr 0.1", "scaffold lr 0.1", "pull lr 0.1"]
     assert decision.rounds == 9 * 3 + 5 * 2 * 5 + 4 * 3 * 10 + 3 * 3 * 10
     assert decision.exhaustive == 9 * 3 * 10 + 3 * 3 * 10
-    frame = choosing.frame_of_heats(decision)
+    frame = racing.frame_of_heats(decision)
     assert frame.groupby("heat", sort=False)["goes_on"].sum().tolist() == [5, 4, 3]
 
 
@@ -186,11 +186,11 @@ def test_a_drift_keeps_its_rounds() -> None:
 
 def test_fedavg_takes_part_though_it_is_not_named() -> None:
     of = settings(recipe_names=["scaffold"], choose=CHOOSE | {"recipes": ["scaffold"]})
-    assert [point.recipe for point in choosing.tried(of)] == ["plain"] * 3 + ["scaffold"] * 3
+    assert [point.recipe for point in racing.tried(of)] == ["plain"] * 3 + ["scaffold"] * 3
     entries = {"scaffold": {}}
     alone = settings(recipe_names=["scaffold"])
     alone = alone.model_copy(update={"recipes": {"scaffold": alone.recipes["scaffold"]}})
-    assert [p.recipe for p in choosing.tried(alone)] == ["fedavg"] * 3 + [*entries] * 3
+    assert [p.recipe for p in racing.tried(alone)] == ["fedavg"] * 3 + [*entries] * 3
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_fedavg_takes_part_though_it_is_not_named() -> None:
 )
 def test_what_is_refused(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as error:
-        choosing.tried(settings(**changes))
+        racing.tried(settings(**changes))
     assert told in str(error.value) and "\n" not in str(error.value)
 
 
@@ -299,8 +299,8 @@ def test_python_chooses_the_same(chosen: tuple[Path, Decision]) -> None:
         **train,
     )
     assert repr(choice) == decision.text
-    pd.testing.assert_frame_equal(choice.heats, choosing.frame_of_heats(decision))
-    pd.testing.assert_frame_equal(choice.final, choosing.frame_of_final(decision))
+    pd.testing.assert_frame_equal(choice.heats, racing.frame_of_heats(decision))
+    pd.testing.assert_frame_equal(choice.final, racing.frame_of_final(decision))
     assert choice.recipe == decision.taken.recipe and choice.sentence in repr(choice)
     with pytest.raises(UserError, match="'eat' is unknown"):
         nd.choose(nd.load("digits"), race={"eat": 2}, partition="dirichlet", clients=3, alpha=0.5)

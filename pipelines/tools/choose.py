@@ -1,4 +1,4 @@
-"""Choosing, which is no stage of DVC: runs the race of `choosing` in choose/, and writes its
+"""Choosing, which is no stage of DVC: runs the race of `racing` in choose/, and writes its
 tables.
 
 Every training is an item like those of stage `train`: stored under its fingerprint, so it is made
@@ -12,8 +12,8 @@ from dataclasses import replace
 from fedml_noniid.pipelines.experiment.config import FILE, Config
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.tune import measured
-from fedml_noniid.pipelines.tools import choosing
-from fedml_noniid.pipelines.tools.choosing import Accuracies, Decision, Heat
+from fedml_noniid.pipelines.tools import racing
+from fedml_noniid.pipelines.tools.racing import Accuracies, Decision, Heat
 from fedml_noniid.plugins.core.errors import UserError, located
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
@@ -28,7 +28,7 @@ def choose(place: Workspace, settings: Config) -> Decision:
     Raises UserError if there is nothing to choose, or if FedAvg diverges at all of its values.
     """
     with located(source=FILE):
-        choosing.tried(settings)
+        racing.tried(settings)
     path = place.dataset(settings.data.name)
     if not path.is_file():
         raise UserError(f"{path}: is missing; stage prepare makes it")
@@ -38,10 +38,10 @@ def choose(place: Workspace, settings: Config) -> Decision:
         title = f"{settings.experiment}, choosing, {heat.name}"
         return measured(race_place, heat.laid_out(settings), title, heat.column)
 
-    decision = drive(choosing.race(settings, len(Dataset.read(path).test_y)), answer)
+    decision = drive(racing.race(settings, len(Dataset.read(path).test_y)), answer)
     tables = {
-        "heats.csv": choosing.frame_of_heats(decision),
-        "final.csv": choosing.frame_of_final(decision),
+        "heats.csv": racing.frame_of_heats(decision),
+        "final.csv": racing.frame_of_final(decision),
     }
     for name, table in tables.items():
         write_whole(race_place.root / name, table.to_csv(index=False, lineterminator="\n"))
