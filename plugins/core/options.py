@@ -26,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import BaseModel, ConfigDict, Strict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, create_model
 from pydantic_core import core_schema
 
 from fedml_noniid.plugins.core.errors import (
@@ -208,6 +208,31 @@ def check_options(
     is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
     model = cast("type[BaseModel]", kind) if is_section else model_of(*kinds)
     validated(model, values, also)
+
+
+def check_arguments(
+    function: Callable[..., object], values: Mapping[str, object], filled: Iterable[str] = ()
+) -> None:
+    """UserError with every mistake unless a user's function takes `values` by name.
+
+    `filled`: the arguments that it gets beside them. Types are checked where it has annotations of
+    numbers, texts and flags.
+    """
+    kind = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except (NameError, TypeError, AttributeError):  # no annotations, or some for type checkers only
+        hints = {}
+    takes_all, names, fields = False, set(filled), dict[str, Any]()
+    for number, one in enumerate(inspect.signature(function).parameters.values()):
+        takes_all |= one.kind is one.VAR_KEYWORD
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and one.name not in names:
+            default = ... if one.default is one.empty else one.default
+            # An alias: any name may be an argument, but not a field.
+            field = Field(default, alias=one.name)
+            fields[f"argument_{number}"] = _checked(hints.get(one.name, Any)), field
+    extra = ConfigDict(extra="allow") if takes_all else ConfigDict()
+    validated(create_model("Arguments", __config__=STRICT | extra, **fields), values)
 
 
 def validated(model: type[M], values: object, also: Iterable[str] = ()) -> M:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -90,6 +90,15 @@ def totals(
     return (predicted == samples.y).double().sum(), loss * len(samples.y)
 
 
+@torch.no_grad()
+def outputs(
+    network: Network, params: Params, buffers: Params, samples: Samples, read: Read | None = None
+) -> Tensor:
+    """The logits of all samples in eval mode, [n, C], on the device."""
+    found = _batches(network, params, buffers, samples, BATCH, read)
+    return torch.cat([logits for logits, _ in found])
+
+
 def _passes(
     network: Network,
     params: Params,
@@ -100,12 +109,24 @@ def _passes(
 ) -> tuple[Tensor, Tensor]:
     """(predictions [n], mean cross-entropy 0-d float64), on the device."""
     predictions, losses = [], []
+    for logits, y in _batches(network, params, buffers, samples, batch_size, read):
+        predictions.append(logits.argmax(1))
+        losses.append(F.cross_entropy(logits, y, reduction="sum"))
+    return torch.cat(predictions), torch.stack(losses).double().sum() / len(samples.y)
+
+
+def _batches(
+    network: Network,
+    params: Params,
+    buffers: Params,
+    samples: Samples,
+    batch_size: int,
+    read: Read | None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(logits [B, C], labels [B]) of each pass, on the device."""
     positions = torch.arange(len(samples.y), device=samples.y.device)
     parts = (torch.split(leaf, batch_size) for leaf in (samples.x, samples.y, positions))
     model = replace(cast("Any", network), plain=True)
     for step, (x, y, index) in enumerate(zip(*parts, strict=True)):
         inputs = x if read is None else read(samples, index, step)
-        logits = model(params, buffers, inputs, False).logits
-        predictions.append(logits.argmax(1))
-        losses.append(F.cross_entropy(logits, y, reduction="sum"))
-    return torch.cat(predictions), torch.stack(losses).double().sum() / len(positions)
+        yield model(params, buffers, inputs, False).logits, y
