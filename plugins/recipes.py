@@ -16,6 +16,7 @@ from fedml_noniid.plugins import foreign
 from fedml_noniid.plugins.baselines.ccvr import CCVR
 from fedml_noniid.plugins.baselines.centralised import Centralised
 from fedml_noniid.plugins.baselines.datasharing import DataSharing
+from fedml_noniid.plugins.baselines.fed3r import Fed3R
 from fedml_noniid.plugins.baselines.fedavgm import FedAvgM
 from fedml_noniid.plugins.baselines.fedbabu import FedBABU
 from fedml_noniid.plugins.baselines.fedbn import FedBN
@@ -37,6 +38,7 @@ from fedml_noniid.plugins.baselines.fedper import FedPer
 from fedml_noniid.plugins.baselines.fedprox import FedProx
 from fedml_noniid.plugins.baselines.fedrs import FedRS
 from fedml_noniid.plugins.baselines.fedsam import FedSAM
+from fedml_noniid.plugins.baselines.linear_probe import LinearProbe
 from fedml_noniid.plugins.baselines.moon import MOON
 from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
 from fedml_noniid.plugins.baselines.scaffold import Scaffold
@@ -62,6 +64,7 @@ METHODS: dict[str, type[Component]] = {
         CCVR,
         Centralised,
         DataSharing,
+        Fed3R,
         FedAdagrad,
         FedAdam,
         FedAvgM,
@@ -89,6 +92,7 @@ METHODS: dict[str, type[Component]] = {
         FedYogi,
         FNR,
         FNRAuthors,
+        LinearProbe,
         MOON,
         QFedAvg,
         RFedAvg,

@@ -28,7 +28,7 @@ from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.statistics import class_counts
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.data.types import Floats, Ints
-from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate, outputs, pooled
+from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate, outputs_of, pooled
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.metrics import by_client, measured, views_of
 from fedml_noniid.plugins.engines.personal import ClientModels
@@ -227,7 +227,7 @@ def _own_metrics(
         rest = iter(found)
         own = [next(rest) if len(tests[k].y) else (logits[:0], y[:0]) for k in clients]
     else:
-        logits = outputs(item.network, params, buffers, item.test)
+        logits = outputs_of(item.network, params, buffers, item.test)
         views = views_of(item.indices.skew.drift, item.test.y, item.last_round)
         numbers = measured(metrics, logits, views)
         rows = [torch.from_numpy(part).to(item.device) for part in item.indices.test_clients]

@@ -28,7 +28,7 @@ from fedml_noniid.plugins.core.component import (
     overrides,
 )
 from fedml_noniid.plugins.core.contract import call
-from fedml_noniid.plugins.core.data import Batch, Pass, cross_entropy
+from fedml_noniid.plugins.core.data import Batch, Pass
 from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.randomness import identity
 from fedml_noniid.plugins.core.task import Output, Task
@@ -44,7 +44,7 @@ from fedml_noniid.plugins.core.trees import (
 )
 
 Views = Mapping[Component, Client]  # the client as each component sees it
-Loss = Callable[
+Objective = Callable[
     [Params, Params, Batch], tuple[Tensor, Output | None]
 ]  # (w, buffers, batch) -> loss, forward pass
 # (w, what computes the gradient at w) -> where the gradient is taken
@@ -89,7 +89,7 @@ class Step:
 
 def descend(
     task: Task,
-    loss: Loss,
+    loss: Objective,
     start: Descent,
     batches: Iterable[Batch],
     step: Step,
@@ -149,7 +149,7 @@ def train(
 
     def loss(w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Output]:
         out = task.train(w, buffers, batch)
-        value = cross_entropy(adjusted(algorithm, views, out.logits, w), batch.y, batch.mask)
+        value = task.loss.mean(adjusted(algorithm, views, out.logits, w), batch.y, batch.mask)
         extra = penalty(views, w, out, batch)
         return value if extra is None else value + extra, out
 

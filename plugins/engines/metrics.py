@@ -2,8 +2,8 @@
 is.
 
 A metric is a function `(outputs [n, C], labels [n], **options) -> number, or name -> number`. Both
-are tensors on the CPU: the outputs are the model's logits in float32, the labels int64. A number
-that is not defined is NaN, and its cell stays empty.
+are tensors on the CPU: the model's outputs in float32, and the labels as int64, or the targets of
+another loss. A number that is not defined is NaN, and its cell stays empty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedml_noniid.plugins.core.options import check_arguments
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.engines.callbacks import Callback, Columns, CurrentRun, RoundEnd
-from fedml_noniid.plugins.engines.evaluation import outputs
+from fedml_noniid.plugins.engines.evaluation import outputs_of
 from fedml_noniid.plugins.own_code import call, function_of
 
 LOG = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Measuring(Callback):
         columns: dict[str, float] = {}
         for part, samples in self._parts.items():
             found, views = (
-                outputs(network, *model, samples),
+                outputs_of(network, *model, samples),
                 views_of(self._drift, samples.y, round_),
             )
             for name, value in measured(self.metrics, found, views).items():

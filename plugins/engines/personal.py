@@ -24,7 +24,7 @@ from fedml_noniid.plugins.core.task import Network
 from fedml_noniid.plugins.core.trees import Params, Tree, row
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import key
-from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate, outputs
+from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate, outputs_of
 from fedml_noniid.plugins.models.model import Model
 
 PERSONAL = "own"  # among the names of methods in a client's memory
@@ -131,7 +131,7 @@ class ClientModels(NamedTuple):
     def outputs(self, client: int, samples: Samples) -> Tensor:
         """The logits of a client's model on samples, [n, C]."""
         model = client_model(self.params, self.buffers, self.personal, client)
-        return outputs(self.network, *model, samples, noise_of(samples, client, self.seed))
+        return outputs_of(self.network, *model, samples, noise_of(samples, client, self.seed))
 
 
 def client_model(

@@ -78,4 +78,5 @@ class RunSettings(LocalTraining):
         names = [*self.callbacks, *self.metrics]
         if isinstance(self.lr, dict) and "decay" in self.lr:
             names.append(self.lr["decay"])
+        names.append(self.loss["name"] if isinstance(self.loss, dict) else self.loss)
         return {name: source_of(name) for name in names if is_own(name)}
