@@ -9,11 +9,14 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, Field, create_model
 
 from fedml_noniid.plugins.core.errors import REFUSED, UNKNOWN, UserError, closest, shown
+from fedml_noniid.plugins.core.options import STRICT, checked_type, validated
 
 T = TypeVar("T")
 OURS = "fedml_noniid"  # the name that all our modules are imported by
@@ -87,6 +90,31 @@ def function_of(what: str, name: object, ours: Mapping[str, Any]) -> Callable[..
         raise UserError(f"{what} {name!r} is a {type(found).__name__}", allowed=allowed)
     function: Callable[..., Any] = found
     return function
+
+
+def check_arguments(
+    function: Callable[..., object], values: Mapping[str, object], filled: Iterable[str] = ()
+) -> None:
+    """UserError with every mistake unless a user's function takes `values` by name.
+
+    `filled`: the arguments that it gets beside them. Types are checked where it has annotations of
+    numbers, texts and flags.
+    """
+    kind = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except (NameError, TypeError, AttributeError):  # no annotations, or some for type checkers only
+        hints = {}
+    takes_all, names, fields = False, set(filled), dict[str, Any]()
+    for number, one in enumerate(inspect.signature(function).parameters.values()):
+        takes_all |= one.kind is one.VAR_KEYWORD
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and one.name not in names:
+            default = ... if one.default is one.empty else one.default
+            # An alias: any name may be an argument, but not a field.
+            field = Field(default, alias=one.name)
+            fields[f"argument_{number}"] = checked_type(hints.get(one.name, Any)), field
+    extra = ConfigDict(extra="allow") if takes_all else ConfigDict()
+    validated(create_model("Arguments", __config__=STRICT | extra, **fields), values)
 
 
 def call(what: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -26,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Strict, ValidationError, create_model
 from pydantic_core import core_schema
 
 from fedml_noniid.plugins.core.errors import (
@@ -191,7 +191,7 @@ def model_of(*kinds: Callable[..., object]) -> type[BaseModel]:
         for one in inspect.signature(kind).parameters.values():
             if is_dataclass(kind) or one.kind is one.KEYWORD_ONLY:
                 default = ... if one.default is one.empty else one.default
-                fields[one.name] = (_checked(hints[one.name]), default)
+                fields[one.name] = (checked_type(hints[one.name]), default)
     return create_model("Options", __config__=STRICT, **fields)
 
 
@@ -208,31 +208,6 @@ def check_options(
     is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
     model = cast("type[BaseModel]", kind) if is_section else model_of(*kinds)
     validated(model, values, also)
-
-
-def check_arguments(
-    function: Callable[..., object], values: Mapping[str, object], filled: Iterable[str] = ()
-) -> None:
-    """UserError with every mistake unless a user's function takes `values` by name.
-
-    `filled`: the arguments that it gets beside them. Types are checked where it has annotations of
-    numbers, texts and flags.
-    """
-    kind = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
-    try:
-        hints = get_type_hints(kind, include_extras=True)
-    except (NameError, TypeError, AttributeError):  # no annotations, or some for type checkers only
-        hints = {}
-    takes_all, names, fields = False, set(filled), dict[str, Any]()
-    for number, one in enumerate(inspect.signature(function).parameters.values()):
-        takes_all |= one.kind is one.VAR_KEYWORD
-        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and one.name not in names:
-            default = ... if one.default is one.empty else one.default
-            # An alias: any name may be an argument, but not a field.
-            field = Field(default, alias=one.name)
-            fields[f"argument_{number}"] = _checked(hints.get(one.name, Any)), field
-    extra = ConfigDict(extra="allow") if takes_all else ConfigDict()
-    validated(create_model("Arguments", __config__=STRICT | extra, **fields), values)
 
 
 def validated(model: type[M], values: object, also: Iterable[str] = ()) -> M:
@@ -294,7 +269,7 @@ def _keys(kind: Any, where: tuple[str | int, ...]) -> list[str]:
     return next((keys for part in get_args(kind) if (keys := _keys(part, where))), [])
 
 
-def _checked(hint: Any) -> Any:
+def checked_type(hint: Any) -> Any:
     """The type that an option is checked with. A class of a user checks its own values."""
     if hint is int:
         return Annotated[int, WHOLE]

@@ -20,12 +20,11 @@ from typing import Any
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, located, shown
-from fedml_noniid.plugins.core.options import check_arguments
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.engines.callbacks import Callback, Columns, CurrentRun, RoundEnd
 from fedml_noniid.plugins.engines.evaluation import outputs_of
-from fedml_noniid.plugins.own_code import call, function_of
+from fedml_noniid.plugins.own_code import call, check_arguments, function_of
 
 LOG = logging.getLogger(__name__)
 METRICS: dict[str, Callable[..., Any]] = {}  # ours, by name

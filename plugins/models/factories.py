@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedml_noniid.plugins import own_code
 from fedml_noniid.plugins.core.errors import UserError, located, shown
-from fedml_noniid.plugins.core.options import check_arguments, check_options, unknown
+from fedml_noniid.plugins.core.options import check_options, unknown
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import (
     cnn,
@@ -86,7 +86,7 @@ def check(name: object, options: Mapping[str, Any] | None = None) -> None:
                 unknown((option,), option, ())
         else:
             given = options or {}
-            check_arguments(made, given, _facts((), 0, None).keys() - given.keys())
+            own_code.check_arguments(made, given, _facts((), 0, None).keys() - given.keys())
 
 
 def build(
