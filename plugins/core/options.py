@@ -274,7 +274,7 @@ def checked_type(hint: Any) -> Any:
     if hint is int:
         return Annotated[int, WHOLE]
     if get_origin(hint) in (Union, UnionType):
-        return Union[tuple(map(_checked, get_args(hint)))]  # noqa: UP007, `|` takes no list
+        return Union[tuple(map(checked_type, get_args(hint)))]  # noqa: UP007, `|` takes no list
     if get_origin(hint) is tuple:
         return Annotated[hint, Strict(False)]
     if get_origin(hint) is Literal:
