@@ -9,8 +9,10 @@ from itertools import combinations
 # steps of a gradient that is nothing but rounding (a bias before a batch norm). So FedDF's step is
 # tiny here, and FNR-FL refines with SGD.
 PARAMETERS: dict[str, dict[str, object]] = {
+    "apfl": {"alpha": 0.3},
     "ccvr": {"samples": 20, "epochs": 2, "batch_size": 16, "server_lr": 0.05},
     "datasharing": {"share": 0.5},
+    "ditto": {"lam": 0.3},
     "fedadam": {"server_lr": 0.03, "tau": 0.05, "beta1": 0.5},
     "fedbabu": {"weights": "uniform"},
     "fedbn": {},
@@ -35,8 +37,10 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "fedntd": {"beta": 2.0, "tau": 1.5},
     "fedper": {},
     "fedprox": {"mu": 0.1},
+    "fedrod": {},
     "fedrs": {"alpha": 0.3},
     "fedsam": {"rho": 0.3},
+    "finetune": {},
     "moon": {"mu": 0.5},
     "qfedavg": {"q": 0.7},
     "scaffold": {},
@@ -130,6 +134,9 @@ MORE = (
     "fedbn+fedsam",
     "fedlesam+scaffold",
     "fedbn+fedper",
+    "ditto+scaffold",
+    "apfl+fedprox+fedbabu",
+    "finetune+sgdm",
 )
 
 
@@ -140,6 +147,7 @@ def _with(recipe: str, **options: object) -> tuple[str, dict[str, dict[str, obje
 
 # Options of single methods that go another way through the code.
 VARIANTS: list[tuple[str, dict[str, dict[str, object]]]] = [
+    _with("apfl", adaptive=True),
     _with("fedrs", form="soft"),
     _with("fedlc", form="excl"),
     _with("fedlc", absent="floor"),

@@ -20,7 +20,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 STATEMENTS = {
     SOURCE: 18500,
     TESTS: 18500,
-    ("plugins/core",): 943,
+    ("plugins/core",): 1010,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1745,
     ("plugins/baselines/scaffold.py",): 28,

@@ -104,7 +104,8 @@ class Start(NamedTuple):
                 "hidden layer, such as mlp"
             )
         configured = replace(cast("Any", network), precision=plan.local.precision)
-        task = Task(configured, plan.local.build(plan.lr(1)), fixed, personal)
+        own_models = bool(personal) or algorithm.own_model is not None
+        task = Task(configured, plan.local.build(plan.lr(1)), fixed, personal, own_models)
         return Start(algorithm, plan, algorithm.prepared(task), trained, buffers)
 
     def task_at(self, t: int) -> Task:

@@ -19,8 +19,8 @@ from fedml_noniid.plugins.simulate import simulate
 
 N_CLIENTS, ROUNDS = 10, 5
 # What is slow gets more rounds: a random classifier, a step size that is a bound's, SCAFFOLD's
-# option I, a momentum of which a tenth is new.
-MORE_ROUNDS = {"fedbabu": 12, "qfedavg": 12, "scaffold_i": 12, "fedcm": 12}
+# option I, a momentum of which a tenth is new, an own model that follows the received one.
+MORE_ROUNDS = dict.fromkeys(("fedbabu", "qfedavg", "scaffold_i", "fedcm", "ditto", "finetune"), 12)
 # Defaults that are made for other step sizes and losses than these.
 SETTINGS: dict[str, dict[str, object]] = {
     "fedgen": {"generative_alpha": 1.0, "generative_beta": 1.0},
