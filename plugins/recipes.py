@@ -18,6 +18,7 @@ from fedml_noniid.plugins.baselines.ccvr import CCVR
 from fedml_noniid.plugins.baselines.centralised import Centralised
 from fedml_noniid.plugins.baselines.datasharing import DataSharing
 from fedml_noniid.plugins.baselines.ditto import Ditto
+from fedml_noniid.plugins.baselines.fed3r import Fed3R
 from fedml_noniid.plugins.baselines.fedavgm import FedAvgM
 from fedml_noniid.plugins.baselines.fedbabu import FedBABU
 from fedml_noniid.plugins.baselines.fedbn import FedBN
@@ -41,6 +42,7 @@ from fedml_noniid.plugins.baselines.fedrod import FedRoD
 from fedml_noniid.plugins.baselines.fedrs import FedRS
 from fedml_noniid.plugins.baselines.fedsam import FedSAM
 from fedml_noniid.plugins.baselines.finetune import FineTune
+from fedml_noniid.plugins.baselines.linear_probe import LinearProbe
 from fedml_noniid.plugins.baselines.moon import MOON
 from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
 from fedml_noniid.plugins.baselines.scaffold import Scaffold
@@ -68,6 +70,7 @@ METHODS: dict[str, type[Component]] = {
         Centralised,
         DataSharing,
         Ditto,
+        Fed3R,
         FedAdagrad,
         FedAdam,
         FedAvgM,
@@ -97,6 +100,7 @@ METHODS: dict[str, type[Component]] = {
         FineTune,
         FNR,
         FNRAuthors,
+        LinearProbe,
         MOON,
         QFedAvg,
         RFedAvg,

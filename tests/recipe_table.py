@@ -13,6 +13,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "ccvr": {"samples": 20, "epochs": 2, "batch_size": 16, "server_lr": 0.05},
     "datasharing": {"share": 0.5},
     "ditto": {"lam": 0.3},
+    "fed3r": {"fine_tune": True},
     "fedadam": {"server_lr": 0.03, "tau": 0.05, "beta1": 0.5},
     "fedbabu": {"weights": "uniform"},
     "fedbn": {},
@@ -41,6 +42,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "fedrs": {"alpha": 0.3},
     "fedsam": {"rho": 0.3},
     "finetune": {},
+    "linear_probe": {},
     "moon": {"mu": 0.5},
     "qfedavg": {"q": 0.7},
     "scaffold": {},
@@ -137,6 +139,7 @@ MORE = (
     "ditto+scaffold",
     "apfl+fedprox+fedbabu",
     "finetune+sgdm",
+    "fed3r+linear_probe",
 )
 
 
@@ -148,6 +151,8 @@ def _with(recipe: str, **options: object) -> tuple[str, dict[str, dict[str, obje
 # Options of single methods that go another way through the code.
 VARIANTS: list[tuple[str, dict[str, dict[str, object]]]] = [
     _with("apfl", adaptive=True),
+    _with("fed3r", fine_tune=False),
+    _with("fed3r", penalise_bias=False, normalise=False, temperature=1.0),
     _with("fedrs", form="soft"),
     _with("fedlc", form="excl"),
     _with("fedlc", absent="floor"),

@@ -26,7 +26,7 @@ EVERYTHING = {
     "silo",
     "extras",
 } | METHODS
-EVERYTHING |= {"foreign", "own_code", "rates", "simulate"}
+EVERYTHING |= {"foreign", "losses", "own_code", "rates", "simulate"}
 # Beside itself, what of `plugins` a package imports.
 ALLOWED = {
     "core": set[str](),
@@ -35,7 +35,9 @@ ALLOWED = {
     "models": {"core", "data", "own_code"},
     "own_code": {"core"},
     "rates": {"core", "own_code"},
-    "engines": {"core", "data", "models", "own_code", "rates"},  # an engine is handed an algorithm
+    "losses": {"core", "own_code"},
+    # an engine is handed an algorithm
+    "engines": {"core", "data", "losses", "models", "own_code", "rates"},
     "foreign": {"core", "own_code"},
     "recipes": {"core", "foreign", "own_code"} | METHODS,
     "simulate": {"core", "engines", "recipes"},

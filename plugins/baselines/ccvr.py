@@ -55,7 +55,7 @@ class CCVR(Component):
     """Trains the classifier on features drawn from the pooled Gaussian of every class."""
 
     name: ClassVar[str] = "ccvr"
-    needs: ClassVar[Needs] = Needs(local_set=True, features=True, classifier=True)
+    needs: ClassVar[Needs] = Needs(local_set=True, features=True, classifier=True, classes=True)
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.CLASSIFIER})
     ranges: ClassVar[Mapping[str, Range]] = {"n": Range(0)}
 

@@ -48,7 +48,7 @@ class FedDF(Component):
     """Distils the ensemble of the clients into their average."""
 
     name: ClassVar[str] = "feddf"
-    needs: ClassVar[Needs] = Needs(public=Public.UNLABELLED, whole_models=True)
+    needs: ClassVar[Needs] = Needs(public=Public.UNLABELLED, whole_models=True, classes=True)
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_LEARNING})
 
     steps: CountOrNone = 500  # ours; authors' code: up to 10,000, see above

@@ -81,7 +81,7 @@ class FedFTG(LabelCounts):
     """Fine-tunes the average with the clients' ensemble on inputs that a generator makes."""
 
     name: ClassVar[str] = "fedftg"
-    needs: ClassVar[Needs] = Needs(local_set=True, whole_models=True)
+    needs: ClassVar[Needs] = Needs(local_set=True, whole_models=True, classes=True)
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_LEARNING})
 
     iterations: CountOrNone = 10  # I, per round: authors' code

@@ -73,7 +73,7 @@ class FedGen(LabelCounts):
     """Trains a generator of features on the server; the clients learn from its features."""
 
     name: ClassVar[str] = "fedgen"
-    needs: ClassVar[Needs] = Needs(local_set=True, features=True, classifier=True)
+    needs: ClassVar[Needs] = Needs(local_set=True, features=True, classifier=True, classes=True)
 
     generative_alpha: NonNegative = 10.0  # of the client's CE on G(y'): authors' code, MNIST
     generative_beta: NonNegative = 10.0  # of the client's KL on G(y): authors' code, MNIST

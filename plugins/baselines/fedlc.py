@@ -37,7 +37,7 @@ class FedLC(Component):
     margins."""
 
     name: ClassVar[str] = "fedlc"
-    needs: ClassVar[Needs] = Needs(local_set=True)
+    needs: ClassVar[Needs] = Needs(local_set=True, classes=True)
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.LOGITS})
 
     tau: NonNegative = 1.0  # FedNLR, section 7.1

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.baselines.fedlc import masked
-from fedml_noniid.plugins.core.component import Client, Component
+from fedml_noniid.plugins.core.component import Client, Component, Needs
 from fedml_noniid.plugins.core.data import Batch
 from fedml_noniid.plugins.core.options import NonNegative, Positive
 from fedml_noniid.plugins.core.task import Output
@@ -37,6 +37,7 @@ class FedNTD(Component):
     """Distils what the received model says about the classes that a sample does not have."""
 
     name: ClassVar[str] = "fedntd"
+    needs: ClassVar[Needs] = Needs(classes=True)
 
     beta: NonNegative = 1.0
     tau: Positive = 1.0

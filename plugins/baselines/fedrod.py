@@ -44,7 +44,7 @@ class FedRoD(Component):
     """Trains a generic classifier with the balanced softmax and a personal one beside it."""
 
     name: ClassVar[str] = "fedrod"
-    needs: ClassVar[Needs] = Needs(local_set=True, features=True, classifier=True)
+    needs: ClassVar[Needs] = Needs(local_set=True, features=True, classifier=True, classes=True)
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset(
         {Exclusive.OWN_MODEL, Exclusive.LOGITS, Exclusive.CLASSIFIER}
     )

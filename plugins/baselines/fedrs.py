@@ -31,7 +31,7 @@ class FedRS(Component):
     """Reduces the updates of the classifier's rows for classes that a client does not have."""
 
     name: ClassVar[str] = "fedrs"
-    needs: ClassVar[Needs] = Needs(local_set=True, features=True, classifier=True)
+    needs: ClassVar[Needs] = Needs(local_set=True, features=True, classifier=True, classes=True)
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.LOGITS})
 
     form: Literal["hard", "soft"] = "hard"

@@ -23,7 +23,7 @@ from fedml_noniid.plugins.core.trees import Params
 class LabelCounts(Component):
     """Sends each client's label counts, by which the server draws labels."""
 
-    needs: ClassVar[Needs] = Needs(local_set=True)
+    needs: ClassVar[Needs] = Needs(local_set=True, classes=True)
     ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0)}
 
     def report(self, trace: Trace, client: Client) -> Answer:

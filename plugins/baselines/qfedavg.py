@@ -3,7 +3,7 @@ https://arxiv.org/abs/1905.10497
 
 Algorithm 2 with the authors' code (https://github.com/litian96/fair_flearn) where the paper is
 silent:
-- F_k is the mean cross-entropy of the received model over all local data, in eval mode, plus 1e-10.
+- F_k is the mean loss of the received model over all local data, in eval mode, plus 1e-10.
 - L = 1/eta, where eta is the local step size. This holds for Adam and RMSProp too, although L no
   longer bounds the curvature there: rFedAvg compares q-FedAvg with RMSProp (Sent140).
 - Clients are drawn uniformly, not in proportion to n_k, and have equal weights: q = 0 is their
@@ -31,7 +31,7 @@ from fedml_noniid.plugins.core.component import (
     Trace,
     Weights,
 )
-from fedml_noniid.plugins.core.data import Batch, cross_entropies
+from fedml_noniid.plugins.core.data import Batch
 from fedml_noniid.plugins.core.options import NonNegative, Range
 from fedml_noniid.plugins.core.trees import Params, Tree, row_norms, weighted_sum
 
@@ -53,7 +53,7 @@ class QFedAvg(Component):
 
         def losses(batch: Batch) -> Tree:
             return {
-                "F": cross_entropies(
+                "F": client.task.loss.values(
                     client.task.eval(client.params, client.buffers, batch.x).logits, batch.y
                 )
             }

@@ -2,7 +2,7 @@
 See `scaffold.py`: Karimireddy et al., ICML 2020, algorithm 1, line 12 (i).
 https://arxiv.org/abs/1910.06378
 
-- The gradient is that of the mean cross-entropy, from one more pass over the local data. It is
+- The gradient is that of the mean loss, from one more pass over the local data. It is
   taken in eval mode with the received statistics of the batch norms, because batch statistics of a
   whole set are not defined. Weight decay and other methods' terms are left out.
 - Nothing is divided by a step size, so Adam and RMSProp are allowed. They take the corrected
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.baselines.scaffold import Scaffold
 from fedml_noniid.plugins.core.component import Answer, Client, Needs, Setting, Trace
-from fedml_noniid.plugins.core.data import Batch, cross_entropies
+from fedml_noniid.plugins.core.data import Batch
 from fedml_noniid.plugins.core.trees import Params, Tree, sub, tree_map
 
 
@@ -40,7 +40,7 @@ class ScaffoldI(Scaffold):
         def gradient(batch: Batch) -> Params:
             def total(w: Params) -> tuple[Tensor, Tree]:
                 return batch.sum(
-                    cross_entropies(task.eval(w, client.buffers, batch.x).logits, batch.y)
+                    task.loss.values(task.eval(w, client.buffers, batch.x).logits, batch.y)
                 ), {}
 
             return task.grad(total, x)[0]

@@ -16,7 +16,8 @@ One round. Every hook stands where it acts. The list is the order; there is no o
              average                the aggregated update, if it is not the weighted mean
              step                   the new model and the server's next state
              learn                  the server trains the new model
-             survey *               may ask about the new model; before round 1, about w_0
+             survey *               may ask about the new model; before round 1, about w_0, and
+                                    then replace it
     last     finish *               may ask about the evaluated model, and replace it
 
 `*`: a generator that yields Asks. The client's side of an Ask is `answer`. A recipe is a set: at
@@ -52,7 +53,7 @@ class Exclusive(Enum):
     """Names what only one component of a recipe may own, and why."""
 
     AVERAGE = "clients' average", "each puts its own average in place of the weighted mean"
-    CLASSIFIER = "classifier", "one freezes it, the other trains it again"
+    CLASSIFIER = "classifier", "each fixes it, or computes it outside of local training"
     CLIENT_WEIGHTS = "clients' weights", "each gives every client a weight of its own"
     DRIFT = (
         "client drift correction",
@@ -112,6 +113,8 @@ class Needs:
     pooled: bool = False  # one client has the data of all
     shared: float = 0.0  # fraction of the public split that every client trains on
     fixed_classifier: bool = False  # nobody trains, sends or averages the classifier
+    fixed_body: bool = False  # likewise, all layers before the classifier
+    no_training: bool = False  # clients take no local step
     # Parts of the model that each client keeps to itself: "norms" (batch norms with their running
     # statistics), "head" (the classifier), "body" (all before it), or a pattern of names.
     personal: frozenset[str] = frozenset()
@@ -120,6 +123,7 @@ class Needs:
     features: bool = False  # the input of the classifier
     classifier: bool = False  # the classifier's parameters, by themselves or on the server
     activations: bool = False  # `task.activations`
+    classes: bool = False  # targets that are classes, such as label counts or soft labels
 
 
 # Parts of a model that a client may keep to itself.
@@ -150,6 +154,7 @@ class Setting(NamedTuple):
     deployed: bool = False  # on real silos, not in a simulation
     features: bool = True  # whether the network has a linear classifier, with features before it
     activations: bool = True  # whether the network tells the activations of its layers
+    classes: bool = True  # whether a target is one class, as with cross-entropy
 
 
 def absent(why: str) -> Any:
@@ -438,7 +443,10 @@ class Component:
         """Training of the new model on the server (exclusive)."""
 
     def survey(self, server: Server) -> Asks | Change | None:
-        """Asks about the new model, and in round 0 about w_0; may change the state."""
+        """Asks about the new model; may change the state.
+
+        In round 0 it asks about w_0, and may replace w_0 (exclusive).
+        """
 
     def finish(self, server: Server) -> Asks | None:
         """Asks everybody after the last round; may change the evaluated model (exclusive)."""

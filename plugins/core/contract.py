@@ -55,6 +55,10 @@ def _changes(found: Change, server: Any) -> bool:
     return all(map(tree, trees)) and found.state.keys() <= server.state.keys()
 
 
+def _surveys(found: Change, server: Any) -> bool:
+    return _changes(found, server) and (server.round == 0 or found.params is None)
+
+
 def _answers(found: Answer, client: Any) -> bool:
     return all(map(tree, found)) and found.memory.keys() <= client.memory.keys()
 
@@ -131,7 +135,7 @@ HOOKS = {
     ),
     "step": Returns(A_CHANGE, Change, _changes, nothing=False),
     "learn": Returns(f"{A_CHANGE}, or None", Change, _changes),
-    "survey": Returns(f"{A_CHANGE}, or None", Change, _changes),
+    "survey": Returns(f"{A_CHANGE}, and with params in round 0 only, or None", Change, _surveys),
     "finish": Returns(f"{A_CHANGE}, or None", Change, _changes),
 }
 

@@ -120,7 +120,12 @@ class Pass:
         )
 
     def class_counts(self, n_classes: int) -> Tensor:
-        """n_c, the number of samples of each class, [C] float64. Reads labels only."""
+        """n_c, the number of samples of each class, [C] float64. Reads labels only.
+
+        UserError if targets are no classes.
+        """
+        if self.samples.y.is_floating_point():
+            raise UserError("class_counts is for methods that declare Needs(classes=True)")
         member = one_hot(self.samples.y[self.index], n_classes, torch.float64)
         member = member if self.mask is None else member * self.mask.unsqueeze(-1)
         return member.reshape(-1, n_classes).sum(0)

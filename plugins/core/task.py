@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.data import Batch
+from fedml_noniid.plugins.core.losses import CROSS_ENTROPY, Loss
 from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
 
@@ -71,11 +72,11 @@ class Network(Protocol):
         them."""
 
 
-Loss = Callable[[Params], tuple[Tensor, Tree]]  # w -> (0-d, what else is kept of the pass)
-ValueAndGrad = Callable[[Loss, Params], tuple[Params, Tree]]
+Objective = Callable[[Params], tuple[Tensor, Tree]]  # w -> (0-d, what else is kept of the pass)
+ValueAndGrad = Callable[[Objective, Params], tuple[Params, Tree]]
 
 
-def autograd(loss: Loss, params: Params) -> tuple[Params, Tree]:
+def autograd(loss: Objective, params: Params) -> tuple[Params, Tree]:
     """(gradient, detached aux) by the autograd tape.
 
     Of losses [M], each depends on its own rows only.
@@ -91,7 +92,7 @@ def autograd(loss: Loss, params: Params) -> tuple[Params, Tree]:
 
 @dataclass(frozen=True)
 class Task:
-    """A network and how a client trains it: mean cross-entropy, one optimiser."""
+    """A network and how a client trains it: one loss, one optimiser."""
 
     network: Network
     optimizer: Optimizer
@@ -103,6 +104,7 @@ class Task:
     )  # "params", "buffers" that a client keeps to itself: its own, or w_0's
     own_models: bool = False  # whether each client is tested with a model of its own
     grad: ValueAndGrad = autograd
+    loss: Loss = CROSS_ENTROPY
 
     @property
     def lr(self) -> float:

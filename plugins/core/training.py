@@ -31,7 +31,7 @@ from fedml_noniid.plugins.core.component import (
     overrides,
 )
 from fedml_noniid.plugins.core.contract import call
-from fedml_noniid.plugins.core.data import Batch, Pass, cross_entropy
+from fedml_noniid.plugins.core.data import Batch, Pass
 from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.randomness import identity
 from fedml_noniid.plugins.core.task import Output, Task
@@ -47,7 +47,7 @@ from fedml_noniid.plugins.core.trees import (
 )
 
 Views = Mapping[Component, Client]  # the client as each component sees it
-Loss = Callable[
+Objective = Callable[
     [Params, Params, Batch], tuple[Tensor, Output | None]
 ]  # (w, buffers, batch) -> loss, forward pass
 Update = Callable[[Params, Tree, Params], tuple[Params, Tree]]  # as `Optimizer.step`
@@ -97,7 +97,7 @@ class Step:
 
 def descend(
     task: Task,
-    loss: Loss,
+    loss: Objective,
     start: Descent,
     batches: Iterable[Batch],
     step: Step,
@@ -157,7 +157,7 @@ def train(
 
     def loss(w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Output]:
         out = task.train(w, buffers, batch)
-        value = cross_entropy(adjusted(algorithm, views, out.logits, w), batch.y, batch.mask)
+        value = task.loss.mean(adjusted(algorithm, views, out.logits, w), batch.y, batch.mask)
         extra = penalty(views, w, out, batch)
         return value if extra is None else value + extra, out
 
@@ -165,7 +165,7 @@ def train(
         def loss(v: Params) -> tuple[Tensor, Tree]:
             model = own_model(algorithm, views, v, w)
             out = task.train(model["params"], own.get(V_BUFFERS, buffers), batch)
-            value = cross_entropy(out.logits, batch.y, batch.mask)
+            value = task.loss.mean(out.logits, batch.y, batch.mask)
             return value + model.get("penalty", 0), {"buffers": out.buffers}
 
         return own_step(task, own, loss, task.optimizer.step)

@@ -148,12 +148,14 @@ class EarlyStop(Callback):
     """
 
     patience: Count = 10
-    on: Literal["validation_loss", "validation_accuracy"] = "validation_loss"
+    on: Literal[
+        "validation_loss", "validation_accuracy", "validation_r2", "validation_macro_f1"
+    ] = "validation_loss"
     min_delta: NonNegative = 0.0
     after: Count = 1  # the first round that may be the last
     best: float = field(
         default=math.inf, init=False
-    )  # the lowest loss, or minus the highest accuracy
+    )  # the lowest loss, or minus the highest metric
     since: int = field(default=0, init=False)  # evaluations
 
     def on_start(self, run: CurrentRun) -> None:
@@ -165,6 +167,13 @@ class EarlyStop(Callback):
             raise UserError(
                 f"callback early_stop: with {run.start.algorithm.name} each client has a model of "
                 "its own, so none is measured on the validation split; leave it out"
+            )
+
+        allowed = "validation_loss", f"validation_{run.start.task.loss.metric}"
+        if self.on not in allowed:
+            raise UserError(
+                f"callback early_stop: on = {self.on!r} is not measured with this loss",
+                allowed=", ".join(allowed),
             )
 
     def stop(self, rows: Sequence[Row]) -> str:

@@ -2,9 +2,9 @@
 
 At the end of a round, the run asks every client for its result.
 
-A simulation and a deployment exchange the same: the shared part down, hits and summed cross-entropy
-up. These exchanges are no part of a method, so the bytes of rounds.csv leave them out, as they do
-all tests.
+A simulation and a deployment exchange the same: the shared part down, the statistics of
+the metrics (hits) and the summed loss up. These exchanges are no part of a method, so the bytes of
+rounds.csv leave them out, as they do all tests.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import V_BUFFERS, Ask, Client, Reply, V
+from fedml_noniid.plugins.core.losses import Loss
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.core.training import component_views, own_model
 from fedml_noniid.plugins.core.trees import Params, Tree, row
@@ -26,7 +27,6 @@ from fedml_noniid.plugins.engines.personal import PERSONAL, noise_of, personaliz
 
 TEST = "test"  # the job of the Ask, which no component owns
 SENT, EVALUATED = "sent", "evaluated"  # the model that is sent; a few methods evaluate another one
-RANGES = {TEST: Range(0)}  # of an answer
 
 
 def asking(
@@ -38,6 +38,11 @@ def asking(
             TEST, tuple(to), params, buffers, {} if evaluated is None else {EVALUATED: evaluated}
         )
     )
+
+
+def ranges(loss: Loss) -> dict[str, Range]:
+    """The range of the numbers in an answer."""
+    return {TEST: loss.statistics_range}
 
 
 def is_test(ask: Ask) -> bool:
@@ -53,7 +58,8 @@ def answered(engine: Engine, ask: Ask, round_: int) -> Reply:
 def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
     """Each client's model on its own test samples with its labels of the round; zeros for one
     without samples."""
-    models = {SENT: ask.params, **ask.shared}
+    models, task = {SENT: ask.params, **ask.shared}, clients.task
+    width = task.loss.n_statistics(task.network.n_classes) + 1
     found: dict[str, list[Tensor]] = {name: [] for name in models}
     n_samples = []
     for client in ask.to:
@@ -63,16 +69,13 @@ def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
             samples = samples._replace(y=clients.drift.drift.labels(samples.y, at, round_))
         for name, params in models.items():
             if samples is None:
-                found[name] += torch.zeros(2, dtype=torch.float64, device=clients.device)
+                found[name].append(torch.zeros(width, dtype=torch.float64, device=clients.device))
                 continue
-            sent = Client(clients.task, params, ask.buffers, round_)
+            sent = Client(task, params, ask.buffers, round_)
             model = model_of_client(clients.algorithm, sent, row(clients.memory, at))
-            found[name] += totals(
-                clients.task.network, *model, samples, noise_of(samples, client, clients.seed)
-            )
-    parts: Params = {
-        name: torch.stack(pairs).view(-1, 2) for name, pairs in found.items()
-    }  # [M, 2]: hits, loss
+            read = noise_of(samples, client, clients.seed)
+            found[name].append(totals(task.network, *model, samples, read, task.loss))
+    parts: Params = {name: torch.stack(rows) for name, rows in found.items()}  # [M, k + 1]
     sizes = [len(clients.indices[client]) for client in ask.to]
     n, tested = numbers([*sizes, *n_samples], clients.device).view(2, -1)  # one copy to the device
     none = torch.zeros(len(ask.to), device=clients.device)
@@ -115,11 +118,13 @@ def models_of_clients(clients: Clients, params: Params, buffers: Params) -> Tree
     return stack(models)
 
 
-def scores(reply: Reply) -> dict[str, Tensor]:
+def scores(reply: Reply, of: Loss) -> dict[str, Tensor]:
     """Columns of rounds.csv: over all clients' samples together, 0-d float64 on the device; NaN
     without samples."""
     parts: Params = reply.upload[TEST]
-    n = parts["n"].sum()
-    means = {name: parts[name].sum(0) / n for name in (SENT, EVALUATED) if name in parts}  # [2]
-    accuracy, loss = means.get(EVALUATED, means[SENT])
-    return {"test_accuracy": accuracy, "test_loss": loss, "sent_accuracy": means[SENT][0]}
+    n = parts["n"].double()
+    sent, tested = (parts[name] for name in (SENT, EVALUATED if EVALUATED in parts else SENT))
+    found = of.scores(tested[:, :-1], n) | {"loss": tested[:, -1].sum() / n.sum()}
+    return {f"test_{name}": value for name, value in found.items()} | {
+        f"sent_{of.metric}": of.scores(sent[:, :-1], n)[of.metric]
+    }

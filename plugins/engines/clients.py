@@ -30,6 +30,7 @@ from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.models.model import Model
 
 PASS_BATCH = 500  # samples per batch of a pass without training
+NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
 
 
 class Clients:
@@ -98,6 +99,8 @@ class Clients:
 
     def orders(self, clients: Iterable[int], round_: int) -> list[Order]:
         """The batches of some clients' local training."""
+        if self.needs.no_training:
+            return [NO_STEPS] * len(tuple(clients))
         streams, indices, local = self._streams("batches", round_), self.indices, self.local
         passes, size, steps, drop_last = (
             local.epochs,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.losses import CROSS_ENTROPY, Loss, Metrics
 from fedml_noniid.plugins.core.task import Network
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.reading import Read
@@ -21,10 +21,16 @@ BATCH = 1000  # samples of a pass
 class Evaluation(NamedTuple):
     """Says how good a model is on a data set."""
 
-    accuracy: float
-    loss: float  # mean cross-entropy
-    per_class_accuracy: Tensor  # [C] float64 on the CPU; NaN for a class without samples
-    predictions: Tensor  # [n] int64 on the CPU
+    metrics: Mapping[str, float]  # of the loss, by name
+    loss: float  # the mean
+    # [C] float64 on the CPU, NaN for a class without samples; empty where there are no classes
+    per_class_accuracy: Tensor
+    predictions: Tensor  # [n] int64 on the CPU; [n, C] of other losses
+
+    @property
+    def accuracy(self) -> float:
+        """The fraction of hits. KeyError where there are no classes."""
+        return self.metrics["accuracy"]
 
 
 @torch.no_grad()
@@ -35,77 +41,99 @@ def evaluate(
     samples: Samples,
     batch_size: int = BATCH,
     read: Read | None = None,
+    of: Loss = CROSS_ENTROPY,
 ) -> Evaluation:
     """Eval mode, every sample once: as it is, or as `read` returns it."""
-    predicted, loss = _passes(network, params, buffers, samples, batch_size, read)
-    return _scored(network, predicted.cpu(), samples.y.cpu(), loss.item())
+    predicted, loss = _passes(network, (params, buffers), samples, batch_size, read, of)
+    return _scored(network, of, predicted.cpu(), samples.y.cpu(), loss.item())
 
 
 def pooled(
-    network: Network, found: Sequence[Evaluation | None], samples: Sequence[Samples]
+    network: Network,
+    found: Sequence[Evaluation | None],
+    samples: Sequence[Samples],
+    of: Loss = CROSS_ENTROPY,
 ) -> Evaluation | None:
     """The evaluations of several models as one, over all samples together; None if there are none.
 
     `found[k]` is that of model k on `samples[k]`; None where these are none.
     """
-    known = [(one, of.y.cpu()) for one, of in zip(found, samples, strict=True) if one is not None]
+    known = [(one, of_k.y.cpu()) for one, of_k in zip(found, samples, strict=True) if one]
     if not known:
         return None
     predicted, y = (
         torch.cat([one.predictions for one, _ in known]),
-        torch.cat([labels for _, labels in known]),
+        torch.cat([targets for _, targets in known]),
     )
-    loss = sum(one.loss * len(labels) for one, labels in known) / len(y)
-    return _scored(network, predicted, y, loss)
+    loss = sum(one.loss * len(targets) for one, targets in known) / len(y)
+    return _scored(network, of, predicted, y, loss)
 
 
-def _scored(network: Network, predicted: Tensor, y: Tensor, loss: float) -> Evaluation:
-    hits = (predicted == y).double()
+def _scored(network: Network, of: Loss, predicted: Tensor, y: Tensor, loss: float) -> Evaluation:
+    metrics = _metrics(of, predicted, y) | of.of_all(predicted, y)
+    found = {name: value.item() for name, value in metrics.items()}
+    if not of.classes:
+        return Evaluation(found, loss, torch.zeros(0, dtype=torch.float64), predicted)
     counts = torch.bincount(y, minlength=network.n_classes)
+    hits = (predicted == y).double()
     per_class = torch.bincount(y, weights=hits, minlength=network.n_classes) / counts
-    return Evaluation(hits.mean().item(), loss, per_class, predicted)
+    return Evaluation(found, loss, per_class, predicted)
+
+
+def _metrics(of: Loss, predicted: Tensor, y: Tensor) -> Metrics:
+    n = torch.full((1,), len(y), dtype=torch.float64, device=y.device)
+    return of.scores(of.statistics(predicted, y).unsqueeze(0), n)
 
 
 @torch.no_grad()
 def scores(
-    network: Network, params: Params, buffers: Params, samples: Samples
-) -> tuple[Tensor, Tensor]:
-    """(accuracy, mean cross-entropy) as in `evaluate`, 0-d float64.
-
-    They stay on the device: the host does not wait.
-    """
-    predicted, loss = _passes(network, params, buffers, samples, BATCH, None)
-    return (predicted == samples.y).double().mean(), loss
-
-
-@torch.no_grad()
-def totals(
-    network: Network, params: Params, buffers: Params, samples: Samples, read: Read | None = None
-) -> tuple[Tensor, Tensor]:
-    """(hits, cross-entropy), summed over the samples, 0-d float64.
-
-    They stay on the device, as in `scores`.
-    """
-    predicted, loss = _passes(network, params, buffers, samples, BATCH, read)
-    return (predicted == samples.y).double().sum(), loss * len(samples.y)
-
-
-def _passes(
     network: Network,
     params: Params,
     buffers: Params,
     samples: Samples,
+    of: Loss = CROSS_ENTROPY,
+) -> Metrics:
+    """The metrics and the mean `loss` as in `evaluate`, 0-d float64.
+
+    They stay on the device: the host does not wait.
+    """
+    predicted, loss = _passes(network, (params, buffers), samples, BATCH, None, of)
+    return _metrics(of, predicted, samples.y) | {"loss": loss}
+
+
+@torch.no_grad()
+def totals(
+    network: Network,
+    params: Params,
+    buffers: Params,
+    samples: Samples,
+    read: Read | None = None,
+    of: Loss = CROSS_ENTROPY,
+) -> Tensor:
+    """The statistics of the loss and its sum over the samples, [k + 1] float64.
+
+    They stay on the device, as in `scores`.
+    """
+    predicted, loss = _passes(network, (params, buffers), samples, BATCH, read, of)
+    return torch.cat([of.statistics(predicted, samples.y), (loss * len(samples.y)).view(1)])
+
+
+def _passes(
+    network: Network,
+    model: tuple[Params, Params],
+    samples: Samples,
     batch_size: int,
     read: Read | None,
+    of: Loss,
 ) -> tuple[Tensor, Tensor]:
-    """(predictions [n], mean cross-entropy 0-d float64), on the device."""
+    """(predictions [n, ...], mean loss 0-d float64), on the device."""
     predictions, losses = [], []
     positions = torch.arange(len(samples.y), device=samples.y.device)
     parts = (torch.split(leaf, batch_size) for leaf in (samples.x, samples.y, positions))
-    model = replace(cast("Any", network), plain=True)
+    plain = replace(cast("Any", network), plain=True)
     for step, (x, y, index) in enumerate(zip(*parts, strict=True)):
         inputs = x if read is None else read(samples, index, step)
-        logits = model(params, buffers, inputs, False).logits
-        predictions.append(logits.argmax(1))
-        losses.append(F.cross_entropy(logits, y, reduction="sum"))
+        outputs = plain(*model, inputs, False).logits
+        predictions.append(of.predictions(outputs))
+        losses.append(of.total(outputs, y))
     return torch.cat(predictions), torch.stack(losses).double().sum() / len(positions)

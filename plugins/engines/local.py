@@ -19,7 +19,7 @@ from torch import Tensor
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import V_BUFFERS, Ask, Client, overrides
 from fedml_noniid.plugins.core.contract import call
-from fedml_noniid.plugins.core.data import Batch, Pass, cross_entropy, masked_mean
+from fedml_noniid.plugins.core.data import Batch, Pass, masked_mean
 from fedml_noniid.plugins.core.optimizers import SGD, Optimizer
 from fedml_noniid.plugins.core.task import Output, Task
 from fedml_noniid.plugins.core.training import (
@@ -56,7 +56,7 @@ from fedml_noniid.plugins.engines.personal import PERSONAL, joined, over, parted
 from fedml_noniid.plugins.engines.step_inputs import StepInputs
 from fedml_noniid.plugins.models.model import Model
 
-# (buffers, batch, what it draws, parameters) -> the gradient of the mean cross-entropy, in the
+# (buffers, batch, what it draws, parameters) -> the gradient of the mean loss, in the
 # memory of the last gradient, and the second result of `autograd`. Its loss is that of each sample,
 # [..., B].
 Written = Callable[[Params, Batch, Params, Params], tuple[Params, Tree]]
@@ -106,15 +106,18 @@ class ClientAxis:
     def written(self, task: Task) -> Written | None:
         """The gradient of the loss, if it is written out."""
         model = cast("Model", task.network)
-        if task.fixed or not model.written_out or not (self.single or model.dense):
+        written_out = model.written_out and task.loss.written
+        if task.fixed or not written_out or not (self.single or model.dense):
             return None
         axes = 0 if self.single else 1
 
         def written(
             buffers: Params, batch: Batch, drawn: Params, params: Params
         ) -> tuple[Params, Tree]:
+            x, y, mask, *_ = batch
+            slope = partial(task.loss.gradient, y=y, mask=mask)
             grads, losses, found = model.gradient(
-                params, buffers, *batch[:3], drawn, self.memory, axes
+                params, buffers, x, slope, mask, drawn, self.memory, axes
             )
             return grads, {"loss": losses, "buffers": found.buffers, "features": found.features}
 
@@ -376,7 +379,7 @@ class LocalSteps:
             model = made(v, w)
             given = own.get(V_BUFFERS, buffers)
             out = self.axis.forward(self.task, model["params"], given, batch, drawn)
-            value = cross_entropy(out.logits, batch.y, batch.mask)
+            value = self.task.loss.mean(out.logits, batch.y, batch.mask)
             return value + model.get("penalty", 0), {"buffers": out.buffers}
 
         return own_step(self.task, own, loss, update_form(self))
@@ -395,7 +398,7 @@ class LocalSteps:
         for."""
         found = self.axis.forward(self.task, w, buffers, batch, drawn)
         logits = found.logits if self.hooks.logits is None else self.hooks.logits(found.logits, w)
-        value = cross_entropy(logits, batch.y, batch.mask)
+        value = self.task.loss.mean(logits, batch.y, batch.mask)
         extra = None if self.hooks.penalty is None else self.hooks.penalty(w, found, batch)
         value = value if extra is None else value + extra
         left = {"loss": value, "buffers": found.buffers}

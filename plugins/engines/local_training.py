@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import PlainSerializer, WrapValidator
+from pydantic import BeforeValidator, Field, PlainSerializer, WrapValidator
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import (
@@ -25,6 +25,7 @@ from fedml_noniid.plugins.rates import Rate, rate_of
 if TYPE_CHECKING:
     import torch
 
+    from fedml_noniid.plugins.core.losses import Loss
     from fedml_noniid.plugins.core.optimizers import Optimizer as Built
 
 
@@ -36,6 +37,25 @@ def _rate(value: object, number: Callable[[object], float]) -> Any:
 
 # A number, the options of a schedule, or the schedule.
 LearningRate = Annotated[Positive, WrapValidator(_rate), PlainSerializer(lambda value: value)]
+
+
+def _loss(given: Any) -> Any:
+    if isinstance(given, type):
+        given = f"{given.__module__}:{given.__qualname__}"
+    if given != DEFAULT_LOSS:  # the default imports no torch
+        from fedml_noniid.plugins.losses import loss_of
+
+        loss_of(given)
+    return given
+
+
+def _default(given: object) -> bool:
+    return given == DEFAULT_LOSS
+
+
+DEFAULT_LOSS = "cross_entropy"
+# Its name, or {name: ..., option: ...}.
+LossSetting = Annotated[Any, BeforeValidator(_loss)]
 
 
 def _optimizers() -> Mapping[str, type[Built]]:
@@ -58,6 +78,7 @@ class LocalTraining(Section):
 
     optimizer: Optimizer = "sgd"
     lr: LearningRate
+    loss: LossSetting = Field(default=DEFAULT_LOSS, exclude_if=_default)
     epochs: Count
     batch_size: Count
     momentum: Momentum | None = None  # None: the optimiser's own default
@@ -72,6 +93,13 @@ class LocalTraining(Section):
     def rate(self) -> Rate:
         """The schedule of the step size."""
         return self.lr if isinstance(self.lr, Rate) else rate_of(self.lr)
+
+    @property
+    def built_loss(self) -> Loss:
+        """The loss."""
+        from fedml_noniid.plugins.losses import loss_of
+
+        return loss_of(self.loss)
 
     def build(self, lr: float | None = None) -> Built:
         """The pure optimiser, with the step size `lr`; None: the largest of the schedule."""

@@ -38,8 +38,6 @@ from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.traffic import Meter
 
-SCORES = ("accuracy", "loss")
-
 
 class Evaluation(Callback):
     """Tests the model of a round on the test set and the validation split.
@@ -61,7 +59,8 @@ class Evaluation(Callback):
 
     def on_exchange(self, exchange: Exchange) -> None:
         ask, reply = exchange.ask, exchange.reply
-        if self.observing and ask.owner and reply.deltas:
+        observing = self.observing and exchange.task.loss.classes
+        if observing and ask.owner and reply.deltas:
             assert exchange.trained is not None, "what is trained again was trained in this round"
             name = f"{ask.owner}/{ask.job}"
             self._observed[f"{name}.test_before"] = self._by_class(exchange, exchange.trained)
@@ -74,12 +73,13 @@ class Evaluation(Callback):
         for name, samples in (("test", self.test), ("validation", self.validation)):
             found |= self._tested(name, end, evaluated, samples if end.evaluating else None)
         # Few methods evaluate another model than they send. Then both are tested.
-        found["sent_accuracy"] = found["test_accuracy"]
+        metric = end.task.loss.metric
+        found[f"sent_{metric}"] = found[f"test_{metric}"]
         if end.evaluating and done.evaluated is not None:
-            found |= self._tested("sent", end, state.params, self.test, ("accuracy",))
+            found |= self._tested("sent", end, state.params, self.test, (metric,))
         return (
             found
-            | ({} if end.client_tests is None else client_scores(end.client_tests))
+            | ({} if end.client_tests is None else client_scores(end.client_tests, end.task.loss))
             | self._observed
         )
 
@@ -119,26 +119,26 @@ class Evaluation(Callback):
         end: RoundEnd,
         params: Params,
         samples: Samples | None,
-        of: Sequence[str] = SCORES,
+        of: Sequence[str] = (),
     ) -> dict[str, Tensor | float]:
+        loss = end.task.loss
+        of = of or (*loss.metrics, "loss")
         # Where clients keep a part, no model here is whole: they test their own, and nobody the
         # validation samples.
         if samples is None or end.task.own_models:
             return {f"{name}_{score}": math.nan for score in of}
         network, model = end.task.network, (end.task.whole(params), end.done.state.buffers)
         if self.drift is None:
-            measured: tuple[Tensor, ...] = scores(network, *model, samples)
+            found = scores(network, *model, samples, loss)
         else:
             views = self.drift.views(samples.y, end.number)
-            by_view = [scores(network, *model, samples._replace(y=y)) for _, y in views]
+            by_view = [scores(network, *model, samples._replace(y=y), loss) for _, y in views]
             shares = torch.tensor(
                 [share for share, _ in views], dtype=torch.float64, device=samples.y.device
             )
-            accuracy, loss = (
-                (torch.stack(values) * shares).sum() for values in zip(*by_view, strict=True)
-            )
-            measured = accuracy, loss
-        found = dict(zip(SCORES, measured, strict=True))
+            found = {
+                score: (torch.stack([one[score] for one in by_view]) * shares).sum() for score in of
+            }
         return {f"{name}_{score}": found[score] for score in of}
 
 

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from fedml_noniid.plugins.core.errors import together
 from fedml_noniid.plugins.engines.local_training import LocalTraining
-from fedml_noniid.plugins.own_code import source_of
+from fedml_noniid.plugins.own_code import is_path, source_of
 
 if TYPE_CHECKING:
     from fedml_noniid.plugins.engines.callbacks import Callback
@@ -53,4 +53,5 @@ class RunSettings(LocalTraining):
         names = [*self.callbacks]
         if isinstance(self.lr, dict) and "decay" in self.lr:
             names.append(self.lr["decay"])
-        return {name: source_of(name) for name in names if "." in name}
+        names.append(self.loss["name"] if isinstance(self.loss, dict) else self.loss)
+        return {name: source_of(name) for name in names if is_path(name)}

@@ -12,18 +12,18 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Client, Reply
 from fedml_noniid.plugins.core.data import Pass, Reader, Samples
-from fedml_noniid.plugins.core.task import Loss, Task
+from fedml_noniid.plugins.core.losses import CrossEntropy
+from fedml_noniid.plugins.core.task import Objective, Task
 from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
-from fedml_noniid.plugins.engines.clients import Clients, numbers, to_device
+from fedml_noniid.plugins.engines.clients import NO_STEPS, Clients, numbers, to_device
 from fedml_noniid.plugins.engines.compiled import Compiled, compiled_for
 from fedml_noniid.plugins.engines.local import ClientAxis, train
 from fedml_noniid.plugins.engines.packing import stack
@@ -32,7 +32,6 @@ from fedml_noniid.plugins.engines.step_inputs import StepInputs
 from fedml_noniid.plugins.engines.storage import rows_for, unaliased
 from fedml_noniid.plugins.models.model import Model
 
-NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
 # on a CPU, where a client that waits for the longest one costs as much as one that moves
 MAX_STEP_RATIO = 2.0
 
@@ -50,7 +49,7 @@ def chunks(lengths: Sequence[int], size: int, ratio: float = MAX_STEP_RATIO) -> 
     return found
 
 
-def functional(loss: Loss, params: Params) -> tuple[Params, Tree]:
+def functional(loss: Objective, params: Params) -> tuple[Params, Tree]:
     """(gradient, aux) by torch.func, which vmap can batch."""
     grads, aux = torch.func.grad(loss, has_aux=True)(params)
     return grads, aux
@@ -183,11 +182,10 @@ class Vectorized:
     @cached_property
     def _compiled(self) -> Compiled | None:
         """The steps in C++: found, or even compiled, when they are needed first."""
-        network, on_cpu = (
-            cast("Model", self.clients.task.network),
-            self.clients.device.type == "cpu",
-        )
-        return compiled_for(network, self._gradient, self._planned) if on_cpu else None
+        task, on_cpu = self.clients.task, self.clients.device.type == "cpu"
+        if not on_cpu or type(task.loss) is not CrossEntropy:
+            return None
+        return compiled_for(cast("Model", task.network), self._gradient, self._planned)
 
     def _memory(self, ask: Ask) -> Params:
         if not self._updates or len(next(iter(self._updates.values()))) != len(ask.to):
@@ -230,11 +228,12 @@ class Vectorized:
             clients.algorithm, clients.task, axis, ask, trees, inputs, clients.graphs
         )
         # The models become differences in place. A component that sends one of their tensors sends
-        # a copy.
-        answers = unaliased(answers, found.params)
+        # a copy. Without a step they share the received model's memory.
+        params = found.params if len(steps) else tree_map(torch.clone, found.params)
+        answers = unaliased(answers, params)
         mean = found.loss / found.steps.clamp(min=1)
         return answers | {
-            "params": found.params,
+            "params": params,
             "buffers": found.buffers,
             "steps": found.steps,
             "loss": mean,

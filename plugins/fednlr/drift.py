@@ -17,13 +17,14 @@ from fedml_noniid.plugins.core.trees import Params, Tree
 
 
 def recorded(trace: Trace, client: Client) -> Tree:
-    """Table 4 on the public split, if there is one.
+    """Table 4 on the public split, if there is one and targets are classes.
 
     By class, of the last hidden layer: the mean activations [C, M_l] before and after training, the
     neurons that are bound before training [C, M_l], and the drift [C] of their activation.
     """
     task, public = client.task, client.public
-    if len(task.network.layers) < 2 or not isinstance(public, Pass):
+    shown = isinstance(public, Pass) and task.loss.classes
+    if len(task.network.layers) < 2 or not shown:
         return {}
     labels, n_classes = torch.cat([batch.y for batch in public]), task.network.n_classes
     before = last_hidden(task, client.params, client.buffers, public)

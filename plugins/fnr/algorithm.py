@@ -73,7 +73,7 @@ class FNR(Component):
 
     @property
     def needs(self) -> Needs:
-        return Needs(public=Public.LABELLED, features=True, whole_models=True)
+        return Needs(public=Public.LABELLED, features=True, whole_models=True, classes=True)
 
     def n_refined(self, cohort: int) -> int:
         """|S_re| = floor(n p); the tiny term undoes binary fractions such as 100 * 0.29 =

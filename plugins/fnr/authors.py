@@ -59,7 +59,7 @@ class FNRAuthors(FNR):
     @property
     def needs(self) -> Needs:
         public = Public.TEST_SET if self.public_data == "test" else Public.LABELLED
-        return Needs(public=public, features=True, whole_models=True)
+        return Needs(public=public, features=True, whole_models=True, classes=True)
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """With "train", F_i is from the pass in training, A_i with the statistics after it, which

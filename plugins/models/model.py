@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 from fedml_noniid.plugins.core.task import Layer, Output
 from fedml_noniid.plugins.core.trees import Params
 
+# logits [..., B, C] -> (gradient of the mean loss by them, losses of the samples [..., B])
+Slope = Callable[[Tensor], tuple[Tensor, Tensor]]
 # Precisions of the matrix products and convolutions of local training. tf32 rounds their inputs to
 # 11 bits, on a GPU only. bf16 rounds inputs and layers' outputs to 8 bits wherever torch's autocast
 # does. Both change a run's bits. Parameters, sums, losses, the server and every evaluation keep
@@ -138,12 +140,12 @@ class Model:
         params: Params,
         buffers: Params,
         x: Tensor,
-        y: Tensor,
+        slope: Slope,
         mask: Tensor | None = None,
         drawn: Params | None = None,
         out: Params | None = None,
         axes: int = 0,
     ) -> tuple[Params, Tensor, Output]:
-        """Gradient of the mean cross-entropy of a batch, cross-entropies of its samples, and
-        forward pass in training."""
+        """Gradient of the mean loss of a batch, losses of its samples, and forward pass in
+        training."""
         raise NotImplementedError

@@ -11,7 +11,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.data import log_softmax
 from fedml_noniid.plugins.core.task import Layer, Output
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.models.forward import Forward
@@ -30,7 +29,7 @@ from fedml_noniid.plugins.models.layers import (
     parts_of,
 )
 from fedml_noniid.plugins.models.layers import Output as Recorded
-from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.model import Model, Slope
 
 # Numbers that are drawn at a time, over clients and steps. On a CPU they should fit its cache, a
 # GPU wants few kernels.
@@ -212,14 +211,14 @@ class Stacked(Model):
         params: Params,
         buffers: Params,
         x: Tensor,
-        y: Tensor,
+        slope: Slope,
         mask: Tensor | None = None,
         drawn: Params | None = None,
         out: Params | None = None,
         axes: int = 0,
     ) -> tuple[Params, Tensor, Output]:
-        """Gradient of the mean cross-entropy of a batch, cross-entropies of its samples, and
-        forward pass in training.
+        """Gradient of the mean loss of a batch, losses of its samples, and forward pass in
+        training.
 
         The gradient equals autograd's to the bit, and is faster. `x` is scratch memory. `out` holds
         the memory of gradients: the next call overwrites what this one returns. `drawn`: as in
@@ -238,17 +237,8 @@ class Stacked(Model):
             axes=axes,
         )
         h, logits, back = self._traced(run, x)
-        log_p, target = log_softmax(logits), y.reshape(1, -1)
-        losses = log_p.gather(0, target).neg_().reshape(y.shape)
-        grad = torch.zeros_like(log_p)
-        if mask is None:
-            grad.scatter_(0, target, -1 / y.shape[-1])
-        else:
-            mask = mask.to(log_p.dtype)
-            fraction = -(mask / mask.sum(-1, keepdim=True).clamp(min=1))
-            grad.scatter_(0, target, fraction.reshape(1, -1))
-        grad = torch._log_softmax_backward_data(grad, log_p, 0, log_p.dtype)
-        return back(grad.t().reshape(logits.shape)), losses, Output(h, logits, run.buffers)
+        grad, losses = slope(logits)
+        return back(grad), losses, Output(h, logits, run.buffers)
 
     @cached_property
     def _first(self) -> int:

@@ -173,7 +173,7 @@ class HostTrainer(ClientTrainer):
         asked = [down.exchange, down.round, down.ask.job, down.ask.owner, counted, down.terms]
         # Running statistics leave as their change, which is small.
         start = flatten({"buffers": down.ask.buffers or self.silo.initial[1]})
-        limits = partial(wire.allowed, ranges=wire.ranges(self.terms.algorithm.components))
+        limits = partial(wire.allowed, ranges=self.terms.ranges)
         found = noise.protect(
             flatten(leaving), noise.digest(asked, wire.tensors(down)), start, limits
         )

@@ -70,7 +70,7 @@ class ServerRun:
         self._probe = Silo(terms, 0, replace(shard, parts=parts, drift=None))
         self._sample = sample.x
         self._schemas: dict[str, Tree] = {}
-        self._ranges = wire.ranges(terms.algorithm.components)
+        self._ranges = terms.ranges
         # Every round tests on them, so a run on other samples is another run.
         tests = weights_sha256({"x": test.x, "y": test.y})
         fingerprint = hashlib.sha256(f"{terms.fingerprint} {tests}".encode()).hexdigest()

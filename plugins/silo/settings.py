@@ -40,6 +40,7 @@ from fedml_noniid.plugins.models import described
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.settings import ModelSettings, build_network
 from fedml_noniid.plugins.own_code import UNKNOWN_SOURCE, look_in
+from fedml_noniid.plugins.silo import wire
 
 
 def _template(path: str) -> str:
@@ -296,6 +297,11 @@ class Terms:
     tests: int  # exchanges in which the silos test models of their own
     # What is not ours -> SHA-256 of its source. The fingerprint has it too.
     code: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ranges(self) -> wire.Ranges:
+        """The numbers that an upload may have."""
+        return wire.ranges(self.algorithm.components, self.plan.local.built_loss)
 
     @property
     def comm_round(self) -> int:

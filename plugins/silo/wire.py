@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.component import Ask, Component
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.losses import CROSS_ENTROPY, Loss
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.engines import client_tests
@@ -335,10 +336,10 @@ def _order(leaf: Tensor) -> tuple[int, ...]:
 # --------------------------------------------------------------------------------------------------
 
 
-def ranges(components: Iterable[Component]) -> Ranges:
+def ranges(components: Iterable[Component], loss: Loss = CROSS_ENTROPY) -> Ranges:
     """The ranges of what these components upload, and of all other numbers that have one."""
     found = {"n": Range(1), "steps": Range(0)}
-    found |= {f"upload/{key}": allowed for key, allowed in client_tests.RANGES.items()}
+    found |= {f"upload/{key}": allowed for key, allowed in client_tests.ranges(loss).items()}
     return found | {
         f"upload/{c.name}/{key}": allowed for c in components for key, allowed in c.ranges.items()
     }

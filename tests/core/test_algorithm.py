@@ -32,7 +32,7 @@ from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Tree, add, scale, tree_map
 from fedml_noniid.plugins.models.networks import mlp
 from fedml_noniid.plugins.recipes import METHODS, build
-from tests.recipe_table import BASES, PAIRS, PAPERS, READINGS, REPORTED, UNSOUND
+from tests.recipe_table import BASES, PAIRS, PAPERS, READINGS, REPORTED, UNSOUND, settings
 
 SETTING = Setting(n_clients=4, cohort=3, optimizer="sgd", lr=0.1, n_public=10)
 
@@ -242,7 +242,8 @@ def test_what_a_round_has_not_reached_is_absent_and_says_so(part: str, words: st
         getattr(server(), part).sum()
 
 
-UNSHARED = {("fedper", other) for other in ("fedbabu", "fedrs", "fedgen", "ccvr")}
+UNSHARED = {("fedper", other) for other in ("fedbabu", "fed3r", "fedrs", "fedgen", "ccvr")}
+NOTHING_LEFT = ({"linear_probe", "fedbabu"}, {"linear_probe", "fedper"})
 
 
 def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
@@ -251,6 +252,12 @@ def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
         shared = alone[a].exclusive & alone[b].exclusive
         if alone[a].needs.pooled or alone[b].needs.pooled:
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*no clients"):
+                build(f"{a}+{b}", {}, SETTING)
+        elif alone[a].needs.no_training or alone[b].needs.no_training:
+            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*no local step"):
+                build(f"{a}+{b}", {}, SETTING)
+        elif {a, b} in NOTHING_LEFT:
+            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*be averaged"):
                 build(f"{a}+{b}", {}, SETTING)
         elif any(
             alone[one].needs.personal
@@ -285,7 +292,8 @@ def test_every_other_pair_with_a_paper_composes() -> None:
     """And so do the combinations that the papers report."""
     assert {*PAPERS, *BASES, *READINGS, "centralised"} == set(METHODS)
     for recipe in (*PAIRS, *REPORTED):
-        assert build(recipe, {}, SETTING).name == "+".join(sorted(recipe.split("+")))
+        found = build(recipe, settings(recipe), SETTING)
+        assert found.name == "+".join(sorted(recipe.split("+")))
     assert set(REPORTED) <= {*PAIRS, *PAPERS}
 
 

@@ -40,7 +40,9 @@ NORM = ("bn1.weight", "bn1.bias", "bn1.mean", "bn1.var")
 THEIRS = {"fc1": "0", "bn1": "1", "fc2": "3", "mean": "running_mean", "var": "running_var"}
 OWN_MODELS = {"apfl", "ditto", "fedrod", "finetune"}
 REFUSED = {"fnr", "fnr_authors", "feddf", "fedftg"} | OWN_MODELS
-COMPOSES = sorted(METHODS.keys() - REFUSED - {"fedbn", "centralised"})
+# Alone it has no training to compose with, or it leaves the batch norms alone.
+OTHERS = {"fed3r", "linear_probe"}
+COMPOSES = sorted(METHODS.keys() - REFUSED - OTHERS - {"fedbn", "centralised"})
 
 
 def theirs(name: str) -> str:

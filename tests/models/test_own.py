@@ -127,7 +127,7 @@ def test_training_is_torchs_own() -> None:
 
 
 ROWS_OF_IMAGES = ("convolutions", "Pooled", "Functions")
-USES = ("features", "personal", "fixed_classifier", "whole_models")
+USES = ("features", "personal", "fixed_classifier", "fixed_body", "whole_models")
 USING = [
     entry
     for entry, (recipe, settings) in ALONE.items()

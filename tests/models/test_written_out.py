@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.data import cross_entropy, masked_mean
+from fedml_noniid.plugins.core.losses import CROSS_ENTROPY
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params
@@ -103,7 +105,8 @@ def test_the_gradient_is_autograds_to_the_bit(
     ahead = None
     if made.draws:
         ahead = next(made.draws_ahead(params, {}, x[:1], KEY.unsqueeze(0), BATCH))
-    grads, losses, out = made.gradient(params, {}, x, y, mask, ahead, axes=axes)
+    slope = partial(CROSS_ENTROPY.gradient, y=y, mask=mask)
+    grads, losses, out = made.gradient(params, {}, x, slope, mask, ahead, axes=axes)
     assert grads.keys() == expected.keys()
     for key, leaf in expected.items():
         assert torch.equal(grads[key], leaf), key
@@ -123,7 +126,8 @@ def test_a_relu_before_several_pools_reads_its_own_output() -> None:
     x = torch.randn(BATCH, 2, 10, 10, generator=torch.Generator().manual_seed(1))
     y = torch.arange(BATCH) % CLASSES
     expected, _ = by_autograd(made, params, x, y, None, 0)
-    grads, _, _ = made.gradient(params, {}, x, y)
+    slope = partial(CROSS_ENTROPY.gradient, y=y, mask=None)
+    grads, _, _ = made.gradient(params, {}, x, slope)
     for key, leaf in expected.items():
         assert torch.equal(grads[key], leaf), key
 
@@ -134,9 +138,11 @@ def test_memory_of_another_batch_changes_no_bit(batch: int) -> None:
     shape, generator = CONVOLUTIONAL["cnn"][0], torch.Generator().manual_seed(batch)
     x, y = torch.randn(batch, *shape, generator=generator), torch.arange(batch) % CLASSES
     memory: Params = {}
-    made.gradient(params, {}, torch.randn(12, *shape), torch.arange(12) % CLASSES, out=memory)
+    slope = partial(CROSS_ENTROPY.gradient, mask=None)
+    others = partial(slope, y=torch.arange(12) % CLASSES)
+    made.gradient(params, {}, torch.randn(12, *shape), others, out=memory)
     expected, expected_loss = by_autograd(made, params, x.clone(), y, None, 0)
-    grads, losses, _ = made.gradient(params, {}, x.clone(), y, out=memory)
+    grads, losses, _ = made.gradient(params, {}, x.clone(), partial(slope, y=y), out=memory)
     assert torch.equal(losses.mean(), expected_loss)
     for key, leaf in expected.items():
         assert torch.equal(grads[key], leaf), key
