@@ -163,10 +163,10 @@ class EarlyStop(Callback):
             raise UserError(
                 "callback early_stop: needs a validation split, and there is none; set validation"
             )
-        if run.start.task.personal:
+        if run.start.task.own_models:
             raise UserError(
-                f"callback early_stop: {run.start.algorithm.name} leaves a part of the model on "
-                "the clients, so no model is measured on the validation split; leave it out"
+                f"callback early_stop: with {run.start.algorithm.name} each client has a model of "
+                "its own, so none is measured on the validation split; leave it out"
             )
 
         allowed = "validation_loss", f"validation_{run.start.task.loss.metric}"

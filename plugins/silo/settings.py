@@ -351,5 +351,5 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
     personal: Tree = {}
     if parts := algorithm.needs.personal:
         *_, personal = split_personal(network, parts, *initial_model(network, 0, torch.zeros(())))
-    tests = plan.evaluations if personal else 0
+    tests = plan.evaluations if personal or algorithm.own_model is not None else 0
     return Terms(algorithm, plan, deployment.silos, fingerprint, tests, own)
