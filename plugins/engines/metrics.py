@@ -102,7 +102,7 @@ class Measuring(Callback):
         self._nothing = dict.fromkeys(found, math.nan)
 
     def measure(self, end: RoundEnd) -> Columns:
-        if not end.evaluating or end.task.personal:
+        if not end.evaluating or end.task.own_models:
             return self._nothing
         return self._measured(end.task.network, end.model, end.number)
 
