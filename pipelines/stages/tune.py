@@ -7,7 +7,6 @@ trained once, and a kill loses at most the rounds since its last checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -68,23 +67,19 @@ def tried(place: Workspace, settings: Config, title: str) -> dict[str, list[Tria
     points = [point for own in found.values() for point in own]
     seeds = tuning.wanted(settings).seeds
     laid = tuning.laid_out(settings, points, "tune", scenario, seeds)
-    refuse_personal(settings, list(found), scenario, "tune")
+    for recipe in found:
+        algorithm = check.compose(settings, recipe, scenario)
+        if algorithm.needs.personal or algorithm.own_model is not None:
+            raise UserError(
+                f"{FILE}: tune: recipe {recipe!r} has no validation accuracy, as each client has "
+                "a model of its own and the validation samples are no client's; allowed: recipes "
+                "without such methods (fedbn, fedper, ditto)"
+            )
     accuracies = measured(place, laid, title, "validation_accuracy")
     return {
         recipe: [Trial(point, accuracies[point.entry]) for point in points]
         for recipe, points in found.items()
     }
-
-
-def refuse_personal(settings: Config, names: Sequence[str], scenario: str, what: str) -> None:
-    """UserError for recipes whose clients keep a part of the model."""
-    for recipe in names:
-        if check.compose(settings, recipe, scenario).needs.personal:
-            raise UserError(
-                f"{FILE}: {what}: recipe {recipe!r} has no validation accuracy, as each client "
-                "keeps a part of the model and the validation samples are no client's; allowed: "
-                "recipes without such methods (fedbn, fedper)"
-            )
 
 
 def measured(

@@ -266,9 +266,9 @@ def _refuse_unfit(settings: Config, names: Sequence[str]) -> None:
             with checked("recipes", name):
                 algorithm = check.compose(settings, name, scenario_of(settings))
                 reason = ""
-                if algorithm.needs.personal:
+                if algorithm.needs.personal or algorithm.own_model is not None:
                     reason = (
-                        "each client keeps a part of the model, and the validation samples are no "
+                        "each client has a model of its own, and the validation samples are no "
                         "client's"
                     )
                 elif algorithm.leak:

@@ -48,7 +48,7 @@ class Clients:
             if len(positions) == 0:
                 raise UserError(f"client {client} has no samples; every client needs at least one")
         tests: Mapping[int, Samples] = {}
-        if self.task.personal:
+        if self.task.own_models:
             given = federation.tests
             tests = (
                 dict.fromkeys(self.indices, federation.test)

@@ -174,7 +174,8 @@ class Vectorized:
         )
         # Parameters, gradient, update, their successors and the received model; forward and
         # backward of a batch.
-        model = 8 * n_bytes(params)
+        models = 1 if clients.algorithm.own_model is None else 2
+        model = 8 * models * n_bytes(params)
         batch = 3 * outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
         return max(1, (self.memory_mb << 20) // (model + batch))
 

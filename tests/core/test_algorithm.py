@@ -24,6 +24,7 @@ from fedml_noniid.plugins.core.component import (
     Reply,
     Server,
     Setting,
+    overrides,
 )
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
@@ -266,6 +267,12 @@ def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
             with pytest.raises(
                 RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*keeps the [a-z ]+ on the clients"
             ):
+                build(f"{a}+{b}", {}, SETTING)
+        elif any(
+            alone[one].needs.personal and overrides(alone[other], "own_model")
+            for one, other in ((a, b), (b, a))
+        ):
+            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*tested with one"):
                 build(f"{a}+{b}", {}, SETTING)
         elif shared:
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*both own") as error:

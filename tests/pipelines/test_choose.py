@@ -199,7 +199,7 @@ def test_fedavg_takes_part_though_it_is_not_named() -> None:
         ({"data": {"validation": 0}}, "data.validation: 0 leaves no samples to choose on"),
         (
             {"recipes": {"scaffold": {"recipe": "fedbn"}}},
-            "recipes.scaffold: scaffold can't be chosen: each client keeps",
+            "recipes.scaffold: scaffold can't be chosen: each client has",
         ),
         (
             {"recipes": {"scaffold": {"recipe": "centralised"}}},
