@@ -21,7 +21,7 @@ from fedml_noniid.pipelines.tools.racing import Accuracies, Decision, Heat
 from fedml_noniid.plugins.core.options import unknown, validated
 from fedml_noniid.plugins.engines.simulation import drive
 
-RACE = ("seeds", "fresh", "eta", "finalists")
+RACE = ("grid", "seeds", "fresh", "eta", "finalists")
 HELD_OUT = 0.1  # of the training samples, for validation
 
 
@@ -64,7 +64,6 @@ def choose(
     data: Data | Split,
     recipes: Sequence[str] | Mapping[str, Mapping[str, Any]] = racing.RECIPES,
     *,
-    grid: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
     race: Mapping[str, Any] | None = None,
     processes: int = 1,
     progress: bool = True,
@@ -73,11 +72,11 @@ def choose(
 ) -> Choice:
     """Races recipes on the validation split, and compares the best with FedAvg on the test split.
 
-    `recipes`: as in `sweep`; FedAvg always takes part. `grid`: the values to try, as
-    `{"train": {"lr": [0.03, 0.1]}, "fedprox": {"mu": [0.1, 1]}}`, by default a third of `lr`, `lr`,
-    and three times `lr`. `race`: other settings of the race: `seeds` (a heat for each), `fresh`
-    (seeds of the final), `eta` (after a heat, one in `eta` goes on), `finalists`. The other
-    arguments are those of `run`. `validation` is 0.1 by default.
+    `recipes`: as in `sweep`; FedAvg always takes part. `race`: settings of the race, all of which
+    may be left out: `grid` (the values to try, such as `{"train": {"lr": [0.03, 0.1]}}`, by default
+    a third of `lr`, `lr`, and three times `lr`), `seeds` (a heat for each), `fresh` (seeds of the
+    final), `eta` (after a heat, one in `eta` goes on), `finalists`. The other arguments are those
+    of `run`. `validation` is 0.1 by default.
 
     UserError for mistakes in the arguments, and if FedAvg diverges at all of its values.
 
@@ -101,7 +100,7 @@ def choose(
     with settings.arguments(where):
         for key in race or {}:
             unknown((), key, RACE)
-        wanted = validated(ChooseSettings, {**(race or {}), "grid": settings.plain(grid)})
+        wanted = validated(ChooseSettings, settings.plain(race or {}))
         config = config.model_copy(update={"choose": wanted})
         racing.tried(config)
 
