@@ -70,6 +70,8 @@ def run(
     - of a method: its hyper-parameters under its name, such as `fnr={"p": 0.3}`
     - `callbacks`: a list such as `[nd.EarlyStop(patience=5)]`, or names and options as in
       params.yaml. Each run has copies of the objects.
+    - `metrics`: functions of yours, `[f1]` or `{f1: {"option": value}}`; `f1(outputs, labels)`
+      returns a number, or names with numbers
 
     UserError for mistakes in the arguments, and if a loss stops being finite.
 

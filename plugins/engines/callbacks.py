@@ -33,7 +33,7 @@ from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, tree_map
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Start
-from fedml_noniid.plugins.own_code import find, place
+from fedml_noniid.plugins.own_code import failure, find
 
 OURS = "fedml_noniid."  # modules whose errors are not a user's
 NAME = re.compile(r"[\w./-]+")  # of a column
@@ -263,5 +263,4 @@ def _failure(kind: type, hook: str, error: Exception) -> Exception:
     ours = kind.__module__.startswith(OURS)
     if ours or isinstance(error, UserError | MemoryError | torch.OutOfMemoryError):
         return error
-    words = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return UserError(f"callback {kind.__name__}: {hook} failed, {place(error, hook)}{words}")
+    return failure(f"callback {kind.__name__}: {hook}", error, hook)
