@@ -27,7 +27,17 @@ HELD_OUT = 0.1  # of the training samples, for validation
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Choice:
-    """The method to take, and the evidence. Accuracies in data frames are fractions."""
+    """Holds the method to take, and the evidence. Accuracies in data frames are fractions.
+
+    >>> import fedml_noniid as nd
+    >>> how = {"partition": "dirichlet", "clients": 5, "alpha": 0.5, "rounds": 2}
+    >>> race = {"seeds": [10], "fresh": [20, 21], "grid": {"train": {"lr": [0.1]}}}
+    >>> choice = nd.choose(nd.load("digits"), ["fednova"], race=race, **how)
+    >>> choice.values
+    {'train': {'lr': 0.1}}
+    >>> sorted(choice.heats["recipe"])
+    ['fedavg', 'fednova']
+    """
 
     decision: Decision
 
