@@ -137,7 +137,7 @@ class Decision(NamedTuple):
             )
         lines = [plain(rows)]
         lines += [f"{_named(point)} diverged on fresh seeds." for point in self.diverged]
-        return "\n".join([*lines, "", self.cost, *self.edges, self.sentence])
+        return "\n".join([*lines, self.cost, *self.edges, self.sentence])
 
     @property
     def edges(self) -> list[str]:
@@ -319,8 +319,6 @@ def _decided(
         ours = dict(enumerate(found[point.entry]))
         one = paired(point.recipe, ours, theirs, 1 / test_samples)
         half = per_deviation(len(theirs), LEVEL / len(compared)) * one.deviation
-        if ours == theirs:
-            half = 0.0
         ends = one.mean - half, one.mean + half
         enough = seeds_needed(one, len(compared))
         finals.append(Final(point, tuple(ours.values()), one.mean, *ends, enough))
