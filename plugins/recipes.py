@@ -38,6 +38,7 @@ from fedml_noniid.plugins.baselines.fedntd import FedNTD
 from fedml_noniid.plugins.baselines.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedml_noniid.plugins.baselines.fedper import FedPer
 from fedml_noniid.plugins.baselines.fedprox import FedProx
+from fedml_noniid.plugins.baselines.fedrep import FedRep
 from fedml_noniid.plugins.baselines.fedrod import FedRoD
 from fedml_noniid.plugins.baselines.fedrs import FedRS
 from fedml_noniid.plugins.baselines.fedsam import FedSAM
@@ -93,6 +94,7 @@ METHODS: dict[str, type[Component]] = {
         FedNTD,
         FedPer,
         FedProx,
+        FedRep,
         FedRoD,
         FedRS,
         FedSAM,

@@ -38,6 +38,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "fedntd": {"beta": 2.0, "tau": 1.5},
     "fedper": {},
     "fedprox": {"mu": 0.1},
+    "fedrep": {},
     "fedrod": {},
     "fedrs": {"alpha": 0.3},
     "fedsam": {"rho": 0.3},
@@ -100,6 +101,7 @@ UNSOUND = {
     "rfedavg+rfedavg_plus": "feature distribution regulariser",
     "fedbn+fnr": "outside of local training",
     "fedper+fnr": "outside of local training",
+    "fedrep+fnr": "outside of local training",
 }
 PAIRS = tuple(
     pair
@@ -137,6 +139,7 @@ MORE = (
     "fedlesam+scaffold",
     "fedbn+fedper",
     "ditto+scaffold",
+    "fedbn+fedrep+fedprox",
     "apfl+fedprox+fedbabu",
     "finetune+sgdm",
     "fed3r+linear_probe",

@@ -118,6 +118,9 @@ class Needs:
     # Parts of the model that each client keeps to itself: "norms" (batch norms with their running
     # statistics), "head" (the classifier), "body" (all before it), or a pattern of names.
     personal: frozenset[str] = frozenset()
+    # Passes over the local data that train the personal parts alone; then the other parts train
+    # alone, in the last step at least. 0: all train together.
+    personal_first: int = 0
     whole_models: bool = False  # whole models outside of the clients' local training
     gradient: bool = False  # `g` of `gradient_point`: one more gradient in every step
     features: bool = False  # the input of the classifier

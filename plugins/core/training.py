@@ -131,6 +131,9 @@ def descend(
             "own": own if step.beside is None else step.beside(own, params, buffers, batch),
         }
         old = {"w": params, "state": state, "buffers": buffers, "loss": total, "own": own}
+        if batch.personal is not None:
+            moved = {"w": new["w"], "state": new["state"]}
+            new |= alternated(task, batch.personal, params, moved, old)
         params, state, buffers, total, own = select(batch.live, new, old).values()
         steps = steps + (1 if batch.live is None else batch.live)
         if batch.last_epoch is not None:
@@ -138,6 +141,24 @@ def descend(
             summed = combined(torch.add, summed, scale(batch.last_epoch, tree_map(batch.sum, part)))
     mean = summed["h"] / summed["n"].clamp(min=1) if summed else None
     return Descent(params, buffers, state, steps, total, mean, own)
+
+
+def alternated(task: Task, personal: Tensor, params: Params, new: Tree, old: Tree) -> Tree:
+    """The tree `new`, with the leaves as in `old` of the parameters that rest: the client's own
+    part trains where `personal` says so, all others where it does not.
+
+    `params`: all that train. What is of no parameter, such as Adam's count of steps, is new.
+    """
+    found: Tree = {}
+    for name, leaf in new.items():
+        if isinstance(leaf, dict):
+            found[name] = alternated(task, personal, params, leaf, old[name])
+        elif name in params:
+            moves = personal if name in task.personal["params"] else ~personal
+            found[name] = torch.where(leading(moves, leaf), leaf, old[name])
+        else:
+            found[name] = leaf
+    return found
 
 
 def scaled(update: Params, factor: Params) -> Params:

@@ -154,16 +154,15 @@ def replayed(graphs: GraphRecorder, descend: Descend, began: Tree, inputs: StepI
 
 def _at(steps: Pass, at: Tensor, size: int, first: Tensor | None) -> Pass:
     """The pass of one step, of `size` samples. Its number `at` [1] is on the device."""
-    mask, live, last = (
-        None if leaf is None else leaf.index_select(0, at)
-        for leaf in (steps.mask, steps.live, steps.last)
-    )
+    of_step = {
+        name: leaf.index_select(0, at)
+        for name in ("mask", "live", "last", "personal")
+        if (leaf := getattr(steps, name)) is not None
+    }
     if first is None:
-        return replace(
-            steps, index=steps.index.index_select(0, at), mask=mask, live=live, last=last
-        )
+        return replace(steps, index=steps.index.index_select(0, at), **of_step)
     places = first.index_select(0, at) + torch.arange(size, device=at.device)
-    return replace(steps, index=steps.index.index_select(0, places), sizes=(size,), last=last)
+    return replace(steps, index=steps.index.index_select(0, places), sizes=(size,), **of_step)
 
 
 def _first(steps: Pass) -> Tensor | None:

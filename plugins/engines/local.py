@@ -28,6 +28,7 @@ from fedml_noniid.plugins.core.training import (
     Update,
     Views,
     adjusted,
+    alternated,
     component_views,
     ended,
     factor,
@@ -305,7 +306,7 @@ class LocalSteps:
         if written is None or rate is None or self.hooks.point is not None or began["own"]:
             return self._stepped(began, inputs, first, written)
         unchanged = self.hooks.term is None and not began["factor"]
-        plain = unchanged and steps.read is None and steps.last is None
+        plain = unchanged and steps.read is None and steps.last is steps.personal is None
         compiled = self.axis.compiled() if plain and len(steps) else None
         if compiled is not None:
             params, losses = compiled(began["params"], steps, rate, inputs.out)
@@ -341,6 +342,7 @@ class LocalSteps:
             # model belongs to others too, and so do the parameters of a client that has no such
             # step.
             into = None if batch.live is not None else params if step > 0 else out
+            into = None if steps.personal is not None else into  # a part stays as it is
             draws = next(drawn)
             if own:  # before w's step, which may be in place
                 beside = self._beside(own, params, buffers, batch, draws)
@@ -360,6 +362,10 @@ class LocalSteps:
                 features = part if features is None else features + part
                 weight = weight + fraction.sum(-1)
             moved, after = step_of(gradient, params, state, step, into)
+            if steps.personal is not None:
+                flag = steps.personal[step]
+                moved = alternated(self.task, flag, params, moved, params)
+                after = alternated(self.task, flag, params, after, state)
             if batch.live is None:
                 params, state, buffers = moved, after, left["buffers"]
             else:

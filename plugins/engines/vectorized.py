@@ -219,6 +219,10 @@ class Vectorized:
         }
         if clients.needs.last_epoch:
             batched["last"] = self._last(orders, clients.train.x.dtype).t()
+        if clients.needs.personal_first:
+            at = torch.arange(len(batched["index"]), device=clients.device)
+            first = numbers((order.personal for order in orders), clients.device)
+            batched["personal"] = at[:, None] < first  # [S, M]
         steps = Pass(clients.train, **batched, read=self._reader(trees["key"]))
         axis = ClientAxis(
             partial(self._client, ask, round_), self._gradient, len(orders), lambda: self._compiled

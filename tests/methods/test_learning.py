@@ -21,7 +21,7 @@ N_CLIENTS, ROUNDS = 10, 5
 # What is slow gets more rounds: a random classifier, random layers before it, a step size that is
 # a bound's, SCAFFOLD's option I, a momentum of which a tenth is new, an own model that follows the
 # received one.
-SLOW = ("fedbabu", "qfedavg", "scaffold_i", "fedcm", "ditto", "finetune")
+SLOW = ("fedbabu", "qfedavg", "scaffold_i", "fedcm", "ditto", "fedrep", "finetune")
 MORE_ROUNDS = dict.fromkeys(SLOW, 12) | {"linear_probe": 30}
 # Defaults that are made for other step sizes and losses than these.
 SETTINGS: dict[str, dict[str, object]] = {

@@ -49,7 +49,9 @@ CLASHES: dict[str, tuple[str, ...]] = {
         f"{other}+fedbn" for other in ("fnr", "fnr_authors", "feddf", "fedftg")
     ),
     "keeps the classifier on the clients, and .* whole models": tuple(
-        f"{other}+fedper" for other in ("fnr", "fnr_authors", "feddf", "fedftg")
+        f"{other}+{kept}"
+        for other in ("fnr", "fnr_authors", "feddf", "fedftg")
+        for kept in ("fedper", "fedrep")
     ),
     "keeps the classifier on the clients, and .* one that all share": tuple(
         f"{other}+fedper" for other in ("fedbabu", "fedrs", "fedgen", "ccvr")
