@@ -33,6 +33,7 @@ from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import simulation
 from fedml_noniid.plugins.engines.local_training import LearningRate
 from fedml_noniid.plugins.engines.run_settings import RunSettings
+from fedml_noniid.plugins.models.embed import EmbedSettings
 from fedml_noniid.plugins.models.settings import ModelSettings
 from fedml_noniid.plugins.own_code import is_path, look_in
 
@@ -91,6 +92,8 @@ class DataSettings(OpenSection):
     root: str = "data/raw"
     validation: Below1
     public: CountOrNone
+    # a frozen network turns the samples into vectors
+    embed: EmbedSettings | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @model_validator(mode="after")
     def _fits(self) -> DataSettings:
@@ -310,7 +313,8 @@ class Config(Section):
         """Whether results depend on files of the user beside data: on missing clients, or code."""
         scenarios = [self.scenarios[name].availability for name in self.scenario_names]
         listed = any(given is not None and given.file for given in scenarios)
-        return listed or any(map(self.own_code, self.recipe_names))
+        embeds = self.data.embed is not None and any(self.data.embed.model_code())
+        return listed or embeds or any(map(self.own_code, self.recipe_names))
 
     def composition(self, recipe: str) -> str:
         """The recipe that an entry stands for."""
