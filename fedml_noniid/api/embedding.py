@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedml_noniid.api.data import Data
@@ -17,6 +18,7 @@ from fedml_noniid.api.settings import plain
 from fedml_noniid.api.split import check_data
 from fedml_noniid.plugins.core.errors import UserError, located
 from fedml_noniid.plugins.core.options import validated
+from fedml_noniid.plugins.data.dataset import normalised
 from fedml_noniid.plugins.models import name_of
 from fedml_noniid.plugins.models.embed import EmbedSettings
 
@@ -64,5 +66,7 @@ def _as_vectors(data: Data, how: EmbedSettings, x: Any) -> Tensor | None:
         if isinstance(x, np.ndarray | Tensor) and x.ndim == 2:
             return None
         raise
+    of = data.dataset
+    x = normalised(samples.to(torch.float32, copy=True), of.mean, of.std)
     with in_turn():
-        return how.vectors(data.dataset, samples)
+        return how.vectors(x, len(of.classes), of.embedding)

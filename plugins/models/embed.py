@@ -40,6 +40,19 @@ class Backbone(NamedTuple):
     d: int  # numbers of a vector
 
 
+class Given(NamedTuple):
+    """What a network is made for."""
+
+    x: Tensor  # [1, ...], a normalised sample
+    n_classes: int
+    embedding: Tensor | None = None  # of text, the vectors of its tokens
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a sample."""
+        return tuple(self.x.shape[1:])
+
+
 class EmbedSettings(NetworkSettings):
     """How samples become vectors: the section `embed` of the data.
 
@@ -60,19 +73,32 @@ class EmbedSettings(NetworkSettings):
         self, data: Dataset, threads: int = 1, device: torch.device | str = "cpu"
     ) -> Dataset:
         """The data set of the vectors [n, d] of the samples. UserError."""
-        backbone = self._backbone(data, device)
-        parts = (data.train_x, data.test_x)
-        return self._made_of(data, backbone, [self._of(backbone, data, x, threads) for x in parts])
+        of = _given(data)
+        backbone = self._backbone(of, device)
+        parts = []
+        for raw in (data.train_x, data.test_x):
+            chunks = (_normalised(data, part) for part in torch.split(raw, self.batch))
+            parts.append(self._scaled(backbone, chunks, threads))
+        return self._made_of(data, backbone, parts)
 
     def outline(self, data: Dataset) -> Dataset:
         """As `embedded`, with zeros in place of the vectors, which costs two passes. UserError."""
-        backbone = self._backbone(data, "cpu")
+        backbone = self._backbone(_given(data), "cpu")
         lengths = (len(data.train_y), len(data.test_y))
         return self._made_of(data, backbone, [torch.zeros(n, backbone.d) for n in lengths])
 
-    def vectors(self, data: Dataset, x: Tensor, threads: int = 1) -> Tensor:
-        """The vectors [n, d] of raw samples [n, ...] as `data` has them. UserError."""
-        return self._of(self._backbone(data, "cpu"), data, x, threads)
+    def vectors(
+        self, x: Tensor, n_classes: int, embedding: Tensor | None = None, threads: int = 1
+    ) -> Tensor:
+        """The vectors [n, d] of normalised samples [n, ...], such as a silo's own. UserError.
+
+        With `normalise="channel"` they are as before that.
+        """
+        if not len(x):
+            raise UserError("there is no sample to embed", allowed="at least one")
+        backbone = self._backbone(Given(x[:1].float(), n_classes, embedding), "cpu")
+        chunks = (part.float() for part in torch.split(x, self.batch))
+        return self._scaled(backbone, chunks, threads)
 
     def _made_of(self, data: Dataset, backbone: Backbone, parts: list[Tensor]) -> Dataset:
         raw: dict[str, Any] = {one.name: getattr(data, one.name) for one in fields(Raw)}
@@ -82,49 +108,47 @@ class EmbedSettings(NetworkSettings):
         how = "channel" if self.normalise == "channel" else "none"
         return Dataset.of(data.name, Raw(**raw), how)
 
-    def _of(self, backbone: Backbone, data: Dataset, x: Tensor, threads: int) -> Tensor:
-        chunks = (normalised_chunk(data, part) for part in torch.split(x, self.batch))
-        out = passed(backbone.new, chunks, threads)
-        found = torch.cat(list(out)) if len(x) else torch.zeros(0, backbone.d)
+    def _scaled(self, backbone: Backbone, chunks: Iterable[Tensor], threads: int) -> Tensor:
+        """All vectors, of length 1 if that is asked for."""
+        found = torch.cat(self._running(lambda: list(passed(backbone.new, chunks, threads))))
         if not found.isfinite().all():
             raise UserError(f"{self._what}: a vector is not finite", allowed="finite numbers")
-        if self.normalise == "length":
-            lengths = torch.linalg.vector_norm(found, dim=1, keepdim=True)
-            found = found / torch.where(lengths > 0, lengths, 1.0)
-        return found
+        if self.normalise != "length":
+            return found
+        lengths = torch.linalg.vector_norm(found, dim=1, keepdim=True)
+        return found / torch.where(lengths > 0, lengths, 1.0)
 
     @property
     def _what(self) -> str:
         return f"model {factories.described(self.model)!r}"
 
-    def _backbone(self, data: Dataset, device: torch.device | str) -> Backbone:
+    def _backbone(self, of: Given, device: torch.device | str) -> Backbone:
         """The network with its weights, tried on one sample twice."""
         make = self._ours if self.model in factories.MODELS else self._own
-        x = normalised_chunk(data, data.train_x[:1])
-        new, taken = make(data, x, torch.device(device))
-        once, again = (self._passed(new(), x) for _ in range(2))
+        new, taken = make(of, torch.device(device))
+        with torch.inference_mode():
+            once, again = (self._running(lambda: new()(of.x)) for _ in range(2))
         if not torch.equal(once, again):
             raise UserError(
                 f"{self._what} draws random numbers in evaluation", allowed="passes that repeat"
             )
         return Backbone(new, f"{taken} of {factories.described(self.model)}", once.shape[1])
 
-    def _ours(
-        self, data: Dataset, x: Tensor, device: torch.device
-    ) -> tuple[Callable[[], Vectors], str]:
+    def _ours(self, of: Given, device: torch.device) -> tuple[Callable[[], Vectors], str]:
+        """One of our networks."""
         if self.layer:
             raise UserError(
                 f"layer = {shown(self.layer)} is refused with model {self.model!r}",
                 allowed="the input of its classifier",
             )
-        shape, n_classes = tuple(data.train_x.shape[1:]), len(data.classes)
-        network = factories.build(self.model, shape, n_classes, self.model_options, data.embedding)
-        params, buffers = network.init(torch.Generator().manual_seed(0))
-        unused = {*network.layers[-1].parameters}
-        start = self._weights(params | buffers, unused)
+        network = factories.build(
+            self.model, of.shape, of.n_classes, self.model_options, of.embedding
+        )
+        trees = network.init(torch.Generator().manual_seed(0))
+        start = self._weights(trees[0] | trees[1], network.layers[-1].parameters)
         params, buffers = (
             {name: start.get(name, leaf).to(device) for name, leaf in tree.items()}
-            for tree in (params, buffers)
+            for tree in trees
         )
 
         def vectors(x: Tensor) -> Tensor:
@@ -132,38 +156,37 @@ class EmbedSettings(NetworkSettings):
 
         return lambda: vectors, f"the input of {network.layers[-1].name}"
 
-    def _own(
-        self, data: Dataset, x: Tensor, device: torch.device
-    ) -> tuple[Callable[[], Vectors], str]:
-        facts = (tuple(data.train_x.shape[1:]), len(data.classes), data.embedding)
+    def _own(self, of: Given, device: torch.device) -> tuple[Callable[[], Vectors], str]:
+        """A module of a user. Of text, it takes the numbers of the tokens as int64."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
+            facts = (of.shape, of.n_classes, of.embedding)
             module = self._running(factories.maker(self.model, self.model_options, *facts))
         if not isinstance(module, nn.Module):
             raise UserError(
                 f"{self._what} gives a {type(module).__name__}", allowed="a torch.nn.Module"
             )
-        module.eval()
-        x = x.long() if data.embedding is not None else x
-        tap, taken = self._tap(module, x)
-        # A frozen module may forbid gradients; only a copy is asked which parameters count.
-        used = used_parameters(copy.deepcopy(tap), x, self._running)
-        state = {our_name(name): leaf for name, leaf in module.state_dict().items()}
-        unused = state.keys() - {our_name(name) for name in used}
-        unused -= {our_name(name) for name, _ in module.named_buffers()}
-        start = self._weights({k: v for k, v in state.items() if k}, unused)
-        with torch.no_grad():
-            for name, leaf in module.state_dict().items():
-                if our_name(name) in start:
-                    leaf.copy_(start[our_name(name)])
+        kind = torch.float32 if of.embedding is None else torch.int64
+        tap, taken = self._tap(module.eval(), of.x.to(kind))
+        self._load(tap, of.x.to(kind))
         module.to(device).requires_grad_(False)
 
         def new() -> Vectors:
             own = copy.deepcopy(tap)
-            is_text = data.embedding is not None
-            return lambda x: own((x.long() if is_text else x).to(device)).float().cpu()
+            return lambda x: own(x.to(device, kind)).float().cpu()
 
         return new, taken
+
+    def _load(self, tap: Tap, x: Tensor) -> None:
+        """Puts the tensors of `init` into the module."""
+        if not self.init:
+            return
+        # A copy: parameters of the module itself may forbid gradients.
+        unused = self._running(lambda: unused_parameters(copy.deepcopy(tap), x))
+        state = {our_name(name): leaf for name, leaf in tap.module.state_dict().items()}
+        wanted = {name: leaf for name, leaf in state.items() if name}
+        for name, leaf in self._weights(wanted, map(our_name, unused)).items():
+            state[name].copy_(leaf)
 
     def _weights(self, wanted: Mapping[str, Tensor], unused: Iterable[str]) -> Params:
         """The tensors of the file `init`.
@@ -212,11 +235,6 @@ class EmbedSettings(NetworkSettings):
             return Tap(module, linear[-1][0], before=True), f"the input of {linear[-1][0]}"
         return Tap(module, ""), "the output"
 
-    def _passed(self, vectors: Vectors, x: Tensor) -> Tensor:
-        with torch.inference_mode():
-            found: Tensor = self._running(lambda: vectors(x))
-        return found
-
     def _running(self, call: Callable[[], Any]) -> Any:
         """What the user's code returns. UserError with its place if it fails."""
         try:
@@ -256,18 +274,20 @@ class Tap:
         return vectors
 
 
-def used_parameters(tap: Tap, x: Tensor, running: Callable[[Callable[[], Any]], Any]) -> set[str]:
-    """The names of the parameters that the vector of a sample depends on."""
+def unused_parameters(tap: Tap, x: Tensor) -> set[str]:
+    """The names of the parameters that the vector of a sample does not depend on."""
     named = dict(tap.module.named_parameters())
-    for leaf in named.values():
-        leaf.requires_grad_(True)
+    tap.module.requires_grad_(True)
     with torch.enable_grad():
-        out = running(lambda: tap(x)).sum()
-        grads = torch.autograd.grad(out, list(named.values()), allow_unused=True)
-    return {name for name, grad in zip(named, grads, strict=True) if grad is not None}
+        grads = torch.autograd.grad(tap(x).sum(), list(named.values()), allow_unused=True)
+    return {name for name, grad in zip(named, grads, strict=True) if grad is None}
 
 
-def normalised_chunk(data: Dataset, x: Tensor) -> Tensor:
+def _given(data: Dataset) -> Given:
+    return Given(_normalised(data, data.train_x[:1]), len(data.classes), data.embedding)
+
+
+def _normalised(data: Dataset, x: Tensor) -> Tensor:
     """Raw samples [B, ...] of a data set, normalised as it says."""
     return normalised(x.to(torch.float32, copy=True), data.mean, data.std)
 

@@ -50,6 +50,13 @@ class Draws(Body):
         return super().forward(F.dropout(x, 0.5))
 
 
+class Late(Body):
+    """Fails on another number of samples than one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(1, 1, 8, 8))
+
+
 class Infinite(Body):
     """Divides by the first pixel, which is 0 before it is normalised."""
 
@@ -126,8 +133,8 @@ def test_threads_share_the_chunks_and_change_no_bit(file: Path) -> None:
     assert alone.checksum == beside.checksum
     other = settings(init=str(file), batch=7).embedded(DIGITS)
     torch.testing.assert_close(other.train_x, alone.train_x, rtol=1e-5, atol=1e-5)
-    raw = DIGITS.test_x[:100].float()
-    assert torch.equal(one.vectors(DIGITS, raw), alone.test_x[:100])
+    of_silo = one.vectors(DIGITS.normalised("test")[:100], 10)
+    assert torch.equal(of_silo, alone.test_x[:100]), "a silo embeds its own samples"
     assert one.outline(DIGITS).train_x.shape == alone.train_x.shape
 
 
@@ -168,6 +175,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Tensor] | None, str]] = [
     ({"model": Draws}, None, "Draws' draws random numbers in evaluation"),
     ({"model": Infinite}, None, "a vector is not finite"),
     ({"model_options": {"width": 0.5}}, None, "Body' fails: .*Error: "),
+    ({"model": Late}, None, "Late' fails: .*, line .*: RuntimeError: shape"),
     ({"model": lambda: 3}, None, "gives a int; allowed: a torch.nn.Module"),
 ]
 
@@ -222,3 +230,13 @@ def test_frozen_layers_of_a_network_give_the_same_classifier(file: Path) -> None
     for mine, other in (("fc.weight", "out.weight"), ("fc.bias", "out.bias")):
         largest = one[mine].abs().max()
         np.testing.assert_allclose(two[other], one[mine], rtol=0, atol=1e-4 * largest)
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first example. Random weights do well on digits: more features than pixels."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "frozen_features.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, "frozen_features.md", "exec"), names)
+    assert names["fed3r"].rounds["test_accuracy"].iloc[-1] > 0.9
