@@ -11,6 +11,8 @@ input raises `UserError` with one line per mistake.
 True
 """
 
+from fedml_noniid.api.choosing import Choice as Choice
+from fedml_noniid.api.choosing import choose as choose
 from fedml_noniid.api.data import Data as Data
 from fedml_noniid.api.data import from_arrays as from_arrays
 from fedml_noniid.api.data import from_frame as from_frame

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.plugins.core.errors import UserError
 
 COLUMNS = ("round", "test_accuracy", "bytes_up", "bytes_down")
-FINAL = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
+TESTED = ("test_", "validation_")  # begin the columns of accuracy, loss and metrics
+METRIC = "metric/"  # begins the names of the user's metrics in metrics.json and per_client.csv
 RERUN = "delete its folder and run `noniid run` again"
 
 
@@ -62,6 +63,11 @@ def read(root: Path, repository: Path | None = None) -> list[ItemResult]:
         _result(root, repository or root, path.parent)
         for path in sorted((root / "runs").glob("*/run.json"))
     ]
+
+
+def finals(columns: Iterable[str]) -> list[str]:
+    """The columns of rounds.csv that say how good a model is."""
+    return [name for name in columns if name.startswith(TESTED)]
 
 
 def rows(path: Path, rounds: int | None = None) -> tuple[dict[str, float], ...]:

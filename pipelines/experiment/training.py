@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from safetensors.torch import save
 
 from fedml_noniid.pipelines.experiment.items import Item
-from fedml_noniid.pipelines.experiment.results import FINAL
+from fedml_noniid.pipelines.experiment.results import finals
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.engines.callbacks import Row
@@ -76,7 +76,7 @@ def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
         "composition": item.settings.composition(unit.recipe),
         "params": item.settings.params(unit),
         "tags": tags_of(item, simulation, fingerprint),
-        "final": {key: last[key] for key in FINAL if last[key] == last[key]},
+        "final": {key: last[key] for key in finals(last) if last[key] == last[key]},
         "rounds": simulation.loop.done,
         "weights_sha256": weights_sha256(tensors),
         "notes": list(item.data.notes),

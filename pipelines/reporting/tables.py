@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from fedml_noniid.pipelines.experiment.results import METRIC
 from fedml_noniid.pipelines.reporting.comparison import Comparison, against
 from fedml_noniid.pipelines.reporting.summary import BASELINE, MethodSummary, ScenarioSummary
-from fedml_noniid.pipelines.reporting.text import MIB, NONE, mib, percent, points
+from fedml_noniid.pipelines.reporting.text import MIB, NONE, mib, percent, plus_minus, points
 
 FINAL = "last round, %"  # title of the column that the methods are ordered by
 # Columns of `MethodSummary.runs` in summary.csv, each with these parts.
@@ -54,7 +55,8 @@ def cells(scenario: ScenarioSummary) -> list[list[str]]:
 def _row(scenario: ScenarioSummary, one: MethodSummary, best: Comparison | None) -> dict[str, str]:
     """A method's cells by the title of their column.
 
-    The noisy test has a column only where clients have noise. `best`: against the best mean.
+    The noisy test has a column only where clients have noise; each metric of the user has one.
+    `best`: against the best mean.
     """
     base, numbers, mark = scenario.baseline, one.spreads, ""
     if best is not None and best.same:
@@ -72,9 +74,15 @@ def _row(scenario: ScenarioSummary, one: MethodSummary, best: Comparison | None)
         f"vs {base.recipe if base else BASELINE}": percent(numbers.get("vs_baseline"), sign="+"),
         "worst client, %": percent(numbers.get("worst_client")),
         **({"noisy test, %": percent(numbers.get("noisy_test"))} if noisy else {}),
+        **{name: plus_minus(one.metrics.get(name), 4) for name in _own_metrics(scenario)},
         "MiB total": mib(numbers["traffic_total_bytes"].mean),
         "seeds": str(len(one.seeds)),
     }
+
+
+def _own_metrics(scenario: ScenarioSummary) -> list[str]:
+    """The names of the user's metrics."""
+    return [*dict.fromkeys(name for one in scenario.methods for name in one.metrics)]
 
 
 def compared(scenario: ScenarioSummary) -> list[tuple[str, list[list[str]]]]:
@@ -126,7 +134,7 @@ def summary_csv(scenarios: Iterable[ScenarioSummary]) -> str:
                 "baseline": scenario.baseline.recipe if scenario.baseline else "",
                 "one_class_seeds": " ".join(map(str, one.one_class)),
             }
-            for column in COLUMNS:
+            for column in (*COLUMNS, *(f"{METRIC}{name}" for name in _own_metrics(scenario))):
                 numbers = one.spreads.get(column) or (None, None, 0)
                 row |= {f"{column}_{part}": x for part, x in zip(PARTS, numbers, strict=True)}
             for other, comparisons in with_others.items():

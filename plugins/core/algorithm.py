@@ -103,6 +103,11 @@ class Algorithm:
         return Needs(**most | {"personal": frozenset().union(*(part.personal for part in parts))})
 
     @property
+    def own_model(self) -> Component | None:
+        """The component that gives each client a model of its own, if one does."""
+        return next((c for c in self.components if overrides(c, "own_model")), None)
+
+    @property
     def leak(self) -> str:
         """How the recipe uses the test set, in words; "" if it does not."""
         leaking = [c.name for c in self.components if c.needs.public is Public.TEST_SET]
@@ -281,6 +286,11 @@ def _unsound(a: Component, b: Component) -> str:
         return (
             f"{a.name!r} keeps the {kept} on the clients, and {b.name!r} needs whole models "
             "outside of local training"
+        )
+    if a.needs.personal and overrides(b, "own_model"):
+        return (
+            f"{a.name!r} makes a client's own model of the received one and a part that it keeps, "
+            f"{b.name!r} in another way, and a client is tested with one"
         )
     if HEAD in a.needs.personal and (b.needs.classifier or b.needs.fixed_classifier):
         return (

@@ -22,6 +22,7 @@ from fedml_noniid.plugins.core.component import (
     Component,
     Exclusive,
     Needs,
+    OwnModel,
     Reply,
     Weights,
 )
@@ -110,6 +111,11 @@ HOOKS = {
         lambda found, client: _params(
             found, client.task.personal.get("params", {}) | client.params
         ),
+    ),
+    "own_model": Returns(
+        "an OwnModel with the names of all parameters of w, or None",
+        OwnModel,
+        lambda found, v, w, _: tree(found.params) and found.params.keys() == w.keys(),
     ),
     "report": AN_ANSWER,
     "answer": AN_ANSWER,

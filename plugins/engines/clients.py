@@ -48,7 +48,7 @@ class Clients:
             if len(positions) == 0:
                 raise UserError(f"client {client} has no samples; every client needs at least one")
         tests: Mapping[int, Samples] = {}
-        if self.task.personal:
+        if self.task.own_models:
             given = federation.tests
             tests = (
                 dict.fromkeys(self.indices, federation.test)
@@ -102,6 +102,7 @@ class Clients:
         if self.needs.no_training:
             return [NO_STEPS] * len(tuple(clients))
         streams, indices, local = self._streams("batches", round_), self.indices, self.local
+        first = self.needs.personal_first
         passes, size, steps, drop_last = (
             local.epochs,
             local.batch_size,
@@ -109,7 +110,7 @@ class Clients:
             local.drop_last,
         )
         return [
-            epochs(indices[client], passes, size, streams(client), steps, drop_last)
+            epochs(indices[client], passes, size, streams(client), steps, drop_last, first)
             for client in clients
         ]
 

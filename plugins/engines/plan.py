@@ -108,7 +108,8 @@ class Start(NamedTuple):
             )
         configured = replace(cast("Any", network), precision=plan.local.precision)
         optimizer, loss = plan.local.build(plan.lr(1)), plan.local.built_loss
-        task = Task(configured, optimizer, fixed, personal, loss=loss)
+        own_models = bool(personal) or algorithm.own_model is not None
+        task = Task(configured, optimizer, fixed, personal, own_models, loss=loss)
         return Start(algorithm, plan, algorithm.prepared(task), trained, buffers)
 
     def task_at(self, t: int) -> Task:

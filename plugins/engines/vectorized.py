@@ -174,7 +174,8 @@ class Vectorized:
         )
         # Parameters, gradient, update, their successors and the received model; forward and
         # backward of a batch.
-        model = 8 * n_bytes(params)
+        models = 1 if clients.algorithm.own_model is None else 2
+        model = 8 * models * n_bytes(params)
         batch = 3 * outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
         return max(1, (self.memory_mb << 20) // (model + batch))
 
@@ -218,6 +219,10 @@ class Vectorized:
         }
         if clients.needs.last_epoch:
             batched["last"] = self._last(orders, clients.train.x.dtype).t()
+        if clients.needs.personal_first:
+            at = torch.arange(len(batched["index"]), device=clients.device)
+            first = numbers((order.personal for order in orders), clients.device)
+            batched["personal"] = at[:, None] < first  # [S, M]
         steps = Pass(clients.train, **batched, read=self._reader(trees["key"]))
         axis = ClientAxis(
             partial(self._client, ask, round_), self._gradient, len(orders), lambda: self._compiled

@@ -153,7 +153,7 @@ class Process:
         file = results.RunFile(self.folder / results.CHECKPOINT, secrets.token_hex(8))
         aggregator = aggregator_class(model, args, self.shard, [OnRow(on_round)], file)
         server_run = aggregator.server_run
-        if server_run.loop.start.task.personal:
+        if server_run.loop.start.task.own_models:
             LOG.warning(
                 "recipe %s: each silo keeps a part of the model to itself and tests its own model; "
                 "accuracies are over the test samples in the silos' files",

@@ -24,6 +24,7 @@ from fedml_noniid.plugins.core.component import (
     Reply,
     Server,
     Setting,
+    overrides,
 )
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
@@ -241,8 +242,12 @@ def test_what_a_round_has_not_reached_is_absent_and_says_so(part: str, words: st
         getattr(server(), part).sum()
 
 
-UNSHARED = {("fedper", other) for other in ("fedbabu", "fed3r", "fedrs", "fedgen", "ccvr")}
-NOTHING_LEFT = ({"linear_probe", "fedbabu"}, {"linear_probe", "fedper"})
+UNSHARED = {
+    (kept, other)
+    for kept in ("fedper", "fedrep")
+    for other in ("fedbabu", "fed3r", "fedrs", "fedgen", "ccvr")
+}
+NOTHING_LEFT = [{"linear_probe", other} for other in ("fedbabu", "fedper", "fedrep")]
 
 
 def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
@@ -266,6 +271,12 @@ def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
             with pytest.raises(
                 RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*keeps the [a-z ]+ on the clients"
             ):
+                build(f"{a}+{b}", {}, SETTING)
+        elif any(
+            alone[one].needs.personal and overrides(alone[other], "own_model")
+            for one, other in ((a, b), (b, a))
+        ):
+            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*tested with one"):
                 build(f"{a}+{b}", {}, SETTING)
         elif shared:
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*both own") as error:

@@ -49,10 +49,16 @@ CLASHES: dict[str, tuple[str, ...]] = {
         f"{other}+fedbn" for other in ("fnr", "fnr_authors", "feddf", "fedftg")
     ),
     "keeps the classifier on the clients, and .* whole models": tuple(
-        f"{other}+fedper" for other in ("fnr", "fnr_authors", "feddf", "fedftg")
+        f"{other}+{kept}"
+        for other in ("fnr", "fnr_authors", "feddf", "fedftg")
+        for kept in ("fedper", "fedrep")
     ),
     "keeps the classifier on the clients, and .* one that all share": tuple(
         f"{other}+fedper" for other in ("fedbabu", "fedrs", "fedgen", "ccvr")
+    ),
+    "a client is tested with one": (
+        *(f"{kept}+{own}" for kept in ("fedbn", "fedper") for own in ("ditto", "apfl", "fedrod")),
+        *map("+".join, combinations(("ditto", "apfl", "fedrod", "finetune"), 2)),
     ),
     "no clients": tuple(
         f"{other}+centralised" for other in ("fedprox", "fnr", "datasharing", "scaffold")

@@ -93,7 +93,7 @@ def test_what_options_are_refused() -> None:
     for given, message in (
         (
             {"hiden": 4},
-            r"model_options.hiden is unknown \(did you mean 'hidden'\?\); allowed: n_cla",
+            r"model_options.hiden is unknown \(did you mean 'hidden'\?\); allowed: hidden, p",
         ),
         ({"head": "fc1"}, "head = 'fc1' is refused; allowed: fc, out"),
     ):
