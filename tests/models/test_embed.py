@@ -174,7 +174,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Tensor] | None, str]] = [
     ({"layer": "cov"}, None, "layer = 'cov' is refused; allowed: conv, norm, drop, mid, out"),
     ({"model": Draws}, None, "Draws' draws random numbers in evaluation"),
     ({"model": Infinite}, None, "a vector is not finite"),
-    ({"model_options": {"width": 0.5}}, None, "Body' fails: .*Error: "),
+    ({"model_options": {"width": 0.5}}, None, "model_options.width = 0.5 is refused"),
     ({"model": Late}, None, "Late' fails: .*, line .*: RuntimeError: shape"),
     ({"model": lambda: 3}, None, "gives a int; allowed: a torch.nn.Module"),
 ]
