@@ -33,6 +33,7 @@ from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import simulation
 from fedml_noniid.plugins.engines.local_training import LearningRate
 from fedml_noniid.plugins.engines.run_settings import RunSettings
+from fedml_noniid.plugins.models.embed import EmbedSettings
 from fedml_noniid.plugins.models.settings import ModelSettings
 from fedml_noniid.plugins.own_code import is_own, is_path, look_in, source_of
 
@@ -96,6 +97,8 @@ class DataSettings(OpenSection):
     root: str = "data/raw"
     validation: Below1
     public: CountOrNone
+    # a frozen network turns the samples into vectors
+    embed: EmbedSettings | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @model_validator(mode="after")
     def _fits(self) -> DataSettings:
@@ -110,9 +113,13 @@ class DataSettings(OpenSection):
         """
         return {key: value for key, value in super().options.items() if value is not None}
 
-    def own_code(self) -> dict[str, str]:
+    def reader_code(self) -> dict[str, str]:
         """The user's reader, if it is his own: name -> SHA-256 of its source."""
         return {self.name: source_of(self.name)} if is_own(self.name) else {}
+
+    def own_code(self) -> dict[str, str]:
+        """The user's code that the data depend on: the reader, and the network of `embed`."""
+        return self.reader_code() | ({} if self.embed is None else self.embed.model_code())
 
 
 class RecipeTraining(Section):

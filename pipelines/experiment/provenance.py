@@ -39,6 +39,7 @@ REGISTRY = "fedml_noniid.plugins.recipes"
 LISTS = (
     REGISTRY,
     "fedml_noniid.pipelines.experiment.config",
+    "fedml_noniid.pipelines.experiment.embedding",
     "fedml_noniid.pipelines.experiment.scenario",
     "fedml_noniid.plugins.engines.local_training",
     "fedml_noniid.plugins.engines.run_settings",
@@ -59,6 +60,7 @@ NO_CODE = tuple(
     )
 )
 SILO = "fedml_noniid.plugins.silo"
+EMBED = "fedml_noniid.plugins.models.embed"
 
 
 def plan(
@@ -100,9 +102,12 @@ def plan(
 
 def preparing(settings: Config, user_files: Mapping[str, str] | None = None) -> dict[str, str]:
     """The entry `prepare` of `plan`."""
-    code_of_stage = code("fedml_noniid.pipelines.stages.prepare")
-    own = _listed(settings.data.own_code())
-    return {settings.data.name: digest(_read(settings), user_files or {}, code_of_stage, *own)}
+    made_of = [_read(settings), user_files or {}, code("fedml_noniid.pipelines.stages.prepare")]
+    made_of += _listed(settings.data.reader_code())
+    embed = settings.data.embed
+    if embed is not None:
+        made_of += [embed.model_code(), machine_kind(settings), code(EMBED)]
+    return {settings.data.name: digest(*made_of)}
 
 
 def _listed(own_code: Mapping[str, str]) -> list[Mapping[str, str]]:
