@@ -129,7 +129,7 @@ def divided(
     try:
         clients = partition(
             scenario.partition,
-            data.train_y.numpy(),
+            data.strata.train,
             np.concatenate(indices.clients),
             wanted.silos,
             wanted.seed,

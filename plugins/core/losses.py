@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedml_noniid.plugins.core.data import cross_entropies, log_softmax, masked_mean
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import Range
 
 Metrics = dict[str, Tensor]  # 0-d float64 by name
@@ -46,6 +47,18 @@ class Loss:
     def refused(self, y: Tensor) -> str:
         """What is wrong with float targets [n, C]; "" if nothing is."""
         return ""
+
+    def check(self, y: Tensor) -> None:
+        """UserError for targets that this loss does not take."""
+        name = type(self).__name__
+        if y.is_floating_point() == self.classes:
+            kinds = "classes", "numbers, not classes"
+            raise UserError(
+                f"loss {name}: the targets are {kinds[y.is_floating_point()]}",
+                allowed="mse, huber or bce" if self.classes else "cross_entropy, or float targets",
+            )
+        if why := "" if self.classes else self.refused(y):
+            raise UserError(f"loss {name}: a target {why}")
 
     def values(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of each sample, [..., B, C] and [..., B(, C)] -> [..., B]."""

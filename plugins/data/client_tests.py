@@ -23,8 +23,9 @@ def client_tests(data: Dataset, clients: Sequence[Ints], kind: str, seed: int) -
     """
     if kind in BY_OWNER and data.train_owner is not None and data.test_owner is not None:
         return of_owners(clients, data.train_owner.numpy(), data.test_owner.numpy())
-    counts = class_counts(data.train_y.numpy(), clients, len(data.classes))
-    return in_proportion(counts, data.test_y.numpy(), stream(seed, "test clients"))
+    names, train, test = data.strata
+    counts = class_counts(train, clients, len(names))
+    return in_proportion(counts, test, stream(seed, "test clients"))
 
 
 def in_proportion(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> list[Ints]:
