@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -109,6 +109,9 @@ class MultiLabel(Elementwise):
     def refused(self, y: Tensor) -> str:
         return "" if bool(((y == 0) | (y == 1)).all()) else "is neither 0 nor 1"
 
+    def answers(self, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid()
+
     def n_statistics(self, n_outputs: int) -> int:
         return 3 * n_outputs
 
@@ -167,13 +170,22 @@ class Metric(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """ ", %" behind its name, or nothing."""
+        """What stands behind its name in a title."""
         return ", %" if self.percent else ""
 
     @property
-    def factor(self) -> float:
+    def factor(self) -> int:
         """From the number to what is shown."""
-        return 100.0 if self.percent else 1.0
+        return 100 if self.percent else 1
+
+    @property
+    def decimals(self) -> int:
+        """Of what is shown."""
+        return 2 if self.percent else 4
+
+    def shown(self, value: float) -> str:
+        """The number with its unit: `91.00 %`, `0.9100`."""
+        return f"{self.factor * value:.{self.decimals}f}{' %' if self.percent else ''}"
 
 
 METRICS: Mapping[str, Metric] = {
@@ -185,6 +197,17 @@ METRICS: Mapping[str, Metric] = {
     "micro_f1": Metric("micro-F1", True),
     "auc": Metric("AUC", False),
 }
+
+
+def main_of(row: Iterable[str]) -> str:
+    """The main metric of a run, by the columns of its rounds.csv: the first that is tested."""
+    tested = (name.removeprefix("test_") for name in row if name.startswith("test_"))
+    return next(name for name in tested if name not in ("loss", "samples"))
+
+
+def metric_of(name: str) -> Metric:
+    """How a metric is written, also one of a loss of your own."""
+    return METRICS.get(name, Metric(name, False))
 
 
 def loss_of(given: object) -> Loss:

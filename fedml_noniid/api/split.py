@@ -78,7 +78,9 @@ class Split:
         """
         clients = pd.RangeIndex(len(self.partition.counts), name="client")
         return pd.DataFrame(
-            self.partition.counts, clients, pd.Index(self.data.dataset.strata.names, name="class")
+            self.partition.counts,
+            clients,
+            pd.Index(self.data.dataset.strata.names, name=self._groups),
         )
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -111,6 +113,11 @@ class Split:
         )
         distance = f"label distance {found['label_distance_mean']:.2f} on average"
         return f"{self.data.name}, {self._words}, seed {self.seed}: {clients}, {distance}"
+
+    @property
+    def _groups(self) -> str:
+        """What the columns of the table are."""
+        return "class" if self.data.dataset.has_classes else "stratum"
 
     @property
     def _words(self) -> str:

@@ -76,7 +76,7 @@ def tried(place: Workspace, settings: Config, title: str) -> dict[str, list[Tria
     partitions(place, laid)
     diverged = train(place, laid, title)
     measured = {
-        run.key: run.column("validation_accuracy")
+        run.key: run.column(f"validation_{run.main}")
         for run in results.read(place.root, place.repository)
     }
 
@@ -86,8 +86,8 @@ def tried(place: Workspace, settings: Config, title: str) -> dict[str, list[Tria
             return ()
         if not all(measured[key] for key in keys):
             raise UserError(
-                f"{FILE}: tune: {scenario} has no validation accuracy; data.validation has to be "
-                "above 0"
+                f"{FILE}: tune: {scenario} has no validation {laid.train.built_loss.metric}; "
+                "data.validation has to be above 0"
             )
         return tuple(measured[key][-1] for key in keys)
 

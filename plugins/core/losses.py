@@ -55,7 +55,9 @@ class Loss:
             kinds = "classes", "numbers, not classes"
             raise UserError(
                 f"loss {name}: the targets are {kinds[y.is_floating_point()]}",
-                allowed="mse, huber or bce" if self.classes else "cross_entropy, or float targets",
+                allowed="mse, huber or bce; classes are whole numbers or text"
+                if self.classes
+                else "cross_entropy, or float targets",
             )
         if why := "" if self.classes else self.refused(y):
             raise UserError(f"loss {name}: a target {why}")
@@ -84,6 +86,10 @@ class Loss:
         """k."""
         raise NotImplementedError
 
+    def answers(self, outputs: Tensor) -> Tensor:
+        """What a user is told, [n, C]: probabilities, or the outputs as they are."""
+        return outputs
+
     def statistics(self, predictions: Tensor, y: Tensor) -> Tensor:
         """What `scores` takes of some samples, [k] float64."""
         raise NotImplementedError
@@ -106,6 +112,9 @@ class Classification(Loss):
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(1)
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(1)
 
     def n_statistics(self, n_outputs: int) -> int:
         return 1

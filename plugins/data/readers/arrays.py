@@ -236,9 +236,15 @@ def _targets(parts: Sequence[_Part]) -> tuple[list[str], list[Array]]:
     return user_data.targets(columns, names, [p.where("y") for p in parts], lambda i: f"row {i}")
 
 
+def _is_target(y: Array) -> bool:
+    """Whether y holds numbers or several labels, not classes."""
+    labels = y.dtype.kind in "iub" and y.ndim == 2 and y.shape[1] > 1
+    return y.dtype.kind == "f" or (labels and bool(np.isin(y, (0, 1)).all()))
+
+
 def _labels(parts: Sequence[_Part]) -> tuple[list[str], list[Array]]:
     """The classes of y, and their labels; or the names of the targets, and the targets."""
-    if any(part.arrays["y"].dtype.kind == "f" or part.arrays["y"].ndim == 2 for part in parts):
+    if any(_is_target(part.arrays["y"]) for part in parts):
         return _targets(parts)
     found = _whole_or_text(parts, "y")
     names, where = parts[0].arrays.get("classes"), parts[0].where("classes")
