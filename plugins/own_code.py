@@ -1,4 +1,5 @@
-"""Finds classes by name: ours by a short one, a user's own as `package.module.Class`."""
+"""Finds what a user wrote by name: as `package.module.Class`, `package.module:function`, or an
+object that this process was given."""
 
 from __future__ import annotations
 
@@ -8,16 +9,20 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
-from fedml_noniid.plugins.core.errors import UserError, closest, shown
+from pydantic import ConfigDict, Field, create_model
+
+from fedml_noniid.plugins.core.errors import REFUSED, UNKNOWN, UserError, closest, shown
+from fedml_noniid.plugins.core.options import STRICT, checked_type, validated
 
 T = TypeVar("T")
 OURS = "fedml_noniid"  # the name that all our modules are imported by
 UNKNOWN_SOURCE = "unknown"  # in place of a hash
 TORCH = "/site-packages/torch/"  # no place for a user to look at
+_given: dict[str, Any] = {}  # objects that this process was given, by the name that they got
 
 
 def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) -> type[T]:
@@ -32,6 +37,103 @@ def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) ->
             meant=closest(name, ours),
         )
     return load(f"{what} {name!r}", *split_path(name), kind, own)
+
+
+def name_of(value: object) -> str:
+    """The name under which `object_of` finds a user's object: its dotted path, or one that only
+    this process knows."""
+    module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+    if module != "__main__" and getattr(sys.modules.get(module), name, None) is value:
+        return f"{module}:{name}"
+    for known, given in _given.items():
+        if given is value:
+            return known
+    name = f"{name or type(value).__name__} of this process, {len(_given) + 1}"
+    _given[name] = value
+    return name
+
+
+def given(name: str) -> Any:
+    """The object that this process was given under a name of `name_of`; None for other names."""
+    return _given.get(name)
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is the dotted path of a user's code, which other processes find too."""
+    return name not in _given and is_path(name)
+
+
+def object_of(what: str, name: object, ours: Mapping[str, Any], allowed: str) -> Any:
+    """The object of a name: one of ours, one that this process was given, or one of a module.
+
+    `what` is its kind. UserError for an unknown name, and for a module that can't be imported.
+    """
+    if isinstance(name, str) and name in ours:
+        return ours[name]
+    if isinstance(name, str) and name in _given:
+        return _given[name]
+    if not isinstance(name, str) or not is_path(name):
+        raise UserError(
+            UNKNOWN if isinstance(name, str) else REFUSED,
+            value=name,
+            allowed=f"{', '.join([*ours, ''])}or {allowed}" if ours else allowed,
+            meant=closest(name, ours),
+        )
+    return imported(f"{what} {name!r}", *split_path(name), allowed)
+
+
+def function_of(what: str, name: object, ours: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function of a name, as `object_of` finds it. UserError."""
+    allowed = "a function of your own as package.module:name"
+    found = object_of(what, name, ours, allowed)
+    if not callable(found):
+        raise UserError(f"{what} {name!r} is a {type(found).__name__}", allowed=allowed)
+    function: Callable[..., Any] = found
+    return function
+
+
+def check_arguments(
+    function: Callable[..., object], values: Mapping[str, object], filled: Iterable[str] = ()
+) -> None:
+    """UserError with every mistake unless a user's function takes `values` by name.
+
+    `filled`: the arguments that it gets beside them. Types are checked where it has annotations of
+    numbers, texts and flags.
+    """
+    kind = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except (NameError, TypeError, AttributeError):  # no annotations, or some for type checkers only
+        hints = {}
+    takes_all, names, fields = False, set(filled), dict[str, Any]()
+    for number, one in enumerate(inspect.signature(function).parameters.values()):
+        takes_all |= one.kind is one.VAR_KEYWORD
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and one.name not in names:
+            default = ... if one.default is one.empty else one.default
+            # An alias: any name may be an argument, but not a field.
+            field = Field(default, alias=one.name)
+            fields[f"argument_{number}"] = checked_type(hints.get(one.name, Any)), field
+    extra = ConfigDict(extra="allow") if takes_all else ConfigDict()
+    validated(create_model("Arguments", __config__=STRICT | extra, **fields), values)
+
+
+def call(what: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What a user's function returns. UserError says where it failed; `what` begins it."""
+    try:
+        return function(*args, **options)
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # of any kind: the code is the user's
+        raise failure(what, error, getattr(function, "__name__", "")) from error
+
+
+def failure(what: str, error: Exception, function: str) -> UserError:
+    """The error of a user's code in one line, with its file and line."""
+    return UserError(f"{what} failed, {place(error, function)}{_told(error)}")
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def is_path(name: str) -> bool:
@@ -58,9 +160,8 @@ def imported(what: str, module: str, attribute: str, allowed: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # of any kind: the code is the user's
-        told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(
-            f"{what} can't be imported, {place(error, '')}{told}; allowed: {allowed}"
+            f"{what} can't be imported, {place(error, '')}{_told(error)}; allowed: {allowed}"
         ) from error
 
 

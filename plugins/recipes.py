@@ -13,9 +13,12 @@ from dataclasses import replace
 from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from fedml_noniid.plugins import foreign
+from fedml_noniid.plugins.baselines.apfl import APFL
 from fedml_noniid.plugins.baselines.ccvr import CCVR
 from fedml_noniid.plugins.baselines.centralised import Centralised
 from fedml_noniid.plugins.baselines.datasharing import DataSharing
+from fedml_noniid.plugins.baselines.ditto import Ditto
+from fedml_noniid.plugins.baselines.fed3r import Fed3R
 from fedml_noniid.plugins.baselines.fedavgm import FedAvgM
 from fedml_noniid.plugins.baselines.fedbabu import FedBABU
 from fedml_noniid.plugins.baselines.fedbn import FedBN
@@ -35,8 +38,12 @@ from fedml_noniid.plugins.baselines.fedntd import FedNTD
 from fedml_noniid.plugins.baselines.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedml_noniid.plugins.baselines.fedper import FedPer
 from fedml_noniid.plugins.baselines.fedprox import FedProx
+from fedml_noniid.plugins.baselines.fedrep import FedRep
+from fedml_noniid.plugins.baselines.fedrod import FedRoD
 from fedml_noniid.plugins.baselines.fedrs import FedRS
 from fedml_noniid.plugins.baselines.fedsam import FedSAM
+from fedml_noniid.plugins.baselines.finetune import FineTune
+from fedml_noniid.plugins.baselines.linear_probe import LinearProbe
 from fedml_noniid.plugins.baselines.moon import MOON
 from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
 from fedml_noniid.plugins.baselines.scaffold import Scaffold
@@ -58,10 +65,13 @@ from fedml_noniid.plugins.rfedavg.authors import RFedAvgAuthors, RFedAvgPlusAuth
 METHODS: dict[str, type[Component]] = {
     kind.name: kind
     for kind in (
+        APFL,
         CCN,
         CCVR,
         Centralised,
         DataSharing,
+        Ditto,
+        Fed3R,
         FedAdagrad,
         FedAdam,
         FedAvgM,
@@ -84,11 +94,15 @@ METHODS: dict[str, type[Component]] = {
         FedNTD,
         FedPer,
         FedProx,
+        FedRep,
+        FedRoD,
         FedRS,
         FedSAM,
         FedYogi,
+        FineTune,
         FNR,
         FNRAuthors,
+        LinearProbe,
         MOON,
         QFedAvg,
         RFedAvg,

@@ -9,8 +9,11 @@ from itertools import combinations
 # steps of a gradient that is nothing but rounding (a bias before a batch norm). So FedDF's step is
 # tiny here, and FNR-FL refines with SGD.
 PARAMETERS: dict[str, dict[str, object]] = {
+    "apfl": {"alpha": 0.3},
     "ccvr": {"samples": 20, "epochs": 2, "batch_size": 16, "server_lr": 0.05},
     "datasharing": {"share": 0.5},
+    "ditto": {"lam": 0.3},
+    "fed3r": {"fine_tune": True},
     "fedadam": {"server_lr": 0.03, "tau": 0.05, "beta1": 0.5},
     "fedbabu": {"weights": "uniform"},
     "fedbn": {},
@@ -35,8 +38,12 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "fedntd": {"beta": 2.0, "tau": 1.5},
     "fedper": {},
     "fedprox": {"mu": 0.1},
+    "fedrep": {},
+    "fedrod": {},
     "fedrs": {"alpha": 0.3},
     "fedsam": {"rho": 0.3},
+    "finetune": {},
+    "linear_probe": {},
     "moon": {"mu": 0.5},
     "qfedavg": {"q": 0.7},
     "scaffold": {},
@@ -94,6 +101,7 @@ UNSOUND = {
     "rfedavg+rfedavg_plus": "feature distribution regulariser",
     "fedbn+fnr": "outside of local training",
     "fedper+fnr": "outside of local training",
+    "fedrep+fnr": "outside of local training",
 }
 PAIRS = tuple(
     pair
@@ -130,6 +138,11 @@ MORE = (
     "fedbn+fedsam",
     "fedlesam+scaffold",
     "fedbn+fedper",
+    "ditto+scaffold",
+    "fedbn+fedrep+fedprox",
+    "apfl+fedprox+fedbabu",
+    "finetune+sgdm",
+    "fed3r+linear_probe",
 )
 
 
@@ -140,6 +153,9 @@ def _with(recipe: str, **options: object) -> tuple[str, dict[str, dict[str, obje
 
 # Options of single methods that go another way through the code.
 VARIANTS: list[tuple[str, dict[str, dict[str, object]]]] = [
+    _with("apfl", adaptive=True),
+    _with("fed3r", fine_tune=False),
+    _with("fed3r", penalise_bias=False, normalise=False, temperature=1.0),
     _with("fedrs", form="soft"),
     _with("fedlc", form="excl"),
     _with("fedlc", absent="floor"),

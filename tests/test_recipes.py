@@ -63,7 +63,7 @@ def test_an_integer_will_do_for_a_number() -> None:
 )
 def test_an_unknown_method_names_the_nearest(recipe: str, meant: str) -> None:
     (mistake,) = mistakes(recipe, {})
-    assert mistake.meant == meant and mistake.allowed.startswith("fedavg, ccn")
+    assert mistake.meant == meant and mistake.allowed.startswith("fedavg, apfl")
     assert f"recipe {recipe!r}: method " in mistake.what
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from fedml_noniid.pipelines.reporting import figures
 from fedml_noniid.pipelines.reporting.summary import BASELINE
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.losses import metric_of
+from fedml_noniid.plugins.metrics import metric_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -32,7 +32,7 @@ from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 from fedml_noniid.plugins.data.files import replace_folder, write_whole
 from fedml_noniid.plugins.engines.evaluation import BATCH
 from fedml_noniid.plugins.engines.personal import client_model
-from fedml_noniid.plugins.losses import metric_of
+from fedml_noniid.plugins.metrics import metric_of
 from fedml_noniid.plugins.models.settings import build_network
 
 if TYPE_CHECKING:
@@ -432,7 +432,8 @@ class Results(Sequence[Result]):
         `low` and `high` of the 95 % interval of the paired t test. `p`: of that test. `p_holm`:
         after Holm's adjustment for all comparisons of the setting; the `verdict` goes by it.
         `higher`: on how many of the `seeds` the recipe ends above `other`. Recipes that are not
-        federated or have seen the test set are left out. It is printed with all columns. UserError if `other` has no result.
+        federated or have seen the test set are left out. It is printed with all columns. UserError
+        if `other` has no result.
 
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=5, alpha=0.5)

@@ -33,7 +33,7 @@ from fedml_noniid.plugins.core.errors import NonFiniteError, UserError, shown
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.engines.callbacks import Callback, OnRow
 from fedml_noniid.plugins.engines.simulation import resolve_device
-from fedml_noniid.plugins.losses import metric_of
+from fedml_noniid.plugins.metrics import metric_of
 from fedml_noniid.plugins.models import name_of
 
 ENTRY = "{'recipe': name, method: {hyper-parameter: value}}"
@@ -71,6 +71,8 @@ def run(
     - of a method: its hyper-parameters under its name, such as `fnr={"p": 0.3}`
     - `callbacks`: a list such as `[nd.EarlyStop(patience=5)]`, or names and options as in
       params.yaml. Each run has copies of the objects.
+    - `metrics`: functions of yours, `[f1]` or `{f1: {"option": value}}`; `f1(outputs, labels)`
+      returns a number, or names with numbers
 
     UserError for mistakes in the arguments, and if a loss stops being finite.
 

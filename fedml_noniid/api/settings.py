@@ -26,6 +26,7 @@ from fedml_noniid.pipelines.experiment.scenario import Scenario
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.errors import Mistake, UserError, closest, located
 from fedml_noniid.plugins.data.partitions import PARTITIONS
+from fedml_noniid.plugins.own_code import name_of
 
 if TYPE_CHECKING:
     from fedml_noniid.api.data import Data
@@ -154,13 +155,28 @@ def _by_section(where: str, entries: Entries, given: Values) -> dict[str, dict[s
         if key not in known:
             raise _unknown(where, key, known, entries)
         if value is not None or known[key] == "seeds":
-            found[known[key]][key] = models.name_of(value) if key == "model" else plain(value)
+            found[known[key]][key] = _named_code(key, value)
     for key in ("partition", "clients"):
         if key not in found["scenario"]:
             instead = ", or what `partition` returned in place of the data"
             instead = "" if where == "partition" else instead
             raise UserError(f"{where}: {key} is missing; give it{instead}")
     return found
+
+
+def _named_code(key: str, value: Any) -> Any:
+    """The value of an argument, with names in place of the functions that a user gives."""
+    if key == "model":
+        return models.name_of(value)
+    if key != "metrics":
+        return plain(value)
+    if isinstance(value, Mapping):
+        return {_name_of(metric): plain(options) for metric, options in value.items()}
+    return [*map(_name_of, value if isinstance(value, list | tuple) else [value])]
+
+
+def _name_of(function: Any) -> Any:
+    return name_of(function) if callable(function) else function
 
 
 def _unknown(where: str, key: str, known: Mapping[str, str], entries: Entries) -> UserError:

@@ -113,7 +113,7 @@ def tune(root: Root = Path()) -> None:
     tuning.points(config.load(place.root))  # refuses before the data are prepared
     _repro(root, "prepare")
     from fedml_noniid.pipelines.stages.tune import tune as tuned
-    from fedml_noniid.plugins.losses import metric_of
+    from fedml_noniid.plugins.metrics import metric_of
 
     for recipe, choice in tuned(place, config.load(place.root)).items():
         best, record = choice.trials[0], choice.tuned

@@ -24,6 +24,7 @@ from fedml_noniid.plugins.core import training
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import (
     NORMS,
+    V_BUFFERS,
     Ask,
     Client,
     Component,
@@ -105,9 +106,14 @@ def keeps_its_state_and_repeats(recipe: str, settings: Settings) -> None:
         return shapes(simulation.loop.state._asdict()), shapes(simulation.engine.clients.memory)
 
     before = kept()
-    # MOON's memory is a whole model. What a client keeps to itself has buffers in any case.
+    # MOON's memory is a whole model. A client's own model has buffers in any case.
     whole = (PERSONAL, "moon", "buffers")
-    own = {key.rpartition("/")[2] for tree in before for key in tree if not key.startswith(whole)}
+    own = {
+        key.rpartition("/")[2]
+        for tree in before
+        for key in tree
+        if not key.startswith(whole) and f"/{V_BUFFERS}/" not in key
+    }
     statistics = sorted(own & buffers.keys())
     assert not statistics, f"state or memory has running statistics: {statistics}"
     out = simulation.run()
@@ -307,6 +313,13 @@ def does_something(recipe: str, settings: Settings) -> None:
         plain = federation.run("fedavg", batch_norm=batch_norm)
         out = federation.run(recipe, settings, batch_norm=batch_norm)
         if not federation.equal_models(out, plain):
+            return
+        own: Params = out.personal.get("params", {})  # with the global model of FedAvg
+        if any(
+            not torch.equal(leaf[k], plain.params[name])
+            for name, leaf in own.items()
+            for k in range(len(leaf))
+        ):
             return
     raise AssertionError("these hyper-parameters give FedAvg; choose some with a visible effect")
 

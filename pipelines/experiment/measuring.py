@@ -22,13 +22,15 @@ from torch import Tensor
 
 from fedml_noniid.pipelines.experiment import counts
 from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.results import METRIC
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.statistics import class_counts
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.data.types import Floats, Ints
-from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate, pooled
+from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate, outputs_of, pooled
 from fedml_noniid.plugins.engines.hashing import weights_sha256
+from fedml_noniid.plugins.engines.metrics import by_client, measured, views_of
 from fedml_noniid.plugins.engines.personal import ClientModels
 
 LAST = 5  # last rounds, for their mean and spread
@@ -118,6 +120,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
             constant = sum(int((seen.y == int(frequent[k])).sum()) for k, seen in enumerate(tests))
             by_class = np.array(_by_class(counts, constant))
 
+    own_metrics, own_by_client = _own_metrics(item, params, buffers, parts)
     metrics = {
         "accuracy": accuracy,
         "loss": loss,
@@ -129,6 +132,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         **_spread("client", per_client),
         **_spread("client_test", on_own_tests),
         **_bytes(rows),
+        **{f"{METRIC}{name}": value for name, value in own_metrics.items()},
     }
     if noisy:
         # The copies have equal size, so their mean is the mean over all their samples.
@@ -148,6 +152,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         "accuracy": per_client.tolist(),
         "test_samples": [len(positions) for positions in owned],
         "test_accuracy": on_own_tests.tolist(),
+        **{f"{METRIC}{name}": values for name, values in own_by_client.items()},
     }
     if noisy:
         per_client_columns["accuracy_noisy"] = [copy.accuracy for copy in noisy]
@@ -203,12 +208,14 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
     by_target = [
         _scores(item, whole.predictions[:, [t]], y[:, [t]]) for t in range(len(item.data.classes))
     ]
+    own_metrics, own_by_client = _own_metrics(item, params, buffers, parts)
     metrics = {
         **whole.metrics,
         "loss": whole.loss,
         **_course(loss.metric, rows),
         **_spread("client_test", of_clients),
         **_bytes(rows),
+        **{f"{METRIC}{name}": value for name, value in own_metrics.items()},
     }
     if noisy := [] if parts else _noisy(item, params, buffers, []):
         metrics |= {
@@ -224,6 +231,7 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
         "samples": [len(positions) for positions in item.indices.clients],
         "test_samples": [len(positions) for positions in owned],
         f"test_{loss.metric}": of_clients.tolist(),
+        **{f"{METRIC}{name}": values for name, values in own_by_client.items()},
     }
     return Measured(
         columns,
@@ -276,6 +284,39 @@ def _tested(item: Item, params: Params, buffers: Params, parts: Tree) -> list[_V
         per_class, counts = seen.per_class_accuracy.numpy()[label], _counts(seen, test.y, n_classes)
         found.append(_View(clients, seen.accuracy, seen.loss, per_class, hits, counts))
     return found
+
+
+def _own_metrics(
+    item: Item, params: Params, buffers: Params, parts: Tree
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """(number by name, numbers of the clients by name) of the user's metrics.
+
+    One model: on the test set, and on each client's own test samples. With personal `parts`: on the
+    clients' own test samples together, and on each client's.
+    """
+    metrics = item.settings.train_of(item.unit.recipe).built_metrics()
+    if not metrics:
+        return {}, {}
+    clients = range(len(item.indices.clients))
+    if parts:
+        models = ClientModels(item.network, params, buffers, parts, item.unit.seed)
+        tests = item.client_tests()
+        found = [
+            (models.outputs(k, tests[k]), item.labelled(tests[k].y, k))
+            for k in clients
+            if len(tests[k].y)
+        ]
+        logits, y = map(torch.cat, zip(*found, strict=True))
+        numbers = measured(metrics, logits, [(1.0, y)])
+        rest = iter(found)
+        own = [next(rest) if len(tests[k].y) else (logits[:0], y[:0]) for k in clients]
+    else:
+        logits = outputs_of(item.network, params, buffers, item.test)
+        views = views_of(item.indices.skew.drift, item.test.y, item.last_round)
+        numbers = measured(metrics, logits, views)
+        rows = [torch.from_numpy(part).to(item.device) for part in item.indices.test_clients]
+        own = [(logits[rows[k]], item.labelled(item.test.y[rows[k]], k)) for k in clients]
+    return numbers, by_client(metrics, numbers, own)
 
 
 def _frequent(item: Item, by_client: bool) -> Ints:

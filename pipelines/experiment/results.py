@@ -16,10 +16,11 @@ from typing import Any
 
 from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.losses import METRICS, Metric, main_of, metric_of
+from fedml_noniid.plugins.metrics import Metric, main_of, metric_of
 
 COLUMNS = ("round", "bytes_up", "bytes_down")
-PARTS = ("test", "validation")
+TESTED = ("test_", "validation_")  # begin the columns of accuracy, loss and metrics
+METRIC = "metric/"  # begins the names of the user's metrics in metrics.json and per_client.csv
 RERUN = "delete its folder and run `noniid run` again"
 
 
@@ -80,6 +81,11 @@ def read(root: Path, repository: Path | None = None) -> list[ItemResult]:
     ]
 
 
+def finals(columns: Iterable[str]) -> list[str]:
+    """The columns of rounds.csv that say how good a model is."""
+    return [name for name in columns if name.startswith(TESTED)]
+
+
 def rows(path: Path, rounds: int | None = None) -> tuple[dict[str, float], ...]:
     """The lines of rounds.csv, one per round. UserError if there are not `rounds` of them.
 
@@ -94,13 +100,6 @@ def rows(path: Path, rounds: int | None = None) -> tuple[dict[str, float], ...]:
     if missing:
         raise UserError(f"{path}: has no {'column ' + missing[0] if lines else 'lines'}")
     return tuple(_floats(path, lines))
-
-
-def final(row: Mapping[str, float]) -> dict[str, float]:
-    """The metrics and the losses of a row of rounds.csv, of those that were measured."""
-    names = dict.fromkeys([main_of(row), *METRICS, "loss"])
-    known = {f"{part}_{name}" for part in PARTS for name in names}
-    return {key: value for key, value in row.items() if key in known and value == value}
 
 
 def of_clients(columns: Iterable[str]) -> str:

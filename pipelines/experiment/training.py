@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from safetensors.torch import save
 
 from fedml_noniid.pipelines.experiment.items import Item
-from fedml_noniid.pipelines.experiment.results import final
+from fedml_noniid.pipelines.experiment.results import finals
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.engines.callbacks import Row
@@ -69,13 +69,14 @@ class Trained(NamedTuple):
 def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
     """Runs the remaining rounds. Raises NonFiniteError."""
     outcome, unit = simulation.run(), item.unit
+    last = outcome.rows[-1]
     tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.personal)
     record = {
         **unit._asdict(),
         "composition": item.settings.composition(unit.recipe),
         "params": item.settings.params(unit),
         "tags": tags_of(item, simulation, fingerprint),
-        "final": final(outcome.rows[-1]),
+        "final": {key: last[key] for key in finals(last) if last[key] == last[key]},
         "rounds": simulation.loop.done,
         "weights_sha256": weights_sha256(tensors),
         "notes": list(item.data.notes),

@@ -10,7 +10,7 @@ from fedml_noniid.pipelines.experiment.config import Config, Tuned
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting.text import NONE, seeds
 from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.losses import metric_of
+from fedml_noniid.plugins.metrics import metric_of
 
 YES, CHANGED, OTHER, NO = "yes", "values changed since", "other settings", "no"
 TINY = 1e-6  # the record of a tuning has six digits

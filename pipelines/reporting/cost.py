@@ -12,7 +12,7 @@ from pathlib import Path
 from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.reporting import pages
 from fedml_noniid.pipelines.reporting.text import MIB, NONE
-from fedml_noniid.plugins.losses import metric_of
+from fedml_noniid.plugins.metrics import metric_of
 
 SUMMARY = Path("report") / "summary.csv"
 

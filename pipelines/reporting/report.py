@@ -62,7 +62,10 @@ def write(root: Path) -> Path:
         sections.append(
             section(scenario)
             | {
-                "about": _about(root, settings.scenarios[scenario.name], scenario),
+                "about": _about(
+                    *(root, settings.scenarios[scenario.name]),
+                    *(_partition(scenario), _groups(scenario.main)),
+                ),
                 "captions": {file: caption for file, (caption, _) in drawn.items()},
             }
         )
@@ -143,17 +146,24 @@ def _pictures(
         found[f"clients-{name}.png"] = (f"{words[0].upper()}{words[1:]} {CLIENTS}", clients)
     heatmap = root / "partitions" / _partition(scenario) / "heatmap.png"
     if heatmap.exists():
-        caption = f"How many training samples of each {_groups(scenario)[1]} each client has"
+        caption = f"How many training samples of each {_groups(scenario.main)[1]} each client has"
         caption += " (first seed)"
         found[f"partition-{name}.png"] = (caption, heatmap.read_bytes())
     return found
 
 
-def _about(root: Path, scenario: config.Scenario, summed: ScenarioSummary) -> str:
-    """The clients of a scenario: how the data is split, how many take part, how much they hold."""
-    folder = root / "partitions" / _partition(summed)
-    found: dict[str, Any] = {"sizes": [], "statistics": {}}
-    found["groups"] = _groups(summed)
+def _about(
+    root: Path,
+    scenario: config.Scenario,
+    partition: str,
+    groups: tuple[str, str] = ("classes", "class"),
+) -> str:
+    """The clients of a scenario: how the data is split, how many take part, how much they hold.
+
+    `groups`: what the partition goes by, as plural and singular.
+    """
+    folder = root / "partitions" / partition
+    found: dict[str, Any] = {"sizes": [], "statistics": {}, "groups": groups}
     if (folder / "clients.csv").exists():
         rows = results.table(folder / "clients.csv")
         others = ("client", "samples", "classes", "entropy", *config.SKEWS)
@@ -166,9 +176,9 @@ def _about(root: Path, scenario: config.Scenario, summed: ScenarioSummary) -> st
     return " ".join(pages.sentences("about.md.j2", "clients", scenario, found))
 
 
-def _groups(scenario: ScenarioSummary) -> tuple[str, str]:
-    """What partitions go by, as plural and singular."""
-    is_class = scenario.main == "accuracy"
+def _groups(main: str) -> tuple[str, str]:
+    """What partitions go by, as plural and singular; `main`: the main metric."""
+    is_class = main == "accuracy"
     return ("classes", "class") if is_class else ("strata of the target", "stratum of the target")
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedml_noniid.pipelines.experiment.results import RERUN, ItemResult, table
+from fedml_noniid.pipelines.experiment.results import METRIC, RERUN, ItemResult, table
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.losses import METRICS, Metric, metric_of
+from fedml_noniid.plugins.metrics import METRICS, Metric, metric_of
 
 LAST_ROUNDS = 5
 BASELINE = "fedavg"
@@ -34,7 +34,8 @@ class Spread(NamedTuple):
 class MethodSummary:
     """One recipe on one scenario. Accuracies are fractions in [0, 1], traffic is in bytes.
 
-    `runs` has a row per seed and the columns of `measured`, NaN where a number is not known.
+    `runs` has a row per seed and the columns of `measured`, NaN where a number is not known. The
+    user's metrics are in the columns that begin with METRIC.
     `spreads` has the same columns, but for those without a number.
     """
 
@@ -62,6 +63,15 @@ class MethodSummary:
     def final(self) -> Spread:
         """Test accuracy, or another main metric, after the last round."""
         return self.spreads["final"]
+
+    @property
+    def metrics(self) -> dict[str, Spread]:
+        """The user's metrics by name."""
+        return {
+            column.removeprefix(METRIC): found
+            for column, found in self.spreads.items()
+            if column.startswith(METRIC)
+        }
 
     @property
     def compared(self) -> bool:
@@ -203,6 +213,7 @@ def measured(runs: Sequence[ItemResult], baseline: pd.Series | None = None) -> p
             "traffic_round_bytes": statistics.fmean(traffic),
             "traffic_total_bytes": sum(traffic),
             **further,
+            **{name: value for name, value in metrics.items() if name.startswith(METRIC)},
         }
     frame = pd.DataFrame.from_dict(rows, orient="index", dtype=float)
     if baseline is not None:

@@ -9,10 +9,19 @@ from typing import Any
 
 import pandas as pd
 
+from fedml_noniid.pipelines.experiment.results import METRIC
 from fedml_noniid.pipelines.reporting.comparison import Comparison, against
 from fedml_noniid.pipelines.reporting.summary import BASELINE, MethodSummary, ScenarioSummary
-from fedml_noniid.pipelines.reporting.text import MIB, NONE, in_unit, mib, percent, points
-from fedml_noniid.plugins.losses import Metric, metric_of
+from fedml_noniid.pipelines.reporting.text import (
+    MIB,
+    NONE,
+    in_unit,
+    mib,
+    percent,
+    plus_minus,
+    points,
+)
+from fedml_noniid.plugins.metrics import Metric, metric_of
 
 # Columns of `MethodSummary.runs` in summary.csv, each with these parts.
 COLUMNS = (
@@ -60,7 +69,8 @@ def _title(name: str) -> str:
 def _row(scenario: ScenarioSummary, one: MethodSummary, best: Comparison | None) -> dict[str, str]:
     """A method's cells by the title of their column.
 
-    The noisy test has a column only where clients have noise. `best`: against the best mean.
+    The noisy test has a column only where clients have noise; each metric of the user has one.
+    `best`: against the best mean.
     """
     base, numbers, mark, title = scenario.baseline, one.spreads, "", _title(scenario.main)
 
@@ -81,6 +91,7 @@ def _row(scenario: ScenarioSummary, one: MethodSummary, best: Comparison | None)
         f"vs {base.recipe if base else BASELINE}": cell("vs_baseline", sign="+"),
         f"worst client, {title}": cell("worst_client"),
         **({f"noisy test, {title}": cell("noisy_test")} if noisy else {}),
+        **{name: plus_minus(one.metrics.get(name), 4) for name in _own_metrics(scenario)},
         "MiB total": mib(numbers["traffic_total_bytes"].mean),
         "seeds": str(len(one.seeds)),
     }
@@ -95,6 +106,11 @@ def _beside(scenario: ScenarioSummary, one: MethodSummary) -> dict[str, str]:
             "macro-F1, %": percent(numbers.get("macro_f1")),
         }
     return {_title(name): in_unit(numbers.get(name), metric_of(name)) for name in scenario.others}
+
+
+def _own_metrics(scenario: ScenarioSummary) -> list[str]:
+    """The names of the user's metrics."""
+    return [*dict.fromkeys(name for one in scenario.methods for name in one.metrics)]
 
 
 def compared(scenario: ScenarioSummary) -> list[tuple[str, list[list[str]]]]:
@@ -153,7 +169,8 @@ def summary_csv(scenarios: Iterable[ScenarioSummary]) -> str:
                 "baseline": scenario.baseline.recipe if scenario.baseline else "",
                 "one_class_seeds": " ".join(map(str, one.one_class)),
             }
-            for column in (*COLUMNS, *scenario.others):
+            further = [*scenario.others, *(f"{METRIC}{name}" for name in _own_metrics(scenario))]
+            for column in (*COLUMNS, *further):
                 numbers = one.spreads.get(column) or (None, None, 0)
                 row |= {f"{column}_{part}": x for part, x in zip(PARTS, numbers, strict=True)}
             for other, comparisons in with_others.items():

@@ -29,7 +29,7 @@ from fedml_noniid.plugins.engines.callbacks import OnRow
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.run import Checkpointing
 from fedml_noniid.plugins.engines.simulation import resolve_device
-from fedml_noniid.plugins.losses import metric_of
+from fedml_noniid.plugins.metrics import metric_of
 
 log = logging.getLogger(__name__)
 RESUME = ".resume"

@@ -67,11 +67,12 @@ def tried(place: Workspace, settings: Config, title: str) -> dict[str, list[Tria
     laid = tuning.laid_out(settings, found)
     check.check(laid)
     for recipe in found:
-        if check.compose(settings, recipe, scenario).needs.personal:
+        algorithm = check.compose(settings, recipe, scenario)
+        if algorithm.needs.personal or algorithm.own_model is not None:
             raise UserError(
-                f"{FILE}: tune: recipe {recipe!r} has no validation accuracy, as each client keeps "
-                "a part of the model and the validation samples are no client's; allowed: recipes "
-                "without such methods (fedbn, fedper)"
+                f"{FILE}: tune: recipe {recipe!r} has no validation accuracy, as each client has "
+                "a model of its own and the validation samples are no client's; allowed: recipes "
+                "without such methods (fedbn, fedper, ditto)"
             )
     partitions(place, laid)
     diverged = train(place, laid, title)

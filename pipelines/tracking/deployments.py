@@ -53,7 +53,7 @@ def read(folder: Path, config: Path) -> Finished:
         row | {"silos_missing": float(len(silos))} for row, silos in zip(rows, late, strict=True)
     )
     params = _params(deployment)
-    final = results.final(rows[-1])
+    final = {key: rows[-1][key] for key in results.finals(rows[-1])}
     final["traffic_mib"] = sum(row["bytes_up"] + row["bytes_down"] for row in rows) / counts.MIB
     tags = {key: str(params[key]) for key in ("recipe", "composition", "seed")}
     tags |= {"kind": "deployment", "weights_sha256": _weights(files[-1])}

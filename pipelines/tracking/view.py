@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fedml_noniid.pipelines.tracking import runs
-from fedml_noniid.plugins.losses import METRICS
+from fedml_noniid.plugins.metrics import METRICS
 
 KEY = "overview"
 # tag of the experiment, as MLflow's own "share" button writes it

@@ -103,6 +103,11 @@ class Algorithm:
         return Needs(**most | {"personal": frozenset().union(*(part.personal for part in parts))})
 
     @property
+    def own_model(self) -> Component | None:
+        """The component that gives each client a model of its own, if one does."""
+        return next((c for c in self.components if overrides(c, "own_model")), None)
+
+    @property
     def leak(self) -> str:
         """How the recipe uses the test set, in words; "" if it does not."""
         leaking = [c.name for c in self.components if c.needs.public is Public.TEST_SET]
@@ -140,9 +145,10 @@ class Algorithm:
         return State(at.params, at.buffers, slices)
 
     def begin(self, state: State, at: Server) -> Generator[Ask, Reply, State]:
-        """Exchanges about w_0, with everybody (`at.cohort`)."""
+        """Exchanges about w_0, with everybody (`at.cohort`); w_0 may change."""
         at = replace(at, params=state.params, buffers=state.buffers)
-        return state._replace(slices=(yield from self._survey(at, state.slices)))
+        slices, params = yield from self._survey(at, state.slices)
+        return state._replace(slices=slices, params=params or state.params)
 
     def round(self, state: State, at: Server) -> Generator[Ask, Reply, RoundResult]:
         """One round with the clients `at.cohort`."""
@@ -200,7 +206,7 @@ class Algorithm:
                 ),
                 None,
             )
-        slices = yield from self._survey(now, slices)
+        slices, _ = yield from self._survey(now, slices)
         metrics = {c: step.metrics for c, step in steps.items()}
         return RoundResult(
             State(now.params, now.buffers, slices), evaluated, _named(metrics), now.trained
@@ -215,13 +221,17 @@ class Algorithm:
         change = self.owned(Exclusive.CLASSIFIER, changes)
         return state if change is None else state._replace(params=change.params)
 
-    def _survey(self, now: Server, slices: Tree) -> Generator[Ask, Reply, Tree]:
-        changed = dict(slices)
+    def _survey(
+        self, now: Server, slices: Tree
+    ) -> Generator[Ask, Reply, tuple[Tree, Params | None]]:
+        """(the components' next state, the model in place of w_0)."""
+        changed, models = dict(slices), {}
         for c in self.components:
-            change = yield from _asked(c, "survey", _view(now, slices, c))
-            if change is not None:
-                changed[c.name] = slices[c.name] | change.state
-        return changed
+            found = yield from _asked(c, "survey", _view(now, slices, c))
+            change = found or Change()
+            changed[c.name] = slices[c.name] | change.state
+            models[c] = change.params
+        return changed, self.owned(Exclusive.CLASSIFIER, models)
 
 
 def _check(c: Component, setting: Setting) -> None:
@@ -265,11 +275,22 @@ def _unsound(a: Component, b: Component) -> str:
             f"{a.name!r} trains one model on all data, so there are no clients for another "
             "method to act on"
         )
+    if a.needs.no_training:
+        return (
+            f"{a.name!r} takes no local step, so there is no training for another method to act on"
+        )
+    if a.needs.fixed_body and (b.needs.fixed_classifier or HEAD in b.needs.personal):
+        return f"{a.name!r} fixes the layers before the classifier, so nothing would be averaged"
     if a.needs.personal and b.needs.whole_models:
         kept = " and ".join(sorted(KEPT.get(part, part) for part in a.needs.personal))
         return (
             f"{a.name!r} keeps the {kept} on the clients, and {b.name!r} needs whole models "
             "outside of local training"
+        )
+    if a.needs.personal and overrides(b, "own_model"):
+        return (
+            f"{a.name!r} makes a client's own model of the received one and a part that it keeps, "
+            f"{b.name!r} in another way, and a client is tested with one"
         )
     if HEAD in a.needs.personal and (b.needs.classifier or b.needs.fixed_classifier):
         return (

@@ -9,13 +9,15 @@ One round. Every hook stands where it acts. The list is the order; there is no o
                          logits, penalty        inside the loss
                           gradient_term          added to the gradient
                           update_factor          multiplies the optimiser's update
+                         own_model              the client's own model, which trains beside w
              report                 what goes up, what the client keeps
     server   refine *               may ask again, and replace the clients' updates
              weigh                  multiplies the clients' weights
              average                the aggregated update, if it is not the weighted mean
              step                   the new model and the server's next state
              learn                  the server trains the new model
-             survey *               may ask about the new model; before round 1, about w_0
+             survey *               may ask about the new model; before round 1, about w_0, and
+                                    then replace it
     last     finish *               may ask about the evaluated model, and replace it
 
 `*`: a generator that yields Asks. The client's side of an Ask is `answer`. A recipe is a set: at
@@ -51,7 +53,7 @@ class Exclusive(Enum):
     """Names what only one component of a recipe may own, and why."""
 
     AVERAGE = "clients' average", "each puts its own average in place of the weighted mean"
-    CLASSIFIER = "classifier", "one freezes it, the other trains it again"
+    CLASSIFIER = "classifier", "each fixes it, or computes it outside of local training"
     CLIENT_WEIGHTS = "clients' weights", "each gives every client a weight of its own"
     DRIFT = (
         "client drift correction",
@@ -63,6 +65,10 @@ class Exclusive(Enum):
         "each pulls the same features towards other clients' means",
     )
     LOGITS = "logits of the local loss", "each changes the logits for the client's label counts"
+    OWN_MODEL = (
+        "clients' own models",
+        "each gives every client a model of its own, and a client is tested with one",
+    )
     NEURON_RATES = (
         "neurons' learning rates",
         "each multiplies the local steps by factors that the other does not know of",
@@ -107,9 +113,14 @@ class Needs:
     pooled: bool = False  # one client has the data of all
     shared: float = 0.0  # fraction of the public split that every client trains on
     fixed_classifier: bool = False  # nobody trains, sends or averages the classifier
+    fixed_body: bool = False  # likewise, all layers before the classifier
+    no_training: bool = False  # clients take no local step
     # Parts of the model that each client keeps to itself: "norms" (batch norms with their running
     # statistics), "head" (the classifier), "body" (all before it), or a pattern of names.
     personal: frozenset[str] = frozenset()
+    # Passes over the local data that train the personal parts alone; then the other parts train
+    # alone, in the last step at least. 0: all train together.
+    personal_first: int = 0
     whole_models: bool = False  # whole models outside of the clients' local training
     gradient: bool = False  # `g` of `gradient_point`: one more gradient in every step
     features: bool = False  # the input of the classifier
@@ -120,6 +131,10 @@ class Needs:
 
 # Parts of a model that a client may keep to itself.
 NORMS, HEAD, BODY = "norms", "head", "body"
+
+# Names in the memory of a component with an `own_model`: the parameters that train for it, and the
+# buffers of its passes. Without the first nothing trains; without the second w's buffers are read.
+V, V_BUFFERS = "v", "v_buffers"
 
 
 class Exchanges(NamedTuple):
@@ -214,6 +229,13 @@ class Answer(NamedTuple):
     params: Params = {}
     buffers: Params = {}
     metrics: Tree = {}  # recorded in simulations, never sent
+
+
+class OwnModel(NamedTuple):
+    """Holds a client's own model."""
+
+    params: Params  # with the names of w
+    penalty: Tensor | None = None  # 0-d, a term of the loss of its training
 
 
 class Ask(NamedTuple):
@@ -376,6 +398,14 @@ class Component:
     def update_factor(self, client: Client) -> Params | None:
         """Factors of the optimiser's update, by parameter: one per row (neuron)."""
 
+    def own_model(self, v: Params, w: Params, client: Client) -> OwnModel | None:
+        """The client's own model, of `v` that it keeps and of the model w (exclusive).
+
+        `v` is what `init_client` puts under "v". Beside each step of w it takes a step of its own,
+        on the cross-entropy of this model plus its penalty: same batch, same optimiser, w held
+        fixed. In a test, w is the received model. No other method acts on `v`.
+        """
+
     def report(self, trace: Trace, client: Client) -> Answer:
         """After local training."""
         return Answer()
@@ -416,7 +446,10 @@ class Component:
         """Training of the new model on the server (exclusive)."""
 
     def survey(self, server: Server) -> Asks | Change | None:
-        """Asks about the new model, and in round 0 about w_0; may change the state."""
+        """Asks about the new model; may change the state.
+
+        In round 0 it asks about w_0, and may replace w_0 (exclusive).
+        """
 
     def finish(self, server: Server) -> Asks | None:
         """Asks everybody after the last round; may change the evaluated model (exclusive)."""
@@ -431,6 +464,7 @@ OWNS = {
     "average": Exclusive.AVERAGE,
     "learn": Exclusive.SERVER_LEARNING,
     "finish": Exclusive.CLASSIFIER,
+    "own_model": Exclusive.OWN_MODEL,
 }
 
 

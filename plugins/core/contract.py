@@ -22,6 +22,7 @@ from fedml_noniid.plugins.core.component import (
     Component,
     Exclusive,
     Needs,
+    OwnModel,
     Reply,
     Weights,
 )
@@ -52,6 +53,10 @@ def _changes(found: Change, server: Any) -> bool:
         found.metrics,
     )
     return all(map(tree, trees)) and found.state.keys() <= server.state.keys()
+
+
+def _surveys(found: Change, server: Any) -> bool:
+    return _changes(found, server) and (server.round == 0 or found.params is None)
 
 
 def _answers(found: Answer, client: Any) -> bool:
@@ -107,6 +112,11 @@ HOOKS = {
             found, client.task.personal.get("params", {}) | client.params
         ),
     ),
+    "own_model": Returns(
+        "an OwnModel with the names of all parameters of w, or None",
+        OwnModel,
+        lambda found, v, w, _: tree(found.params) and found.params.keys() == w.keys(),
+    ),
     "report": AN_ANSWER,
     "answer": AN_ANSWER,
     "init_server": A_TREE,
@@ -125,7 +135,7 @@ HOOKS = {
     ),
     "step": Returns(A_CHANGE, Change, _changes, nothing=False),
     "learn": Returns(f"{A_CHANGE}, or None", Change, _changes),
-    "survey": Returns(f"{A_CHANGE}, or None", Change, _changes),
+    "survey": Returns(f"{A_CHANGE}, and with params in round 0 only, or None", Change, _surveys),
     "finish": Returns(f"{A_CHANGE}, or None", Change, _changes),
 }
 

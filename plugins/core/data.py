@@ -42,6 +42,7 @@ class Batch(NamedTuple):
     keys: Tensor | None = None  # 0-d, of this client and job; only in training
     step: int | Tensor = 0
     scope: int = 0  # a component's number among the keys of the step
+    personal: Tensor | None = None  # 0-d bool; as in `Pass`
 
     @property
     def key(self) -> Any:
@@ -77,6 +78,8 @@ class Pass:
     live: Tensor | None = None  # [S] bool
     last: Tensor | None = None  # [S], 1 for the steps of the last epoch
     read: Reader | None = None  # None: samples are read as they are
+    # [S] bool: whether a step trains the personal parts, or else the others; None: all together
+    personal: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.sizes) if self.sizes is not None else self.index.shape[0]
@@ -84,10 +87,12 @@ class Pass:
     def __iter__(self) -> Iterator[Batch]:
         parts = torch.split(self.index, list(self.sizes)) if self.sizes is not None else self.index
         for s, index in enumerate(parts):
-            mask, live, last = (
-                None if of is None else of[s] for of in (self.mask, self.live, self.last)
+            mask, live, last, personal = (
+                None if of is None else of[s]
+                for of in (self.mask, self.live, self.last, self.personal)
             )
-            yield Batch(self.inputs(index, s), rows_at(self.samples.y, index), mask, live, last)
+            x, y = self.inputs(index, s), rows_at(self.samples.y, index)
+            yield Batch(x, y, mask, live, last, personal=personal)
 
     def inputs(self, index: Tensor, step: int | Tensor) -> Tensor:
         """The samples of a batch, [B, ...]."""

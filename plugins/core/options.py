@@ -191,7 +191,7 @@ def model_of(*kinds: Callable[..., object]) -> type[BaseModel]:
         for one in inspect.signature(kind).parameters.values():
             if is_dataclass(kind) or one.kind is one.KEYWORD_ONLY:
                 default = ... if one.default is one.empty else one.default
-                fields[one.name] = (_checked(hints[one.name]), default)
+                fields[one.name] = (checked_type(hints[one.name]), default)
     return create_model("Options", __config__=STRICT, **fields)
 
 
@@ -269,12 +269,12 @@ def _keys(kind: Any, where: tuple[str | int, ...]) -> list[str]:
     return next((keys for part in get_args(kind) if (keys := _keys(part, where))), [])
 
 
-def _checked(hint: Any) -> Any:
+def checked_type(hint: Any) -> Any:
     """The type that an option is checked with. A class of a user checks its own values."""
     if hint is int:
         return Annotated[int, WHOLE]
     if get_origin(hint) in (Union, UnionType):
-        return Union[tuple(map(_checked, get_args(hint)))]  # noqa: UP007, `|` takes no list
+        return Union[tuple(map(checked_type, get_args(hint)))]  # noqa: UP007, `|` takes no list
     if get_origin(hint) is tuple:
         return Annotated[hint, Strict(False)]
     if get_origin(hint) is Literal:

@@ -102,6 +102,7 @@ class Task:
     personal: Tree = field(
         default_factory=dict
     )  # "params", "buffers" that a client keeps to itself: its own, or w_0's
+    own_models: bool = False  # whether each client is tested with a model of its own
     grad: ValueAndGrad = autograd
     loss: Loss = CROSS_ENTROPY
 

@@ -17,13 +17,16 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import (
+    V_BUFFERS,
     Answer,
     Ask,
     Client,
     Component,
     Exclusive,
+    OwnModel,
     Public,
     Trace,
+    V,
     absent,
     overrides,
 )
@@ -47,6 +50,9 @@ Views = Mapping[Component, Client]  # the client as each component sees it
 Objective = Callable[
     [Params, Params, Batch], tuple[Tensor, Output | None]
 ]  # (w, buffers, batch) -> loss, forward pass
+Update = Callable[[Params, Tree, Params], tuple[Params, Tree]]  # as `Optimizer.step`
+# (what a client's own model keeps, w, w's buffers, batch) -> the same after a step of its own
+Beside = Callable[[Tree, Params, Params, Batch], Tree]
 # (w, what computes the gradient at w) -> where the gradient is taken
 Point = Callable[[Params, Callable[[], tuple[Params, Tree]]], Params]
 NO_FEATURES = "trace.features is there for methods that declare Needs(last_epoch=True)"
@@ -62,6 +68,7 @@ class Descent(NamedTuple):
     steps: Tensor = torch.tensor(0)  # 0-d
     loss: Tensor = torch.tensor(0.0)  # 0-d, summed over the steps
     features: Tensor | None = None  # [d], mean over the last epoch
+    own: Tree = {}  # noqa: RUF012  # what a client's own model keeps: see `own_start`
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class Step:
     term: Callable[[Params], Params] | None = None
     factor: Params = field(default_factory=dict)  # of rows
     rate: Callable[[int], float | Tensor] | None = None  # of the step with this number; None: 1
+    beside: Beside | None = None  # the step of the client's own model
 
     def __call__(
         self, grads: Params, params: Params, state: Tree, s: int = 0, out: Params | None = None
@@ -100,7 +108,7 @@ def descend(
 
     `start`: parameters, buffers and state are read. `point`: None takes the gradient at w.
     """
-    params, buffers, state, *_ = start
+    params, buffers, state, own = start.params, start.buffers, start.state, start.own
     state = state or step.optimizer.init(params)
     steps = total = next(iter(params.values())).new_zeros(())
     summed: Params = {}
@@ -120,16 +128,37 @@ def descend(
         new = dict(zip(("w", "state"), step(grads, params, state, s), strict=True)) | {
             "buffers": left.get("buffers", buffers),
             "loss": total + left["loss"],
+            "own": own if step.beside is None else step.beside(own, params, buffers, batch),
         }
-        params, state, buffers, total = select(
-            batch.live, new, {"w": params, "state": state, "buffers": buffers, "loss": total}
-        ).values()
+        old = {"w": params, "state": state, "buffers": buffers, "loss": total, "own": own}
+        if batch.personal is not None:
+            moved = {"w": new["w"], "state": new["state"]}
+            new |= alternated(task, batch.personal, params, moved, old)
+        params, state, buffers, total, own = select(batch.live, new, old).values()
         steps = steps + (1 if batch.live is None else batch.live)
         if batch.last_epoch is not None:
             part = {"h": left["h"], "n": torch.ones_like(left["h"][:, 0])}
             summed = combined(torch.add, summed, scale(batch.last_epoch, tree_map(batch.sum, part)))
     mean = summed["h"] / summed["n"].clamp(min=1) if summed else None
-    return Descent(params, buffers, state, steps, total, mean)
+    return Descent(params, buffers, state, steps, total, mean, own)
+
+
+def alternated(task: Task, personal: Tensor, params: Params, new: Tree, old: Tree) -> Tree:
+    """The tree `new`, with the leaves as in `old` of the parameters that rest: the client's own
+    part trains where `personal` says so, all others where it does not.
+
+    `params`: all that train. What is of no parameter, such as Adam's count of steps, is new.
+    """
+    found: Tree = {}
+    for name, leaf in new.items():
+        if isinstance(leaf, dict):
+            found[name] = alternated(task, personal, params, leaf, old[name])
+        elif name in params:
+            moves = personal if name in task.personal["params"] else ~personal
+            found[name] = torch.where(leading(moves, leaf), leaf, old[name])
+        else:
+            found[name] = leaf
+    return found
 
 
 def scaled(update: Params, factor: Params) -> Params:
@@ -153,9 +182,24 @@ def train(
         extra = penalty(views, w, out, batch)
         return value if extra is None else value + extra, out
 
-    start = Descent(client.params, client.buffers, started(algorithm, views) or {})
-    step = Step(task.optimizer, lambda w: term(views, w), factor(views))
+    def beside(own: Tree, w: Params, buffers: Params, batch: Batch) -> Tree:
+        def loss(v: Params) -> tuple[Tensor, Tree]:
+            model = own_model(algorithm, views, v, w)
+            out = task.train(model["params"], own.get(V_BUFFERS, buffers), batch)
+            value = task.loss.mean(out.logits, batch.y, batch.mask)
+            return value + model.get("penalty", 0), {"buffers": out.buffers}
+
+        return own_step(task, own, loss, task.optimizer.step)
+
+    own = own_start(algorithm, memory, task.optimizer)
+    state = started(algorithm, views) or {}
+    start = Descent(client.params, client.buffers, state)._replace(own=own)
+    step = Step(
+        task.optimizer, lambda w: term(views, w), factor(views), beside=beside if own else None
+    )
     found = descend(task, loss, start, steps, step, client.keys, point_of(algorithm, views))
+    kept = own_memory(algorithm, memory, found.own)
+    views = {c: replace(view, memory=kept.get(c.name, {})) for c, view in views.items()}
     return ended(algorithm, views, found, len(steps))
 
 
@@ -217,6 +261,43 @@ def shifted(algorithm: Algorithm, views: Views, w: Params, g: Params) -> Params:
         for c, view in views.items()
     }
     return algorithm.owned(Exclusive.GRADIENT_POINT, found) or {}
+
+
+def own_start(algorithm: Algorithm, memory: Tree, optimizer: Optimizer) -> Tree:
+    """What trains for a client's own model: its parameters, buffers if it has some, and the
+    optimiser's state. Empty if nothing trains."""
+    c = algorithm.own_model
+    mine: Tree = {} if c is None else memory[c.name]
+    if V not in mine:
+        return {}
+    own = {name: mine[name] for name in (V, V_BUFFERS) if name in mine}
+    return {**own, "state": optimizer.init(own[V])}
+
+
+def own_model(algorithm: Algorithm, views: Views, v: Params, w: Params) -> Tree:
+    """A client's own model: "params", and "penalty" if it has one. It is w if the component makes
+    none."""
+    c = algorithm.own_model
+    assert c is not None, "asked only where there is one"
+    found = call(c, "own_model", v, w, views[c]) or OwnModel(w)
+    return {name: part for name, part in found._asdict().items() if part is not None}
+
+
+def own_step(
+    task: Task, own: Tree, loss: Callable[[Params], tuple[Tensor, Tree]], update: Update
+) -> Tree:
+    """What a client's own model keeps after a step. `loss`: of v; `update`: the optimiser's."""
+    grads, left = task.grad(loss, own[V])
+    moved, state = update(grads, own["state"], own[V])
+    new = {V: add(own[V], moved), V_BUFFERS: left["buffers"], "state": state}
+    return {name: new[name] for name in own}
+
+
+def own_memory(algorithm: Algorithm, memory: Tree, own: Tree) -> Tree:
+    """The client's memory with what its own model keeps after training."""
+    c = algorithm.own_model
+    kept = {name: tree for name, tree in own.items() if name != "state"}
+    return memory if c is None else memory | {c.name: memory[c.name] | kept}
 
 
 def adjusted(algorithm: Algorithm, views: Views, logits: Tensor, w: Params) -> Tensor:

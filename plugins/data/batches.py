@@ -19,6 +19,7 @@ class Order:
     index: Ints  # [sum of sizes] int64
     sizes: tuple[int, ...]
     last: int = 0  # batches of the last pass
+    personal: int = 0  # first batches, which train the personal parts alone
 
 
 def epochs(
@@ -28,12 +29,13 @@ def epochs(
     rng: np.random.Generator,
     steps: int = 0,
     drop_last: bool = False,
+    personal: int = 0,
 ) -> Order:
     """`n_epochs` passes over `indices`, each in a new order; if `steps` is above 0, that many
     batches instead.
 
     The last, short batch of a pass is kept unless `drop_last`. A client with less than one full
-    batch keeps that batch.
+    batch keeps that batch. `personal`: first passes for the personal parts; they leave one batch.
     """
     n = len(indices)
     sizes, used = _sizes(n, batch_size, drop_last)
@@ -45,10 +47,11 @@ def epochs(
         index = np.concatenate(
             [indices[:0], *(_shuffled(indices, rng)[:used] for _ in range(n_epochs))]
         )
+    taken = (sizes * n_epochs)[: steps or None]
+    first = min(personal * len(sizes), len(taken) - 1)
     if not steps:
-        return Order(index, sizes * n_epochs, len(sizes))
-    taken = (sizes * n_epochs)[:steps]
-    return Order(index[: sum(taken)], taken, steps - (n_epochs - 1) * len(sizes))
+        return Order(index, taken, len(sizes), first)
+    return Order(index[: sum(taken)], taken, steps - (n_epochs - 1) * len(sizes), first)
 
 
 def in_order(indices: Ints, batch_size: int) -> Order:

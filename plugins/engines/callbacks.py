@@ -33,7 +33,7 @@ from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, tree_map
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Start
-from fedml_noniid.plugins.own_code import find, place
+from fedml_noniid.plugins.own_code import failure, find
 
 OURS = "fedml_noniid."  # modules whose errors are not a user's
 NAME = re.compile(r"[\w./-]+")  # of a column
@@ -163,10 +163,10 @@ class EarlyStop(Callback):
             raise UserError(
                 "callback early_stop: needs a validation split, and there is none; set validation"
             )
-        if run.start.task.personal:
+        if run.start.task.own_models:
             raise UserError(
-                f"callback early_stop: {run.start.algorithm.name} leaves a part of the model on "
-                "the clients, so no model is measured on the validation split; leave it out"
+                f"callback early_stop: with {run.start.algorithm.name} each client has a model of "
+                "its own, so none is measured on the validation split; leave it out"
             )
 
         allowed = "validation_loss", f"validation_{run.start.task.loss.metric}"
@@ -263,5 +263,4 @@ def _failure(kind: type, hook: str, error: Exception) -> Exception:
     ours = kind.__module__.startswith(OURS)
     if ours or isinstance(error, UserError | MemoryError | torch.OutOfMemoryError):
         return error
-    words = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return UserError(f"callback {kind.__name__}: {hook} failed, {place(error, hook)}{words}")
+    return failure(f"callback {kind.__name__}: {hook}", error, hook)

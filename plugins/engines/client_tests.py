@@ -14,13 +14,16 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Ask, Reply
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import V_BUFFERS, Ask, Client, Reply, V
 from fedml_noniid.plugins.core.losses import Loss
 from fedml_noniid.plugins.core.options import Range
-from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.core.training import component_views, own_model
+from fedml_noniid.plugins.core.trees import Params, Tree, row
 from fedml_noniid.plugins.engines.clients import Clients, Engine, numbers
 from fedml_noniid.plugins.engines.evaluation import totals
-from fedml_noniid.plugins.engines.personal import PERSONAL, client_model, noise_of
+from fedml_noniid.plugins.engines.packing import stack
+from fedml_noniid.plugins.engines.personal import PERSONAL, noise_of, personalized
 
 TEST = "test"  # the job of the Ask, which no component owns
 SENT, EVALUATED = "sent", "evaluated"  # the model that is sent; a few methods evaluate another one
@@ -68,7 +71,8 @@ def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
             if samples is None:
                 found[name].append(torch.zeros(width, dtype=torch.float64, device=clients.device))
                 continue
-            model = client_model(*task.model(params, ask.buffers), clients.memory[PERSONAL], at)
+            sent = Client(task, params, ask.buffers, round_)
+            model = model_of_client(clients.algorithm, sent, row(clients.memory, at))
             read = noise_of(samples, client, clients.seed)
             found[name].append(totals(task.network, *model, samples, read, task.loss))
     parts: Params = {name: torch.stack(rows) for name, rows in found.items()}  # [M, k + 1]
@@ -76,6 +80,42 @@ def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
     n, tested = numbers([*sizes, *n_samples], clients.device).view(2, -1)  # one copy to the device
     none = torch.zeros(len(ask.to), device=clients.device)
     return Reply(ask.to, {}, {}, {TEST: {**parts, "n": tested}}, n, none, none)
+
+
+def model_of_client(algorithm: Algorithm, sent: Client, memory: Tree) -> tuple[Params, Params]:
+    """The model with which a client is tested, all parameters and buffers.
+
+    `sent`: a client with the model that the server sends; `memory`: the client's.
+    """
+    client = personalized(sent, memory)
+    params, buffers = sent.params, sent.buffers
+    if (c := algorithm.own_model) is not None:
+        mine, ask = memory[c.name], Ask(sent.job, ())
+        views = component_views(algorithm, client, ask, memory)
+        params = own_model(algorithm, views, mine.get(V, {}), params)["params"]
+        buffers = mine.get(V_BUFFERS, buffers)
+    return client.task.model(params, buffers)
+
+
+def models_of_clients(clients: Clients, params: Params, buffers: Params) -> Tree:
+    """What makes the tested models of the clients of the given one, leaves [N, ...]: the parts
+    that they keep, or whole models."""
+    algorithm = clients.algorithm
+    if algorithm.own_model is None:
+        kept: Tree = clients.memory.get(PERSONAL, {})
+        return kept
+    sent = Client(clients.task, params, buffers, 0)
+    models = [
+        dict(
+            zip(
+                ("params", "buffers"),
+                model_of_client(algorithm, sent, row(clients.memory, at)),
+                strict=True,
+            )
+        )
+        for at in clients.row.values()
+    ]
+    return stack(models)
 
 
 def scores(reply: Reply, of: Loss) -> dict[str, Tensor]:

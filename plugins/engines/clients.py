@@ -30,6 +30,7 @@ from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.models.model import Model
 
 PASS_BATCH = 500  # samples per batch of a pass without training
+NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
 
 
 class Clients:
@@ -48,7 +49,7 @@ class Clients:
             if len(positions) == 0:
                 raise UserError(f"client {client} has no samples; every client needs at least one")
         tests: Mapping[int, Samples] = {}
-        if self.task.personal:
+        if self.task.own_models:
             given = federation.tests
             tests = (
                 dict.fromkeys(self.indices, federation.test)
@@ -99,7 +100,10 @@ class Clients:
 
     def orders(self, clients: Iterable[int], round_: int) -> list[Order]:
         """The batches of some clients' local training."""
+        if self.needs.no_training:
+            return [NO_STEPS] * len(tuple(clients))
         streams, indices, local = self._streams("batches", round_), self.indices, self.local
+        first = self.needs.personal_first
         passes, size, steps, drop_last = (
             local.epochs,
             local.batch_size,
@@ -107,7 +111,7 @@ class Clients:
             local.drop_last,
         )
         return [
-            epochs(indices[client], passes, size, streams(client), steps, drop_last)
+            epochs(indices[client], passes, size, streams(client), steps, drop_last, first)
             for client in clients
         ]
 

@@ -108,6 +108,7 @@ def replayed(graphs: GraphRecorder, descend: Descend, began: Tree, inputs: StepI
         else tree_map(Tensor.copy_, out, params),
         "buffers": tree_map(torch.clone, began["buffers"]),
         "state": tree_map(torch.clone, began["state"]),
+        "own": tree_map(torch.clone, began["own"]),
     }
     at = torch.zeros(1, dtype=torch.int64, device=steps.index.device)  # the number of the step
     first, weight = _first(steps), _weight(steps)
@@ -126,7 +127,7 @@ def replayed(graphs: GraphRecorder, descend: Descend, began: Tree, inputs: StepI
         totals["loss"].index_copy_(0, at, found.loss.unsqueeze(0))
         if found.features is not None and weight is not None:
             totals["features"].add_(weight.index_select(0, at)[0].unsqueeze(-1) * found.features)
-        left = {"buffers": found.buffers, "state": found.state, "params": found.params}
+        left = {name: getattr(found, name) for name in carried}
         tree_map(lambda old, new: old if new is old else old.copy_(new), carried, left)
         at.add_(1)
 
@@ -148,21 +149,20 @@ def replayed(graphs: GraphRecorder, descend: Descend, began: Tree, inputs: StepI
     features = (
         None if weight is None else totals["features"] / weight.sum(0).clamp(min=1).unsqueeze(-1)
     )
-    return Descent(carried["params"], carried["buffers"], carried["state"], count, loss, features)
+    return Descent(steps=count, loss=loss, features=features, **carried)
 
 
 def _at(steps: Pass, at: Tensor, size: int, first: Tensor | None) -> Pass:
     """The pass of one step, of `size` samples. Its number `at` [1] is on the device."""
-    mask, live, last = (
-        None if leaf is None else leaf.index_select(0, at)
-        for leaf in (steps.mask, steps.live, steps.last)
-    )
+    of_step = {
+        name: leaf.index_select(0, at)
+        for name in ("mask", "live", "last", "personal")
+        if (leaf := getattr(steps, name)) is not None
+    }
     if first is None:
-        return replace(
-            steps, index=steps.index.index_select(0, at), mask=mask, live=live, last=last
-        )
+        return replace(steps, index=steps.index.index_select(0, at), **of_step)
     places = first.index_select(0, at) + torch.arange(size, device=at.device)
-    return replace(steps, index=steps.index.index_select(0, places), sizes=(size,), last=last)
+    return replace(steps, index=steps.index.index_select(0, places), sizes=(size,), **of_step)
 
 
 def _first(steps: Pass) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -128,12 +128,32 @@ def _passes(
 ) -> tuple[Tensor, Tensor]:
     """(predictions [n, ...], mean loss 0-d float64), on the device."""
     predictions, losses = [], []
+    for outputs, y in _batches(network, model, samples, batch_size, read):
+        predictions.append(of.predictions(outputs))
+        losses.append(of.total(outputs, y))
+    return torch.cat(predictions), torch.stack(losses).double().sum() / len(samples.y)
+
+
+@torch.no_grad()
+def outputs_of(
+    network: Network, params: Params, buffers: Params, samples: Samples, read: Read | None = None
+) -> Tensor:
+    """The outputs for all samples in eval mode, [n, C], on the device."""
+    found = _batches(network, (params, buffers), samples, BATCH, read)
+    return torch.cat([outputs for outputs, _ in found])
+
+
+def _batches(
+    network: Network,
+    model: tuple[Params, Params],
+    samples: Samples,
+    batch_size: int,
+    read: Read | None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(outputs [B, C], targets [B, ...]) of each pass, on the device."""
     positions = torch.arange(len(samples.y), device=samples.y.device)
     parts = (torch.split(leaf, batch_size) for leaf in (samples.x, samples.y, positions))
     plain = replace(cast("Any", network), plain=True)
     for step, (x, y, index) in enumerate(zip(*parts, strict=True)):
         inputs = x if read is None else read(samples, index, step)
-        outputs = plain(*model, inputs, False).logits
-        predictions.append(of.predictions(outputs))
-        losses.append(of.total(outputs, y))
-    return torch.cat(predictions), torch.stack(losses).double().sum() / len(positions)
+        yield plain(*model, inputs, False).logits, y

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
-from fedml_noniid.plugins.core.component import Ask, Client, overrides
+from fedml_noniid.plugins.core.component import V_BUFFERS, Ask, Client, overrides
 from fedml_noniid.plugins.core.contract import call
 from fedml_noniid.plugins.core.data import Batch, Pass, masked_mean
 from fedml_noniid.plugins.core.optimizers import SGD, Optimizer
@@ -25,11 +25,17 @@ from fedml_noniid.plugins.core.task import Output, Task
 from fedml_noniid.plugins.core.training import (
     Descent,
     Step,
+    Update,
     Views,
     adjusted,
+    alternated,
     component_views,
     ended,
     factor,
+    own_memory,
+    own_model,
+    own_start,
+    own_step,
     penalty,
     scaled,
     shifted,
@@ -127,6 +133,8 @@ class Hooks(NamedTuple):
     term: Callable[[Params], Params] | None = None
     # (w, what computes the gradient at w) -> the parameters at which it is taken, if not at w
     point: Callable[[Params, Callable[[], Params]], Params] | None = None
+    # (v, w) -> "params" and "penalty" of the client's own model
+    own_model: Callable[[Params, Params], Tree] | None = None
 
 
 def train(
@@ -158,7 +166,8 @@ def train(
         params, buffers = joined(sent.params, sent.buffers, trees["memory"])
         found = {"params": params, "buffers": buffers, "prepared": prepared}
         state = over(task.optimizer.init(params), started(algorithm, given) or {})
-        return found | {"factor": factor(given), "state": state}
+        own = own_start(algorithm, trees["memory"], task.optimizer)
+        return found | {"factor": factor(given), "state": state, "own": own}
 
     # Lifting takes time even where there is nothing to lift.
     components = algorithm.components
@@ -186,6 +195,7 @@ def train(
         memory, shared = parted(clients["memory"], found.params, found.buffers, found.state)
         found = found._replace(params=shared[0], buffers=shared[1], state=shared[2])
         clients = clients | {"memory": memory}
+    clients = clients | {"memory": own_memory(algorithm, clients["memory"], found.own)}
     left = {key: leaf for key, leaf in found._asdict().items() if leaf is not None}
     answers = (axis.lift(last) if components else last)(clients, left)
     if personal:
@@ -208,6 +218,7 @@ def _sharing(hooks: Hooks, params: Params) -> Hooks:
         given(hooks.logits, 1),
         given(hooks.term, 0),
         given(hooks.point, 0),
+        None,  # refused beside personal parts
     )
 
 
@@ -248,12 +259,17 @@ def _hooks(
         found: Params = lifted_points(clients, w, {name: g[name] for name in w if name in g})
         return found
 
+    def own_models(clients: Tree, v: Params, w: Params) -> Tree:
+        return own_model(algorithm, at_once if axis.single else views(clients), v, w)
+
     lifted_logits, lifted_points = axis.lift(logits), axis.lift(points)
+    lifted_own = axis.lift(own_models)
     return Hooks(
         penalised if some("penalty") else None,
         (lambda logits, w: lifted_logits(clients, logits, w)) if some("logits") else None,
         (lambda w: term(at_once, w)) if some("gradient_term") else None,
         point if some("gradient_point") else None,
+        (lambda v, w: lifted_own(clients, v, w)) if some("own_model") else None,
     )
 
 
@@ -287,10 +303,10 @@ class LocalSteps:
         bare = self.hooks.penalty is None and self.hooks.logits is None
         written = self.axis.written(self.task) if bare else None
         rate = plain_rate(self.task.optimizer)
-        if written is None or rate is None or self.hooks.point is not None:
+        if written is None or rate is None or self.hooks.point is not None or began["own"]:
             return self._stepped(began, inputs, first, written)
         unchanged = self.hooks.term is None and not began["factor"]
-        plain = unchanged and steps.read is None and steps.last is None
+        plain = unchanged and steps.read is None and steps.last is steps.personal is None
         compiled = self.axis.compiled() if plain and len(steps) else None
         if compiled is not None:
             params, losses = compiled(began["params"], steps, rate, inputs.out)
@@ -311,7 +327,9 @@ class LocalSteps:
         self, began: Tree, inputs: StepInputs, first: int | Tensor, written: Written | None
     ) -> Descent:
         """As a call, one step after the other. `written`: the gradient, if it is written out."""
-        params, buffers, state = (began[name] for name in ("params", "buffers", "state"))
+        params, buffers, state, own = (
+            began[name] for name in ("params", "buffers", "state", "own")
+        )
         steps, drawn, out = inputs
         step_of = step_form(self, began["factor"], owned=written is not None)
         some = next(iter(params.values()))
@@ -324,12 +342,17 @@ class LocalSteps:
             # model belongs to others too, and so do the parameters of a client that has no such
             # step.
             into = None if batch.live is not None else params if step > 0 else out
+            into = None if steps.personal is not None else into  # a part stays as it is
+            draws = next(drawn)
+            if own:  # before w's step, which may be in place
+                beside = self._beside(own, params, buffers, batch, draws)
+                own = select(batch.live, beside, own)
             if written is None:
                 keyed = batch._replace(keys=self.key, step=first + step)
-                loss = partial(self._loss, keyed, buffers, next(drawn), last is not None)
+                loss = partial(self._loss, keyed, buffers, draws, last is not None)
                 taken = partial(self.task.grad, loss)
             else:
-                taken = partial(written, buffers, batch, next(drawn))
+                taken = partial(written, buffers, batch, draws)
             gradient, left = taken(self._point(params, taken))
             losses.append(left["loss"])
             if last is not None:
@@ -339,6 +362,10 @@ class LocalSteps:
                 features = part if features is None else features + part
                 weight = weight + fraction.sum(-1)
             moved, after = step_of(gradient, params, state, step, into)
+            if steps.personal is not None:
+                flag = steps.personal[step]
+                moved = alternated(self.task, flag, params, moved, params)
+                after = alternated(self.task, flag, params, after, state)
             if batch.live is None:
                 params, state, buffers = moved, after, left["buffers"]
             else:
@@ -347,7 +374,21 @@ class LocalSteps:
         mean = None if features is None else features / weight.clamp(min=1).unsqueeze(-1)
         count = zero + _length(steps)
         total = _step_losses(losses, steps, written is not None).sum(0) if losses else zero
-        return Descent(params, buffers, state, count, total, mean)
+        return Descent(params, buffers, state, count, total, mean, own)
+
+    def _beside(self, own: Tree, w: Params, buffers: Params, batch: Batch, drawn: Params) -> Tree:
+        """A step of the client's own model: its pass draws what w's draws."""
+        made = self.hooks.own_model
+        assert made is not None, "something trains for it"
+
+        def loss(v: Params) -> tuple[Tensor, Tree]:
+            model = made(v, w)
+            given = own.get(V_BUFFERS, buffers)
+            out = self.axis.forward(self.task, model["params"], given, batch, drawn)
+            value = self.task.loss.mean(out.logits, batch.y, batch.mask)
+            return value + model.get("penalty", 0), {"buffers": out.buffers}
+
+        return own_step(self.task, own, loss, update_form(self))
 
     def _point(self, w: Params, gradient: Callable[[Params], tuple[Params, Tree]]) -> Params:
         """Where the gradient of a step is taken."""
@@ -397,10 +438,20 @@ class InMemory(Step):
 def step_form(walk: LocalSteps, factor: Params, owned: bool) -> Step:
     """The form of the step equation that local training runs. `owned`: as in `InMemory`."""
     optimizer = walk.task.optimizer
-    update = (
-        walk.axis.lift(optimizer.step) if optimizer.clip else optimizer.step
-    )  # a norm is that of one client
-    return InMemory(optimizer, walk.hooks.term, factor, None, owned, plain_rate(optimizer), update)
+    return InMemory(
+        optimizer,
+        walk.hooks.term,
+        factor,
+        owned=owned,
+        fused=plain_rate(optimizer),
+        update=update_form(walk),
+    )
+
+
+def update_form(walk: LocalSteps) -> Update:
+    """The optimiser's step of all clients: a norm is that of one client."""
+    optimizer = walk.task.optimizer
+    return walk.axis.lift(optimizer.step) if optimizer.clip else optimizer.step
 
 
 def _length(steps: Pass) -> int | Tensor:

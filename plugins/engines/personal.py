@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedml_noniid.plugins.core.component import BODY, HEAD, NORMS, Client
 from fedml_noniid.plugins.core.data import Samples
@@ -24,7 +25,7 @@ from fedml_noniid.plugins.core.task import Network
 from fedml_noniid.plugins.core.trees import Params, Tree, row
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import key
-from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate
+from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate, outputs_of
 from fedml_noniid.plugins.models.model import Model
 
 PERSONAL = "own"  # among the names of methods in a client's memory
@@ -128,6 +129,11 @@ class ClientModels(NamedTuple):
         model = client_model(self.params, self.buffers, self.personal, client)
         read = noise_of(samples, client, self.seed)
         return evaluate(self.network, *model, samples, read=read, of=self.loss)
+
+    def outputs(self, client: int, samples: Samples) -> Tensor:
+        """The logits of a client's model on samples, [n, C]."""
+        model = client_model(self.params, self.buffers, self.personal, client)
+        return outputs_of(self.network, *model, samples, noise_of(samples, client, self.seed))
 
 
 def client_model(

@@ -92,8 +92,10 @@ class Start(NamedTuple):
         """With the dtype and the device of `like`. RecipeError if no parameter is trained."""
         network = plan.network
         params, buffers = initial_model(network, plan.seed, like)
-        classifier = network.layers[-1].parameters if algorithm.needs.fixed_classifier else ()
-        fixed = {name: params[name] for name in sorted({*classifier, *network.frozen})}
+        classifier = {*network.layers[-1].parameters} if network.layers else set()
+        kept = classifier if algorithm.needs.fixed_classifier else set()
+        kept |= params.keys() - classifier if algorithm.needs.fixed_body else set()
+        fixed = {name: params[name] for name in sorted({*kept, *network.frozen})}
         trained = {name: leaf for name, leaf in params.items() if name not in fixed}
         personal: Tree = {}
         if parts := algorithm.needs.personal:
@@ -106,7 +108,8 @@ class Start(NamedTuple):
             )
         configured = replace(cast("Any", network), precision=plan.local.precision)
         optimizer, loss = plan.local.build(plan.lr(1)), plan.local.built_loss
-        task = Task(configured, optimizer, fixed, personal, loss=loss)
+        own_models = bool(personal) or algorithm.own_model is not None
+        task = Task(configured, optimizer, fixed, personal, own_models, loss=loss)
         return Start(algorithm, plan, algorithm.prepared(task), trained, buffers)
 
     def task_at(self, t: int) -> Task:

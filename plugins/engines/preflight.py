@@ -32,6 +32,7 @@ HOOKS = (
     "penalty",
     "gradient_term",
     "update_factor",
+    "own_model",
     "report",
     "answer",
 )

@@ -125,7 +125,7 @@ class Evaluation(Callback):
         of = of or (*loss.metrics, "loss")
         # Where clients keep a part, no model here is whole: they test their own, and nobody the
         # validation samples.
-        if samples is None or end.task.personal:
+        if samples is None or end.task.own_models:
             return {f"{name}_{score}": math.nan for score in of}
         network, model = end.task.network, (end.task.whole(params), end.done.state.buffers)
         if self.drift is None:

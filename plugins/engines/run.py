@@ -208,7 +208,7 @@ class Run:
         done = done._replace(state=done.state._replace(params=sent), evaluated=evaluated)
         task, due = self.start.task, last or t % self.plan.evaluate_every == 0
         tested: Reply | None = None
-        if due and task.personal:
+        if due and task.own_models:
             tested = yield from self._exchanged(
                 client_tests.asking(self.everybody, sent, done.state.buffers, evaluated), t
             )

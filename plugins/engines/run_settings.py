@@ -11,25 +11,30 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from fedml_noniid.plugins.core.errors import together
 from fedml_noniid.plugins.engines.local_training import LocalTraining
-from fedml_noniid.plugins.own_code import is_path, source_of
+from fedml_noniid.plugins.own_code import is_own, source_of
 
 if TYPE_CHECKING:
     from fedml_noniid.plugins.engines.callbacks import Callback
+    from fedml_noniid.plugins.engines.metrics import Metric
 
 
-def _empty(callbacks: object) -> object:
-    """`name:` with nothing behind it is a callback without options."""
-    if not isinstance(callbacks, dict):
-        return callbacks
-    return {key: given or {} for key, given in callbacks.items()}
+def _filled(named: object) -> object:
+    """A list of names, or `name:` with nothing behind it, is without options."""
+    if isinstance(named, list) and all(isinstance(name, str) for name in named):
+        return {name: {} for name in named}
+    if not isinstance(named, dict):
+        return named
+    return {key: given or {} for key, given in named.items()}
+
+
+Named = Annotated[dict[str, dict[str, Any]], BeforeValidator(_filled)]  # name -> options
 
 
 class RunSettings(LocalTraining):
-    """Local training, and the callbacks of a run: name -> options."""
+    """Local training, the callbacks of a run and its metrics."""
 
-    callbacks: Annotated[dict[str, dict[str, Any]], BeforeValidator(_empty)] = Field(
-        default={}, exclude_if=lambda given: not given
-    )
+    callbacks: Named = Field(default={}, exclude_if=lambda given: not given)
+    metrics: Named = Field(default={}, exclude_if=lambda given: not given)
 
     @field_validator("callbacks")
     @classmethod
@@ -42,16 +47,36 @@ class RunSettings(LocalTraining):
                     callback_of(name, options)
         return callbacks
 
-    def built_callbacks(self) -> list[Callback]:
-        """New ones, for a run."""
-        from fedml_noniid.plugins.engines.callbacks import callback_of
+    @field_validator("metrics")
+    @classmethod
+    def _metrics(cls, metrics: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        from fedml_noniid.plugins.engines.metrics import metric_of
 
-        return [callback_of(name, options) for name, options in self.callbacks.items()]
+        with together() as checked:
+            for name, options in metrics.items():
+                with checked():
+                    metric_of(name, options)
+        return metrics
+
+    def built_callbacks(self) -> list[Callback]:
+        """New ones, for a run; one of them measures the metrics, if there are any."""
+        from fedml_noniid.plugins.engines.callbacks import callback_of
+        from fedml_noniid.plugins.engines.metrics import Measuring
+
+        found = [callback_of(name, options) for name, options in self.callbacks.items()]
+        metrics = self.built_metrics()
+        return [*found, Measuring(metrics)] if metrics else found
+
+    def built_metrics(self) -> list[Metric]:
+        """The metrics."""
+        from fedml_noniid.plugins.engines.metrics import metric_of
+
+        return [metric_of(name, options) for name, options in self.metrics.items()]
 
     def own_code(self) -> dict[str, str]:
-        """The user's classes that a run has: name -> SHA-256 of their source."""
-        names = [*self.callbacks]
+        """The user's code that a run has: name -> SHA-256 of its source."""
+        names = [*self.callbacks, *self.metrics]
         if isinstance(self.lr, dict) and "decay" in self.lr:
             names.append(self.lr["decay"])
         names.append(self.loss["name"] if isinstance(self.loss, dict) else self.loss)
-        return {name: source_of(name) for name in names if is_path(name)}
+        return {name: source_of(name) for name in names if is_own(name)}

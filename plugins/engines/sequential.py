@@ -89,7 +89,7 @@ class Sequential:
         clients, client = self.clients, ask.to[position]
         order = clients.steps(client, round_)
         read, _ = clients.reads(key)
-        steps = self._pass(order, clients.train, read, clients.needs.last_epoch)
+        steps = self._steps(order, read)
         # Made once, and only where a component reads it.
         view = cache(partial(self._client, ask, round_, key, client))
         axis = ClientAxis(lambda _: view(), self.gradient)
@@ -143,6 +143,15 @@ class Sequential:
             order, (_, read) = clients.local_set(client), clients.reads(key)
             local_set = self._pass(order, clients.train, read)
         return clients.client(self.task, ask, round_, key, local_set)
+
+    def _steps(self, order: Order, read: Reader | None) -> Pass:
+        """What the steps of local training read."""
+        clients = self.clients
+        steps = self._pass(order, clients.train, read, clients.needs.last_epoch)
+        if not clients.needs.personal_first:
+            return steps
+        at = torch.arange(len(order.sizes), device=clients.device)
+        return replace(steps, personal=at < order.personal)
 
     def _pass(
         self, order: Order, samples: Samples, read: Reader | None = None, last: bool = False

@@ -14,10 +14,9 @@ from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError, known
 from fedml_noniid.plugins.engines.callbacks import Callback, Row
-from fedml_noniid.plugins.engines.client_tests import answered
+from fedml_noniid.plugins.engines.client_tests import answered, models_of_clients
 from fedml_noniid.plugins.engines.clients import Clients, Engine
 from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.personal import PERSONAL
 from fedml_noniid.plugins.engines.plan import Plan, Start
 from fedml_noniid.plugins.engines.preflight import Preflight
 from fedml_noniid.plugins.engines.run import Outcome, Run
@@ -174,7 +173,10 @@ class Simulation:
     @property
     def outcome(self) -> Outcome:
         """The result of the rounds so far."""
-        return self.loop.outcome._replace(personal=self.engine.clients.memory.get(PERSONAL, {}))
+        state, evaluated = self.loop.state, self.loop.evaluated
+        model = state.params if evaluated is None else evaluated
+        personal = models_of_clients(self.engine.clients, model, state.buffers)
+        return self.loop.outcome._replace(personal=personal)
 
     @property
     def remarks(self) -> dict[str, str]:
@@ -185,10 +187,10 @@ class Simulation:
             if self.loop.stopped
             else {}
         )
-        if not self.algorithm.needs.personal:
-            return found
         start = self.loop.start
-        if start.task.personal:
+        if not (self.algorithm.needs.personal or start.task.own_models):
+            return found
+        if start.task.own_models:
             words = (
                 "accuracies are those of the clients' own models, each on its own test samples "
                 "as the "

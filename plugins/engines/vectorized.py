@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from fedml_noniid.plugins.core.task import Objective, Task
 from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
-from fedml_noniid.plugins.engines.clients import Clients, numbers, to_device
+from fedml_noniid.plugins.engines.clients import NO_STEPS, Clients, numbers, to_device
 from fedml_noniid.plugins.engines.compiled import Compiled, compiled_for
 from fedml_noniid.plugins.engines.local import ClientAxis, train
 from fedml_noniid.plugins.engines.packing import stack
@@ -33,7 +32,6 @@ from fedml_noniid.plugins.engines.step_inputs import StepInputs
 from fedml_noniid.plugins.engines.storage import rows_for, unaliased
 from fedml_noniid.plugins.models.model import Model
 
-NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
 # on a CPU, where a client that waits for the longest one costs as much as one that moves
 MAX_STEP_RATIO = 2.0
 
@@ -176,7 +174,8 @@ class Vectorized:
         )
         # Parameters, gradient, update, their successors and the received model; forward and
         # backward of a batch.
-        model = 8 * n_bytes(params)
+        models = 1 if clients.algorithm.own_model is None else 2
+        model = 8 * models * n_bytes(params)
         batch = 3 * outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
         return max(1, (self.memory_mb << 20) // (model + batch))
 
@@ -220,6 +219,10 @@ class Vectorized:
         }
         if clients.needs.last_epoch:
             batched["last"] = self._last(orders, clients.train.x.dtype).t()
+        if clients.needs.personal_first:
+            at = torch.arange(len(batched["index"]), device=clients.device)
+            first = numbers((order.personal for order in orders), clients.device)
+            batched["personal"] = at[:, None] < first  # [S, M]
         steps = Pass(clients.train, **batched, read=self._reader(trees["key"]))
         axis = ClientAxis(
             partial(self._client, ask, round_), self._gradient, len(orders), lambda: self._compiled
@@ -229,11 +232,12 @@ class Vectorized:
             clients.algorithm, clients.task, axis, ask, trees, inputs, clients.graphs
         )
         # The models become differences in place. A component that sends one of their tensors sends
-        # a copy.
-        answers = unaliased(answers, found.params)
+        # a copy. Without a step they share the received model's memory.
+        params = found.params if len(steps) else tree_map(torch.clone, found.params)
+        answers = unaliased(answers, params)
         mean = found.loss / found.steps.clamp(min=1)
         return answers | {
-            "params": found.params,
+            "params": params,
             "buffers": found.buffers,
             "steps": found.steps,
             "loss": mean,

@@ -5,22 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from fedml_noniid.plugins.core.errors import (
-    MISSING,
-    REFUSED,
-    UNKNOWN,
-    UserError,
-    closest,
-    located,
-    shown,
-)
+from fedml_noniid.plugins import own_code
+from fedml_noniid.plugins.core.errors import UserError, located, shown
 from fedml_noniid.plugins.core.options import check_options, unknown
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import (
@@ -38,7 +30,6 @@ from fedml_noniid.plugins.models.networks import (
 from fedml_noniid.plugins.models.own import OwnNetwork
 from fedml_noniid.plugins.models.probe import as_row, probed
 from fedml_noniid.plugins.models.recurrent import lstm
-from fedml_noniid.plugins.own_code import imported, is_path, split_path
 
 MODELS: dict[str, Callable[..., Model]] = {
     "logistic_regression": logistic_regression,
@@ -56,7 +47,6 @@ MODELS: dict[str, Callable[..., Model]] = {
 OF_TEXT = ("lstm",)  # networks that take the vectors of the data set's tokens beside their options
 OWN = "a torch.nn.Module, or a function that makes one, of your own as package.module:name"
 Factory = Callable[..., nn.Module]
-_given: dict[str, Factory | nn.Module] = {}  # what a user gave in this process, by name
 _probed: dict[tuple[str, Factory | nn.Module, str], OwnNetwork] = {}
 
 
@@ -70,27 +60,19 @@ def name_of(model: object) -> str:
         return model
     if not isinstance(model, nn.Module) and not callable(model):
         raise UserError(where=("model",), value=model, allowed=f"{', '.join(MODELS)}, or {OWN}")
-    module, name = getattr(model, "__module__", ""), getattr(model, "__qualname__", "")
-    if module != "__main__" and getattr(sys.modules.get(module), name, None) is model:
-        return f"{module}:{name}"
-    for known, given in _given.items():
-        if given is model:
-            return known
-    name = f"{name or type(model).__name__} of this process, {len(_given) + 1}"
-    _given[name] = model
-    return name
+    return own_code.name_of(model)
 
 
 def described(name: str) -> str:
     """A name of a network that is the same in every process."""
-    given = _given.get(name)
+    given = own_code.given(name)
     kind = type(given) if isinstance(given, nn.Module) else given
     return name if kind is None else f"{kind.__module__}:{kind.__qualname__}"
 
 
 def is_own(name: str) -> bool:
     """Whether a name is that of a user's code, which other processes find too."""
-    return name not in MODELS and name not in _given
+    return name not in MODELS and own_code.is_own(name)
 
 
 def check(name: object, options: Mapping[str, Any] | None = None) -> None:
@@ -103,22 +85,8 @@ def check(name: object, options: Mapping[str, Any] | None = None) -> None:
             for option in options or {}:
                 unknown((option,), option, ())
         else:
-            _check_arguments(made, options or {})
-
-
-def _check_arguments(made: Factory, options: Mapping[str, Any]) -> None:
-    """UserError for options that a user's factory does not take, and for those that are missing."""
-    parameters = inspect.signature(made).parameters.values()
-    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
-        for option in options:
-            unknown((option,), option, [one.name for one in parameters])
-    for one in parameters:
-        required = one.default is one.empty and one.kind not in (
-            one.VAR_KEYWORD,
-            one.VAR_POSITIONAL,
-        )
-        if required and one.name not in (*options, *_facts((), 0, None)):
-            raise UserError(MISSING, where=(one.name,))
+            given = options or {}
+            own_code.check_arguments(made, given, _facts((), 0, None).keys() - given.keys())
 
 
 def build(
@@ -180,18 +148,8 @@ def own_network(
 
 def _factory(name: object) -> Callable[..., Any]:
     """What makes the network of a name. UserError."""
-    known: dict[str, Callable[..., Any]] = {**MODELS, **_given}
-    if isinstance(name, str) and name in known:
-        return known[name]
-    if not isinstance(name, str) or not is_path(name):
-        raise UserError(
-            UNKNOWN if isinstance(name, str) else REFUSED,
-            where=("model",),
-            value=name,
-            allowed=f"{', '.join(MODELS)}, or {OWN}",
-            meant=closest(name, MODELS),
-        )
-    found = imported(f"model {name!r}", *split_path(name), OWN)
+    with located("model"):
+        found = own_code.object_of("model", name, MODELS, OWN)
     if not isinstance(found, nn.Module) and not callable(found):
         raise UserError(f"model {name!r} is a {type(found).__name__}", allowed=OWN)
     made: Callable[..., Any] = found

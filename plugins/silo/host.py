@@ -31,7 +31,7 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.files import leaving_nothing
 from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
-from fedml_noniid.plugins.losses import main_of
+from fedml_noniid.plugins.metrics import main_of
 from fedml_noniid.plugins.models import model as models
 from fedml_noniid.plugins.models import name_of
 from fedml_noniid.plugins.privacy.local import Noise

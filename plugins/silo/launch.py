@@ -36,7 +36,7 @@ from fedml_noniid.plugins.data.files import (
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.callbacks import OnRow
 from fedml_noniid.plugins.engines.record import rounds_csv
-from fedml_noniid.plugins.losses import main_of, metric_of
+from fedml_noniid.plugins.metrics import main_of, metric_of
 from fedml_noniid.plugins.models import model as models
 from fedml_noniid.plugins.silo import exit_codes, results, settings, shards, wire
 
@@ -154,7 +154,7 @@ class Process:
         file = results.RunFile(self.folder / results.CHECKPOINT, secrets.token_hex(8))
         aggregator = aggregator_class(model, args, self.shard, [OnRow(on_round)], file)
         server_run = aggregator.server_run
-        if server_run.loop.start.task.personal:
+        if server_run.loop.start.task.own_models:
             LOG.warning(
                 "recipe %s: each silo keeps a part of the model to itself and tests its own model; "
                 "accuracies are over the test samples in the silos' files",

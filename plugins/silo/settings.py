@@ -326,9 +326,9 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
         params, buffers = initial_model(network, 0, torch.zeros(()))
         initial = params | buffers
     kept = initial if is_given else {*network.frozen, *network.start}
-    # Callbacks run on the server alone.
-    named = train.own_code()
-    own = {name: sha for name, sha in named.items() if name not in train.callbacks}
+    # Callbacks and metrics run on the server alone.
+    named, of_server = train.own_code(), {*train.callbacks, *train.metrics}
+    own = {name: sha for name, sha in named.items() if name not in of_server}
     own |= recipes.own_code(recipe) | model.model_code()
     for name in own:
         if own[name] == UNKNOWN_SOURCE:
@@ -340,7 +340,9 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
             "model": described(model.model),
             "frozen": weights_sha256({name: initial[name] for name in kept}),
         },
-        "train": train.model_dump(exclude={"recipe", "settings", "client_id_list", "callbacks"}),
+        "train": train.model_dump(
+            exclude={"recipe", "settings", "client_id_list", "callbacks", "metrics"}
+        ),
         "seed": plan.seed,
         "threads": deployment.device_args.threads,
         "own_code": own,
@@ -349,5 +351,5 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
     personal: Tree = {}
     if parts := algorithm.needs.personal:
         *_, personal = split_personal(network, parts, *initial_model(network, 0, torch.zeros(())))
-    tests = plan.evaluations if personal else 0
+    tests = plan.evaluations if personal or algorithm.own_model is not None else 0
     return Terms(algorithm, plan, deployment.silos, fingerprint, tests, own)

@@ -24,6 +24,7 @@ from fedml_noniid.plugins.core.component import (
     Reply,
     Server,
     Setting,
+    overrides,
 )
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
@@ -31,7 +32,7 @@ from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Tree, add, scale, tree_map
 from fedml_noniid.plugins.models.networks import mlp
 from fedml_noniid.plugins.recipes import METHODS, build
-from tests.recipe_table import BASES, PAIRS, PAPERS, READINGS, REPORTED, UNSOUND
+from tests.recipe_table import BASES, PAIRS, PAPERS, READINGS, REPORTED, UNSOUND, settings
 
 SETTING = Setting(n_clients=4, cohort=3, optimizer="sgd", lr=0.1, n_public=10)
 
@@ -241,7 +242,12 @@ def test_what_a_round_has_not_reached_is_absent_and_says_so(part: str, words: st
         getattr(server(), part).sum()
 
 
-UNSHARED = {("fedper", other) for other in ("fedbabu", "fedrs", "fedgen", "ccvr")}
+UNSHARED = {
+    (kept, other)
+    for kept in ("fedper", "fedrep")
+    for other in ("fedbabu", "fed3r", "fedrs", "fedgen", "ccvr")
+}
+NOTHING_LEFT = [{"linear_probe", other} for other in ("fedbabu", "fedper", "fedrep")]
 
 
 def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
@@ -251,6 +257,12 @@ def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
         if alone[a].needs.pooled or alone[b].needs.pooled:
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*no clients"):
                 build(f"{a}+{b}", {}, SETTING)
+        elif alone[a].needs.no_training or alone[b].needs.no_training:
+            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*no local step"):
+                build(f"{a}+{b}", {}, SETTING)
+        elif {a, b} in NOTHING_LEFT:
+            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*be averaged"):
+                build(f"{a}+{b}", {}, SETTING)
         elif any(
             alone[one].needs.personal
             and (alone[other].needs.whole_models or (one, other) in UNSHARED)
@@ -259,6 +271,12 @@ def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
             with pytest.raises(
                 RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*keeps the [a-z ]+ on the clients"
             ):
+                build(f"{a}+{b}", {}, SETTING)
+        elif any(
+            alone[one].needs.personal and overrides(alone[other], "own_model")
+            for one, other in ((a, b), (b, a))
+        ):
+            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*tested with one"):
                 build(f"{a}+{b}", {}, SETTING)
         elif shared:
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*both own") as error:
@@ -278,7 +296,8 @@ def test_every_other_pair_with_a_paper_composes() -> None:
     """And so do the combinations that the papers report."""
     assert {*PAPERS, *BASES, *READINGS, "centralised"} == set(METHODS)
     for recipe in (*PAIRS, *REPORTED):
-        assert build(recipe, {}, SETTING).name == "+".join(sorted(recipe.split("+")))
+        found = build(recipe, settings(recipe), SETTING)
+        assert found.name == "+".join(sorted(recipe.split("+")))
     assert set(REPORTED) <= {*PAIRS, *PAPERS}
 
 

@@ -135,6 +135,7 @@ OWNERS: dict[str, Callable[..., Any]] = {
     "average": lambda self, server: server.params,
     "learn": lambda self, server: Change(params=server.params),
     "finish": lambda self, server: asked_for_nothing(Change(params=server.params)),
+    "own_model": lambda self, v, w, client: None,
 }
 
 

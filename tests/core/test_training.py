@@ -32,9 +32,7 @@ class Plain(Sequential):
     ) -> Tree:
         clients, client = self.clients, ask.to[position]
         read, _ = clients.reads(key)
-        steps = self._pass(
-            clients.steps(client, round_), clients.train, read, clients.needs.last_epoch
-        )
+        steps = self._steps(clients.steps(client, round_), read)
         memory = self._memory(client)
         # The plain loop trains whatever it is given, so here the client's own part too.
         params, buffers = joined(ask.params, ask.buffers, memory)

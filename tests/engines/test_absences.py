@@ -217,7 +217,7 @@ def test_a_round_goes_on_as_if_the_missing_had_not_been_drawn(
     ran = missing.run()
     monkeypatch.setattr("fedml_noniid.plugins.engines.plan.draw_cohort", drawn)
     whole = simulation(entry, nobody, rounds=2, epochs=1).run()
-    if missing.loop.start.task.personal:  # whose model is not tested where it is missing
+    if missing.loop.start.task.own_models:  # whose model is not tested where it is missing
         assert federation.equal_models(whole, ran)
         kept = flatten(ran.personal)
         assert kept.keys() == flatten(whole.personal).keys()

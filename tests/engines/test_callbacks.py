@@ -234,7 +234,7 @@ def test_early_stop_needs_a_validation_split() -> None:
     ):
         Simulation(made.algorithm, without, made.loop.plan, [EarlyStop()])
     with pytest.raises(
-        UserError, match="early_stop: fedbn leaves a part of the model on the clients"
+        UserError, match="early_stop: with fedbn each client has a model of its own"
     ):
         simulation("fedbn", EarlyStop(), batch_norm=True)
 

@@ -33,6 +33,7 @@ IN_STEPS = (
     "penalty",
     "logits",
     "gradient_term",
+    "own_model",
 )  # the hooks that a step runs or reads
 
 

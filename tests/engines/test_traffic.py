@@ -134,6 +134,19 @@ def test_fedbabu_moves_the_body_only() -> None:
     assert traffic("fedbabu") == [(COHORT * 35 * FLOAT, COHORT * 35 * FLOAT)] * 3
 
 
+def test_a_linear_probe_moves_the_classifier_only() -> None:
+    assert traffic("linear_probe") == [(COHORT * 18 * FLOAT, COHORT * 18 * FLOAT)] * 3
+
+
+def test_fed3r_asks_everybody_once_for_sums() -> None:
+    """Before round 1: w_0 down; (D + 1)(D + 2) / 2 + (D + 1) C numbers of 8 bytes up."""
+    _, m = model(False)
+    sums = ((D + 1) * (D + 2) // 2 + (D + 1) * C) * 8
+    first, *rest = traffic("fed3r")
+    assert first == (COHORT * m + N * sums, COHORT * m + N * m)
+    assert rest == [(COHORT * m, COHORT * m)] * 2
+
+
 def test_ccvr_asks_everybody_once_for_statistics() -> None:
     """After the last round: M down, C (d + d (d + 1) / 2 + 1) up.
 

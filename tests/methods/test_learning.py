@@ -18,11 +18,14 @@ from fedml_noniid.plugins.recipes import METHODS
 from fedml_noniid.plugins.simulate import simulate
 
 N_CLIENTS, ROUNDS = 10, 5
-# What is slow gets more rounds: a random classifier, a step size that is a bound's, SCAFFOLD's
-# option I, a momentum of which a tenth is new.
-MORE_ROUNDS = {"fedbabu": 12, "qfedavg": 12, "scaffold_i": 12, "fedcm": 12}
+# What is slow gets more rounds: a random classifier, random layers before it, a step size that is
+# a bound's, SCAFFOLD's option I, a momentum of which a tenth is new, an own model that follows the
+# received one.
+SLOW = ("fedbabu", "qfedavg", "scaffold_i", "fedcm", "ditto", "fedrep", "finetune")
+MORE_ROUNDS = dict.fromkeys(SLOW, 12) | {"linear_probe": 30}
 # Defaults that are made for other step sizes and losses than these.
 SETTINGS: dict[str, dict[str, object]] = {
+    "fed3r": {"fine_tune": True},
     "fedgen": {"generative_alpha": 1.0, "generative_beta": 1.0},
     "qfedavg": {"q": 0.1},
     "feddf": {"steps": 50},

@@ -40,6 +40,8 @@ CLASHES: dict[str, tuple[str, ...]] = {
     "both own the point of the gradient": ("fedsam+fedlesam",),
     "logits of the local loss": ("fedlc+fedrs",),
     "classifier": ("ccvr+fedbabu",),
+    "'fed3r' takes no local step": ("fed3r+scaffold", "fed3r+linear_probe"),
+    "nothing would be averaged": ("fedbabu+linear_probe", "fedper+linear_probe"),
     "distillation on the server": ("feddf+fedftg",),
     "both own the refinement on public data": ("fnr+fnr_authors",),
     "feature distribution regulariser": tuple(map("+".join, combinations(FAMILY, 2))),
@@ -47,10 +49,16 @@ CLASHES: dict[str, tuple[str, ...]] = {
         f"{other}+fedbn" for other in ("fnr", "fnr_authors", "feddf", "fedftg")
     ),
     "keeps the classifier on the clients, and .* whole models": tuple(
-        f"{other}+fedper" for other in ("fnr", "fnr_authors", "feddf", "fedftg")
+        f"{other}+{kept}"
+        for other in ("fnr", "fnr_authors", "feddf", "fedftg")
+        for kept in ("fedper", "fedrep")
     ),
     "keeps the classifier on the clients, and .* one that all share": tuple(
         f"{other}+fedper" for other in ("fedbabu", "fedrs", "fedgen", "ccvr")
+    ),
+    "a client is tested with one": (
+        *(f"{kept}+{own}" for kept in ("fedbn", "fedper") for own in ("ditto", "apfl", "fedrod")),
+        *map("+".join, combinations(("ditto", "apfl", "fedrod", "finetune"), 2)),
     ),
     "no clients": tuple(
         f"{other}+centralised" for other in ("fedprox", "fnr", "datasharing", "scaffold")
@@ -82,6 +90,10 @@ def test_a_step_size_of_the_server_is_a_server_step(method: str) -> None:
         ("sgdm+sgdm_server", {}),
         ("fednnnn+sgdm_local", {}),
         ("centralised", {}),
+        *(
+            (f"fed3r+{other}", {"fed3r": {"fine_tune": True}})
+            for other in ("scaffold", "linear_probe", "fnr")
+        ),
     ],
 )
 def test_methods_that_compose(recipe: str, settings: dict[str, Any]) -> None:

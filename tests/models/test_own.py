@@ -93,7 +93,7 @@ def test_what_options_are_refused() -> None:
     for given, message in (
         (
             {"hiden": 4},
-            r"model_options.hiden is unknown \(did you mean 'hidden'\?\); allowed: n_cla",
+            r"model_options.hiden is unknown \(did you mean 'hidden'\?\); allowed: hidden, p",
         ),
         ({"head": "fc1"}, "head = 'fc1' is refused; allowed: fc, out"),
     ):
@@ -127,7 +127,7 @@ def test_training_is_torchs_own() -> None:
 
 
 ROWS_OF_IMAGES = ("convolutions", "Pooled", "Functions")
-USES = ("features", "personal", "fixed_classifier", "whole_models")
+USES = ("features", "personal", "fixed_classifier", "fixed_body", "whole_models")
 USING = [
     entry
     for entry, (recipe, settings) in ALONE.items()

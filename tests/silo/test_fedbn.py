@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.trees import row
+from fedml_noniid.plugins.engines.client_tests import models_of_clients
 from fedml_noniid.plugins.engines.evaluation import evaluate
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.personal import PERSONAL
@@ -36,6 +37,25 @@ def test_silos_keep_the_batch_norms_of_the_simulation(tmp_path: Path, cohort: in
         assert found.keys() == wanted.keys() and all(
             torch.equal(found[key], leaf) for key, leaf in wanted.items()
         )
+    outcome = silos.server.loop.outcome
+    assert not outcome.personal
+    assert all(torch.equal(outcome.params[key], expected.params[key]) for key in expected.params)
+
+
+@pytest.mark.parametrize("recipe", ["ditto+scaffold", "apfl", "fedrod", "finetune"])
+def test_silos_have_the_own_models_of_the_simulation(tmp_path: Path, recipe: str) -> None:
+    """A whole model of each client's own: the same bits, and the server has none of it."""
+    settings = {"apfl": {"adaptive": True}} if recipe == "apfl" else {}
+    silos = Silos(recipe, settings, tmp_path, 2)
+    talk(silos)
+    expected = world.simulated(recipe, settings, True, 2, rounds=3)
+    world.compare(silos.server.loop.rows, expected.rows)
+    sent = silos.server.loop.state
+    for k, silo in enumerate(silos.silos):
+        found = flatten(row(models_of_clients(silo.engine.clients, sent.params, sent.buffers), 0))
+        wanted = flatten(row(expected.personal, k))
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[key], leaf) for key, leaf in wanted.items())
     outcome = silos.server.loop.outcome
     assert not outcome.personal
     assert all(torch.equal(outcome.params[key], expected.params[key]) for key in expected.params)

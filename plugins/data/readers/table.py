@@ -129,7 +129,7 @@ def _targets(label: str | None, target: str | Sequence[str] | None) -> list[str]
     found = [target] if isinstance(target, str) else list(target or ())
     if (label is None) == (not found):
         raise UserError(
-            f"label = {shown(label)}, target = {shown(target)}",
+            f"label = {shown(label)} is refused with target = {shown(target)}",
             allowed="one of them: the column of the class, or the columns of numbers",
         )
     return found

@@ -1,0 +1,99 @@
+"""Ditto (Li et al. 2021) against arithmetic by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedml_noniid.plugins.engines.packing import flatten
+from tests import federation
+from tests.methods import by_hand as hand
+
+
+@pytest.mark.parametrize("cohort", [3, 2])
+def test_two_rounds(engine: str, cohort: int) -> None:
+    """v <- v - eta (grad F_k(v) + lambda (v - w^t)), as many steps as w, which is FedAvg's.
+
+    A client that misses a round keeps v.
+    """
+    lam, model, v = 0.7, hand.W0, [hand.W0] * 3
+    ran = hand.run("ditto", {"ditto": {"lam": lam}}, engine=engine, cohort=cohort, batch_size=2)
+
+    def pulled(v: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
+        return hand.each(lambda g, v, w: g + lam * (v - w), hand.gradient(v, x, y), v, model)
+
+    for _, cohort_of, batches in ran.rounds():
+        for k, of in zip(cohort_of, batches, strict=True):
+            v[k] = hand.descend(v[k], of, pulled)
+        n = np.array([hand.SIZES[k] for k in cohort_of], dtype=float)
+        model = hand.average(n / n.sum(), [hand.descend(model, of) for of in batches])
+    hand.same(ran.outcome.params, model)
+    for k in range(3):
+        hand.same(hand.row(ran.outcome.personal["params"], k), v[k])
+    tests = (hand.PUBLIC_X, hand.PUBLIC_Y)
+    row = ran.outcome.rows[-1]
+    assert row["test_accuracy"] == np.mean([hand.accuracy(one, *tests) for one in v])
+    assert row["test_loss"] == pytest.approx(np.mean([hand.loss(one, *tests) for one in v]))
+
+
+def test_momentum_is_of_each_model_and_begins_empty(engine: str) -> None:
+    """m <- beta m + g, v <- v - eta m, from m = 0 in every round."""
+    ran = hand.run("ditto", {"ditto": {"lam": 0.0}}, engine=engine, momentum=0.9)
+    for k in range(3):
+        v = hand.W0
+        for _, _, batches in ran.rounds():
+            m = hand.zeros()
+            for batch in batches[k]:
+                g = hand.gradient(v, hand.X[batch], hand.Y[batch])
+                m = hand.each(lambda m, g: 0.9 * m + g, m, g)
+                v = hand.each(lambda v, m: v - hand.LR * m, v, m)
+        hand.same(hand.row(ran.outcome.personal["params"], k), v)
+
+
+def test_running_statistics_are_those_of_its_own_passes(engine: str) -> None:
+    """With one client and lambda = 0 both models take the same steps."""
+    of = federation.federation(torch.float64, sizes=(8,))
+    settings = {"ditto": {"lam": 0.0}}
+    ran = federation.run(
+        "ditto", settings, of=of, cohort=1, engine=engine, dtype=torch.float64, batch_norm=True
+    )
+    for part, tree in (("params", ran.params), ("buffers", ran.buffers)):
+        for name, leaf in tree.items():
+            torch.testing.assert_close(ran.personal[part][name][0], leaf, rtol=1e-12, atol=1e-12)
+    assert ran.buffers["bn1.mean"].abs().max() > 0
+
+
+@pytest.mark.parametrize("recipe", ["ditto", "apfl", "finetune", "fedrod"])
+@pytest.mark.parametrize("others", ["", "+scaffold"])
+def test_the_global_model_is_that_of_the_recipe_without_it(
+    recipe: str, others: str, engine: str
+) -> None:
+    """To the bit, with the same traffic; Fed-RoD's is FedAvg with the balanced softmax."""
+    for batch_norm in (False, True):
+        plain = federation.run(f"fedavg{others}", batch_norm=batch_norm, engine=engine)
+        ran = federation.run(f"{recipe}{others}", batch_norm=batch_norm, engine=engine)
+        assert federation.equal_models(ran, plain) is (recipe != "fedrod")
+        assert [row["bytes_up"] + row["bytes_down"] for row in ran.rows] == [
+            row["bytes_up"] + row["bytes_down"] for row in plain.rows
+        ]
+
+
+@pytest.mark.parametrize("recipe", ["ditto", "ditto+scaffold", "apfl", "fedrod", "finetune"])
+def test_processes_and_a_checkpoint_keep_the_bits(recipe: str, tmp_path: Path) -> None:
+    """Of the clients' own models too."""
+    whole = federation.run(recipe, batch_norm=True)
+    beside = federation.run(recipe, batch_norm=True, workers=2)
+    file = tmp_path / "checkpoint"
+    next(federation.simulation(recipe, batch_norm=True, checkpoint=file).rounds())
+    resumed = federation.simulation(recipe, batch_norm=True, checkpoint=file)
+    assert resumed.start_round == 1
+    for found in (beside, resumed.run()):
+        assert federation.equal(found, whole)
+        stored, wanted = flatten(found.personal), flatten(whole.personal)
+        assert stored.keys() == wanted.keys()
+        assert all(torch.equal(stored[key], leaf) for key, leaf in wanted.items())
+    leaf = whole.personal["params"]["fc2.weight"]
+    assert not torch.equal(leaf[0], leaf[1])
