@@ -38,7 +38,7 @@ ALLOWED = {
     "losses": {"core", "own_code"},
     "metrics": set[str](),
     # an engine is handed an algorithm
-    "engines": {"core", "data", "losses", "models", "own_code", "rates"},
+    "engines": {"core", "data", "losses", "metrics", "models", "own_code", "rates"},
     "foreign": {"core", "own_code"},
     "recipes": {"core", "foreign", "own_code"} | METHODS,
     "simulate": {"core", "engines", "recipes"},
