@@ -1,5 +1,4 @@
-"""`python -m benchmarks VERB`, in a checkout: bench, budget and chaos, with the pages that they
-write."""
+"""`python -m benchmarks VERB`, in a checkout: bench, budget, chaos, choose, with their pages."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from benchmarks import chaos as killing
-from benchmarks import everything, gpu_budget
+from benchmarks import choosing, everything, gpu_budget
 from fedml_noniid.pipelines import edge
 
 ROOT = Path(__file__).parents[1]
@@ -65,6 +64,21 @@ def chaos(
     to = RESULTS / "chaos.md" if write else None
     if not killing.chaos(runs, quorum_runs, kills, first, to, typer.echo):
         raise typer.Exit(1)
+
+
+@app.command()
+def choose(
+    work: Annotated[Path, typer.Option(help="Folder of the runs; nothing in it runs twice.")],
+    raw: Annotated[Path, typer.Option(help="Folder of the files of MNIST and CIFAR-10.")],
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only these scenarios, and no page.")
+    ] = None,
+) -> None:
+    """Measure `noniid choose` on 18 scenarios, beside the exhaustive search.
+
+    Takes hours. Interrupted, it goes on where it was.
+    """
+    sys.stdout.write(choosing.write(ROOT, work.resolve(), raw.resolve(), only or ()))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedml_noniid.api import (
         Callback,
+        Choice,
         Data,
         EarlyStop,
         Rate,
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
         Results,
         Split,
         UserError,
+        choose,
+        embed,
         from_arrays,
         from_frame,
         from_texts,
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "Callback",
+    "Choice",
     "Data",
     "EarlyStop",
     "Rate",
@@ -41,6 +45,8 @@ __all__ = [
     "Results",
     "Split",
     "UserError",
+    "choose",
+    "embed",
     "from_arrays",
     "from_frame",
     "from_texts",

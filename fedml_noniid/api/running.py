@@ -141,17 +141,17 @@ def _results(
     UserError for mistakes in the arguments, before anything runs.
     """
     check_data(where, data, Data, Split)
-    callbacks, given = _callbacks(where, given)
-    entries, axes = _entries(where, recipes), _axes(where, over, given)
+    callbacks, given = callbacks_of(where, given)
+    entries, axes = entries_of(where, recipes), _axes(where, over, given)
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     named: dict[str, Config] = {}
     for number, point in enumerate(points):
         words = "-".join(f"{key}-{value}" for key, value in point.items())
         name = re.sub(r"[^A-Za-z0-9_+-]+", "_", words)[:60].strip("_")
         name = f"{name}-{number}" if name in named else name
-        named[name] = _settings(where, data, entries, given | point, name)
+        named[name] = settings_of(where, data, entries, given | point, name)
     units = [(config, unit) for config in named.values() for unit in config.units()]
-    found = _executed(where, data, units, callbacks, progress, folder)
+    found = executed(where, data, units, callbacks, progress, folder)
     results = []
     for point, config in zip(points, named.values(), strict=True):
         for recipe in config.recipe_names:
@@ -167,7 +167,7 @@ def _results(
     return results
 
 
-def _callbacks(where: str, given: Mapping[str, Any]) -> tuple[list[Callback], dict[str, Any]]:
+def callbacks_of(where: str, given: Mapping[str, Any]) -> tuple[list[Callback], dict[str, Any]]:
     """(callbacks that are objects, the other arguments): a dictionary of names is a setting."""
     found, others = given.get("callbacks"), dict(given)
     if found is None or isinstance(found, Mapping):
@@ -178,7 +178,7 @@ def _callbacks(where: str, given: Mapping[str, Any]) -> tuple[list[Callback], di
     return list(found), others
 
 
-def _entries(where: str, recipes: object) -> settings.Entries:
+def entries_of(where: str, recipes: object) -> settings.Entries:
     """The recipes as entries of params.yaml. UserError unless each has a name of its own."""
     if isinstance(recipes, str) or not isinstance(recipes, Sequence | Mapping) or not recipes:
         raise UserError(f"{where}: recipes = {shown(recipes)} is refused; allowed: {RECIPES}")
@@ -222,7 +222,7 @@ def _axes(where: str, over: object, given: Mapping[str, Any]) -> dict[str, list[
     return axes
 
 
-def _settings(
+def settings_of(
     where: str, data: Data | Split, entries: settings.Entries, given: Mapping[str, Any], name: str
 ) -> Config:
     """The checked settings. What a split has already can't be given again."""
@@ -236,7 +236,7 @@ def _settings(
     return settings.of(where, data.data, entries, {**given, **data.settings}, name)
 
 
-def _executed(
+def executed(
     where: str,
     data: Data | Split,
     units: Sequence[tuple[Config, Unit]],

@@ -1,4 +1,4 @@
-"""The verbs of an experiment: run, check, partition, table."""
+"""The verbs of an experiment: run, check, partition, tune, choose, table."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def add(app: typer.Typer) -> None:
     verb(app, "partition", "noniid partition", "noniid partition --root ../other-study")(partition)
     verb(app, "run", "noniid run", "noniid run partition    # the stages up to this one")(run)
     verb(app, "tune", "noniid tune", "noniid tune && noniid run")(tune)
+    verb(app, "choose", "noniid choose", "noniid choose --root ../other-study")(choose)
     verb(app, "table", "noniid table", "noniid table --root ../other-study")(table)
 
 
@@ -121,6 +122,27 @@ def tune(root: Root = Path()) -> None:
             f"{recipe}: {best.point.words}: validation {metric_of(record.metric).words} "
             f"{record.found:.4f}, best of {record.trials} trials"
         )
+
+
+def choose(root: Root = Path()) -> None:
+    """Find the method for your data: race the recipes, and say what the winner gains over FedAvg.
+
+    Recipes x a few step sizes run in heats on the validation split, and two in three drop out after
+    each. The best then meet FedAvg on fresh seeds, once, on the test split. The section `choose` of
+    params.yaml says what runs, if the defaults don't fit. params.yaml is not changed. Tables lie in
+    choose/.
+    """
+    place = workspace(root)
+    from fedml_noniid.pipelines.experiment import config
+    from fedml_noniid.pipelines.tools import racing
+    from fedml_noniid.plugins.core.errors import located
+
+    with located(source=config.FILE):
+        racing.tried(config.load(place.root))  # refuses before the data are prepared
+    _repro(root, "prepare")
+    from fedml_noniid.pipelines.tools.choose import choose as chosen
+
+    typer.echo("\n" + chosen(place, config.load(place.root)).text)
 
 
 def _repro(root: Path, stage: str | None) -> None:

@@ -33,6 +33,7 @@ from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import simulation
 from fedml_noniid.plugins.engines.local_training import LearningRate
 from fedml_noniid.plugins.engines.run_settings import RunSettings
+from fedml_noniid.plugins.models.embed import EmbedSettings
 from fedml_noniid.plugins.models.settings import ModelSettings
 from fedml_noniid.plugins.own_code import is_path, look_in
 
@@ -91,6 +92,8 @@ class DataSettings(OpenSection):
     root: str = "data/raw"
     validation: Below1
     public: CountOrNone
+    # a frozen network turns the samples into vectors
+    embed: EmbedSettings | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @model_validator(mode="after")
     def _fits(self) -> DataSettings:
@@ -223,6 +226,26 @@ class DeploySettings(Section):
     rounds: Count = 2
 
 
+def _grid(grid: Axes) -> Axes:
+    """Values of `train` for all recipes, and of methods, that can be tried."""
+    kinds: dict[str, type] = {"train": RecipeTraining, **recipes.loaded()}
+    with together() as checked:
+        for section, keys in grid.items():
+            with checked():
+                unknown((section,), section, kinds)
+            for key, values in keys.items():
+                with checked(section, key):
+                    if not values or any(values.count(value) > 1 for value in values):
+                        raise UserError(value=values, allowed="values, each of them once")
+                for value in values if section in kinds else ():
+                    with checked(section):
+                        check_options(kinds[section], {key: value})
+    return grid
+
+
+Grid = Annotated[Axes, Field(min_length=1), AfterValidator(_grid)]
+
+
 class TuneSettings(Section):
     """What `noniid tune` tries: `grid` has the values of `train` for all recipes, and those of
     methods."""
@@ -231,24 +254,31 @@ class TuneSettings(Section):
     scenario: Name | None = None  # None: the first
     seeds: Seeds  # none of the experiment's
     recipes: Names | None = None  # None: all of recipe_names
-    grid: Annotated[Axes, Field(min_length=1)]
+    grid: Grid
 
-    @field_validator("grid")
-    @classmethod
-    def _values(cls, grid: Axes) -> Axes:
-        kinds: dict[str, type] = {"train": RecipeTraining, **recipes.loaded()}
-        with together() as checked:
-            for section, keys in grid.items():
-                with checked():
-                    unknown((section,), section, kinds)
-                for key, values in keys.items():
-                    with checked(section, key):
-                        if not values or any(values.count(value) > 1 for value in values):
-                            raise UserError(value=values, allowed="values, each of them once")
-                    for value in values if section in kinds else ():
-                        with checked(section):
-                            check_options(kinds[section], {key: value})
-        return grid
+
+class ChooseSettings(Section):
+    """The race of `noniid choose`: what runs, and how many drop out."""
+
+    scenario: Name | None = None  # None: the first
+    recipes: Names | None = None  # None: all of recipe_names; FedAvg always takes part
+    grid: Grid | None = None  # None: a third of train.lr, train.lr, three times train.lr
+    seeds: Seeds = Field(default_factory=lambda: [1000, 1001, 1002])  # a heat for each
+    fresh: Seeds = Field(default_factory=lambda: [*range(2000, 2005)])  # of the final
+    eta: Annotated[int, Range(2, 100)] = 3  # after a heat, one in `eta` goes on
+    finalists: Annotated[int, Range(1, 100)] = 2  # recipes that meet FedAvg in the final
+
+    @model_validator(mode="after")
+    def _apart(self) -> ChooseSettings:
+        """The final has seeds of its own, which chose nothing."""
+        for key, seeds, others in (("seeds", self.seeds, []), ("fresh", self.fresh, self.seeds)):
+            shared = [seed for seed in seeds if seed in others or seeds.count(seed) > 1]
+            if shared:
+                words = ", ".join(map(str, dict.fromkeys(shared)))
+                raise UserError(f"{words} is named twice", where=(key,), allowed="once")
+        if len(self.fresh) < 2:
+            raise UserError(where=("fresh",), value=self.fresh, allowed="two seeds or more")
+        return self
 
 
 class Config(Section):
@@ -265,6 +295,7 @@ class Config(Section):
     machine: MachineSettings = MachineSettings()
     deploy: DeploySettings | None = None
     tune: TuneSettings | None = None
+    choose: ChooseSettings | None = None
 
     @field_validator("recipes")
     @classmethod
@@ -287,9 +318,9 @@ class Config(Section):
                 with checked(*where):
                     if twice:
                         raise UserError(f"{', '.join(twice)} is named twice", allowed="once")
-            if self.tune is not None:
-                shared = [str(seed) for seed in self.tune.seeds if seed in self.seeds]
-                with checked("tune", "seeds"):
+            for where, seeds in self._other_seeds():
+                shared = [str(seed) for seed in seeds if seed in self.seeds]
+                with checked(*where):
                     if shared:
                         raise UserError(
                             f"{', '.join(shared)} is refused, as `seeds` has it too",
@@ -304,14 +335,24 @@ class Config(Section):
         yield ("scenario_names",), self.scenario_names, self.scenarios
         yield ("recipe_names",), self.recipe_names, self.recipes
         yield ("seeds",), self.seeds, self.seeds
-        if self.tune is not None:
-            yield ("tune", "recipes"), self.tune.recipes or [], self.recipes
-            yield ("tune", "seeds"), self.tune.seeds, self.tune.seeds
-            scenario = self.tune.scenario
-            yield ("tune", "scenario"), [] if scenario is None else [scenario], self.scenarios
+        for key, tried in (("tune", self.tune), ("choose", self.choose)):
+            if tried is not None:
+                yield (key, "recipes"), tried.recipes or [], self.recipes
+                one = [] if tried.scenario is None else [tried.scenario]
+                yield (key, "scenario"), one, self.scenarios
+        for where, seeds in self._other_seeds():
+            yield where, seeds, seeds
         if self.deploy is not None:  # it needs the partition of another stage
             yield ("deploy", "scenario"), [self.deploy.scenario], self.scenario_names
             yield ("deploy", "recipe"), [self.deploy.recipe], self.recipes
+
+    def _other_seeds(self) -> Iterable[tuple[tuple[str, ...], list[int]]]:
+        """(key, seeds), of all that are not the experiment's."""
+        if self.tune is not None:
+            yield ("tune", "seeds"), self.tune.seeds
+        if self.choose is not None:
+            yield ("choose", "seeds"), self.choose.seeds
+            yield ("choose", "fresh"), self.choose.fresh
 
     def _deployable(self) -> None:
         deploy = self.deploy
@@ -335,7 +376,8 @@ class Config(Section):
         """Whether results depend on files of the user beside data: on missing clients, or code."""
         scenarios = [self.scenarios[name].availability for name in self.scenario_names]
         listed = any(given is not None and given.file for given in scenarios)
-        return listed or any(map(self.own_code, self.recipe_names))
+        embeds = self.data.embed is not None and any(self.data.embed.model_code())
+        return listed or embeds or any(map(self.own_code, self.recipe_names))
 
     def composition(self, recipe: str) -> str:
         """The recipe that an entry stands for."""

@@ -39,6 +39,7 @@ REGISTRY = "fedml_noniid.plugins.recipes"
 LISTS = (
     REGISTRY,
     "fedml_noniid.pipelines.experiment.config",
+    "fedml_noniid.pipelines.experiment.embedding",
     "fedml_noniid.pipelines.experiment.scenario",
     "fedml_noniid.plugins.engines.local_training",
     "fedml_noniid.plugins.engines.run_settings",
@@ -59,6 +60,7 @@ NO_CODE = tuple(
     )
 )
 SILO = "fedml_noniid.plugins.silo"
+EMBED = "fedml_noniid.plugins.models.embed"
 
 
 def plan(
@@ -99,8 +101,11 @@ def plan(
 
 def preparing(settings: Config, user_files: Mapping[str, str] | None = None) -> dict[str, str]:
     """The entry `prepare` of `plan`."""
-    code_of_stage = code("fedml_noniid.pipelines.stages.prepare")
-    return {settings.data.name: digest(_read(settings), user_files or {}, code_of_stage)}
+    made_of = [_read(settings), user_files or {}, code("fedml_noniid.pipelines.stages.prepare")]
+    embed = settings.data.embed
+    if embed is not None:
+        made_of += [embed.model_code(), machine_kind(settings), code(EMBED)]
+    return {settings.data.name: digest(*made_of)}
 
 
 def _read(settings: Config) -> dict[str, object]:

@@ -92,22 +92,12 @@ def points(settings: Config) -> dict[str, list[Point]]:
     """
     tune, found, errors = wanted(settings), {}, []
     tuned = tune.recipes or settings.recipe_names
-    methods = {name: settings.methods_of(name) for name in tuned}
     if not settings.data.validation:
         errors.append(
             "tune: data.validation = 0 leaves no samples to choose values on; allowed: above 0"
         )
     for name in tuned:
-        axes = {
-            (section, key): values
-            for section, keys in tune.grid.items()
-            if section == "train" or section in methods[name]
-            for key, values in keys.items()
-        }
-        grid = [
-            _point(name, dict(zip(axes, values, strict=True)))
-            for values in itertools.product(*axes.values())
-        ]
+        axes, grid = grid_of(settings, name, tune.grid)
         if tune.trials is not None and len(grid) < tune.trials:
             listed = (
                 ", ".join(
@@ -131,6 +121,21 @@ def points(settings: Config) -> dict[str, list[Point]]:
     return found
 
 
+def grid_of(
+    settings: Config, name: str, grid: Axes
+) -> tuple[dict[tuple[str, str], list[Any]], list[Point]]:
+    """(key -> values, points) of a recipe: the product of the values of its own sections."""
+    methods = settings.methods_of(name)
+    axes = {
+        (section, key): values
+        for section, keys in grid.items()
+        if section == "train" or section in methods
+        for key, values in keys.items()
+    }
+    every = itertools.product(*axes.values())
+    return axes, [_point(name, dict(zip(axes, values, strict=True))) for values in every]
+
+
 def wanted(settings: Config) -> TuneSettings:
     """The section `tune`. UserError if params.yaml has none."""
     if settings.tune is None:
@@ -138,21 +143,27 @@ def wanted(settings: Config) -> TuneSettings:
     return settings.tune
 
 
-def laid_out(settings: Config, found: Mapping[str, Sequence[Point]]) -> Config:
-    """The experiment that trains the points: an entry per point, with the seeds of `tune`."""
-    tune = wanted(settings)
-    entries = {
-        point.entry: _entry(settings.recipes[name], point)
-        for name, tried in found.items()
-        for point in tried
-    }
+def laid_out(
+    settings: Config,
+    found: Sequence[Point],
+    what: str,
+    scenario: str,
+    seeds: Sequence[int],
+    rounds: int | None = None,
+) -> Config:
+    """The experiment that trains the points: an entry per point, with these seeds.
+
+    `what` ends its name. `rounds`: of each training, by default those of `train`.
+    """
+    entries = {point.entry: _entry(settings.recipes[point.recipe], point) for point in found}
     changed = {
-        "experiment": f"{settings.experiment}-tune",
-        "scenario_names": [scenario_of(settings)],
-        "seeds": list(tune.seeds),
+        "experiment": f"{settings.experiment}-{what}",
+        "scenario_names": [scenario],
+        "seeds": list(seeds),
         "recipes": settings.recipes | entries,
         "recipe_names": list(entries),
         "tune": None,
+        "train": settings.train.model_copy(update={"rounds": rounds or settings.train.rounds}),
     }
     return settings.model_copy(update=changed)
 

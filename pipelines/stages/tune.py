@@ -64,8 +64,9 @@ def tried(place: Workspace, settings: Config, title: str) -> dict[str, list[Tria
     Trains those that are missing, in the folders of `place`.
     """
     found, scenario = tuning.points(settings), tuning.scenario_of(settings)
-    laid = tuning.laid_out(settings, found)
-    check.check(laid)
+    points = [point for own in found.values() for point in own]
+    seeds = tuning.wanted(settings).seeds
+    laid = tuning.laid_out(settings, points, "tune", scenario, seeds)
     for recipe in found:
         algorithm = check.compose(settings, recipe, scenario)
         if algorithm.needs.personal or algorithm.own_model is not None:
@@ -74,25 +75,36 @@ def tried(place: Workspace, settings: Config, title: str) -> dict[str, list[Tria
                 "a model of its own and the validation samples are no client's; allowed: recipes "
                 "without such methods (fedbn, fedper, ditto)"
             )
+    column = f"validation_{settings.train.built_loss.metric}"
+    accuracies = measured(place, laid, title, column)
+    return {
+        recipe: [Trial(point, accuracies[point.entry]) for point in points]
+        for recipe, points in found.items()
+    }
+
+
+def measured(
+    place: Workspace, laid: Config, title: str, column: str
+) -> dict[str, tuple[float, ...]]:
+    """Entry -> accuracy after the last round by seed, empty if a seed diverged.
+
+    Trains what is missing of an experiment with one scenario, in the folders of `place`.
+    """
+    check.check(laid)
     partitions(place, laid)
     diverged = train(place, laid, title)
-    measured = {
-        run.key: run.column(f"validation_{run.main}")
-        for run in results.read(place.root, place.repository)
-    }
+    found = {run.key: run.column(column) for run in results.read(place.root, place.repository)}
+    (scenario,) = laid.scenario_names
 
     def accuracies(entry: str) -> tuple[float, ...]:
         keys = [Unit(scenario, entry, seed).key for seed in laid.seeds]
         if any(key in diverged for key in keys):
             return ()
-        if not all(measured[key] for key in keys):
+        if not all(found[key] for key in keys):
             raise UserError(
-                f"{FILE}: tune: {scenario} has no validation {laid.train.built_loss.metric}; "
-                "data.validation has to be above 0"
+                f"{FILE}: {title}: {scenario} has no {column.replace('_', ' ')}; data.validation "
+                "has to be above 0"
             )
-        return tuple(measured[key][-1] for key in keys)
+        return tuple(found[key][-1] for key in keys)
 
-    return {
-        recipe: [Trial(point, accuracies(point.entry)) for point in points]
-        for recipe, points in found.items()
-    }
+    return {entry: accuracies(entry) for entry in laid.recipe_names}

@@ -78,8 +78,8 @@ class Fed3R(Component):
             local_set=True,
             features=True,
             classifier=True,
-            no_training=not self.fine_tune,
             classes=True,
+            no_training=not self.fine_tune,
         )
 
     def exchanges(self, setting: Setting) -> Exchanges:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import torch
 
@@ -25,6 +25,9 @@ from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
 from fedml_noniid.plugins.engines.workers import Workers, autograd_survives_fork
 from fedml_noniid.plugins.models.model import Model
 
+A = TypeVar("A")  # an ask
+R = TypeVar("R")  # its reply
+T = TypeVar("T")  # what the generator returns
 LOG = logging.getLogger(__name__)
 ENGINES = ("auto", "sequential", "vectorized")
 DEVICES = ("auto", "cpu", "cuda")
@@ -102,14 +105,15 @@ def choose_engine(
     )
 
 
-def drive(asks: Generator[Ask, Reply, Any], answer: Callable[[Ask], Reply]) -> Any:
+def drive(asks: Generator[A, R, T], answer: Callable[[A], R]) -> T:
     """Runs a generator of Asks to its end and returns what it returns."""
     try:
         ask = next(asks)
         while True:
             ask = asks.send(answer(ask))
     except StopIteration as stop:
-        return stop.value
+        ended: T = stop.value
+        return ended
 
 
 class Simulation:

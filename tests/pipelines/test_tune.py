@@ -108,7 +108,7 @@ def test_every_recipe_has_the_same_number_of_trials_and_no_value_is_left_out(
 
 def test_a_point_has_the_other_values_of_its_entry(of: Config, tmp_path: Path) -> None:
     found = tuning.points(of)
-    laid = tuning.laid_out(of, found)
+    laid = tuning.laid_out(of, [p for own in found.values() for p in own], "tune", "skewed", [100])
     assert laid.seeds == [100] and laid.recipe_names == [
         point.entry for own in found.values() for point in own
     ]
