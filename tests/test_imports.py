@@ -31,7 +31,7 @@ EVERYTHING |= {"foreign", "losses", "metrics", "own_code", "rates", "simulate"}
 ALLOWED = {
     "core": set[str](),
     "extras": {"core"},
-    "data": {"core", "extras"},
+    "data": {"core", "extras", "own_code"},
     "models": {"core", "data", "own_code"},
     "own_code": {"core"},
     "rates": {"core", "own_code"},

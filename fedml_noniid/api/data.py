@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedml_noniid.api.settings import plain
 from fedml_noniid.plugins.core.errors import UserError, shown
-from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
-from fedml_noniid.plugins.data.readers.arrays import new_samples, of_arrays
+from fedml_noniid.plugins.data.readers.arrays import new_samples, of_named, to_array
 from fedml_noniid.plugins.data.readers.frames import Who, rows_of, tables_of
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import of_texts
+from fedml_noniid.plugins.own_code import name_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,8 +89,11 @@ class Data:
         return "\n".join(lines + [f"note: {note}" for note in self.notes])
 
 
-def load(name: str, *, root: str | Path = "data/raw", **options: Any) -> Data:
-    """A data set of params.yaml by its name.
+def load(name: str | Callable[..., Any], *, root: str | Path = "data/raw", **options: Any) -> Data:
+    """A data set of params.yaml by its name, or what a function of yours reads.
+
+    A function, or its name `package.module:function`, returns arrays or data sets of torch;
+    docs/own_data.md says how.
 
     `root`: the folder of its files; missing files are downloaded there where possible. `options`:
     those of the data set and of all data sets (`size`, `normalise`). UserError for an unknown name
@@ -101,6 +104,7 @@ def load(name: str, *, root: str | Path = "data/raw", **options: Any) -> Data:
     digits: 1437 training and 360 test samples of 1 x 8 x 8, 10 classes
     """
     given = {key: plain(value) for key, value in options.items() if value is not None}
+    name = name_of(name) if callable(name) else name
     return Data(
         datasets.load(name, _path("root", root), **given),
         {"name": name, "root": str(root), **given},
@@ -236,22 +240,9 @@ def from_arrays(
     arrays: 40 training and 10 test samples of 4, 2 classes
     note: test set: 10 of 50 samples, drawn by label with a fixed seed
     """
-    how: dict[str, Any] = dict(options)
-    train = {"x": x, "y": y, "client": how.pop("owner", None), "classes": how.pop("classes", None)}
-    test = {"x": test_x, "y": test_y, "client": how.pop("test_owner", None)}
-    check_options(datasets.DATASETS["arrays"], how, ("owner", "test_owner", "classes"))
-    raw = of_arrays(_arrays("", train), _arrays("test_", test), **how)
-    reader = partial(_as_arrays, raw.train_x[:1], how.get("layout", "auto"))
+    raw = of_named({"x": x, "y": y, "test_x": test_x, "test_y": test_y, **options})
+    reader = partial(_as_arrays, raw.train_x[:1], options.get("layout", "auto"))
     return _of(name, raw, normalise, reader)
-
-
-def _arrays(prefix: str, given: Mapping[str, object]) -> dict[str, NDArray[Any]]:
-    """What is given, as arrays. UserErrors name the arguments: `prefix` stands before the key."""
-    return {
-        key: to_array(f"{prefix}{'owner' if key == 'client' else key}", values)
-        for key, values in given.items()
-        if values is not None
-    }
 
 
 def _of(name: str, raw: Raw, normalise: Normalise, reader: Callable[[Any], Tensor | None]) -> Data:
@@ -350,13 +341,3 @@ def _path(key: str, path: object) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"{key} = {shown(path)} is refused; allowed: a path")
     return Path(path)
-
-
-def to_array(key: str, values: object) -> NDArray[Any]:
-    """The values as an array. UserError if they are none."""
-    try:
-        return np.asarray(values)
-    except (ValueError, TypeError) as error:  # rows of unlike length; tensors of another device
-        raise UserError(
-            f"{key} is no array: {str(error).splitlines()[0]}; allowed: what numpy.asarray takes"
-        ) from None

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
 from fedml_noniid.api import settings
-from fedml_noniid.api.data import Data, to_array
+from fedml_noniid.api.data import Data
 from fedml_noniid.pipelines.experiment.config import SKEWS
 from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_of
 from fedml_noniid.pipelines.reporting import heatmap
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data.checks import whole_number
 from fedml_noniid.plugins.data.indices import Indices
+from fedml_noniid.plugins.data.partitions.own import checked as checked_lists
 from fedml_noniid.plugins.data.types import Ints
+from fedml_noniid.plugins.own_code import name_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,7 +131,7 @@ class Split:
 
 def partition(
     data: Data,
-    partition: str | None = None,
+    partition: str | Callable[..., Any] | None = None,
     clients: int | None = None,
     *,
     indices: Sequence[ArrayLike] | None = None,
@@ -139,9 +140,10 @@ def partition(
 ) -> Split:
     """Partitions the training set among clients.
 
-    `partition` and its own `options` are those of a scenario in params.yaml. `indices` in their
-    place: a partition of your own, for each client its positions in the training set, the same for
-    all seeds.
+    `partition` and its own `options` are those of a scenario in params.yaml. It may be a function
+    of yours, which returns for each client its positions in the training set; docs/own_data.md
+    says what it gets. `indices` in their place: a partition of your own as lists, the same for all
+    seeds.
 
     Further `options`, by default none. `validation`: the share that is held out. `public`: the
     number of samples that no client holds. With `indices`, both are taken from the samples that no
@@ -163,11 +165,12 @@ def partition(
     distance 0.79 on average
     """
     check_data("partition", data, Data)
-    lists = None
+    lists, partition = None, name_of(partition) if callable(partition) else partition
     if indices is not None:
         if partition is not None or clients is not None:
             raise UserError("partition: indices are refused beside partition and clients")
-        lists = _checked(indices, len(data.dataset.train_y))
+        with settings.arguments("partition"):
+            lists = checked_lists(indices, len(data.dataset.train_y))
         text = json.dumps([part.tolist() for part in lists])
         partition = settings.GIVEN + hashlib.sha256(text.encode()).hexdigest()[:12]
         clients = len(lists)
@@ -179,31 +182,6 @@ def partition(
     with settings.arguments("partition"):
         made = partition_of(data.dataset, checked.data, checked.scenarios[name], name, seed, lists)
     return Split(data, given, seed, made, lists)
-
-
-def _checked(indices: Any, n: int) -> tuple[Ints, ...]:
-    """A user's index lists, each ascending.
-
-    UserError unless each of `n` samples is in one list at most.
-    """
-    is_listed = isinstance(indices, Iterable) and not isinstance(indices, str | Mapping)
-    if not is_listed or not (parts := list(indices)):
-        allowed = "a list of arrays, one per client"
-        raise UserError(f"partition: indices = {shown(indices)} is refused; allowed: {allowed}")
-    found = []
-    for k, part in enumerate(parts):
-        key = f"partition: indices[{k}]"
-        positions = to_array(key, part)
-        is_whole = positions.ndim == 1 and positions.dtype.kind in "iu" and len(positions) > 0
-        if not is_whole or positions.min() < 0 or positions.max() >= n:
-            allowed = f"positions in the training set, whole numbers from 0 to {n - 1}"
-            raise UserError(f"{key} = {shown(part)} is refused; allowed: {allowed}")
-        found.append(np.sort(positions).astype(np.int64))
-    times = np.bincount(np.concatenate(found))
-    if times.max() > 1:
-        twice = times.argmax()
-        raise UserError(f"partition: indices have {twice} {times.max()} times; allowed: once")
-    return tuple(found)
 
 
 def _short(value: Any) -> str:

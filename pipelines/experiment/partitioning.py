@@ -16,7 +16,7 @@ from fedml_noniid.plugins.data import drift, feature_skew, label_noise, rotation
 from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
-from fedml_noniid.plugins.data.partitions import partition
+from fedml_noniid.plugins.data.partitions import divided
 from fedml_noniid.plugins.data.skew import Skew
 from fedml_noniid.plugins.data.splits import TrainingParts, hold_out
 from fedml_noniid.plugins.data.types import Ints
@@ -55,15 +55,8 @@ def assign(
         clients = (
             [*given]
             if given is not None
-            else partition(
-                scenario.partition,
-                labels,
-                split.train,
-                scenario.clients,
-                seed,
-                data.train_owner,
-                f"data set {data.name!r}",
-                **scenario.options,
+            else divided(
+                scenario.partition, data, split.train, scenario.clients, seed, **scenario.options
             )
         )
         skew = skewed(scenario, data, clients, seed)

@@ -27,15 +27,14 @@ from fedml_noniid.pipelines.tools import fits
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.errors import MISSING, UNKNOWN, UserError, closest, known
-from fedml_noniid.plugins.data import datasets, user_files
+from fedml_noniid.plugins.data import datasets, partitions, user_files
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.data.partitions import BY_OWNER, PARTITIONS
 from fedml_noniid.plugins.data.readers import frames
 from fedml_noniid.plugins.data.readers.download import DownloadNeededError, forbidden
 from fedml_noniid.plugins.data.splits import hold_out
 from fedml_noniid.plugins.data.strata import are_labels
-from fedml_noniid.plugins.own_code import look_in
+from fedml_noniid.plugins.own_code import look_in, names_code
 
 STAGES = Path(fedml_noniid.__file__).with_name(
     "stages.yaml"
@@ -299,9 +298,11 @@ def _scenario(given: Mapping[str, Any], data: Dataset | None, checked: Config) -
     """How the data are divided: by owner, if they are known."""
     owners = None if data is None else data.train_owner
     usual = "dirichlet" if owners is None or "alpha" in given else "natural"
-    name = known("partition", given.get("partition", usual), PARTITIONS)
+    name = given.get("partition", usual)
+    if not names_code(name):
+        known("partition", name, partitions.PARTITIONS)
     clients = 20 if data is None else max(2, min(20, len(data.train_y) // 50))
-    if name in BY_OWNER and data is not None and owners is not None:
+    if name in partitions.BY_OWNER and data is not None and owners is not None:
         held_out = (data.strata.train, checked.data.validation, checked.data.public)
         train = [hold_out(*held_out, seed).train for seed in checked.seeds]
         clients = min(MAX_OWNERS, *(len(np.unique(owners.numpy()[rows])) for rows in train))

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import MISSING, UserError
+from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
@@ -23,6 +24,10 @@ LAYOUT = (
     "train.npz and test.npz, each with x, y and, if samples have owners, client "
     "(np.savez(file, x=..., y=...))"
 )
+# Names of `fedml_noniid.from_arrays` -> names in the files.
+TRAIN = {"x": "x", "y": "y", "owner": "client", "classes": "classes"}
+TEST = {"test_x": "x", "test_y": "y", "test_owner": "client"}
+NAMES = ("x", "y", "test_x", "test_y", "owner", "test_owner", "classes")
 CHANNELS = (1, 3, 4)  # of grey images, of RGB, and of RGB with a fourth channel
 BYTES = 16  # images of floats that go further have the scale of bytes, not that of 0 to 1
 
@@ -64,6 +69,30 @@ def arrays(
     if (root / "test.npz").exists():
         parts.append(_read(root / "test.npz", ("x", "y", "client")))
     return _raw(parts, layout, test_share)
+
+
+def of_named(given: Mapping[str, Any]) -> Raw:
+    """As `of_arrays`, of values by the names of `fedml_noniid.from_arrays`. UserError, also for
+    another name, and without x and y."""
+    how = {key: value for key, value in given.items() if key not in NAMES}
+    check_options(arrays, how, NAMES)
+    for key in NAMES[:2]:
+        if given.get(key) is None:
+            raise UserError(MISSING, where=(key,))
+    found = {key: to_array(key, given[key]) for key in NAMES if given.get(key) is not None}
+    train = {TRAIN[key]: array for key, array in found.items() if key in TRAIN}
+    test = {TEST[key]: array for key, array in found.items() if key in TEST}
+    return of_arrays(train, test, **how)
+
+
+def to_array(key: str, values: object) -> NDArray[Any]:
+    """The values as an array. UserError if they are none."""
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError) as error:  # rows of unlike length; tensors of another device
+        raise UserError(
+            f"{key} is no array: {str(error).splitlines()[0]}; allowed: what numpy.asarray takes"
+        ) from None
 
 
 def of_arrays(
