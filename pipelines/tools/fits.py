@@ -117,7 +117,11 @@ def _prepared(place: Workspace, settings: Config) -> Dataset:
         ):
             return Dataset.read(place.dataset(data.name))
     with forbidden():
-        return datasets.load(data.name, place.given(data.root), **data.options)
+        found = datasets.load(data.name, place.given(data.root), **data.options)
+    if data.embed is None:
+        return found
+    with located("data", "embed", source=FILE):
+        return data.embed.outline(found)
 
 
 def _dependencies(lock: Mapping[str, object], stage: str) -> dict[str, str]:

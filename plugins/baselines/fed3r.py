@@ -74,7 +74,13 @@ class Fed3R(Component):
 
     @property
     def needs(self) -> Needs:
-        return Needs(local_set=True, features=True, classifier=True, no_training=not self.fine_tune)
+        return Needs(
+            local_set=True,
+            features=True,
+            classifier=True,
+            classes=True,
+            no_training=not self.fine_tune,
+        )
 
     def exchanges(self, setting: Setting) -> Exchanges:
         return Exchanges(begin=1)

@@ -168,6 +168,17 @@ def _facts(
     }
 
 
+def maker(
+    name: str,
+    options: Mapping[str, Any],
+    input_shape: tuple[int, ...],
+    n_classes: int,
+    embedding: Tensor | None = None,
+) -> Callable[[], nn.Module]:
+    """Makes a user's module for such samples; a module is copied."""
+    return _made(name, options, _facts(input_shape, n_classes, embedding))
+
+
 def _made(
     name: str, options: Mapping[str, Any], facts: Mapping[str, object]
 ) -> Callable[[], nn.Module]:

@@ -32,18 +32,15 @@ def _empty(value: object) -> bool:
     return not value
 
 
-class ModelSettings(Section):
-    """A network."""
+class NetworkSettings(Section):
+    """A network and its first values."""
 
     model: str
     model_options: dict[str, Any] = Field(default={})
-    # The classifier of a module of the user's own: the name of a linear layer.
-    head: str = Field(default="", exclude_if=_empty)
     init: str = Field(default="", exclude_if=_empty)  # file of first values
-    freeze: list[str] = Field(default=[], exclude_if=_empty)  # patterns of parameters
 
     @model_validator(mode="after")
-    def _known(self) -> ModelSettings:
+    def _known(self) -> NetworkSettings:
         factories.check(self.model, self.model_options)
         return self
 
@@ -57,6 +54,14 @@ class ModelSettings(Section):
             with located("init"):
                 found[self.init] = hashlib.sha256(_content(Path(self.init))).hexdigest()
         return found
+
+
+class ModelSettings(NetworkSettings):
+    """A network that is trained."""
+
+    # The classifier of a module of the user's own: the name of a linear layer.
+    head: str = Field(default="", exclude_if=_empty)
+    freeze: list[str] = Field(default=[], exclude_if=_empty)  # patterns of parameters
 
 
 def build_network(
@@ -77,7 +82,7 @@ def build_network(
     params, buffers = network.init(torch.Generator().manual_seed(0))
     with located("init"):
         found = read_weights(Path(settings.init)) if settings.init else {}
-        start = _fitting(found, params | buffers)
+        start = fitting(found, params | buffers)
     with located("freeze"):
         frozen = _matching(settings.freeze, params)
     return replace(network, start=start, frozen=network.frozen | frozen)
@@ -106,16 +111,19 @@ def read_weights(path: Path) -> Params:
         ) from None
     if not isinstance(found, dict) or not all(isinstance(leaf, Tensor) for leaf in found.values()):
         raise UserError(f"{path} holds no state dict", allowed="names with tensors")
-    named = {}
-    for name, leaf in found.items():
-        place, _, last = str(name).rpartition(".")
-        if last != COUNTED:
-            last = RENAMED.get(last, last)
-            named[f"{place}.{last}" if place else last] = leaf
-    return named
+    named = {our_name(str(name)): leaf for name, leaf in found.items()}
+    return {name: leaf for name, leaf in named.items() if name}
 
 
-def _fitting(found: Params, wanted: Params) -> Params:
+def our_name(name: str) -> str:
+    """Our name of a tensor in a state dict of torch; "" if nothing here reads it."""
+    place, _, last = name.rpartition(".")
+    last = RENAMED.get(last, last)
+    found = f"{place}.{last}" if place else last
+    return "" if last == COUNTED else found
+
+
+def fitting(found: Params, wanted: Params) -> Params:
     """The tensors, if the network has them all with their shapes; it may have others."""
     for name, leaf in found.items():
         if name not in wanted:
