@@ -97,14 +97,15 @@ def write(root: Path, work: Path, raw: Path, only: Sequence[str] = ()) -> str:
     found = [measure(name, work, raw) for name in only or NAMES]
     if only:
         return ""
-    policies = of_policies(found)
+    policies, finals = of_policies(found), of_finals(found)
     tables = {
         "choose.csv": policies,
+        "choose-finals.csv": finals,
         "choose-runs.csv": pd.concat([one.runs for one in found]),
     }
     for name, frame in tables.items():
         write_whole(root / FOLDER / name, frame.to_csv(index=False, lineterminator="\n"))
-    page = render("choose.md.j2", context(found, policies))
+    page = page_of(policies, finals, git_commit())
     write_whole(root / FOLDER / "choose.md", page)
     return page
 
@@ -221,54 +222,67 @@ def best_elsewhere(one: Measured, found: Sequence[Measured]) -> str:
     return max(racing.RECIPES, key=mean)
 
 
-def context(found: Sequence[Measured], policies: pd.DataFrame) -> dict[str, Any]:
-    """What the page says: all differences are means over scenarios, in points."""
+def of_finals(found: Sequence[Measured]) -> pd.DataFrame:
+    """A line for each comparison of a final: its interval, and the same difference on TRUTH."""
+    return pd.DataFrame(
+        [
+            {
+                "scenario": one.name,
+                "recipe": final.point.recipe,
+                "difference": final.difference,
+                "low": final.low,
+                "high": final.high,
+                "truth": one.truth[final.point.entry] - one.truth[one.decision.base.point.entry],
+                "taken": final.point == one.decision.taken,
+                "sentence": one.decision.sentence,
+            }
+            for one in found
+            for final in one.decision.finals
+        ]
+    )
+
+
+def page_of(policies: pd.DataFrame, finals: pd.DataFrame, commit: str) -> str:
+    """The page, of the two tables alone. Differences are means over scenarios."""
     tests = policies.pivot(index="scenario", columns="policy", values="test")
     rounds = policies.pivot(index="scenario", columns="policy", values="rounds").mean()
 
     def against(policy: str, other: str) -> str:
         found = spread(100 * (tests[policy] - tests[other]))
         assert found is not None, "there are scenarios"
-        return evidence(found, unit=" points")
+        return "" if policy == other else evidence(found, unit=" points")
 
     rows = [
         {
             "policy": policy,
             "test": f"{100 * tests[policy].mean():.2f}",
-            "search": against(policy, SEARCH) if policy != SEARCH else "",
-            "fedavg": against(policy, FEDAVG) if policy != FEDAVG else "",
+            "search": against(policy, SEARCH),
+            "fedavg": against(policy, FEDAVG),
             "cost": f"{100 * rounds[policy] / rounds[SEARCH]:.0f} %",
         }
         for policy in POLICIES
     ]
     took = policies.assign(took=policies["recipe"] + " (" + policies["values"] + ")")
     named = took.pivot(index="scenario", columns="policy", values="took")
-    claims = [(one, final) for one in found for final in one.decision.finals]
-    held = [
-        final.low
-        <= one.truth[final.point.entry] - one.truth[one.decision.base.point.entry]
-        <= final.high
-        for one, final in claims
+    sentences = finals.groupby("scenario")["sentence"].first()
+    scenarios = [
+        {
+            "name": name,
+            "took": named.loc[name].to_dict(),
+            "test": {key: f"{100 * value:.2f}" for key, value in tests.loc[name].items()},
+            "sentence": sentences[name],
+        }
+        for name in policies["scenario"].unique()
     ]
-    return {
+    about = {
         "rows": rows,
-        "scenarios": [
-            {
-                "name": one.name,
-                "took": named.loc[one.name].to_dict(),
-                "test": {key: f"{100 * value:.2f}" for key, value in tests.loc[one.name].items()},
-                "sentence": one.decision.sentence,
-            }
-            for one in found
-        ],
+        "scenarios": scenarios,
         "policies": POLICIES,
-        "held": sum(held),
-        "claims": len(held),
-        "won": sum(one.decision.taken != one.decision.base.point for one in found),
-        "recipes": racing.RECIPES,
-        "train": TRAIN,
-        "data": DATA,
-        "skews": SKEWS,
-        "truth": TRUTH,
-        "commit": git_commit(),
+        "held": int(finals["truth"].between(finals["low"], finals["high"]).sum()),
+        "claims": len(finals),
+        "won": finals.loc[finals["taken"], "scenario"].nunique(),
+        "gains": int((finals.loc[finals["taken"], "truth"] > 0).sum()),
+        "commit": commit,
     }
+    settings = {"recipes": racing.RECIPES, "train": TRAIN, "data": DATA, "skews": SKEWS}
+    return render("choose.md.j2", about | settings | {"truth": TRUTH})
