@@ -26,7 +26,7 @@ EVERYTHING = {
     "silo",
     "extras",
 } | METHODS
-EVERYTHING |= {"foreign", "losses", "own_code", "rates", "simulate"}
+EVERYTHING |= {"foreign", "losses", "metrics", "own_code", "rates", "simulate"}
 # Beside itself, what of `plugins` a package imports.
 ALLOWED = {
     "core": set[str](),
@@ -36,8 +36,9 @@ ALLOWED = {
     "own_code": {"core"},
     "rates": {"core", "own_code"},
     "losses": {"core", "own_code"},
+    "metrics": set[str](),
     # an engine is handed an algorithm
-    "engines": {"core", "data", "losses", "models", "own_code", "rates"},
+    "engines": {"core", "data", "losses", "metrics", "models", "own_code", "rates"},
     "foreign": {"core", "own_code"},
     "recipes": {"core", "foreign", "own_code"} | METHODS,
     "simulate": {"core", "engines", "recipes"},

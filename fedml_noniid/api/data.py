@@ -20,7 +20,7 @@ from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.data.readers.arrays import new_samples, of_named, to_array
-from fedml_noniid.plugins.data.readers.frames import rows_of, tables_of
+from fedml_noniid.plugins.data.readers.frames import Who, rows_of, tables_of
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import of_texts
 from fedml_noniid.plugins.own_code import name_of
@@ -33,7 +33,7 @@ Normalise = Literal["channel", "half", "none"] | Sequence[float]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Data:
-    """A data set in memory: a training set, a test set and the names of the classes.
+    """A data set in memory: a training set, a test set and the names of the classes or targets.
 
     >>> import fedml_noniid as nd
     >>> nd.load("digits").classes[:3]
@@ -69,7 +69,7 @@ class Data:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes."""
+        """The names of the classes, or of the targets if these are no classes."""
         return tuple(self.dataset.classes)
 
     @property
@@ -84,7 +84,8 @@ class Data:
         owners = (
             "" if found.train_owner is None else f", {len(set(found.train_owner.tolist()))} owners"
         )
-        lines = [f"{self.name}: {facts}, {len(self.classes)} classes{owners}"]
+        what = "classes" if found.has_classes else "targets"
+        lines = [f"{self.name}: {facts}, {len(self.classes)} {what}{owners}"]
         return "\n".join(lines + [f"note: {note}" for note in self.notes])
 
 
@@ -147,15 +148,17 @@ def from_frame(
     frame: pd.DataFrame,
     test: pd.DataFrame | None = None,
     *,
-    label: str,
+    label: str | None = None,
+    target: str | Sequence[str] | None = None,
     normalise: Normalise = "channel",
     name: str = "frame",
     **options: Unpack[TableOptions],
 ) -> Data:
     """A table in memory with one row per sample.
 
-    `label`: the column of the class. `test`: the test set. `normalise`: as in params.yaml.
-    Options, none of them needed:
+    `label`: the column of the class. `target` in its place, for a loss such as mse or bce: the
+    columns of numbers, or of labels as 0 and 1. `test`: the test set. `normalise`: as in
+    params.yaml. Options, none of them needed:
 
     - `owner`: the column that says whose row it is, for the partitions `natural` and
       `natural_grouped`
@@ -180,7 +183,8 @@ def from_frame(
     >>> len(nd.partition(data, "natural", clients=3).table)
     3
     """
-    return _of_rows(name, of_frame, (frame, test), {"label": label, **options}, normalise)
+    columns = {"label": label, "target": target, **options}
+    return _of_rows(name, of_frame, (frame, test), columns, normalise)
 
 
 def from_texts(
@@ -223,12 +227,12 @@ def from_arrays(
     **options: Unpack[ArrayOptions],
 ) -> Data:
     """Arrays in memory: samples [n, features], grey images [n, h, w] or images with channels;
-    labels [n].
+    labels [n]; or targets: floats [n] or [n, t], or several labels as 0 and 1, [n, C].
 
     Options: `owner`, `test_owner`: whose sample it is, [n]. `classes`: names of the labels 0, 1,
-    ..., or the order of labels that are text. `layout` of images with channels: `CHW`, `HWC` or
-    `auto`. Without `test_x` and `test_y` the share `test_share` (0.2) of the samples is the test
-    set. UserError for arrays that don't fit.
+    ..., or the order of labels that are text, or names of the targets. `layout` of images with
+    channels: `CHW`, `HWC` or `auto`. Without `test_x` and `test_y` the share `test_share` (0.2) of
+    the samples is the test set. UserError for arrays that don't fit.
 
     >>> import fedml_noniid as nd
     >>> import numpy as np
@@ -257,15 +261,19 @@ def _of_rows(
 ) -> Data:
     """Data of a table and perhaps a table for tests. `read` takes them with the options."""
     # The reader has columns' names as text: a table made of an array has numbers as names.
-    columns = ("label", "owner", "text")
+    columns = ("label", "owner", "text", "target")
     given: dict[str, Any] = {
-        key: _names(value) if key not in columns or value is None else str(value)
+        key: _names(value)
+        if key not in columns or value is None or isinstance(value, list | tuple)
+        else str(value)
         for key, value in options.items()
     }
     raw = read(*frames, **given)
     tables = tables_of(Path(), *frames)
     share = given.pop("test_share", None)
-    used = rows_of(tables, given["label"], given.get("owner"), share).train
+    targets = given.get("target") or ()
+    targets = (targets,) if isinstance(targets, str) else tuple(targets)
+    used = rows_of(tables, Who(given["label"], given.get("owner"), targets), share).train
     return _of(name, raw, normalise, partial(_as_rows, read, tables[0].frame.iloc[used], given))
 
 
@@ -287,7 +295,9 @@ def _as_rows(
         x = pd.DataFrame({options["text"]: list(x)})
     if not isinstance(x, pd.DataFrame):
         return None
+    targets = options.get("target") or ()
     missing = [options[key] for key in ("label", "owner") if options.get(key)]
+    missing += [targets] if isinstance(targets, str) else targets
     first = {column: rows[column].iloc[0] for column in missing}
     asked = x.set_axis([str(column) for column in x.columns], axis=1).assign(**first)
     try:

@@ -70,7 +70,8 @@ class Split:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Training samples by client (row) and class (column).
+        """Training samples by client (row) and class (column), or by stratum where targets
+        are no classes.
 
         >>> import fedml_noniid as nd
         >>> nd.partition(nd.load("digits"), "iid", clients=4).table.shape
@@ -78,7 +79,9 @@ class Split:
         """
         clients = pd.RangeIndex(len(self.partition.counts), name="client")
         return pd.DataFrame(
-            self.partition.counts, clients, pd.Index(self.data.classes, name="class")
+            self.partition.counts,
+            clients,
+            pd.Index(self.data.dataset.strata.names, name=self._groups),
         )
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -95,7 +98,10 @@ class Split:
             width, height = heatmap.panel_size(self.partition.counts)
             ax = pyplot.subplots(figsize=(width + 0.8, height + 0.9), layout="constrained")[1]
         image = heatmap.draw(
-            ax, self.partition.counts, self.data.classes, f"{self._words}, seed {self.seed}"
+            ax,
+            self.partition.counts,
+            self.data.dataset.strata.names,
+            f"{self._words}, seed {self.seed}",
         )
         if not ax.texts:  # the cells carry no numbers
             ax.figure.colorbar(image, ax=ax, label="training samples")
@@ -108,6 +114,11 @@ class Split:
         )
         distance = f"label distance {found['label_distance_mean']:.2f} on average"
         return f"{self.data.name}, {self._words}, seed {self.seed}: {clients}, {distance}"
+
+    @property
+    def _groups(self) -> str:
+        """What the columns of the table are."""
+        return "class" if self.data.dataset.has_classes else "stratum"
 
     @property
     def _words(self) -> str:

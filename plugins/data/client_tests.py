@@ -27,8 +27,9 @@ def client_tests(data: Dataset, clients: Sequence[Ints], kind: str, seed: int) -
         users = np.concatenate([np.unique(owners[positions]) for positions in clients])
         if len(users) == len(np.unique(users)):
             return of_owners(clients, owners, data.test_owner.numpy())
-    counts = class_counts(data.train_y.numpy(), clients, len(data.classes))
-    return in_proportion(counts, data.test_y.numpy(), stream(seed, "test clients"))
+    names, train, test = data.strata
+    counts = class_counts(train, clients, len(names))
+    return in_proportion(counts, test, stream(seed, "test clients"))
 
 
 def in_proportion(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> list[Ints]:

@@ -114,7 +114,7 @@ def _thinned(raw: Raw, samples: int) -> Raw:
             "samples", samples, "none, since the data set has owners, who would lose theirs"
         )
     n = len(raw.train_y)
-    rows = torch.from_numpy(subsample(raw.train_y.numpy(), samples))
+    rows = torch.from_numpy(subsample(raw.strata.train, samples))
     note = f"{len(rows)} of {n} training samples are used, drawn class by class"
     return replace(
         raw, train_x=raw.train_x[rows], train_y=raw.train_y[rows], notes=(*raw.notes, note)

@@ -83,7 +83,7 @@ def divided(
 
     As `partition`.
     """
-    labels, source = data.train_y.numpy(), f"data set {data.name!r}"
+    labels, source = data.strata.train, f"data set {data.name!r}"
     if not names_code(name):
         return partition(name, labels, indices, n_clients, seed, data.train_owner, source, **params)
     function = find(name)
