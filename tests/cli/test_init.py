@@ -124,7 +124,7 @@ def test_code_beside_the_study_is_named_like_ours(folder: Path) -> None:
     (folder / "mine_of_init.py").write_text(
         "import numpy as np\nfrom torch import nn\n\n"
         "def read():\n    return np.eye(60)[:, :8], np.arange(60) % 3\n\n"
-        "def cut(n_clients):\n    return np.array_split(np.arange(50), n_clients)\n\n"
+        "def cut(n_clients):\n    return np.array_split(np.arange(40), n_clients)\n\n"
         "def net(n_classes):\n    return nn.Linear(8, n_classes)\n\n"
         "def first(outputs, labels):\n    return outputs[0, 0]\n"
     )
