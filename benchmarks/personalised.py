@@ -83,6 +83,7 @@ METHODS = {
     "APFL": Method("apfl"),
     "APFL, adaptive": Method("apfl", {"apfl": {"adaptive": True}}),
     "FedALA": Method("fedala"),
+    "FedProto": Method("fedproto"),
     "Fed-RoD": Method("fedrod"),
 }
 
