@@ -20,7 +20,7 @@ from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.data.readers.arrays import new_samples, of_named, to_array
-from fedml_noniid.plugins.data.readers.frames import Who, rows_of, tables_of
+from fedml_noniid.plugins.data.readers.frames import Who, rows_of, tables_of, with_values
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import of_texts
 from fedml_noniid.plugins.own_code import name_of
@@ -273,7 +273,10 @@ def _of_rows(
     share = given.pop("test_share", None)
     targets = given.get("target") or ()
     targets = (targets,) if isinstance(targets, str) else tuple(targets)
-    used = rows_of(tables, Who(given["label"], given.get("owner"), targets), share).train
+    who = Who(given["label"], given.get("owner"), targets)
+    if given.get("missing"):  # rows without a label, owner or target are left out
+        tables = [with_values(table, who) for table in tables]
+    used = rows_of(tables, who, share).train
     return _of(name, raw, normalise, partial(_as_rows, read, tables[0].frame.iloc[used], given))
 
 
