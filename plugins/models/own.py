@@ -153,7 +153,8 @@ class OwnNetwork(Model):
             hook.remove()
         found: list[Layer] = []
         for part in dict.fromkeys(order):
-            own = [f"{names[part]}.{name}" for name, _ in part.named_parameters(recurse=False)]
+            place = names[part] and f"{names[part]}."  # the network itself has no name
+            own = [f"{place}{name}" for name, _ in part.named_parameters(recurse=False)]
             kept = () if names[part] == self.head else self.frozen
             trained = tuple(bound.names[name] for name in own if name not in kept)
             if isinstance(part, MaskedNorm) and found:

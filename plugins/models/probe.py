@@ -212,7 +212,11 @@ def _featured(network: OwnNetwork, given: Given) -> OwnNetwork:
     """With a classifier, if a linear layer makes the logits: `head`, or the last one of a pass."""
     some = next(iter(given.params.values()))
     module, _, _ = network.template(False, some)
-    linear = {part: name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    linear = {
+        part: name
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear) and name  # the network itself has no name to go by
+    }
     if network.head and network.head not in linear.values():
         raise UserError(
             where=("head",), value=network.head, allowed=", ".join(linear.values()) or "none"

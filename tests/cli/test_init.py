@@ -119,7 +119,27 @@ def test_every_setting_of_the_file_can_be_given(folder: Path) -> None:
     assert found.train.lr == {"start": 0.2, "decay": "cosine"}
 
 
+def test_code_beside_the_study_is_named_like_ours(folder: Path) -> None:
+    """A reader, a partition, a network and a metric; the scenario is called like its function."""
+    (folder / "mine_of_init.py").write_text(
+        "import numpy as np\nfrom torch import nn\n\n"
+        "def read():\n    return np.eye(60)[:, :8], np.arange(60) % 3\n\n"
+        "def cut(n_clients):\n    return np.array_split(np.arange(40), n_clients)\n\n"
+        "def net(n_classes):\n    return nn.Linear(8, n_classes)\n\n"
+        "def first(outputs, labels):\n    return outputs[0, 0]\n"
+    )
+    given = ("scenario.partition=mine_of_init:cut", "train.model=mine_of_init:net")
+    given += ("train.metrics=[mine_of_init.first]",)
+    words = [word for one in given for word in ("--set", one)]
+    assert main(["init", "--data", "mine_of_init:read", "--methods", "fedavg", *words]) == 0
+    found = config.load(folder)
+    assert (found.data.name, found.data.root) == ("mine_of_init:read", ".")
+    assert found.scenario_names == ["cut"]
+    assert [*found.own_code("fedavg")] == ["mine_of_init.first", "mine_of_init:net"]
+
+
 MISTAKES = {
+    "--data nothing:read": "data set 'nothing:read' can't be imported, ModuleNotFoundError",
     "--data no.csv --label x": "no.csv: there is no such file",
     "--data nowhere": "--data = 'nowhere' is unknown; allowed: a file that ends in .csv, ",
     "--data digts": "--data = 'digts' is unknown (did you mean 'digits'?)",
