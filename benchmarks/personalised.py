@@ -81,7 +81,7 @@ METHODS = {
     "FedBN": Method("fedbn"),
     "Ditto": Method("ditto"),
     "APFL": Method("apfl"),
-    "APFL, adaptive": Method("apfl", {"apfl": {"adaptive": True}}),
+    "APFL (adaptive)": Method("apfl", {"apfl": {"adaptive": True}}),
     "FedALA": Method("fedala"),
     "FedProto": Method("fedproto"),
     "Fed-RoD": Method("fedrod"),
