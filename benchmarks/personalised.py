@@ -42,7 +42,7 @@ from fedml_noniid.plugins.simulate import simulate
 CLIENTS, ROUNDS, EVERY = 20, 30, 5
 HIDDEN, EPOCHS, BATCH = 64, 3, 20
 RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
-TUNING, SEEDS = range(100, 102), range(1000, 1006)
+TUNING, SEEDS = range(100, 103), range(1000, 1010)
 SPLITS = {"train": 0.6, "validation": 0.2, "test": 0.2}  # of each client's samples
 CONTROL = "FedAvg + fine-tuning"
 
