@@ -301,6 +301,7 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 def write(root: Path, work: Path, raw: Path) -> None:
     """Measures what is missing, and writes the tables and the page."""
+    commit = git_commit()  # before the tables change the tree
     tables = measured(work, raw)
     rows = summary(tables["runs"])
     folder = root / "docs" / "results"
@@ -341,7 +342,7 @@ def write(root: Path, work: Path, raw: Path) -> None:
         "epochs": EPOCHS,
         "batch": BATCH,
         "hidden": HIDDEN,
-        "commit": git_commit(),
+        "commit": commit,
         "control": CONTROL,
         "worst": math.ceil(CLIENTS / 10),
         "intervals": 2 * (len(METHODS) - 1) * len(SCENARIOS),
