@@ -41,8 +41,8 @@ from fedml_noniid.plugins.simulate import simulate
 
 CLIENTS, ROUNDS, EVERY = 20, 30, 5
 HIDDEN, EPOCHS, BATCH = 64, 3, 20
-RATES = (0.01, 0.03, 0.1, 0.3)
-TUNING, SEEDS = range(100, 102), range(1000, 1008)
+RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
+TUNING, SEEDS = range(100, 102), range(1000, 1006)
 SPLITS = {"train": 0.6, "validation": 0.2, "test": 0.2}  # of each client's samples
 CONTROL = "FedAvg + fine-tuning"
 
@@ -81,7 +81,7 @@ METHODS = {
     "FedBN": Method("fedbn"),
     "Ditto": Method("ditto"),
     "APFL": Method("apfl"),
-    "APFL, adaptive": Method("apfl", {"apfl": {"adaptive": True}}),
+    "APFL (adaptive)": Method("apfl", {"apfl": {"adaptive": True}}),
     "FedALA": Method("fedala"),
     "FedProto": Method("fedproto"),
     "Fed-RoD": Method("fedrod"),
@@ -263,6 +263,17 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def test_sizes(raw: Path) -> str:
+    """The fewest and the most test samples of a client."""
+    sizes = [
+        len(test.y)
+        for name in SCENARIOS
+        for seed in SEEDS
+        for test in split(name, raw, seed, "test").tests
+    ]
+    return f"{min(sizes)} to {max(sizes)}"
+
+
 def words(row: Mapping[str, Any], score: str) -> str:
     """A difference with its interval, in points."""
     if f"{score}_low" not in row:
@@ -331,5 +342,10 @@ def write(root: Path, work: Path, raw: Path) -> None:
         "batch": BATCH,
         "hidden": HIDDEN,
         "commit": git_commit(),
+        "control": CONTROL,
+        "worst": math.ceil(CLIENTS / 10),
+        "intervals": 2 * (len(METHODS) - 1) * len(SCENARIOS),
+        "expected": round(0.05 * 2 * (len(METHODS) - 1) * len(SCENARIOS)),
+        "test_sizes": test_sizes(raw),
     }
     write_whole(folder / "personalised.md", render("personalised.md.j2", context).encode())

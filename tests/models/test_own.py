@@ -19,10 +19,11 @@ import fedml_noniid as nd
 from fedml_noniid.contract.checks import close, close_together
 from fedml_noniid.contract.federation import PLAN
 from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import HEAD, Setting
+from fedml_noniid.plugins.core.component import HEAD, Setting, overrides
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.plan import initial_model
 from fedml_noniid.plugins.models import build, factories, name_of
 from fedml_noniid.plugins.models.own import OwnNetwork
@@ -133,6 +134,7 @@ USING = [
     for entry, (recipe, settings) in ALONE.items()
     if recipe == "fedavg"
     or any(getattr(METHODS[recipe](**settings.get(recipe, {})).needs, use) for use in USES)
+    or overrides(METHODS[recipe](), "own_model")
 ]
 
 
@@ -148,7 +150,8 @@ def test_engines_agree(entry: str) -> None:
     beside = federation.run(recipe, settings, engine="vectorized", **options)
     for part in ("params", "evaluated", "buffers"):
         close(getattr(beside, part), getattr(alone, part), 1e-8)
-    if recipe in ("fedavg", "fedbn", "fnr"):
+    close(flatten(beside.personal), flatten(alone.personal), 1e-8)
+    if recipe in ("fedavg", "fedbn", "fnr", "ditto"):
         two = federation.run(recipe, settings, workers=2, **options)
         assert federation.equal(two, alone)
 
