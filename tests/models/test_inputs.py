@@ -70,8 +70,9 @@ def test_the_parts_come_back_as_they_went_in() -> None:
     expected = (image - image.mean()) / image.std(correction=0)
     torch.testing.assert_close(parts["image"].double(), expected, rtol=1e-5, atol=1e-5)
     assert parts["age"].shape == (70,) and parts["facts"].mean(0).abs().max() < 1e-5
-    plain = Dataset.of("a", found, "none").normalised("train")
-    torch.testing.assert_close(split(found.inputs, plain)["image"], image.float())
+    plain = nd.from_arrays(X, Y, _rest(), Y[70:], normalise="none").dataset.normalised("train")
+    whole = torch.from_numpy(X["image"]).float() / 255
+    torch.testing.assert_close(split(found.inputs, plain)["image"], whole)
 
 
 def test_a_file_keeps_them(tmp_path: Path) -> None:
