@@ -338,11 +338,18 @@ def test_first_values_that_do_not_fit(
 def test_the_page_of_the_documentation_runs() -> None:
     """Without its output, which is of a machine."""
     page = (Path(__file__).parents[2] / "docs" / "own_network.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    first, losses, own_loss, inputs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     found: dict[str, Any] = {}
-    exec(block.replace("print(", "accuracies = ("), found)
+    exec(first.replace("print(", "accuracies = ("), found)
     assert len(found["accuracies"]) == 2
     assert found["result"].weights[0]["conv.weight"].shape == (8, 1, 3, 3)
+    exec(losses.replace("print(", "shown = ("), found)
+    r2, answers = found["shown"]
+    assert len(r2) == 3 and answers.shape == (2, 2)
+    exec(own_loss, found)
+    assert found["Absolute"]().values(torch.zeros(3, 2), torch.ones(3, 2)).tolist() == [1] * 3
+    exec(inputs, found)
+    assert len(found["result"].rounds) == 2 and found["result"].data.dataset.inputs["words"].whole
 
 
 def test_names_of_objects_last() -> None:
