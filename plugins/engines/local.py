@@ -179,7 +179,7 @@ def train(
     if personal:
         hooks = _sharing(hooks, sent.params)
         fresh = {name: torch.empty_like(leaf) for name, leaf in began["params"].items()}
-        inputs = inputs._replace(out=inputs.out and fresh | inputs.out)
+        inputs = inputs._replace(out=fresh | inputs.out if inputs.out else None)
 
     walk = LocalSteps(axis, task, clients["key"], hooks)
     found = walk(began, inputs) if graphs is None else replayed(graphs, walk, began, inputs)
