@@ -145,16 +145,14 @@ def of_loaders(
     `public` on all if the recipe needs it. UserError for a loader that shuffles: the order of the
     samples decides about batches, which the silo shuffles itself.
     """
-    found = {}
     for name, batches in parts.items():
         if isinstance(getattr(batches, "sampler", None), RandomSampler):
             raise UserError(
                 f"{name}: its DataLoader shuffles, so each start would train on other batches",
                 allowed="shuffle=False; a silo shuffles in each round",
             )
-        xs, ys = zip(*batches, strict=True)
-        found[name] = Samples(torch.cat(xs), torch.cat(ys))
-    return Shard(rank, silos, n_classes, found)
+    joined = {name: map(torch.cat, zip(*batches, strict=True)) for name, batches in parts.items()}
+    return Shard(rank, silos, n_classes, {name: Samples(*found) for name, found in joined.items()})
 
 
 def split(parts: Parts) -> Iterator[Shard]:
