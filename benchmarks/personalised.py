@@ -42,7 +42,7 @@ from fedml_noniid.plugins.simulate import simulate
 CLIENTS, ROUNDS, EVERY = 20, 30, 5
 HIDDEN, EPOCHS, BATCH = 64, 3, 20
 RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
-TUNING, SEEDS = range(100, 102), range(1000, 1006)
+TUNING, SEEDS = range(100, 103), range(1000, 1010)
 SPLITS = {"train": 0.6, "validation": 0.2, "test": 0.2}  # of each client's samples
 CONTROL = "FedAvg + fine-tuning"
 
@@ -301,6 +301,7 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 def write(root: Path, work: Path, raw: Path) -> None:
     """Measures what is missing, and writes the tables and the page."""
+    commit = git_commit()  # before the tables change the tree
     tables = measured(work, raw)
     rows = summary(tables["runs"])
     folder = root / "docs" / "results"
@@ -341,7 +342,7 @@ def write(root: Path, work: Path, raw: Path) -> None:
         "epochs": EPOCHS,
         "batch": BATCH,
         "hidden": HIDDEN,
-        "commit": git_commit(),
+        "commit": commit,
         "control": CONTROL,
         "worst": math.ceil(CLIENTS / 10),
         "intervals": 2 * (len(METHODS) - 1) * len(SCENARIOS),
