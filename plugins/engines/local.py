@@ -358,8 +358,8 @@ class LocalSteps:
             gradient, left = taken(self._point(params, taken))
             losses.append(left["loss"])
             if last is not None:
-                one = torch.ones_like(left["features"][..., 0])  # [..., B]
-                mask = one if batch.mask is None else batch.mask
+                mask = batch.mask  # [..., B]
+                mask = torch.ones_like(left["features"][..., 0]) if mask is None else mask
                 fraction = last[step].unsqueeze(-1) * mask.to(some.dtype)  # [..., B]
                 part = torch.einsum("...b,...bd->...d", fraction, left["features"])
                 features = part if features is None else features + part
