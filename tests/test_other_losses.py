@@ -23,10 +23,12 @@ from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.engines.evaluation import evaluate
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.plugins.losses import LOSSES, MSE, Regression, loss_of
+from fedml_noniid.plugins.metrics import main_of
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.recipes import METHODS
 from fedml_noniid.plugins.silo import loopback
 from fedml_noniid.plugins.silo import settings as silo_settings
+from fedml_noniid.plugins.silo.launch import round_line
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.shards import Parts
 from tests import federation
@@ -243,6 +245,13 @@ def test_targets_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(UserError, match=message):
             loss_of(given)
+
+
+def test_the_log_of_a_deployment_names_the_metric() -> None:
+    row = {"round": 1, "test_r2": 0.25, "test_mae": 1.0, "test_loss": 0.5, "seconds": 2.0}
+    assert round_line(row, 3, ()) == "round 1 of 3: test R² 0.2500, loss 0.5000, 2.0 s"
+    assert "R² not measured" in round_line(row | {"test_r2": float("nan")}, 3, ())
+    assert main_of(["round", "test_macro_f1", "test_micro_f1", "test_top"]) == "macro_f1"
 
 
 @pytest.mark.slow
