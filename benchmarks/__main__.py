@@ -1,4 +1,5 @@
-"""`python -m benchmarks VERB`, in a checkout: bench, budget, chaos, choose, with their pages."""
+"""`python -m benchmarks VERB`, in a checkout: bench, budget, chaos, choose and personalised, with
+their pages."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from benchmarks import chaos as killing
-from benchmarks import choosing, everything, gpu_budget
+from benchmarks import choosing, everything, gpu_budget, personalised
 from fedml_noniid.pipelines import edge
 
 ROOT = Path(__file__).parents[1]
@@ -79,6 +80,19 @@ def choose(
     Takes hours. Interrupted, it goes on where it was.
     """
     sys.stdout.write(choosing.write(ROOT, work.resolve(), raw.resolve(), only or ()))
+
+
+@app.command(name="personalised")
+def of_clients(
+    work: Annotated[Path, typer.Option(help="Folder of the runs; nothing in it runs twice.")],
+    raw: Annotated[Path, typer.Option(help="Folder of the files of MNIST.")],
+) -> None:
+    """Test personalised methods on each client's own samples, beside FedAvg with fine-tuning.
+
+    Takes about half an hour. Interrupted, it goes on where it was.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    personalised.write(ROOT, work.resolve(), raw.resolve())
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from fedml_noniid.plugins.baselines.fednova import FedNova
 from fedml_noniid.plugins.baselines.fedntd import FedNTD
 from fedml_noniid.plugins.baselines.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedml_noniid.plugins.baselines.fedper import FedPer
+from fedml_noniid.plugins.baselines.fedproto import FedProto
 from fedml_noniid.plugins.baselines.fedprox import FedProx
 from fedml_noniid.plugins.baselines.fedrep import FedRep
 from fedml_noniid.plugins.baselines.fedrod import FedRoD
@@ -95,6 +96,7 @@ METHODS: dict[str, type[Component]] = {
         FedNova,
         FedNTD,
         FedPer,
+        FedProto,
         FedProx,
         FedRep,
         FedRoD,

@@ -38,6 +38,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "fednova": {},
     "fedntd": {"beta": 2.0, "tau": 1.5},
     "fedper": {},
+    "fedproto": {"lam": 0.5},
     "fedprox": {"mu": 0.1},
     "fedrep": {},
     "fedrod": {},
@@ -103,6 +104,7 @@ UNSOUND = {
     "fedbn+fnr": "outside of local training",
     "fedper+fnr": "outside of local training",
     "fedrep+fnr": "outside of local training",
+    **{f"fedproto+{paper}": "averages no model" for paper in PAPERS},
 }
 PAIRS = tuple(
     pair
@@ -159,6 +161,7 @@ VARIANTS: list[tuple[str, dict[str, dict[str, object]]]] = [
     _with("fedala", layers=0, start_rounds=9),
     _with("fed3r", fine_tune=False),
     _with("fed3r", penalise_bias=False, normalise=False, temperature=1.0),
+    _with("fedproto", weights="uniform"),
     _with("fedrs", form="soft"),
     _with("fedlc", form="excl"),
     _with("fedlc", absent="floor"),

@@ -20,7 +20,9 @@ pytest.importorskip("typer", reason="the command comes with the pipeline")
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "own_method.md").read_text()
-COMPONENT, BY_HAND, CASE, PYTHON = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+COMPONENT, BY_HAND, CASE, PYTHON, NOT_TRUE, SAME = re.findall(
+    r"```python\n(.*?)```", PAGE, flags=re.DOTALL
+)
 NEW, CERTIFY = re.findall(r"```bash\n(.*?)\n```", PAGE, flags=re.DOTALL)
 (PARAMS,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
 
@@ -83,6 +85,13 @@ def test_its_python_runs_and_its_settings_are_taken(package: Path) -> None:
     )
     ran(["-c", code], package)
     assert entries["recipe_names"] == [*entries["recipes"]]
+
+
+def test_fedntd_from_nothing_has_the_bits_of_ours(tmp_path: Path) -> None:
+    """Its last block asserts it."""
+    (tmp_path / "page.py").write_text(NOT_TRUE + SAME)
+    assert SAME.count("assert ") == 2
+    ran(["page.py"], tmp_path)
 
 
 REFUSED = {

@@ -49,10 +49,8 @@ def content(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Archives of a copy of the checkout: setuptools leaves folders where it builds."""
-    place = tmp_path_factory.mktemp("build")
+def copy_of_checkout(folder: Path) -> Path:
+    """This checkout in another folder: setuptools leaves folders where it builds."""
     listed = subprocess.run(
         ["git", "ls-files", "-coz", "--exclude-standard"],
         cwd=ROOT,
@@ -61,10 +59,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         text=True,
     )
     for name in filter(None, listed.stdout.split("\0")):
-        target = place / "tree" / name
+        target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).exists():
             shutil.copy2(ROOT / name, target, follow_symlinks=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Archives of a copy of the checkout."""
+    place = tmp_path_factory.mktemp("build")
+    copy_of_checkout(place / "tree")
     archive = built_by("build_sdist", place / "tree", place / "sdist")
     wheel = built_by("build_wheel", place / "tree", place / "wheel")
     with tarfile.open(archive) as found:

@@ -20,7 +20,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 STATEMENTS = {
     SOURCE: 18500,
     TESTS: 18500,
-    ("plugins/core",): 1120,
+    ("plugins/core",): 1125,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1755,
     ("plugins/baselines/scaffold.py",): 28,

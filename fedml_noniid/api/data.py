@@ -20,7 +20,7 @@ from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.data.readers.arrays import new_samples, of_named, to_array
-from fedml_noniid.plugins.data.readers.frames import Who, rows_of, tables_of
+from fedml_noniid.plugins.data.readers.frames import Who, rows_of, tables_of, with_values
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import of_texts
 from fedml_noniid.plugins.own_code import name_of
@@ -217,9 +217,9 @@ def from_texts(
 
 
 def from_arrays(
-    x: ArrayLike,
+    x: ArrayLike | Mapping[str, ArrayLike],
     y: ArrayLike,
-    test_x: ArrayLike | None = None,
+    test_x: ArrayLike | Mapping[str, ArrayLike] | None = None,
     test_y: ArrayLike | None = None,
     *,
     normalise: Normalise = "channel",
@@ -227,7 +227,9 @@ def from_arrays(
     **options: Unpack[ArrayOptions],
 ) -> Data:
     """Arrays in memory: samples [n, features], grey images [n, h, w] or images with channels;
-    labels [n]; or targets: floats [n] or [n, t], or several labels as 0 and 1, [n, C].
+    labels [n]; or targets: floats [n] or [n, t], or several labels as 0 and 1, [n, C]. x may be a
+    dict of several inputs of a network of your own, each [n, ...]: numbers, bytes from 0 to 255, or
+    whole numbers up to 2^24 such as those of tokens.
 
     Options: `owner`, `test_owner`: whose sample it is, [n]. `classes`: names of the labels 0, 1,
     ..., or the order of labels that are text, or names of the targets. `layout` of images with
@@ -241,7 +243,7 @@ def from_arrays(
     note: test set: 10 of 50 samples, drawn by label with a fixed seed
     """
     raw = of_named({"x": x, "y": y, "test_x": test_x, "test_y": test_y, **options})
-    reader = partial(_as_arrays, raw.train_x[:1], options.get("layout", "auto"))
+    reader = partial(new_samples, of=raw, layout=options.get("layout", "auto"))
     return _of(name, raw, normalise, reader)
 
 
@@ -273,7 +275,10 @@ def _of_rows(
     share = given.pop("test_share", None)
     targets = given.get("target") or ()
     targets = (targets,) if isinstance(targets, str) else tuple(targets)
-    used = rows_of(tables, Who(given["label"], given.get("owner"), targets), share).train
+    who = Who(given["label"], given.get("owner"), targets)
+    if given.get("missing"):  # rows without a label, owner or target are left out
+        tables = [with_values(table, who) for table in tables]
+    used = rows_of(tables, who, share).train
     return _of(name, raw, normalise, partial(_as_rows, read, tables[0].frame.iloc[used], given))
 
 
@@ -310,11 +315,6 @@ def _as_rows(
             "one, or data that were read with missing = median or mode"
         )
     return found
-
-
-def _as_arrays(train_x: Tensor, layout: str, x: Any) -> Tensor:
-    """New arrays as samples."""
-    return new_samples(to_array("x", x), train_x, layout)
 
 
 def _like(dataset: Dataset, x: object) -> Tensor:

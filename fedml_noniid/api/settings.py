@@ -95,7 +95,7 @@ def of(where: str, data: Data, entries: Entries, given: Values, name: str = "") 
             "recipe_names": list(filled),
             "recipes": filled,
             "seeds": seeds,
-            "train": {**TRAIN, **found["train"]},
+            "train": _inputs_of(data, {**TRAIN, **found["train"]}),
             "machine": found["machine"],
         }
         settings = config.checked(content, config.FILE)
@@ -113,6 +113,13 @@ def of(where: str, data: Data, entries: Entries, given: Values, name: str = "") 
             with located("availability"):
                 missing.read(Path(), settings.train.rounds, settings.scenarios[name].clients)
         return _named_leaks(settings)
+
+
+def _inputs_of(data: Data, train: Values) -> dict[str, Any]:
+    """The settings of training, with the inputs of the data for a network of the user's own."""
+    inputs = {name: one.model_dump() for name, one in data.dataset.inputs.items()}
+    is_ours = train["model"] in models.MODELS
+    return {**train} if is_ours or not inputs else {"inputs": inputs, **train}
 
 
 def _named(entries: Entries) -> Entries:

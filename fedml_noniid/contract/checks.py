@@ -23,6 +23,7 @@ from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core import training
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import (
+    BODY,
     NORMS,
     V_BUFFERS,
     Ask,
@@ -99,7 +100,8 @@ def keeps_its_state_and_repeats(recipe: str, settings: Settings) -> None:
         component.__setattr__("name", "")
         raise AssertionError("the component is no frozen dataclass")
     _, buffers = initial_model(federation.network(True), 3, federation.federation().train.x)
-    averaged = set() if NORMS in simulation.algorithm.needs.personal else buffers.keys()
+    kept_back = {NORMS, BODY} & simulation.algorithm.needs.personal
+    averaged = set() if kept_back else buffers.keys()
     assert simulation.loop.state.buffers.keys() == averaged
 
     def kept() -> tuple[dict[str, Any], dict[str, Any]]:

@@ -90,6 +90,7 @@ LOCAL: dict[str, Any] = {
     "epochs": 2,
     "batch_size": 4,
     "augment": False,
+    "loss": "cross_entropy",
 }
 AROUND: dict[str, Any] = {
     "absent": nobody,

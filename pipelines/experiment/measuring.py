@@ -243,8 +243,7 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
 
 def _scores(item: Item, predictions: Tensor, y: Tensor) -> dict[str, float]:
     """The metrics of some samples, or targets."""
-    statistics, n = item.loss.statistics(predictions, y).unsqueeze(0), torch.tensor([len(y)])
-    found = item.loss.scores(statistics, n.double()) | item.loss.of_all(predictions, y)
+    found = item.loss.of_one(predictions, y) | item.loss.of_all(predictions, y)
     return {name: value.item() for name, value in found.items()}
 
 

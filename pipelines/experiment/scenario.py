@@ -42,6 +42,8 @@ class NoiseSettings(Section):
 
         UserError for unfit data.
         """
+        if data.inputs:
+            raise UserError("noise is refused for samples with several inputs", allowed="none")
         return noise.deviations(
             self.form, self.sigma, n_clients, tuple(data.train_x.shape[1:]), data.scale
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ LOOK_NEXT = (
         "runs/<scenario>-<method>-<seed>/rounds.csv",
         "one run, round by round; its final weights are beside it",
     ),
-    ("evaluation/<scenario>-<method>-<seed>/", "accuracy per class and per client"),
+    ("evaluation/<scenario>-<method>-<seed>/", "{by} and per client"),
     ("params.yaml", "what is run: change it, then `noniid run`"),
 )
 
@@ -69,7 +70,9 @@ def write(root: Path) -> Path:
                 "captions": {file: caption for file, (caption, _) in drawn.items()},
             }
         )
-    context = _facts(settings, scenarios, found) | {"sections": sections, "next": LOOK_NEXT}
+    context = _facts(settings, scenarios, found) | {"sections": sections}
+    by = f"{scenarios[0].metric.words} per {_groups(scenarios[0].main)[2]}"
+    context["next"] = [(place, what.format(by=by)) for place, what in LOOK_NEXT]
     page = pages.render("report.md.j2", context)
     files: dict[str, bytes | str] = {
         **pictures,
@@ -156,7 +159,7 @@ def _about(
     root: Path,
     scenario: config.Scenario,
     partition: str,
-    groups: tuple[str, str] = ("classes", "class"),
+    groups: Sequence[str] = ("classes", "class"),
 ) -> str:
     """The clients of a scenario: how the data is split, how many take part, how much they hold.
 
@@ -176,10 +179,12 @@ def _about(
     return " ".join(pages.sentences("about.md.j2", "clients", scenario, found))
 
 
-def _groups(main: str) -> tuple[str, str]:
-    """What partitions go by, as plural and singular; `main`: the main metric."""
-    is_class = main == "accuracy"
-    return ("classes", "class") if is_class else ("strata of the target", "stratum of the target")
+def _groups(main: str) -> tuple[str, str, str]:
+    """What partitions go by, as plural and singular, and what a network has outputs for; `main`:
+    the main metric."""
+    if main == "accuracy":
+        return "classes", "class", "class"
+    return "strata of the target", "stratum of the target", "target"
 
 
 def _statistics(path: Path) -> dict[str, float]:

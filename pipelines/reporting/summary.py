@@ -53,6 +53,7 @@ class MethodSummary:
     federated: bool
     remark: str  # what a reader of its accuracies must know, or ""
     rank: int = 0  # from 1; 0 for a method that is not compared, or no better than a constant
+    own_models: bool = False  # whether its accuracies are those of the clients' own models
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -231,6 +232,7 @@ def _summed_up(
     remarks = (_tag(first, "own_models") or _tag(first, "no_effect"), _stopped(runs))
     return MethodSummary(
         recipe=first.recipe,
+        own_models=bool(_tag(first, "own_models")),
         composition=first.composition,
         rounds=max(len(run.rows) for run in runs),
         runs=frame,

@@ -34,7 +34,7 @@ from fedml_noniid.plugins.data.readers import frames
 from fedml_noniid.plugins.data.readers.download import DownloadNeededError, forbidden
 from fedml_noniid.plugins.data.splits import hold_out
 from fedml_noniid.plugins.data.strata import are_labels
-from fedml_noniid.plugins.own_code import look_in, names_code
+from fedml_noniid.plugins.own_code import look_in, names_code, split_path
 
 STAGES = Path(fedml_noniid.__file__).with_name(
     "stages.yaml"
@@ -70,7 +70,10 @@ MAX_OWNERS = 100  # clients, unless more are asked for
 LOCAL = {"lstm": ("rmsprop", 0.01), "mlp": ("sgd", 0.1), "logistic_regression": ("sgd", 0.1)}
 CNNS = ("sgd", 0.05)
 LR_OF_NUMBERS = 0.01  # of mse: a step of another size diverges where an error is large
-OWN_DATA = f"a file that ends in {', '.join(frames.ENDINGS)}; a folder with train.npz or train/"
+OWN_DATA = (
+    f"a file that ends in {', '.join(frames.ENDINGS)}; a folder with train.npz or train/; "
+    "a reader as module:function"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +105,12 @@ def names() -> list[str]:
 
 
 def kind_of(data: str, is_text: bool = False) -> str:
-    """The data set: the name itself, or the kind of own data that lies at a path.
+    """The data set: the name itself, also of a user's own reader, or the kind of own data that lies
+    at a path.
 
     `is_text`: whether a column of text is named. UserError if it is neither.
     """
-    if data in names():
+    if data in names() or ":" in data:
         return data
     if data.endswith(frames.ENDINGS):
         return "text" if is_text else "table"
@@ -188,7 +192,7 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
     }
     checked = config.checked(content, config.FILE)  # the scenario depends on these settings
     scenario = _scenario(parts["scenario"], data, checked)
-    name = scenario["partition"]
+    name = split_path(scenario["partition"])[1]
     content |= {"scenario_names": [name], "scenarios": {name: scenario}}
     content = _merged(content, given)
     checked = config.checked(content, config.FILE)
@@ -244,7 +248,7 @@ def _data(
     `given`: keys of the section.
     """
     name = kind_of(wanted.data, "text" in wanted.columns)
-    section: dict[str, Any] = {"name": name, "root": PREPARED}
+    section: dict[str, Any] = {"name": name, "root": "." if ":" in name else PREPARED}
     if name != wanted.data:
         place = Path(wanted.data).resolve()
         if name in ("table", "text"):

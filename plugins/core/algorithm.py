@@ -275,6 +275,8 @@ def _unsound(a: Component, b: Component) -> str:
             f"{a.name!r} trains one model on all data, so there are no clients for another "
             "method to act on"
         )
+    if {HEAD, BODY} <= a.needs.personal:
+        return f"{a.name!r} averages no model, so there is none for another method to act on"
     if a.needs.no_training:
         return (
             f"{a.name!r} takes no local step, so there is no training for another method to act on"

@@ -99,6 +99,16 @@ class Loss:
         `n` [M]. NaN where a metric is not defined."""
         raise NotImplementedError
 
+    def of_sums(self, sums: Tensor, n: Tensor) -> Metrics:
+        """The metrics and the mean `loss` over M sets: statistics and summed loss [M, k + 1]."""
+        loss = sums[:, -1].sum() / n.sum()
+        return self.scores(sums[:, :-1], n.double()) | {"loss": loss}
+
+    def of_one(self, predictions: Tensor, y: Tensor) -> Metrics:
+        """The metrics of one set of samples, as `scores` has them."""
+        n = torch.full((1,), len(y), dtype=torch.float64, device=y.device)
+        return self.scores(self.statistics(predictions, y).unsqueeze(0), n)
+
     def of_all(self, predictions: Tensor, y: Tensor) -> Metrics:
         """Further metrics, which need all predictions at once."""
         return {}
@@ -125,6 +135,15 @@ class Classification(Loss):
 
     def scores(self, statistics: Tensor, n: Tensor) -> Metrics:
         return {"accuracy": statistics[:, 0].sum() / n.sum()}
+
+    # In fewer launches than above: these run in each round.
+
+    def of_sums(self, sums: Tensor, n: Tensor) -> Metrics:
+        accuracy, loss = sums.sum(0) / n.sum()
+        return {"accuracy": accuracy, "loss": loss}
+
+    def of_one(self, predictions: Tensor, y: Tensor) -> Metrics:
+        return {"accuracy": (predictions == y).double().mean()}
 
 
 class CrossEntropy(Classification):

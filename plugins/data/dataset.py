@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, closest, located
 from fedml_noniid.plugins.data import tensor_file
+from fedml_noniid.plugins.data.inputs import Input, Inputs, moments, total
 from fedml_noniid.plugins.data.strata import Strata, strata
 
 # The mean and the deviation of pixels from 0 to 1; None: those of each channel.
@@ -46,6 +47,8 @@ class Raw:
     notes: Sequence[
         str
     ] = ()  # what a report has to say about the data; the note of a leak begins with LEAK
+    # several inputs by name, which lie one behind the other in x [n, total]; empty for one input
+    inputs: Inputs = field(default_factory=dict)
 
     @property
     def has_classes(self) -> bool:
@@ -130,9 +133,9 @@ class Dataset(Raw):
 
     @property
     def _head(self) -> dict[str, object]:
-        return {
-            key: getattr(self, key) for key in ("name", "classes", "mean", "std", "unit", "notes")
-        }
+        keys = ("name", "classes", "mean", "std", "unit", "notes")
+        inputs = {name: one.model_dump() for name, one in self.inputs.items()}
+        return {key: getattr(self, key) for key in keys} | ({"inputs": inputs} if inputs else {})
 
     @property
     def _tensors(self) -> dict[str, Tensor]:
@@ -159,6 +162,7 @@ def _dataset(head: dict[str, Any], tensors: dict[str, Tensor]) -> Dataset:
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in head.items()
     }
+    fields["inputs"] = {key: Input(**one) for key, one in head.get("inputs", {}).items()}
     fields |= {key: tensors[key] for key in TENSORS} | {key: tensors.get(key) for key in OPTIONAL}
     return Dataset(**fields)
 
@@ -189,6 +193,12 @@ def _scaling(raw: Raw, normalise: object) -> tuple[tuple[float, ...], tuple[floa
         given = mean_and_deviation(normalise)
     if not raw.train_x.is_floating_point() and raw.train_x.dtype is not torch.uint8:
         return (), ()
+    if raw.inputs:
+        if given not in (None, NORMALISATIONS["none"]):
+            allowed = "channel, or none: the samples have several inputs"
+            raise UserError(where=("normalise",), value=normalise, allowed=allowed)
+        n = total(raw.inputs)
+        return moments(raw.inputs, raw.train_x) if given is None else ((0.0,) * n, (1.0,) * n)
     if given is None:
         return _moments(raw.train_x)
     channels = raw.train_x.shape[1]

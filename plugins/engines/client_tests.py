@@ -69,13 +69,15 @@ def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
             samples = samples._replace(y=clients.drift.drift.labels(samples.y, at, round_))
         for name, params in models.items():
             if samples is None:
-                found[name].append(torch.zeros(width, dtype=torch.float64, device=clients.device))
+                found[name] += torch.zeros(width, dtype=torch.float64, device=clients.device)
                 continue
             sent = Client(task, params, ask.buffers, round_)
             model = model_of_client(clients.algorithm, sent, row(clients.memory, at))
             read = noise_of(samples, client, clients.seed)
-            found[name].append(totals(task.network, *model, samples, read, task.loss))
-    parts: Params = {name: torch.stack(rows) for name, rows in found.items()}  # [M, k + 1]
+            found[name] += totals(task.network, *model, samples, read, task.loss)
+    parts: Params = {
+        name: torch.stack(numbers_of).view(-1, width) for name, numbers_of in found.items()
+    }  # [M, k + 1]
     sizes = [len(clients.indices[client]) for client in ask.to]
     n, tested = numbers([*sizes, *n_samples], clients.device).view(2, -1)  # one copy to the device
     none = torch.zeros(len(ask.to), device=clients.device)
@@ -122,9 +124,10 @@ def scores(reply: Reply, of: Loss) -> dict[str, Tensor]:
     """Columns of rounds.csv: over all clients' samples together, 0-d float64 on the device; NaN
     without samples."""
     parts: Params = reply.upload[TEST]
-    n = parts["n"].double()
-    sent, tested = (parts[name] for name in (SENT, EVALUATED if EVALUATED in parts else SENT))
-    found = of.scores(tested[:, :-1], n) | {"loss": tested[:, -1].sum() / n.sum()}
-    return {f"test_{name}": value for name, value in found.items()} | {
-        f"sent_{of.metric}": of.scores(sent[:, :-1], n)[of.metric]
+    found = {
+        name: of.of_sums(parts[name], parts["n"]) for name in (SENT, EVALUATED) if name in parts
+    }
+    tested = found.get(EVALUATED, found[SENT])
+    return {f"test_{name}": value for name, value in tested.items()} | {
+        f"sent_{of.metric}": found[SENT][of.metric]
     }

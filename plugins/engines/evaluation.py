@@ -70,7 +70,7 @@ def pooled(
 
 
 def _scored(network: Network, of: Loss, predicted: Tensor, y: Tensor, loss: float) -> Evaluation:
-    metrics = _metrics(of, predicted, y) | of.of_all(predicted, y)
+    metrics = of.of_one(predicted, y) | of.of_all(predicted, y)
     found = {name: value.item() for name, value in metrics.items()}
     if not of.classes:
         return Evaluation(found, loss, torch.zeros(0, dtype=torch.float64), predicted)
@@ -78,11 +78,6 @@ def _scored(network: Network, of: Loss, predicted: Tensor, y: Tensor, loss: floa
     hits = (predicted == y).double()
     per_class = torch.bincount(y, weights=hits, minlength=network.n_classes) / counts
     return Evaluation(found, loss, per_class, predicted)
-
-
-def _metrics(of: Loss, predicted: Tensor, y: Tensor) -> Metrics:
-    n = torch.full((1,), len(y), dtype=torch.float64, device=y.device)
-    return of.scores(of.statistics(predicted, y).unsqueeze(0), n)
 
 
 @torch.no_grad()
@@ -98,7 +93,7 @@ def scores(
     They stay on the device: the host does not wait.
     """
     predicted, loss = _passes(network, (params, buffers), samples, BATCH, None, of)
-    return _metrics(of, predicted, samples.y) | {"loss": loss}
+    return of.of_one(predicted, samples.y) | {"loss": loss}
 
 
 @torch.no_grad()
@@ -109,13 +104,13 @@ def totals(
     samples: Samples,
     read: Read | None = None,
     of: Loss = CROSS_ENTROPY,
-) -> Tensor:
-    """The statistics of the loss and its sum over the samples, [k + 1] float64.
+) -> list[Tensor]:
+    """The k statistics of the loss and its sum over the samples, 0-d float64.
 
     They stay on the device, as in `scores`.
     """
     predicted, loss = _passes(network, (params, buffers), samples, BATCH, read, of)
-    return torch.cat([of.statistics(predicted, samples.y), (loss * len(samples.y)).view(1)])
+    return [*of.statistics(predicted, samples.y).unbind(), loss * len(samples.y)]
 
 
 def _passes(

@@ -179,7 +179,7 @@ def train(
     if personal:
         hooks = _sharing(hooks, sent.params)
         fresh = {name: torch.empty_like(leaf) for name, leaf in began["params"].items()}
-        inputs = inputs._replace(out=inputs.out and fresh | inputs.out)
+        inputs = inputs._replace(out=fresh | inputs.out if inputs.out else None)
 
     walk = LocalSteps(axis, task, clients["key"], hooks)
     found = walk(began, inputs) if graphs is None else replayed(graphs, walk, began, inputs)
@@ -358,7 +358,8 @@ class LocalSteps:
             gradient, left = taken(self._point(params, taken))
             losses.append(left["loss"])
             if last is not None:
-                mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
+                mask = batch.mask  # [..., B]
+                mask = torch.ones_like(left["features"][..., 0]) if mask is None else mask
                 fraction = last[step].unsqueeze(-1) * mask.to(some.dtype)  # [..., B]
                 part = torch.einsum("...b,...bd->...d", fraction, left["features"])
                 features = part if features is None else features + part

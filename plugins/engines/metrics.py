@@ -53,7 +53,7 @@ class Metric:
         values = {}
         for name, value in numbers.items():
             if not isinstance(name, str) or not NAME.fullmatch(name) or name in TAKEN:
-                allowed = f"letters, digits, '_', '.' and '-', but not {' or '.join(TAKEN)}"
+                allowed = f"letters, digits, '_', '.' and '-', but not {', '.join(TAKEN)}"
                 raise UserError(f"{what}: the name {shown(name)} is refused", allowed=allowed)
             if (number := _number(value)) is None:
                 allowed = "a finite number or NaN, or names with such numbers"

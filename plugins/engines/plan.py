@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
-from fedml_noniid.plugins.core.component import Setting
+from fedml_noniid.plugins.core.component import BODY, HEAD, Setting
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
@@ -100,7 +100,7 @@ class Start(NamedTuple):
         personal: Tree = {}
         if parts := algorithm.needs.personal:
             trained, buffers, personal = split_personal(network, parts, trained, buffers)
-        if not trained:
+        if not trained and not {HEAD, BODY} <= algorithm.needs.personal:
             raise RecipeError(
                 f"{algorithm.name}: of model = {network.name!r} nothing would be left to "
                 "train together, as it has no layer before its classifier; use a model with a "

@@ -182,7 +182,7 @@ class Recording(Callback):
             key if leaf.ndim else key.replace("/", "_"): leaf for key, leaf in metrics.items()
         }
         found |= self._observed
-        if self.observing:
+        if self.observing and start:
             found["round/similarity_to_global"] = _cosines(trained, start, state.params)
         up, down = self.meter.read()
         clients, cpu = end.reply.clients, torch.device("cpu")
@@ -210,6 +210,9 @@ class Recording(Callback):
 
         `moved`: the norms of the server's update by parameter, [1].
         """
+        if not deltas:  # no model is averaged
+            lengths = ("update_norm_client", "update_norm_server", "update_norm_server_sum")
+            return dict.fromkeys(lengths, 0.0)
         norms = {key: leaf_row_norms(leaf) for key, leaf in deltas.items()}
         columns: dict[str, Tensor | float] = {
             "update_norm_client": together(list(norms.values())).mean()

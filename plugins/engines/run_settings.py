@@ -19,22 +19,31 @@ if TYPE_CHECKING:
 
 
 def _filled(named: object) -> object:
-    """A list of names, or `name:` with nothing behind it, is without options."""
-    if isinstance(named, list) and all(isinstance(name, str) for name in named):
-        return {name: {} for name in named}
+    """`name:` with nothing behind it is without options."""
     if not isinstance(named, dict):
         return named
     return {key: given or {} for key, given in named.items()}
 
 
-Named = Annotated[dict[str, dict[str, Any]], BeforeValidator(_filled)]  # name -> options
+def _listed(named: object) -> object:
+    """A list of names is without options."""
+    if isinstance(named, list) and all(isinstance(name, str) for name in named):
+        return {name: {} for name in named}
+    return _filled(named)
+
+
+Named = dict[str, dict[str, Any]]  # name -> options
 
 
 class RunSettings(LocalTraining):
     """Local training, the callbacks of a run and its metrics."""
 
-    callbacks: Named = Field(default={}, exclude_if=lambda given: not given)
-    metrics: Named = Field(default={}, exclude_if=lambda given: not given)
+    callbacks: Annotated[Named, BeforeValidator(_filled)] = Field(
+        default={}, exclude_if=lambda given: not given
+    )
+    metrics: Annotated[Named, BeforeValidator(_listed)] = Field(
+        default={}, exclude_if=lambda given: not given
+    )
 
     @field_validator("callbacks")
     @classmethod

@@ -168,7 +168,8 @@ class Vectorized:
         """How many clients fit into the memory bound: copies of the model, and a batch's outputs of
         all layers."""
         clients = self.clients
-        params, buffers = (ask.params, ask.buffers) if ask.params else clients.trained[ask.to[0]]
+        received = ask.params or ask.job == TRAIN
+        params, buffers = (ask.params, ask.buffers) if received else clients.trained[ask.to[0]]
         outputs = cast("Model", clients.task.network).outputs(
             *clients.task.model(params, buffers), clients.train.x[:1]
         )

@@ -156,7 +156,7 @@ class Workers:
     def _piece(self, ask: Ask, left: list[int], sizes: Sequence[int], number: int) -> list[int]:
         """Takes from `left`, positions in the Ask, what worker `number` does next; large clients
         come first."""
-        if ask.params:
+        if ask.params or ask.job == TRAIN:
             piece = left[: portion([sizes[position] for position in left], self.processes)]
         else:  # a client goes on from what it holds
             piece = [position for position in left if self._home[ask.to[position]] == number]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedml_noniid.plugins import own_code
 from fedml_noniid.plugins.core.errors import UserError, located, shown
 from fedml_noniid.plugins.core.options import check_options, unknown
+from fedml_noniid.plugins.data.inputs import Inputs, total
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import (
     cnn,
@@ -96,17 +97,22 @@ def build(
     options: Mapping[str, Any] | None = None,
     embedding: Tensor | None = None,
     head: str = "",
+    inputs: Inputs | None = None,
 ) -> Model:
     """The network `name` for samples of shape `input_shape`.
 
     `embedding` [V, width]: the vectors of the tokens, if samples are text. `head`: the classifier
-    of a user's module, by default its last linear layer. UserError for an unknown name or option,
-    and for a network that can't take such samples, or can't be trained.
+    of a user's module, by default its last linear layer. `inputs`: those that a user's module takes
+    by name, if there are several; samples are [total]. UserError for an unknown name or option, and
+    for a network that can't take such samples, or can't be trained.
     """
     check(name, options)
+    if inputs and (name in MODELS or input_shape != (total(inputs),)):
+        why = f"model {name!r} takes one" if name in MODELS else f"samples are {list(input_shape)}"
+        raise UserError(f"inputs with {total(inputs)} numbers are refused, as {why}")
     if name not in MODELS:
         facts = _facts(input_shape, n_classes, embedding)
-        network = own_network(name, options or {}, facts, head)
+        network = own_network(name, options or {}, facts, head, inputs)
         return as_row(network, 0 if embedding is None else len(embedding))
     if head:
         raise UserError(f"head = {shown(head)} is refused with model {name!r}, which has its own")
@@ -124,7 +130,11 @@ def build(
 
 
 def own_network(
-    name: str, options: Mapping[str, Any], facts: Mapping[str, Any], head: str = ""
+    name: str,
+    options: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    head: str = "",
+    inputs: Inputs | None = None,
 ) -> OwnNetwork:
     """A user's network, probed: once in a process for each factory, as it takes seconds.
 
@@ -132,14 +142,20 @@ def own_network(
     """
     embedding, factory = facts["embedding"], _factory(name)
     tokens = 0 if embedding is None else len(embedding)
+    named = dict(inputs or {})
     given = json.dumps(
-        [options, {**facts, "embedding": tokens}, head], sort_keys=True, default=repr
+        [options, {**facts, "embedding": tokens}, head, [*named.items()]],
+        sort_keys=True,
+        default=repr,
     )
     key = name, factory, given
     if key in _probed:
         return _probed[key]
-    make = _made(name, options, facts)
-    network = OwnNetwork(name, make, facts["input_shape"], head=head, tokens=tokens > 0)
+    shapes = {key: tuple(one.shape) for key, one in named.items()}
+    make = _made(name, options, {**facts, "input_shape": shapes or facts["input_shape"]})
+    network = OwnNetwork(
+        *(name, make, facts["input_shape"]), head=head, tokens=tokens > 0, inputs=named
+    )
     found = probed(network, facts["n_classes"], tokens)
     if not isinstance(factory, nn.Module):  # which may be trained in the meantime
         _probed[key] = found

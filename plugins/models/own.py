@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.task import Layer, Output
 from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.data.inputs import Inputs, split
 from fedml_noniid.plugins.models.forward import Forward
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.modules import (
@@ -65,6 +66,7 @@ class OwnNetwork(Model):
     state: frozenset[str] = frozenset()  # buffers that training changes; the others are constants
     seeded: bool = False  # whether passes draw from torch's generator, which is then seeded
     out: int = 0  # C
+    inputs: Inputs = field(default_factory=dict)  # by name, if there are several
     # `replace` passes it on, because engines replace networks often
     _templates: dict[object, Template] = field(default_factory=dict, repr=False)
 
@@ -148,12 +150,13 @@ class OwnNetwork(Model):
             part.register_forward_hook(lambda part, *_: order.append(part)) for part in watched
         ]
         with torch.no_grad(), self._entered(self.template(False), False, torch.zeros(())):
-            module(torch.zeros(1, *self.shape))
+            self._pass(module, torch.zeros(1, *self.shape))
         for hook in hooks:
             hook.remove()
         found: list[Layer] = []
         for part in dict.fromkeys(order):
-            own = [f"{names[part]}.{name}" for name, _ in part.named_parameters(recurse=False)]
+            place = names[part] and f"{names[part]}."  # the network itself has no name
+            own = [f"{place}{name}" for name, _ in part.named_parameters(recurse=False)]
             kept = () if names[part] == self.head else self.frozen
             trained = tuple(bound.names[name] for name in own if name not in kept)
             if isinstance(part, MaskedNorm) and found:
@@ -197,13 +200,18 @@ class OwnNetwork(Model):
             self._entered(template, train, x, mask, key) as scope,
             template.bound.holding(params, buffers) as left,
         ):
-            logits = template.module(scope.run.images(x) if x.ndim == 4 else x)
+            logits = self._pass(template.module, scope.run.images(x) if x.ndim == 4 else x)
         if not self.head:  # NaN: no method can use them unnoticed
             features = logits.new_full((len(logits), 1), torch.nan)
         else:
             assert scope.features is not None, "the probe has looked"
             features = scope.features
         return Output(features.to(some.dtype), logits.to(some.dtype), left)
+
+    def _pass(self, module: nn.Module, x: Tensor) -> Tensor:
+        """The outputs of the user's code; several inputs are its arguments by name."""
+        found: Tensor = module(**split(self.inputs, x)) if self.inputs else module(x)
+        return found
 
     @contextmanager
     def _entered(

@@ -75,7 +75,7 @@ def probed(network: OwnNetwork, n_classes: int, tokens: int = 0) -> OwnNetwork:
 
 def as_row(network: OwnNetwork, tokens: int = 0) -> Model:
     """The probed network as a row of our blocks, if a step is the same; otherwise as it is."""
-    row, side = row_of(network), replace(network, plain=False)
+    row, side = None if network.inputs else row_of(network), replace(network, plain=False)
     if row is None:
         return network
     x, y = _samples(network, network.n_classes, tokens)
@@ -98,6 +98,12 @@ def _samples(network: OwnNetwork, n_classes: int, tokens: int) -> tuple[Tensor, 
     size = (BATCH, *network.shape)
     x = torch.randint(tokens, size, generator=generator) if tokens else None
     x = torch.randn(size, generator=generator) if x is None else x
+    first = 0
+    for one in network.inputs.values():  # 0 and 1 are numbers of any vocabulary
+        last = first + one.size
+        if one.whole:
+            x[:, first:last] = torch.randint(2, (BATCH, one.size), generator=generator).to(x.dtype)
+        first = last
     y = torch.randint(n_classes, (BATCH,), generator=generator)
     return x, y
 
@@ -212,7 +218,11 @@ def _featured(network: OwnNetwork, given: Given) -> OwnNetwork:
     """With a classifier, if a linear layer makes the logits: `head`, or the last one of a pass."""
     some = next(iter(given.params.values()))
     module, _, _ = network.template(False, some)
-    linear = {part: name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    linear = {
+        part: name
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear) and name  # the network itself has no name to go by
+    }
     if network.head and network.head not in linear.values():
         raise UserError(
             where=("head",), value=network.head, allowed=", ".join(linear.values()) or "none"

@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import safetensors
 import safetensors.torch
 import torch
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, closest, located
 from fedml_noniid.plugins.core.options import Section
 from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.data.inputs import Input
 from fedml_noniid.plugins.models import factories
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.own_code import source_of
@@ -30,6 +31,13 @@ COUNTED = "num_batches_tracked"  # which nothing here reads
 
 def _empty(value: object) -> bool:
     return not value
+
+
+def _shapes(given: object) -> object:
+    """`name: [1, 28, 28]` is an input of this shape."""
+    if not isinstance(given, dict):
+        return given
+    return {key: {"shape": one} if isinstance(one, list) else one for key, one in given.items()}
 
 
 class NetworkSettings(Section):
@@ -62,6 +70,11 @@ class ModelSettings(NetworkSettings):
     # The classifier of a module of the user's own: the name of a linear layer.
     head: str = Field(default="", exclude_if=_empty)
     freeze: list[str] = Field(default=[], exclude_if=_empty)  # patterns of parameters
+    # Several inputs by name, of a module of the user's own: their shapes, in the order in which
+    # they lie in a sample.
+    inputs: Annotated[dict[str, Input], BeforeValidator(_shapes)] = Field(
+        default={}, exclude_if=_empty
+    )
 
 
 def build_network(
@@ -75,7 +88,8 @@ def build_network(
     UserError.
     """
     network = factories.build(
-        settings.model, input_shape, n_classes, settings.model_options, embedding, settings.head
+        *(settings.model, input_shape, n_classes, settings.model_options, embedding),
+        *(settings.head, settings.inputs),
     )
     if not (settings.init or settings.freeze):  # a large network takes seconds to draw
         return network

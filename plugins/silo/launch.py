@@ -156,7 +156,7 @@ class Process:
         server_run = aggregator.server_run
         if server_run.loop.start.task.own_models:
             LOG.warning(
-                "recipe %s: each silo keeps a part of the model to itself and tests its own model; "
+                "recipe %s: each silo keeps a model, or a part of it, and tests its own model; "
                 "accuracies are over the test samples in the silos' files",
                 server_run.terms.algorithm.name,
             )

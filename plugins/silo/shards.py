@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import RandomSampler
 
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
@@ -133,6 +134,25 @@ class Shard:
         if self.drift is not None:
             found |= {f"drift/{key}": torch.from_numpy(getattr(self.drift, key)) for key in DRIFT}
         return found
+
+
+def of_loaders(
+    rank: int, silos: int, n_classes: int, **parts: Iterable[tuple[torch.Tensor, torch.Tensor]]
+) -> Shard:
+    """The data of one process, from batches (x, y) such as those of a DataLoader.
+
+    `parts`: `test` and perhaps `validation` on rank 0, `train` and perhaps `test` on others, and
+    `public` on all if the recipe needs it. UserError for a loader that shuffles: the order of the
+    samples decides about batches, which the silo shuffles itself.
+    """
+    for name, batches in parts.items():
+        if isinstance(getattr(batches, "sampler", None), RandomSampler):
+            raise UserError(
+                f"{name}: its DataLoader shuffles, so each start would train on other batches",
+                allowed="shuffle=False; a silo shuffles in each round",
+            )
+    joined = {name: map(torch.cat, zip(*batches, strict=True)) for name, batches in parts.items()}
+    return Shard(rank, silos, n_classes, {name: Samples(*found) for name, found in joined.items()})
 
 
 def split(parts: Parts) -> Iterator[Shard]:

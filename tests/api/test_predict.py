@@ -99,9 +99,10 @@ def test_texts_and_arrays_are_read_as_the_data_were() -> None:
     assert torch.equal(data.samples(images[:9]), data.dataset.test_x)
 
 
-def test_clients_with_a_model_of_their_own() -> None:
+@pytest.mark.parametrize("recipe", ["fedbn", "ditto", "fedproto"])
+def test_clients_with_a_model_of_their_own(recipe: str) -> None:
     result = nd.run(
-        "fedbn", DIGITS, model_options={"batch_norm": True}, **{**QUIET, "rounds": 1, "clients": 2}
+        recipe, DIGITS, model_options={"batch_norm": True}, **{**QUIET, "rounds": 1, "clients": 2}
     )
     own = [result.model(0, client).state_dict() for client in (0, 1)]
     assert any(not torch.equal(own[0][name], own[1][name]) for name in own[0])

@@ -19,7 +19,7 @@ from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.tools import init
 from tests.files import contents
 from tests.pipelines.own_files import write_own_files
-from tests.pipelines.small import ROOT, environment
+from tests.pipelines.small import ROOT, environment, run_stages
 
 
 @pytest.fixture
@@ -119,7 +119,27 @@ def test_every_setting_of_the_file_can_be_given(folder: Path) -> None:
     assert found.train.lr == {"start": 0.2, "decay": "cosine"}
 
 
+def test_code_beside_the_study_is_named_like_ours(folder: Path) -> None:
+    """A reader, a partition, a network and a metric; the scenario is called like its function."""
+    (folder / "mine_of_init.py").write_text(
+        "import numpy as np\nfrom torch import nn\n\n"
+        "def read():\n    return np.eye(60)[:, :8], np.arange(60) % 3\n\n"
+        "def cut(n_clients):\n    return np.array_split(np.arange(40), n_clients)\n\n"
+        "def net(n_classes):\n    return nn.Linear(8, n_classes)\n\n"
+        "def first(outputs, labels):\n    return outputs[0, 0]\n"
+    )
+    given = ("scenario.partition=mine_of_init:cut", "train.model=mine_of_init:net")
+    given += ("train.metrics=[mine_of_init.first]",)
+    words = [word for one in given for word in ("--set", one)]
+    assert main(["init", "--data", "mine_of_init:read", "--methods", "fedavg", *words]) == 0
+    found = config.load(folder)
+    assert (found.data.name, found.data.root) == ("mine_of_init:read", ".")
+    assert found.scenario_names == ["cut"]
+    assert [*found.own_code("fedavg")] == ["mine_of_init.first", "mine_of_init:net"]
+
+
 MISTAKES = {
+    "--data nothing:read": "data set 'nothing:read' can't be imported, ModuleNotFoundError",
     "--data no.csv --label x": "no.csv: there is no such file",
     "--data nowhere": "--data = 'nowhere' is unknown; allowed: a file that ends in .csv, ",
     "--data digts": "--data = 'digts' is unknown (did you mean 'digits'?)",
@@ -289,3 +309,36 @@ def test_an_experiment_outside_the_checkout_runs(tmp_path: Path) -> None:
     assert noniid("table") in said
     again = noniid("run")
     assert all(f"Stage '{name}' didn't change" in again for name in ("prepare", "train", "report"))
+
+
+def test_a_study_of_a_number(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--target` chooses the loss; the stages and the report have its metrics, and no accuracy."""
+    words = "init --data patients.csv --target age --set data.one_hot=[sex,hospital,diagnosis]"
+    words += " --methods fedavg,fedprox --set train.rounds=2 --set seeds=[0,1]"
+    assert main(words.split()) == 0, capsys.readouterr().err
+    settings = config.load(folder)
+    assert (settings.train.loss, settings.data.options["target"]) == ("mse", "age")
+    run_stages(folder, ("prepare", "partition", "train", "evaluate", "report"))
+    item = "dirichlet-fedavg-0"
+    rounds = pd.read_csv(folder / "runs" / item / "rounds.csv")
+    assert {"test_r2", "test_mae", "validation_r2", "sent_r2"} <= {*rounds.columns}
+    per_target = pd.read_csv(folder / "evaluation" / item / "per_target.csv")
+    assert per_target["target"].tolist() == ["age"]
+    assert per_target["r2"].item() == pytest.approx(rounds["test_r2"].iloc[-1], rel=1e-6)
+    report = (folder / "report" / "report.md").read_text()
+    assert "last round, R²" in report and "r2-dirichlet.png" in report
+    for file in folder.glob("r*/**/*"):
+        text = file.read_text() if file.suffix in (".csv", ".md", ".txt", ".json") else ""
+        assert "accuracy" not in text.replace("balanced_accuracy", "").replace(
+            "majority_accuracy", ""
+        ), file
+    words = "init labels --data patients.csv --target sick,old --set data.one_hot=[sex,hospital]"
+    table = pd.read_csv(folder / "patients.csv")
+    table["sick"], table["old"] = (table.pop("diagnosis") == "ill") * 1, (table.pop("age") > 40) * 1
+    table.to_csv(folder / "patients.csv", index=False)
+    (folder / "labels" / ".dvc").mkdir(parents=True)
+    assert main(words.split()) == 0, capsys.readouterr().err
+    assert config.load(folder / "labels").train.loss == "bce"
+    with_classes = [*words.split(), "--force", "--methods", "fedrs"]
+    assert main(with_classes) == 2
+    assert "'fedrs' needs targets that are classes" in capsys.readouterr().err

@@ -253,6 +253,11 @@ NOTHING_LEFT = [{"linear_probe", other} for other in ("fedbabu", "fedper", "fedr
 def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
     alone = {name: build(name, {}, SETTING).components[0] for name in METHODS}
     for a, b in permutations(METHODS, 2):
+        if "fedproto" in (a, b) and not any(alone[one].needs.pooled for one in (a, b)):
+            words = "takes no local step" if "fed3r" in (a, b) else "averages no model"
+            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*{words}"):
+                build(f"{a}+{b}", {}, SETTING)
+            continue
         shared = alone[a].exclusive & alone[b].exclusive
         if alone[a].needs.pooled or alone[b].needs.pooled:
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*no clients"):

@@ -20,6 +20,7 @@ from fedml_noniid.plugins.core.component import (
     Component,
     Exclusive,
     Needs,
+    OwnModel,
     Public,
     Server,
     Setting,
@@ -215,3 +216,24 @@ def test_a_component_sees_its_own_messages_memory_and_state_only(
     federation.run("looks+scaffold+rfedavg", rounds=1)
     assert seen[-1] == (set(), {"up"})
     assert all(found == ({"down"}, set(), {"mine"}, set()) for found in seen[:-1])
+
+
+@ENGINES
+def test_a_clients_own_model_has_the_names_of_w(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a part of them; no model of its own is w."""
+    owned = frozenset({Exclusive.OWN_MODEL})
+
+    def own(params: Callable[[Tree], Tree] | None) -> type[Component]:
+        def does(self: Component, v: Tree, w: Tree, client: Client) -> OwnModel | None:
+            return None if params is None else OwnModel(params(w))
+
+        return made("own_model", does, exclusive=owned)
+
+    with pytest.raises(RecipeError, match=r"'made': own_model returned OwnModel .*all parameters"):
+        run(own(lambda w: {"fc1.weight": w["fc1.weight"]}), monkeypatch, engine=engine)
+    monkeypatch.setitem(METHODS, "made", own(None))
+    out = federation.run("made", engine=engine)
+    for name, leaf in out.params.items():
+        assert torch.equal(out.personal["params"][name], leaf.expand(6, *leaf.shape))

@@ -41,7 +41,7 @@ THEIRS = {"fc1": "0", "bn1": "1", "fc2": "3", "mean": "running_mean", "var": "ru
 OWN_MODELS = {"apfl", "ditto", "fedala", "fedrod", "finetune"}
 REFUSED = {"fnr", "fnr_authors", "feddf", "fedftg"} | OWN_MODELS
 # Alone it has no training to compose with, or it leaves the batch norms alone.
-OTHERS = {"fed3r", "linear_probe"}
+OTHERS = {"fed3r", "fedproto", "linear_probe"}
 COMPOSES = sorted(METHODS.keys() - REFUSED - OTHERS - {"fedbn", "centralised"})
 
 

@@ -60,6 +60,9 @@ CLASHES: dict[str, tuple[str, ...]] = {
         *(f"{kept}+{own}" for kept in ("fedbn", "fedper") for own in ("ditto", "apfl", "fedrod")),
         *map("+".join, combinations(("ditto", "apfl", "fedala", "fedrod", "finetune"), 2)),
     ),
+    "averages no model": tuple(
+        f"{other}+fedproto" for other in ("fedprox", "fedavgm", "fedbn", "ditto", "fedlc")
+    ),
     "no clients": tuple(
         f"{other}+centralised" for other in ("fedprox", "fnr", "datasharing", "scaffold")
     ),

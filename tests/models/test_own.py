@@ -19,10 +19,11 @@ import fedml_noniid as nd
 from fedml_noniid.contract.checks import close, close_together
 from fedml_noniid.contract.federation import PLAN
 from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import HEAD, Setting
+from fedml_noniid.plugins.core.component import HEAD, Setting, overrides
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.plan import initial_model
 from fedml_noniid.plugins.models import build, factories, name_of
 from fedml_noniid.plugins.models.own import OwnNetwork
@@ -133,6 +134,7 @@ USING = [
     for entry, (recipe, settings) in ALONE.items()
     if recipe == "fedavg"
     or any(getattr(METHODS[recipe](**settings.get(recipe, {})).needs, use) for use in USES)
+    or overrides(METHODS[recipe](), "own_model")
 ]
 
 
@@ -148,7 +150,8 @@ def test_engines_agree(entry: str) -> None:
     beside = federation.run(recipe, settings, engine="vectorized", **options)
     for part in ("params", "evaluated", "buffers"):
         close(getattr(beside, part), getattr(alone, part), 1e-8)
-    if recipe in ("fedavg", "fedbn", "fnr"):
+    close(flatten(beside.personal), flatten(alone.personal), 1e-8)
+    if recipe in ("fedavg", "fedbn", "fnr", "ditto"):
         two = federation.run(recipe, settings, workers=2, **options)
         assert federation.equal(two, alone)
 
@@ -335,11 +338,18 @@ def test_first_values_that_do_not_fit(
 def test_the_page_of_the_documentation_runs() -> None:
     """Without its output, which is of a machine."""
     page = (Path(__file__).parents[2] / "docs" / "own_network.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    first, losses, own_loss, inputs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     found: dict[str, Any] = {}
-    exec(block.replace("print(", "accuracies = ("), found)
+    exec(first.replace("print(", "accuracies = ("), found)
     assert len(found["accuracies"]) == 2
     assert found["result"].weights[0]["conv.weight"].shape == (8, 1, 3, 3)
+    exec(losses.replace("print(", "shown = ("), found)
+    r2, answers = found["shown"]
+    assert len(r2) == 3 and answers.shape == (2, 2)
+    exec(own_loss, found)
+    assert found["Absolute"]().values(torch.zeros(3, 2), torch.ones(3, 2)).tolist() == [1] * 3
+    exec(inputs, found)
+    assert len(found["result"].rounds) == 2 and found["result"].data.dataset.inputs["words"].whole
 
 
 def test_names_of_objects_last() -> None:

@@ -196,7 +196,8 @@ def test_every_method_trains_it_or_says_why_not(recipe: str) -> None:
         out.evaluated[EMBEDDING], vectors()
     )
     # Nobody trains the one; each client keeps the other, so w_0's is in the model.
-    frozen = HEAD if recipe in ("fedbabu", "fedper") else ()
+    frozen = HEAD if recipe in ("fedbabu", "fedper", "fedrep") else ()
+    frozen = start.keys() if recipe == "fedproto" else frozen
     frozen = start.keys() - {*HEAD} if recipe == "linear_probe" else frozen
     for key in start.keys() - {EMBEDDING}:
         assert torch.equal(out.params[key], start[key]) is (key in frozen), key

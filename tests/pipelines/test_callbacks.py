@@ -144,7 +144,7 @@ def test_an_edit_of_the_users_file_trains_again(study: Path) -> None:
         (
             "OWN:Net",
             "OWN:Nett",
-            "train: model 'OWN:Nett' can't be imported, AttributeError",
+            "train.model: model 'OWN:Nett' can't be imported, AttributeError",
         ),
         ("hidden: 8", "hiden: 8", "train.model_options.hiden is unknown (did you mean 'hidden'?)"),
         ("OWN.Linear", "cosin", "train.lr: decay 'cosin' is unknown (did you mean 'cosine'?)"),

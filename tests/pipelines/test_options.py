@@ -61,8 +61,8 @@ def wrong(hint: Any, none: bool = False) -> list[object]:
     ]
     nothing: list[object] = [] if none else [None]
     if get_origin(kind) in (Union, UnionType):
-        (one,) = [part for part in get_args(kind) if part is not type(None)]
-        return wrong(one, none=True)
+        one, *others = [part for part in get_args(kind) if part is not type(None)]
+        return [3, {}] if others else wrong(one, none=True)  # a text, or a list of texts
     if get_origin(kind) is Literal:
         words = [word for word in get_args(kind) if isinstance(word, str)]
         # YAML's flags beside words, such as `on`, are True for Python: 1 is not.

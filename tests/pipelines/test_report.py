@@ -280,6 +280,9 @@ def test_personal_models_have_a_constant_answer_of_their_own(tmp_path: Path) -> 
     ]
     assert ranks(scenario) == [("fedbn", 0), ("fedavg", 1)]
     assert f"fedbn: {tags['own_models']}." in said(scenario)
+    two, *_ = report.section(scenario)["warnings"]
+    assert two.startswith("WARNING, TWO TESTS: the accuracy of fedbn is that of the clients' own")
+    assert not report.section(sum_up(tmp_path, ["fedavg"], [0]))["warnings"]
 
 
 def test_comparisons_say_no_more_than_the_intervals(root: Path) -> None:

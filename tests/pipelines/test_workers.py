@@ -86,7 +86,7 @@ def test_one_display_hears_of_the_rounds_of_all_processes(
         where = {
             process for _, process in workers.side_by_side(tell, list(range(4)), processes, display)
         }
-    assert sorted(heard) == [(f"item {n}", 1, 2, n / 10) for n in range(4)]
+    assert sorted(heard) == [(f"item {n}", 1, 2, n / 10, "accuracy") for n in range(4)]
     assert (os.getpid() in where) == (processes == 1)
     progress.report(heard[0])
     assert len(heard) == 4, "nobody listens afterwards"

@@ -60,13 +60,14 @@ def simulated(terms: settings.Deployment) -> str:
         ("fednlr", 2),
         ("fedbabu+ccn", 0),  # only the body travels
         ("fedbn", 0),  # the batch norms stay on the silos
+        ("fedproto", 0),  # the whole model stays on the silos
         # The server learns on public data, and asks once more after the last round.
         ("ccvr+feddf", 0),
         ("scaffold+fnr+rfedavg_plus+ccn", 2),
         *(
             pytest.param(recipe, 2, marks=pytest.mark.slow)
             for recipe in (
-                *("fednnnn", "rfedavg", "datasharing+feddyn+fednlr"),
+                *("fednnnn", "rfedavg", "datasharing+feddyn+fednlr", "ditto+scaffold", "fedala"),
                 *("moon+fnr", "fedgen+fednova", "fedftg+sgdm"),
             )
         ),

@@ -1,10 +1,9 @@
 """Partitions of a user's own: index lists, or a function that makes them, and their checks.
 
-A function gets what it has parameters for, by name: `labels` [n] (strata, where
-targets are no classes), `n_clients`, `rng` (a generator
-of NumPy, seeded by the experiment's seed), `owners` [n] and `samples` [n, ...]. All other
-parameters are options. It returns a list of arrays, for each client its positions in `labels`.
-Positions in no array are left out.
+A function gets what it has parameters for, by name: `labels` [n] (strata, where targets are no
+classes), `n_clients`, `rng` (a generator of NumPy, seeded by the experiment's seed), `owners` [n]
+and `samples` [n, ...]. All other parameters are options. It returns a list of arrays, for each
+client its positions in `labels`. Positions in no array are left out.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from fedml_noniid.plugins.core.errors import MISSING, UserError
 from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
+from fedml_noniid.plugins.data.inputs import Input, described, joined
 from fedml_noniid.plugins.data.readers import user_data
 
 Array = NDArray[Any]
@@ -27,6 +29,7 @@ LAYOUT = (
 # Names of `fedml_noniid.from_arrays` -> names in the files.
 TRAIN = {"x": "x", "y": "y", "owner": "client", "classes": "classes"}
 TEST = {"test_x": "x", "test_y": "y", "test_owner": "client"}
+INPUT = "x."  # begins the names of several inputs in the files: x.image, x.age
 NAMES = ("x", "y", "test_x", "test_y", "owner", "test_owner", "classes")
 CHANNELS = (1, 3, 4)  # of grey images, of RGB, and of RGB with a fourth channel
 BYTES = 16  # images of floats that go further have the scale of bytes, not that of 0 to 1
@@ -42,6 +45,17 @@ class _Part(NamedTuple):
     def where(self, key: str) -> str:
         return self.prefix + (self.client if key == "client" else key)
 
+    @property
+    def inputs(self) -> dict[str, Array]:
+        """Several inputs by name; empty if there is one x."""
+        found = self.arrays.items()
+        return {key.removeprefix(INPUT): x for key, x in found if key.startswith(INPUT)}
+
+    @property
+    def n(self) -> int:
+        """Samples."""
+        return len(next(iter(self.inputs.values()), self.arrays.get("x", ())))
+
 
 def arrays(
     root: Path,
@@ -52,13 +66,13 @@ def arrays(
     """<root>/train.npz and <root>/test.npz, as np.savez writes them, never pickled objects.
 
     x: samples [n, features], grey images [n, h, w] or images with channels; uint8 (0 to 255), or
-    floats of 16, 32 or 64 bits, which become float32 and have the unit 1. y: labels [n], whole
-    numbers or text, numbered in sorted order; each test label has a training sample. Or targets for
-    a loss that is no cross-entropy: numbers, floats [n] or [n, t]; several labels, 0 and 1 of any
-    kind [n, C]. client (in
-    both files or in none): owners [n], whole numbers or text, numbered in sorted order over both
-    files. classes (in train.npz only, or not): text [C], the names of the labels 0 to C - 1, or of
-    the targets; for labels of text, their order.
+    floats of 16, 32 or 64 bits, which become float32 and have the unit 1. In place of x, several
+    inputs of a network of your own, each [n, ...]: x.image, x.age (`plugins.data.inputs`). y:
+    labels [n], whole numbers or text, numbered in sorted order; each test label has a training
+    sample. Or targets for a loss that is no cross-entropy: numbers, floats [n] or [n, t]; several
+    labels, 0 and 1 of any kind [n, C]. client (in both files or in none): owners [n], whole numbers
+    or text, numbered in sorted order over both files. classes (in train.npz only, or not): text
+    [C], the names of the labels 0 to C - 1, or of the targets; for labels of text, their order.
 
     `layout` of four axes: CHW is [n, channels, h, w], HWC is [n, h, w, channels]. `auto` takes the
     axis of 1, 3 or 4 for the channels, and refuses shapes that may be both. Without test.npz, the
@@ -79,10 +93,30 @@ def of_named(given: Mapping[str, Any]) -> Raw:
     for key in NAMES[:2]:
         if given.get(key) is None:
             raise UserError(MISSING, where=(key,))
-    found = {key: to_array(key, given[key]) for key in NAMES if given.get(key) is not None}
-    train = {TRAIN[key]: array for key, array in found.items() if key in TRAIN}
-    test = {TEST[key]: array for key, array in found.items() if key in TEST}
+    train, test = (_by_file(given, names) for names in (TRAIN, TEST))
     return of_arrays(train, test, **how)
+
+
+def _by_file(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Array]:
+    """The arrays of one part by their names in files; of a dict of inputs, `x.name` each."""
+    found: dict[str, Array] = {}
+    for key, name in names.items():
+        value = given.get(key)
+        if name == "x" and isinstance(value, Mapping):
+            found |= inputs_of(key, value)
+        elif value is not None:
+            found[name] = to_array(key, value)
+    return found
+
+
+def inputs_of(key: str, given: Mapping[Any, Any]) -> dict[str, Array]:
+    """Several inputs by their names in files. UserError for names that can't be arguments."""
+    for name in given:
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise UserError(where=(key,), value=name, allowed="names of letters, digits and '_'")
+    if not given:
+        raise UserError(f"{key} has no input")
+    return {f"{INPUT}{name}": to_array(f"{key}.{name}", given[name]) for name in given}
 
 
 def to_array(key: str, values: object) -> NDArray[Any]:
@@ -120,22 +154,39 @@ def of_arrays(
     return _raw(parts, layout, test_share)
 
 
-def new_samples(x: Array, train_x: Tensor, layout: str) -> Tensor:
-    """More samples of a data set that `of_arrays` made: as its `train_x`. UserError as there."""
-    part = _Part({"x": x}, "")
+def new_samples(x: Any, of: Raw, layout: str) -> Tensor:
+    """More samples of a data set `of` that `of_arrays` made. UserError as there."""
+    if of.inputs and isinstance(x, Mapping):
+        arrays = {name: to_array(f"x.{name}", array) for name, array in x.items()}
+        return torch.from_numpy(joined(of.inputs, arrays, INPUT))
+    part = _Part({"x": to_array("x", x)}, "")
     found, _ = _samples(part, layout)
-    _alike("train_x", train_x, part.where("x"), found)
+    _alike("train_x", of.train_x, part.where("x"), found)
     return found
 
 
 def _raw(parts: Sequence[_Part], layout: str, test_share: float | None) -> Raw:
     names = [part.where("x") for part in parts]
+    inputs = described(parts[0].inputs)
+    for part in parts:
+        if bool(part.inputs) != bool(inputs) or (inputs and "x" in part.arrays):
+            raise UserError(f"{part.where('x')}: one x, or several inputs, in both parts alike")
+    if inputs:
+        return _of_inputs(parts, inputs, test_share)
     read = [_samples(part, layout) for part in parts]
     xs = [x for x, _ in read]
     _alike(names[0], xs[0], names[-1], xs[-1])
     rows = user_data.rows_of(*_labels(parts), _owners(parts), test_share, names)
     unit = 255.0 if xs[0].dtype is torch.uint8 else 1.0
     return rows.raw(xs, unit, list(dict.fromkeys(note for _, notes in read for note in notes)))
+
+
+def _of_inputs(parts: Sequence[_Part], inputs: dict[str, Input], test_share: float | None) -> Raw:
+    """As `_raw`, of several inputs."""
+    xs = [torch.from_numpy(joined(inputs, part.inputs, f"{part.prefix}{INPUT}")) for part in parts]
+    names = [part.where("x") for part in parts]
+    rows = user_data.rows_of(*_labels(parts), _owners(parts), test_share, names)
+    return replace(rows.raw(xs, 1.0), inputs=inputs)
 
 
 def _read(file: Path, allowed: Sequence[str]) -> _Part:
@@ -153,13 +204,14 @@ def _read(file: Path, allowed: Sequence[str]) -> _Part:
                 f"another kind of file); needed: {LAYOUT}"
             ) from None
     for key in found:
-        known(f"{file}: array", key, allowed)
+        if not key.startswith(INPUT):
+            known(f"{file}: array", key, allowed)
     return _complete(_Part(found, f"{file}: "))
 
 
 def _complete(part: _Part) -> _Part:
     for key in ("x", "y"):
-        if key not in part.arrays:
+        if key not in part.arrays and not (key == "x" and part.inputs):
             raise UserError(f"{part.where(key)} is missing; needed: x and y of each part")
     return part
 
@@ -238,14 +290,9 @@ def _targets(parts: Sequence[_Part]) -> tuple[list[str], list[Array]]:
     """The names of the targets, and the targets [n, t]."""
     ys = [part.arrays["y"] for part in parts]
     for part, y in zip(parts, ys, strict=True):
-        if (
-            y.dtype.kind not in "fiub"
-            or y.ndim not in (1, 2)
-            or 0 in y.shape
-            or (len(y) != len(part.arrays["x"]))
-        ):
+        if y.dtype.kind not in "fiub" or y.ndim not in (1, 2) or 0 in y.shape or (len(y) != part.n):
             raise UserError(
-                f"{part.where('y')} is {_kind(y)}; allowed: numbers [{len(part.arrays['x'])}, t], "
+                f"{part.where('y')} is {_kind(y)}; allowed: numbers [{part.n}, t], "
                 "a row for each of x"
             )
     columns = [y.reshape(len(y), -1) for y in ys]
@@ -314,7 +361,7 @@ def _whole_or_text(parts: Sequence[_Part], key: str) -> list[Array]:
     """An array [n] of each part, whole numbers or text. UserError for other kinds, and for two."""
     found = [part.arrays[key] for part in parts]
     for part, array in zip(parts, found, strict=True):
-        n = len(part.arrays["x"])
+        n = part.n
         if array.dtype.kind not in "iuU" or array.shape != (n,):
             raise UserError(
                 f"{part.where(key)} is {_kind(array)}; allowed: whole numbers or text [{n}], one "
