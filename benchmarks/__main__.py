@@ -1,4 +1,4 @@
-"""`python -m benchmarks VERB`, in a checkout: bench, budget, chaos, choose, with their pages."""
+"""`python -m benchmarks VERB`, in a checkout: bench, budget, chaos, choose, frozen; and pages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from benchmarks import chaos as killing
 from benchmarks import choosing, everything, gpu_budget
+from benchmarks import frozen as features
 from fedml_noniid.pipelines import edge
 
 ROOT = Path(__file__).parents[1]
@@ -79,6 +80,18 @@ def choose(
     Takes hours. Interrupted, it goes on where it was.
     """
     sys.stdout.write(choosing.write(ROOT, work.resolve(), raw.resolve(), only or ()))
+
+
+@app.command()
+def frozen(
+    work: Annotated[Path, typer.Option(help="Folder of the runs; nothing in it runs twice.")],
+    raw: Annotated[Path, typer.Option(help="Folder of the files of MNIST.")],
+) -> None:
+    """Measure Fed3R and a linear probe on frozen features beside FedAvg, over five partitions.
+
+    Interrupted, it goes on where it was.
+    """
+    features.write(ROOT, raw.resolve(), work.resolve())
 
 
 if __name__ == "__main__":
