@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -109,6 +108,9 @@ class MultiLabel(Elementwise):
     def refused(self, y: Tensor) -> str:
         return "" if bool(((y == 0) | (y == 1)).all()) else "is neither 0 nor 1"
 
+    def answers(self, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid()
+
     def n_statistics(self, n_outputs: int) -> int:
         return 3 * n_outputs
 
@@ -156,34 +158,6 @@ LOSSES: Mapping[str, type[Loss]] = {
     "mse": MSE,
     "huber": Huber,
     "bce": BCE,
-}
-
-
-class Metric(NamedTuple):
-    """How a metric is written."""
-
-    words: str
-    percent: bool  # whether it is a fraction that is shown in percent
-
-    @property
-    def unit(self) -> str:
-        """ ", %" behind its name, or nothing."""
-        return ", %" if self.percent else ""
-
-    @property
-    def factor(self) -> float:
-        """From the number to what is shown."""
-        return 100.0 if self.percent else 1.0
-
-
-METRICS: Mapping[str, Metric] = {
-    "accuracy": Metric("accuracy", True),
-    "r2": Metric("R²", False),
-    "mae": Metric("mean absolute error", False),
-    "rmse": Metric("root mean squared error", False),
-    "macro_f1": Metric("macro-F1", True),
-    "micro_f1": Metric("micro-F1", True),
-    "auc": Metric("AUC", False),
 }
 
 

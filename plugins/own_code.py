@@ -58,6 +58,11 @@ def given(name: str) -> Any:
     return _given.get(name)
 
 
+def names_code(name: object) -> bool:
+    """Whether a name is that of a user's code: a dotted path, or a name of `name_of`."""
+    return isinstance(name, str) and (name in _given or is_path(name))
+
+
 def is_own(name: str) -> bool:
     """Whether a name is the dotted path of a user's code, which other processes find too."""
     return name not in _given and is_path(name)
@@ -72,7 +77,7 @@ def object_of(what: str, name: object, ours: Mapping[str, Any], allowed: str) ->
         return ours[name]
     if isinstance(name, str) and name in _given:
         return _given[name]
-    if not isinstance(name, str) or not is_path(name):
+    if not isinstance(name, str) or not names_code(name):
         raise UserError(
             UNKNOWN if isinstance(name, str) else REFUSED,
             value=name,

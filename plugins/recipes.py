@@ -19,6 +19,7 @@ from fedml_noniid.plugins.baselines.centralised import Centralised
 from fedml_noniid.plugins.baselines.datasharing import DataSharing
 from fedml_noniid.plugins.baselines.ditto import Ditto
 from fedml_noniid.plugins.baselines.fed3r import Fed3R
+from fedml_noniid.plugins.baselines.fedala import FedALA
 from fedml_noniid.plugins.baselines.fedavgm import FedAvgM
 from fedml_noniid.plugins.baselines.fedbabu import FedBABU
 from fedml_noniid.plugins.baselines.fedbn import FedBN
@@ -74,6 +75,7 @@ METHODS: dict[str, type[Component]] = {
         Fed3R,
         FedAdagrad,
         FedAdam,
+        FedALA,
         FedAvgM,
         FedBABU,
         FedBN,

@@ -15,6 +15,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "ditto": {"lam": 0.3},
     "fed3r": {"fine_tune": True},
     "fedadam": {"server_lr": 0.03, "tau": 0.05, "beta1": 0.5},
+    "fedala": {"max_passes": 5, "num_pre_loss": 2, "threshold": 0.01},
     "fedbabu": {"weights": "uniform"},
     "fedbn": {},
     "fedcm": {"alpha": 0.3},
@@ -139,6 +140,7 @@ MORE = (
     "fedlesam+scaffold",
     "fedbn+fedper",
     "ditto+scaffold",
+    "fedala+moon",
     "fedbn+fedrep+fedprox",
     "apfl+fedprox+fedbabu",
     "finetune+sgdm",
@@ -154,6 +156,7 @@ def _with(recipe: str, **options: object) -> tuple[str, dict[str, dict[str, obje
 # Options of single methods that go another way through the code.
 VARIANTS: list[tuple[str, dict[str, dict[str, object]]]] = [
     _with("apfl", adaptive=True),
+    _with("fedala", layers=0, start_rounds=9),
     _with("fed3r", fine_tune=False),
     _with("fed3r", penalise_bias=False, normalise=False, temperature=1.0),
     _with("fedrs", form="soft"),

@@ -185,8 +185,9 @@ def test_an_update_factor_is_one_number_per_row(entry: str) -> None:
 @FEDERATED
 def test_the_numbering_of_the_clients_does_not_matter(method: str) -> None:
     """FNR-FL refines everybody here, since it breaks ties by id; FedGen's clients draw noise by id,
-    so not here."""
+    and FedALA's a sample, so not here."""
     special: Any = {
+        "fedala": {"rate": 1.0},
         "feddf": {"steps": 2, "server_lr": 1e-5},
         "fnr": {"p": 1.0, "batch_size": 99},
         "fnr_authors": {

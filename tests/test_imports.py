@@ -26,18 +26,19 @@ EVERYTHING = {
     "silo",
     "extras",
 } | METHODS
-EVERYTHING |= {"foreign", "losses", "own_code", "rates", "simulate"}
+EVERYTHING |= {"foreign", "losses", "metrics", "own_code", "rates", "simulate"}
 # Beside itself, what of `plugins` a package imports.
 ALLOWED = {
     "core": set[str](),
     "extras": {"core"},
-    "data": {"core", "extras"},
+    "data": {"core", "extras", "own_code"},
     "models": {"core", "data", "own_code"},
     "own_code": {"core"},
     "rates": {"core", "own_code"},
     "losses": {"core", "own_code"},
+    "metrics": set[str](),
     # an engine is handed an algorithm
-    "engines": {"core", "data", "losses", "models", "own_code", "rates"},
+    "engines": {"core", "data", "losses", "metrics", "models", "own_code", "rates"},
     "foreign": {"core", "own_code"},
     "recipes": {"core", "foreign", "own_code"} | METHODS,
     "simulate": {"core", "engines", "recipes"},

@@ -10,7 +10,8 @@ from sklearn import metrics as sk
 from torch import Tensor
 
 from fedml_noniid.plugins.core.losses import CROSS_ENTROPY, CrossEntropy, Loss
-from fedml_noniid.plugins.losses import BCE, LOSSES, METRICS, MSE, Huber, MultiLabel, Regression
+from fedml_noniid.plugins.losses import BCE, LOSSES, MSE, Huber, MultiLabel, Regression
+from fedml_noniid.plugins.metrics import METRICS
 
 CLIENTS, BATCH, OUTPUTS = 3, 7, 4
 BUILT: dict[str, Loss] = {name: kind() for name, kind in LOSSES.items()} | {"wide": Huber(2.5)}

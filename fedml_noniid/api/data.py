@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedml_noniid.api.settings import plain
 from fedml_noniid.plugins.core.errors import UserError, shown
-from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
-from fedml_noniid.plugins.data.readers.arrays import new_samples, of_arrays
-from fedml_noniid.plugins.data.readers.frames import rows_of, tables_of
+from fedml_noniid.plugins.data.readers.arrays import new_samples, of_named, to_array
+from fedml_noniid.plugins.data.readers.frames import Who, rows_of, tables_of
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import of_texts
+from fedml_noniid.plugins.own_code import name_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,7 @@ Normalise = Literal["channel", "half", "none"] | Sequence[float]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Data:
-    """A data set in memory: a training set, a test set and the names of the classes.
+    """A data set in memory: a training set, a test set and the names of the classes or targets.
 
     >>> import fedml_noniid as nd
     >>> nd.load("digits").classes[:3]
@@ -69,7 +69,7 @@ class Data:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes."""
+        """The names of the classes, or of the targets if these are no classes."""
         return tuple(self.dataset.classes)
 
     @property
@@ -84,12 +84,16 @@ class Data:
         owners = (
             "" if found.train_owner is None else f", {len(set(found.train_owner.tolist()))} owners"
         )
-        lines = [f"{self.name}: {facts}, {len(self.classes)} classes{owners}"]
+        what = "classes" if found.has_classes else "targets"
+        lines = [f"{self.name}: {facts}, {len(self.classes)} {what}{owners}"]
         return "\n".join(lines + [f"note: {note}" for note in self.notes])
 
 
-def load(name: str, *, root: str | Path = "data/raw", **options: Any) -> Data:
-    """A data set of params.yaml by its name.
+def load(name: str | Callable[..., Any], *, root: str | Path = "data/raw", **options: Any) -> Data:
+    """A data set of params.yaml by its name, or what a function of yours reads.
+
+    A function, or its name `package.module:function`, returns arrays or data sets of torch;
+    docs/own_data.md says how.
 
     `root`: the folder of its files; missing files are downloaded there where possible. `options`:
     those of the data set and of all data sets (`size`, `normalise`). UserError for an unknown name
@@ -100,6 +104,7 @@ def load(name: str, *, root: str | Path = "data/raw", **options: Any) -> Data:
     digits: 1437 training and 360 test samples of 1 x 8 x 8, 10 classes
     """
     given = {key: plain(value) for key, value in options.items() if value is not None}
+    name = name_of(name) if callable(name) else name
     return Data(
         datasets.load(name, _path("root", root), **given),
         {"name": name, "root": str(root), **given},
@@ -143,15 +148,17 @@ def from_frame(
     frame: pd.DataFrame,
     test: pd.DataFrame | None = None,
     *,
-    label: str,
+    label: str | None = None,
+    target: str | Sequence[str] | None = None,
     normalise: Normalise = "channel",
     name: str = "frame",
     **options: Unpack[TableOptions],
 ) -> Data:
     """A table in memory with one row per sample.
 
-    `label`: the column of the class. `test`: the test set. `normalise`: as in params.yaml.
-    Options, none of them needed:
+    `label`: the column of the class. `target` in its place, for a loss such as mse or bce: the
+    columns of numbers, or of labels as 0 and 1. `test`: the test set. `normalise`: as in
+    params.yaml. Options, none of them needed:
 
     - `owner`: the column that says whose row it is, for the partitions `natural` and
       `natural_grouped`
@@ -176,7 +183,8 @@ def from_frame(
     >>> len(nd.partition(data, "natural", clients=3).table)
     3
     """
-    return _of_rows(name, of_frame, (frame, test), {"label": label, **options}, normalise)
+    columns = {"label": label, "target": target, **options}
+    return _of_rows(name, of_frame, (frame, test), columns, normalise)
 
 
 def from_texts(
@@ -219,12 +227,12 @@ def from_arrays(
     **options: Unpack[ArrayOptions],
 ) -> Data:
     """Arrays in memory: samples [n, features], grey images [n, h, w] or images with channels;
-    labels [n].
+    labels [n]; or targets: floats [n] or [n, t], or several labels as 0 and 1, [n, C].
 
     Options: `owner`, `test_owner`: whose sample it is, [n]. `classes`: names of the labels 0, 1,
-    ..., or the order of labels that are text. `layout` of images with channels: `CHW`, `HWC` or
-    `auto`. Without `test_x` and `test_y` the share `test_share` (0.2) of the samples is the test
-    set. UserError for arrays that don't fit.
+    ..., or the order of labels that are text, or names of the targets. `layout` of images with
+    channels: `CHW`, `HWC` or `auto`. Without `test_x` and `test_y` the share `test_share` (0.2) of
+    the samples is the test set. UserError for arrays that don't fit.
 
     >>> import fedml_noniid as nd
     >>> import numpy as np
@@ -232,22 +240,9 @@ def from_arrays(
     arrays: 40 training and 10 test samples of 4, 2 classes
     note: test set: 10 of 50 samples, drawn by label with a fixed seed
     """
-    how: dict[str, Any] = dict(options)
-    train = {"x": x, "y": y, "client": how.pop("owner", None), "classes": how.pop("classes", None)}
-    test = {"x": test_x, "y": test_y, "client": how.pop("test_owner", None)}
-    check_options(datasets.DATASETS["arrays"], how, ("owner", "test_owner", "classes"))
-    raw = of_arrays(_arrays("", train), _arrays("test_", test), **how)
-    reader = partial(_as_arrays, raw.train_x[:1], how.get("layout", "auto"))
+    raw = of_named({"x": x, "y": y, "test_x": test_x, "test_y": test_y, **options})
+    reader = partial(_as_arrays, raw.train_x[:1], options.get("layout", "auto"))
     return _of(name, raw, normalise, reader)
-
-
-def _arrays(prefix: str, given: Mapping[str, object]) -> dict[str, NDArray[Any]]:
-    """What is given, as arrays. UserErrors name the arguments: `prefix` stands before the key."""
-    return {
-        key: to_array(f"{prefix}{'owner' if key == 'client' else key}", values)
-        for key, values in given.items()
-        if values is not None
-    }
 
 
 def _of(name: str, raw: Raw, normalise: Normalise, reader: Callable[[Any], Tensor | None]) -> Data:
@@ -266,15 +261,19 @@ def _of_rows(
 ) -> Data:
     """Data of a table and perhaps a table for tests. `read` takes them with the options."""
     # The reader has columns' names as text: a table made of an array has numbers as names.
-    columns = ("label", "owner", "text")
+    columns = ("label", "owner", "text", "target")
     given: dict[str, Any] = {
-        key: _names(value) if key not in columns or value is None else str(value)
+        key: _names(value)
+        if key not in columns or value is None or isinstance(value, list | tuple)
+        else str(value)
         for key, value in options.items()
     }
     raw = read(*frames, **given)
     tables = tables_of(Path(), *frames)
     share = given.pop("test_share", None)
-    used = rows_of(tables, given["label"], given.get("owner"), share).train
+    targets = given.get("target") or ()
+    targets = (targets,) if isinstance(targets, str) else tuple(targets)
+    used = rows_of(tables, Who(given["label"], given.get("owner"), targets), share).train
     return _of(name, raw, normalise, partial(_as_rows, read, tables[0].frame.iloc[used], given))
 
 
@@ -296,7 +295,9 @@ def _as_rows(
         x = pd.DataFrame({options["text"]: list(x)})
     if not isinstance(x, pd.DataFrame):
         return None
+    targets = options.get("target") or ()
     missing = [options[key] for key in ("label", "owner") if options.get(key)]
+    missing += [targets] if isinstance(targets, str) else targets
     first = {column: rows[column].iloc[0] for column in missing}
     asked = x.set_axis([str(column) for column in x.columns], axis=1).assign(**first)
     try:
@@ -340,13 +341,3 @@ def _path(key: str, path: object) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"{key} = {shown(path)} is refused; allowed: a path")
     return Path(path)
-
-
-def to_array(key: str, values: object) -> NDArray[Any]:
-    """The values as an array. UserError if they are none."""
-    try:
-        return np.asarray(values)
-    except (ValueError, TypeError) as error:  # rows of unlike length; tensors of another device
-        raise UserError(
-            f"{key} is no array: {str(error).splitlines()[0]}; allowed: what numpy.asarray takes"
-        ) from None

@@ -12,6 +12,7 @@ import pandas as pd
 from fedml_noniid.pipelines.reporting import figures
 from fedml_noniid.pipelines.reporting.summary import BASELINE
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.metrics import metric_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,26 +57,29 @@ def axes_for(
     return list(grid[:n])
 
 
-def accuracy(axes: Axes, rounds: Mapping[str, pd.DataFrame], recipes: Sequence[str]) -> None:
-    """Test accuracy in percent.
+def accuracy(
+    axes: Axes, rounds: Mapping[str, pd.DataFrame], recipes: Sequence[str], main: str = "accuracy"
+) -> None:
+    """Test accuracy in percent, or another `main` metric.
 
     `rounds`: by recipe. `recipes`: of all panels, for their colours.
     """
     from matplotlib.ticker import MaxNLocator
 
-    drawn = []
+    drawn, metric, column = [], metric_of(main), f"test_{main}"
     for recipe, frame in rounds.items():
         look = figures.look(recipes.index(recipe), recipe == BASELINE)
-        table = 100 * frame.dropna(subset="test_accuracy").pivot(
-            index="round", columns="seed", values="test_accuracy"
-        )
+        measured = frame.dropna(subset=column)
+        table = metric.factor * measured.pivot(index="round", columns="seed", values=column)
         if len(table.columns) > 1:
             axes.plot(table.index, table, color=look["color"], linewidth=0.6, alpha=0.35)
         mean = table.dropna().mean(axis=1)
-        (line,) = axes.plot(mean.index, mean, label=f"{recipe} {mean.iloc[-1]:.1f}", **look)
+        (line,) = axes.plot(
+            mean.index, mean, label=f"{recipe} {figures.last(mean.iloc[-1], metric)}", **look
+        )
         drawn.append((mean.iloc[-1], line))
     figures.style(axes)
-    axes.set(xlabel="round", ylabel="test accuracy, %")
+    axes.set(xlabel="round", ylabel=f"test {metric.words}{metric.unit}")
     if not drawn:
         axes.set_xticks([])
         axes.text(0.5, 0.5, figures.NO_RESULT, transform=axes.transAxes, ha="center", color="0.4")
@@ -97,8 +101,14 @@ def height_of_clients(recipes: int) -> float:
     return 0.34 * recipes + 1.0
 
 
-def clients(axes: Axes, values: Mapping[str, pd.Series[float]], recipes: Sequence[str]) -> None:
-    """Accuracy of clients in percent: a mark each, a box for the middle half.
+def clients(
+    axes: Axes,
+    values: Mapping[str, pd.Series[float]],
+    recipes: Sequence[str],
+    main: str = "accuracy",
+) -> None:
+    """Accuracy of clients in percent, or another `main` metric: a mark each, a box for the middle
+    half.
 
     `values`: by recipe. `recipes`: of all panels, the first on top; those without values have a row
     too.
@@ -107,8 +117,8 @@ def clients(axes: Axes, values: Mapping[str, pd.Series[float]], recipes: Sequenc
         (
             recipe,
             figures.look(place, recipe == BASELINE)["color"],
-            100 * np.asarray(values.get(recipe, ()), np.float64),
+            metric_of(main).factor * np.asarray(values.get(recipe, ()), np.float64),
         )
         for place, recipe in enumerate(recipes)
     ]
-    figures.draw_clients(axes, rows)
+    figures.draw_clients(axes, rows, metric_of(main))

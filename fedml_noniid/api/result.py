@@ -32,6 +32,7 @@ from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 from fedml_noniid.plugins.data.files import replace_folder, write_whole
 from fedml_noniid.plugins.engines.evaluation import BATCH
 from fedml_noniid.plugins.engines.personal import client_model
+from fedml_noniid.plugins.metrics import metric_of
 from fedml_noniid.plugins.models.settings import build_network
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ MEANS = ("majority_accuracy", "balanced_accuracy", "macro_f1", "worst_client")
 # Options with which `read_csv` reads a number as it was written. From 3.1 on pandas always does.
 _PANDAS = tuple(map(int, pd.__version__.split(".")[:2]))
 EXACT: dict[str, Any] = {} if _PANDAS >= (3, 1) else {"float_precision": "round_trip"}
+BESIDE = ("worst_client",)  # of those, where the main metric is not the accuracy
 COMPARED = ("difference", "low", "high", "p", "p_holm", "higher", "seeds", "verdict")
 
 
@@ -106,14 +108,17 @@ class Result:
         """A row per seed and client: the columns of per_client.csv.
 
         `accuracy`: the accuracies per class on the whole test set, weighted by the client's mixture
-        of classes. `test_accuracy`: on the client's own part of the test set.
+        of classes. `test_accuracy`, or another main metric: on the client's own part of the test
+        set.
         """
         return self._frame("evaluation", "per_client.csv")
 
     @cached_property
     def classes(self) -> pd.DataFrame:
-        """A row per seed and class: the columns of per_class.csv."""
-        return self._frame("evaluation", "per_class.csv")
+        """A row per seed and class: the columns of per_class.csv; per target, those of
+        per_target.csv, where targets are no classes."""
+        has_classes = self.settings.train.built_loss.classes
+        return self._frame("evaluation", f"per_{'class' if has_classes else 'target'}.csv")
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -171,10 +176,10 @@ class Result:
         return Predictor(network, params, buffers, data)
 
     @torch.no_grad()
-    def predict(
-        self, x: Any, seed: int | None = None, client: int | None = None
-    ) -> NDArray[np.str_]:
+    def predict(self, x: Any, seed: int | None = None, client: int | None = None) -> NDArray[Any]:
         """The class of each sample by its name in `Data.classes`, [n].
+
+        Where targets are no classes: the numbers [n, t], or the probabilities of the labels.
 
         `x`: samples that are not normalised, as `Data.samples` takes them: rows of a table, texts,
         arrays. `seed` and `client`: as in `model`. UserError as there, and for samples that don't
@@ -192,8 +197,12 @@ class Result:
         model = self.model(seed, client)
         with settings.arguments("predict"):
             samples = self.data.samples(x)
-        numbers = torch.cat([model(part).argmax(1) for part in torch.split(samples, BATCH)])
-        names: NDArray[np.str_] = np.array(self.data.classes)[numbers.numpy()]
+        loss = self.settings.train.built_loss
+        outputs = torch.cat([model(part) for part in torch.split(samples, BATCH)])
+        if not loss.classes:
+            found: NDArray[Any] = loss.answers(outputs).numpy()
+            return found
+        names: NDArray[np.str_] = np.array(self.data.classes)[outputs.argmax(1).numpy()]
         return names
 
     @cached_property
@@ -248,16 +257,22 @@ class Result:
 
     def __repr__(self) -> str:
         point = "".join(f", {key} {value}" for key, value in self.point.items())
-        notes = [f"{_seeds(self.files)}: accuracy {self._accuracy}"] if self.files else []
+        notes = [f"{_seeds(self.files)}: {self._scored}"] if self.files else []
         notes += [f"no result of {_seeds(self.failed)}"] if self.failed else []
         return f"{self.recipe}{point}, {', '.join(notes)}"
 
     @property
-    def _accuracy(self) -> str:
-        found = summary.spread(run.column("test_accuracy")[-1] for run in self._runs)
+    def main(self) -> str:
+        """The name of the main metric, such as accuracy."""
+        return self.settings.train.built_loss.metric
+
+    @property
+    def _scored(self) -> str:
+        found = summary.spread(run.tested[-1] for run in self._runs if run.tested)
+        words = metric_of(self.main).words
         if found is None:
-            return "unknown"
-        return f"{found.mean:.4f}" + ("" if found.std is None else f" ± {found.std:.4f}")
+            return f"{words} unknown"
+        return f"{words} {found.mean:.4f}" + ("" if found.std is None else f" ± {found.std:.4f}")
 
     @cached_property
     def _records(self) -> dict[int, dict[str, Any]]:
@@ -267,6 +282,7 @@ class Result:
     def _runs(self) -> list[results.ItemResult]:
         """As the report reads them from files."""
         rounds, clients = self.rounds.drop(columns=SECONDS), self.clients
+        column = results.of_clients(clients.columns) if self.files else ""
         return [
             results.ItemResult(
                 key=Unit(record["scenario"], record["recipe"], seed).key,
@@ -280,7 +296,7 @@ class Result:
                 made={SECONDS: self.files[seed].seconds},
                 rows=tuple(rounds[rounds["seed"] == seed].drop(columns="seed").to_dict("records")),
                 evaluation=json.loads(self.files[seed].evaluation["metrics.json"]),
-                client_accuracy=tuple(clients.loc[clients["seed"] == seed, "accuracy"].dropna()),
+                client_accuracy=tuple(clients.loc[clients["seed"] == seed, column].dropna()),
                 files=(),
                 notes=tuple(record["notes"]),
             )
@@ -365,8 +381,9 @@ class Results(Sequence[Result]):
     def summary(self) -> pd.DataFrame:
         """A row per setting and recipe, the best of a setting first.
 
-        `accuracy`: after the last round, mean over seeds, with the standard deviation `std` and the
-        ends `low` and `high` of the 95 % interval of the mean by the t distribution.
+        `accuracy`, or another main metric: after the last round, mean over seeds, with the standard
+        deviation `std` and the ends `low` and `high` of the 95 % interval of the mean by the t
+        distribution.
         `majority_accuracy`: of always naming the most frequent class of the training data.
         `balanced_accuracy`: mean of the accuracies on each class. `macro_f1`: mean of the F1 of
         each class. `worst_client`: the lowest accuracy of a client. All four are means over seeds.
@@ -388,14 +405,15 @@ class Results(Sequence[Result]):
                         **point,
                         "recipe": one.recipe,
                         "seeds": n,
-                        "accuracy": one.final.mean,
+                        group.main: one.final.mean,
                         "std": std,
                         "low": None if half is None else one.final.mean - half,
                         "high": None if half is None else one.final.mean + half,
                         **{
                             name: one.spreads[name].mean if name in one.spreads else None
-                            for name in MEANS
+                            for name in (MEANS if group.main == "accuracy" else BESIDE)
                         },
+                        **{name: one.spreads[name].mean for name in group.others},
                         "mib_per_round": one.spreads["traffic_round_bytes"].mean / MIB,
                         "mib": one.spreads["traffic_total_bytes"].mean / MIB,
                         "seconds": sum(seconds) / len(seconds),
@@ -404,17 +422,18 @@ class Results(Sequence[Result]):
                     }
                 )
         frame = pd.DataFrame(rows)
-        floats = dict.fromkeys(("std", "low", "high", *MEANS), float)
+        floats = {name: float for name in ("std", "low", "high", *MEANS) if name in frame}
         return frame.astype(floats | {"rank": "Int64"} if rows else {})
 
     def compare(self, other: str = "fedavg") -> pd.DataFrame:
         """Each recipe against `other`, seed by seed, within each setting.
 
-        `difference`: of the accuracy after the last round, with the ends `low` and `high` of the 95
-        % interval of the paired t test. `p`: of that test. `p_holm`: after Holm's adjustment for
-        all comparisons of the setting; the `verdict` goes by it. `higher`: on how many of the
-        `seeds` the recipe ends above `other`. Recipes that are not federated or have seen the test
-        set are left out. It is printed with all columns. UserError if `other` has no result.
+        `difference`: of the accuracy, or another main metric, after the last round, with the ends
+        `low` and `high` of the 95 % interval of the paired t test. `p`: of that test. `p_holm`:
+        after Holm's adjustment for all comparisons of the setting; the `verdict` goes by it.
+        `higher`: on how many of the `seeds` the recipe ends above `other`. Recipes that are not
+        federated or have seen the test set are left out. It is printed with all columns. UserError
+        if `other` has no result.
 
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=5, alpha=0.5)
@@ -469,6 +488,7 @@ class Results(Sequence[Result]):
                 axes,
                 {result.recipe: result.rounds for result in group if result.files},
                 self._recipes,
+                group[0].main,
             )
             axes.set_title(title, loc="left", fontsize=11)
         return panels
@@ -490,11 +510,11 @@ class Results(Sequence[Result]):
         panels = plots.axes_for(len(points), ax, (plots.ACCURACY[0], height), share_x=True)
         for axes, (title, group) in zip(panels, points, strict=True):
             values = {
-                result.recipe: result.clients["accuracy"].dropna()
+                result.recipe: result.clients[results.of_clients(result.clients.columns)].dropna()
                 for result in group
                 if result.files
             }
-            plots.clients(axes, values, self._recipes)
+            plots.clients(axes, values, self._recipes, group[0].main)
             axes.set_title(title, loc="left", fontsize=11)
         return panels
 
@@ -543,9 +563,8 @@ class Results(Sequence[Result]):
             first = next((result for result in group if result.files), None)
             if first is None:
                 continue
-            tested = int(
-                first.classes.loc[first.classes["seed"] == first.seeds[0], "samples"].sum()
-            )
+            samples = first.classes.loc[first.classes["seed"] == first.seeds[0], "samples"]
+            tested = int(samples.sum() if "class" in first.classes else samples.iloc[0])
             found = summary.scenario(name, runs, [result.recipe for result in group], seeds, tested)
             if found is not None:
                 yield group[0].point, found

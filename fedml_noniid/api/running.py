@@ -33,6 +33,7 @@ from fedml_noniid.plugins.core.errors import NonFiniteError, UserError, shown
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.engines.callbacks import Callback, OnRow
 from fedml_noniid.plugins.engines.simulation import resolve_device
+from fedml_noniid.plugins.metrics import metric_of
 from fedml_noniid.plugins.models import name_of
 
 ENTRY = "{'recipe': name, method: {hyper-parameter: value}}"
@@ -296,7 +297,9 @@ def _trained(item: Item, callbacks: Sequence[Callback], workers: int) -> Files |
     rounds = item.settings.train.rounds
 
     def on_round(row: Mapping[str, float]) -> None:
-        report(RoundReport(item.unit.key, int(row["round"]), rounds, row["test_accuracy"]))
+        metric = item.loss.metric
+        now, words = row[f"test_{metric}"], metric_of(metric).words
+        report(RoundReport(item.unit.key, int(row["round"]), rounds, now, words))
 
     try:
         copies = copy.deepcopy(list(callbacks))

@@ -25,8 +25,9 @@ from fedml_noniid.pipelines.experiment.config import (
 from fedml_noniid.pipelines.experiment.scenario import Scenario
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.errors import Mistake, UserError, closest, located
-from fedml_noniid.plugins.data.partitions import PARTITIONS
-from fedml_noniid.plugins.own_code import name_of
+from fedml_noniid.plugins.data import partitions
+from fedml_noniid.plugins.data.partitions import PARTITIONS, own
+from fedml_noniid.plugins.own_code import name_of, names_code
 
 if TYPE_CHECKING:
     from fedml_noniid.api.data import Data
@@ -149,7 +150,8 @@ def _by_section(where: str, entries: Entries, given: Values) -> dict[str, dict[s
 
     UserError for an unknown one, and without a partition and clients.
     """
-    known = sections(where)
+    with arguments(where):
+        known = sections(where) | _own_options(given.get("partition"))
     found: dict[str, dict[str, Any]] = {section: {} for section in sections().values()}
     for key, value in given.items():
         if key not in known:
@@ -164,10 +166,21 @@ def _by_section(where: str, entries: Entries, given: Values) -> dict[str, dict[s
     return found
 
 
+def _own_options(partition: object) -> dict[str, str]:
+    """The options of a user's own partition, with their section. Wrong ones are found later."""
+    name = _name_of(partition)
+    if not names_code(name):
+        return {}
+    names = inspect.signature(partitions.find(name)).parameters
+    return {option: "scenario" for option in names if option not in own.FILLED}
+
+
 def _named_code(key: str, value: Any) -> Any:
     """The value of an argument, with names in place of the functions that a user gives."""
     if key == "model":
         return models.name_of(value)
+    if key == "partition":
+        return _name_of(value)
     if key != "metrics":
         return plain(value)
     if isinstance(value, Mapping):

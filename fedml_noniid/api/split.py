@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
 from fedml_noniid.api import settings
-from fedml_noniid.api.data import Data, to_array
+from fedml_noniid.api.data import Data
 from fedml_noniid.pipelines.experiment.config import SKEWS
 from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_of
 from fedml_noniid.pipelines.reporting import heatmap
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data.checks import whole_number
 from fedml_noniid.plugins.data.indices import Indices
+from fedml_noniid.plugins.data.partitions.own import checked as checked_lists
 from fedml_noniid.plugins.data.types import Ints
+from fedml_noniid.plugins.own_code import name_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +70,8 @@ class Split:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Training samples by client (row) and class (column).
+        """Training samples by client (row) and class (column), or by stratum where targets
+        are no classes.
 
         >>> import fedml_noniid as nd
         >>> nd.partition(nd.load("digits"), "iid", clients=4).table.shape
@@ -77,7 +79,9 @@ class Split:
         """
         clients = pd.RangeIndex(len(self.partition.counts), name="client")
         return pd.DataFrame(
-            self.partition.counts, clients, pd.Index(self.data.classes, name="class")
+            self.partition.counts,
+            clients,
+            pd.Index(self.data.dataset.strata.names, name=self._groups),
         )
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -94,7 +98,10 @@ class Split:
             width, height = heatmap.panel_size(self.partition.counts)
             ax = pyplot.subplots(figsize=(width + 0.8, height + 0.9), layout="constrained")[1]
         image = heatmap.draw(
-            ax, self.partition.counts, self.data.classes, f"{self._words}, seed {self.seed}"
+            ax,
+            self.partition.counts,
+            self.data.dataset.strata.names,
+            f"{self._words}, seed {self.seed}",
         )
         if not ax.texts:  # the cells carry no numbers
             ax.figure.colorbar(image, ax=ax, label="training samples")
@@ -109,6 +116,11 @@ class Split:
         return f"{self.data.name}, {self._words}, seed {self.seed}: {clients}, {distance}"
 
     @property
+    def _groups(self) -> str:
+        """What the columns of the table are."""
+        return "class" if self.data.dataset.has_classes else "stratum"
+
+    @property
     def _words(self) -> str:
         """The partition and its own options."""
         options = [
@@ -119,7 +131,7 @@ class Split:
 
 def partition(
     data: Data,
-    partition: str | None = None,
+    partition: str | Callable[..., Any] | None = None,
     clients: int | None = None,
     *,
     indices: Sequence[ArrayLike] | None = None,
@@ -128,9 +140,10 @@ def partition(
 ) -> Split:
     """Partitions the training set among clients.
 
-    `partition` and its own `options` are those of a scenario in params.yaml. `indices` in their
-    place: a partition of your own, for each client its positions in the training set, the same for
-    all seeds.
+    `partition` and its own `options` are those of a scenario in params.yaml. It may be a function
+    of yours, which returns for each client its positions in the training set; docs/own_data.md
+    says what it gets. `indices` in their place: a partition of your own as lists, the same for all
+    seeds.
 
     Further `options`, by default none. `validation`: the share that is held out. `public`: the
     number of samples that no client holds. With `indices`, both are taken from the samples that no
@@ -152,11 +165,12 @@ def partition(
     distance 0.79 on average
     """
     check_data("partition", data, Data)
-    lists = None
+    lists, partition = None, name_of(partition) if callable(partition) else partition
     if indices is not None:
         if partition is not None or clients is not None:
             raise UserError("partition: indices are refused beside partition and clients")
-        lists = _checked(indices, len(data.dataset.train_y))
+        with settings.arguments("partition"):
+            lists = checked_lists(indices, len(data.dataset.train_y))
         text = json.dumps([part.tolist() for part in lists])
         partition = settings.GIVEN + hashlib.sha256(text.encode()).hexdigest()[:12]
         clients = len(lists)
@@ -168,31 +182,6 @@ def partition(
     with settings.arguments("partition"):
         made = partition_of(data.dataset, checked.data, checked.scenarios[name], name, seed, lists)
     return Split(data, given, seed, made, lists)
-
-
-def _checked(indices: Any, n: int) -> tuple[Ints, ...]:
-    """A user's index lists, each ascending.
-
-    UserError unless each of `n` samples is in one list at most.
-    """
-    is_listed = isinstance(indices, Iterable) and not isinstance(indices, str | Mapping)
-    if not is_listed or not (parts := list(indices)):
-        allowed = "a list of arrays, one per client"
-        raise UserError(f"partition: indices = {shown(indices)} is refused; allowed: {allowed}")
-    found = []
-    for k, part in enumerate(parts):
-        key = f"partition: indices[{k}]"
-        positions = to_array(key, part)
-        is_whole = positions.ndim == 1 and positions.dtype.kind in "iu" and len(positions) > 0
-        if not is_whole or positions.min() < 0 or positions.max() >= n:
-            allowed = f"positions in the training set, whole numbers from 0 to {n - 1}"
-            raise UserError(f"{key} = {shown(part)} is refused; allowed: {allowed}")
-        found.append(np.sort(positions).astype(np.int64))
-    times = np.bincount(np.concatenate(found))
-    if times.max() > 1:
-        twice = times.argmax()
-        raise UserError(f"partition: indices have {twice} {times.max()} times; allowed: once")
-    return tuple(found)
 
 
 def _short(value: Any) -> str:

@@ -114,12 +114,13 @@ def tune(root: Root = Path()) -> None:
     tuning.points(config.load(place.root))  # refuses before the data are prepared
     _repro(root, "prepare")
     from fedml_noniid.pipelines.stages.tune import tune as tuned
+    from fedml_noniid.plugins.metrics import metric_of
 
     for recipe, choice in tuned(place, config.load(place.root)).items():
         best, record = choice.trials[0], choice.tuned
         typer.echo(
-            f"{recipe}: {best.point.words}: validation accuracy {record.accuracy:.4f}, best of "
-            f"{record.trials} trials"
+            f"{recipe}: {best.point.words}: validation {metric_of(record.metric).words} "
+            f"{record.found:.4f}, best of {record.trials} trials"
         )
 
 

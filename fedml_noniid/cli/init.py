@@ -62,6 +62,12 @@ def init(
     label: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column of the class, of a table.")
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="In place of --label: column of a number, or several (A,B)."
+        ),
+    ] = None,
     owner: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column of the client, of a table.")
     ] = None,
@@ -97,7 +103,7 @@ def init(
     from fedml_noniid.plugins.data.readers.frames import UndecidedError
 
     study.refuse_existing(folder, force)
-    named = {"text": text, "label": label, "owner": owner}
+    named = {"text": text, "label": label, "target": target, "owner": owner}
     wanted = study.StudyOptions(
         columns={key: column for key, column in named.items() if column is not None},
         methods=_listed(methods or ""),
@@ -136,7 +142,7 @@ def _asked(wanted: StudyOptions) -> StudyOptions:
     if study.kind_of(data) == "table":
         there = study.columns(data)
         for key, what in (("text", "text, or -"), ("label", "class"), ("owner", "client, or -")):
-            if key not in columns:
+            if key not in columns and not (key == "label" and "target" in columns):
                 default = there[-1] if key == "label" else NONE
                 columns[key] = Prompt.ask(
                     f"Column of the {what}", choices=[NONE, *there], default=default

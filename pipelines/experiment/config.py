@@ -35,7 +35,7 @@ from fedml_noniid.plugins.engines.local_training import LearningRate
 from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.models.embed import EmbedSettings
 from fedml_noniid.plugins.models.settings import ModelSettings
-from fedml_noniid.plugins.own_code import is_path, look_in
+from fedml_noniid.plugins.own_code import is_own, is_path, look_in, source_of
 
 FILE = "params.yaml"
 DEPLOYS = (
@@ -85,10 +85,15 @@ Seeds = Annotated[list[Seed], Field(min_length=1)]
 Silos = Annotated[int, Range(2, MOST)]
 
 
+def _dataset(name: str) -> str:
+    datasets.find(name)
+    return name
+
+
 class DataSettings(OpenSection):
     """The data set; its reader's own options stand beside these keys."""
 
-    name: Annotated[str, OneOf(lambda: datasets.DATASETS)]
+    name: Annotated[str, AfterValidator(_dataset)]
     root: str = "data/raw"
     validation: Below1
     public: CountOrNone
@@ -107,6 +112,14 @@ class DataSettings(OpenSection):
         A null counts as not given.
         """
         return {key: value for key, value in super().options.items() if value is not None}
+
+    def reader_code(self) -> dict[str, str]:
+        """The user's reader, if it is his own: name -> SHA-256 of its source."""
+        return {self.name: source_of(self.name)} if is_own(self.name) else {}
+
+    def own_code(self) -> dict[str, str]:
+        """The user's code that the data depend on: the reader, and the network of `embed`."""
+        return self.reader_code() | ({} if self.embed is None else self.embed.model_code())
 
 
 class RecipeTraining(Section):
@@ -130,6 +143,14 @@ Values = dict[str, dict[str, Any]]  # "train" or a method -> key -> value
 Axes = dict[str, dict[str, list[Any]]]  # the same with a list of values
 
 
+def _none(value: object) -> bool:
+    return value is None
+
+
+def _accuracy(name: object) -> bool:
+    return name == "accuracy"
+
+
 class Tuned(Section):
     """How an entry's values were chosen. `noniid tune` writes it beside them."""
 
@@ -139,10 +160,27 @@ class Tuned(Section):
     diverged: CountOrNone = 0  # trials that ended without a model
     scenario: str
     seeds: Seeds
-    accuracy: float  # on the validation split after the last round, mean over seeds, a fraction
+    # On the validation split after the last round, mean over seeds: a fraction, or the number of
+    # another main metric, which `metric` names.
+    accuracy: float | None = Field(default=None, exclude_if=_none)
+    score: float | None = Field(default=None, exclude_if=_none)
+    metric: str = Field(default="accuracy", exclude_if=_accuracy)
     runner_up: float | None  # the same of the second best; None if no other trial has a model
     samples: Count  # of the validation split
     settings: str  # hash of the other settings at that time
+
+    @property
+    def found(self) -> float:
+        """The accuracy, or the score."""
+        value = self.accuracy if self.score is None else self.score
+        assert value is not None, "one of them is there"
+        return value
+
+    @model_validator(mode="after")
+    def _one(self) -> Tuned:
+        if (self.accuracy is None) == (self.score is None):
+            raise UserError("accuracy and score", allowed="one of them")
+        return self
 
 
 class Recipe(OpenSection):
@@ -349,10 +387,10 @@ class Config(Section):
     @property
     def own_extras(self) -> bool:
         """Whether results depend on files of the user beside data: on missing clients, or code."""
-        scenarios = [self.scenarios[name].availability for name in self.scenario_names]
-        listed = any(given is not None and given.file for given in scenarios)
-        embeds = self.data.embed is not None and any(self.data.embed.model_code())
-        return listed or embeds or any(map(self.own_code, self.recipe_names))
+        scenarios = [self.scenarios[name] for name in self.scenario_names]
+        listed = any(one.availability is not None and one.availability.file for one in scenarios)
+        own = self.data.own_code() or any(one.own_code() for one in scenarios)
+        return listed or bool(own) or any(map(self.own_code, self.recipe_names))
 
     def composition(self, recipe: str) -> str:
         """The recipe that an entry stands for."""

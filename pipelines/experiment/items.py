@@ -13,6 +13,7 @@ from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.losses import Loss
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices, read_indices
 from fedml_noniid.plugins.data.noise import for_client, per_sample
@@ -68,6 +69,10 @@ class Item:
         train = self.settings.train
         shape = tuple(self.data.train_x.shape[1:])
         return build_network(train, shape, len(self.data.classes), self.data.embedding)
+
+    @cached_property
+    def loss(self) -> Loss:
+        return self.settings.train.built_loss
 
     @cached_property
     def noise(self) -> Tensor | None:

@@ -13,7 +13,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,14 +39,15 @@ LAST = 5  # last rounds, for their mean and spread
 class Measured(NamedTuple):
     """How good the final model of an item is. An accuracy without samples is NaN."""
 
-    per_class: Mapping[str, Sequence[object]]  # columns by title
+    # Columns by title: of each class, or of each target where these are no classes.
+    per_class: Mapping[str, Sequence[object]]
     per_client: Mapping[str, Sequence[object]]
     metrics: Mapping[str, float | str]
 
     def files(self) -> dict[str, bytes]:
         """The files of the item's folder in evaluation/."""
         return {
-            "per_class.csv": _table(self.per_class).encode(),
+            f"per_{next(iter(self.per_class))}.csv": _table(self.per_class).encode(),
             "per_client.csv": _table(self.per_client).encode(),
             "metrics.json": (json.dumps(self.metrics, indent=2) + "\n").encode(),
         }
@@ -65,8 +66,12 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
     models, the most of any. Balanced accuracy and macro-F1 are fractions, on the samples of
     `accuracy`.
 
+    With a loss without classes, the metrics are those of the loss: see `_targets`.
+
     `tensors`: the content of model.safetensors, on the item's device. `rows`: of rounds.csv.
     """
+    if not item.loss.classes:
+        return _targets(item, tensors, rows)
     item = replace(item, last_round=int(rows[-1]["round"]))
     params, buffers = final_model(tensors)
     parts = personal_parts(tensors)
@@ -116,8 +121,6 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
             by_class = np.array(_by_class(counts, constant))
 
     own_metrics, own_by_client = _own_metrics(item, params, buffers, parts)
-    accuracies = np.array([row["test_accuracy"] for row in rows])
-    known = accuracies[~np.isnan(accuracies)]
     metrics = {
         "accuracy": accuracy,
         "loss": loss,
@@ -125,13 +128,10 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         "balanced_accuracy": by_class[1],
         "macro_f1": by_class[2],
         "classes_named": max(np.count_nonzero(view.counts[1]) for view in found),
-        "accuracy_best": known.max(),
-        "accuracy_last5_mean": known[-LAST:].mean(),
-        "accuracy_last5_std": known[-LAST:].std(),
+        **_course("accuracy", rows),
         **_spread("client", per_client),
         **_spread("client_test", on_own_tests),
-        "bytes_up": sum(row["bytes_up"] for row in rows),
-        "bytes_down": sum(row["bytes_down"] for row in rows),
+        **_bytes(rows),
         **{f"{METRIC}{name}": value for name, value in own_metrics.items()},
     }
     if noisy:
@@ -162,6 +162,90 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         {name: float(value) for name, value in metrics.items()}
         | {"weights_sha256": weights_sha256(tensors)},
     )
+
+
+def _course(metric: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The best of all rounds, and mean and deviation of the last ones."""
+    values = np.array([row[f"test_{metric}"] for row in rows])
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return {}
+    return {
+        f"{metric}_best": known.max(),
+        f"{metric}_last5_mean": known[-LAST:].mean(),
+        f"{metric}_last5_std": known[-LAST:].std(),
+    }
+
+
+def _bytes(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {key: sum(row[key] for row in rows) for key in ("bytes_up", "bytes_down")}
+
+
+def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -> Measured:
+    """As `measure`, with the metrics of a loss without classes: over all test samples, by target
+    (or label), and by client on its own test samples.
+
+    Where the clients keep a part of the model to themselves: all on the clients' own test samples,
+    each by its client's model.
+    """
+    (params, buffers), parts, loss = final_model(tensors), personal_parts(tensors), item.loss
+    owned, tests = item.indices.test_clients, item.client_tests()
+    known = [k for k, positions in enumerate(owned) if len(positions)]
+    if parts:
+        models = ClientModels(item.network, params, buffers, parts, item.unit.seed, loss)
+        scored = {k: models.evaluate(k, tests[k]) for k in known}
+        y = torch.cat([item.test.y[:0], *(tests[k].y for k in known)]).cpu()
+        found = pooled(item.network, [scored[k] for k in known], [tests[k] for k in known], loss)
+        whole = found or Evaluation({}, np.nan, y[:0], y)
+        by_client = {k: one.metrics[loss.metric] for k, one in scored.items()}
+    else:
+        y = item.test.y.cpu()
+        whole = evaluate(item.network, params, buffers, item.test, of=loss)
+        by_client = {
+            k: _scores(item, whole.predictions[owned[k]], y[owned[k]])[loss.metric] for k in known
+        }
+    of_clients = np.array([by_client.get(k, np.nan) for k in range(len(owned))])
+    by_target = [
+        _scores(item, whole.predictions[:, [t]], y[:, [t]]) for t in range(len(item.data.classes))
+    ]
+    own_metrics, own_by_client = _own_metrics(item, params, buffers, parts)
+    metrics = {
+        **whole.metrics,
+        "loss": whole.loss,
+        **_course(loss.metric, rows),
+        **_spread("client_test", of_clients),
+        **_bytes(rows),
+        **{f"{METRIC}{name}": value for name, value in own_metrics.items()},
+    }
+    if noisy := [] if parts else _noisy(item, params, buffers, []):
+        metrics |= {
+            f"{loss.metric}_noisy": np.mean([copy.metrics[loss.metric] for copy in noisy]),
+            "loss_noisy": np.mean([copy.loss for copy in noisy]),
+        }
+    metrics["traffic_mib"] = (metrics["bytes_up"] + metrics["bytes_down"]) / counts.MIB
+    columns: dict[str, Sequence[object]] = {"target": item.data.classes}
+    columns["samples"] = [len(y)] * len(by_target)
+    columns |= {key: [one[key] for one in by_target] for key in by_target[0]}
+    per_client: dict[str, Sequence[object]] = {
+        "client": range(len(owned)),
+        "samples": [len(positions) for positions in item.indices.clients],
+        "test_samples": [len(positions) for positions in owned],
+        f"test_{loss.metric}": of_clients.tolist(),
+        **{f"{METRIC}{name}": values for name, values in own_by_client.items()},
+    }
+    return Measured(
+        columns,
+        per_client,
+        {name: float(value) for name, value in metrics.items() if not np.isnan(value)}
+        | {"weights_sha256": weights_sha256(tensors)},
+    )
+
+
+def _scores(item: Item, predictions: Tensor, y: Tensor) -> dict[str, float]:
+    """The metrics of some samples, or targets."""
+    statistics, n = item.loss.statistics(predictions, y).unsqueeze(0), torch.tensor([len(y)])
+    found = item.loss.scores(statistics, n.double()) | item.loss.of_all(predictions, y)
+    return {name: value.item() for name, value in found.items()}
 
 
 class _View(NamedTuple):
@@ -340,9 +424,7 @@ def _efficiency(
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _noisy(
-    item: Item, params: Params, buffers: Params, personal: list[_View]
-) -> Sequence[Evaluation | _View]:
+def _noisy(item: Item, params: Params, buffers: Params, personal: list[_View]) -> Sequence[Any]:
     """The model on one copy of the test set per client, as that client sees images.
 
     Empty if all see the same.
@@ -367,7 +449,9 @@ def _noisy(
         if copy not in found:
             drawn = torch.tensor(key(item.unit.seed, "noisy test", client), device=item.device)
             found[copy] = evaluate(
-                item.network, params, buffers, item.test_of(client), read=Read(drawn)
+                *(item.network, params, buffers, item.test_of(client)),
+                read=Read(drawn),
+                of=item.loss,
             )
     return [found[copy] for copy in copies]
 

@@ -16,7 +16,7 @@ from fedml_noniid.plugins.data import drift, feature_skew, label_noise, rotation
 from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
-from fedml_noniid.plugins.data.partitions import partition
+from fedml_noniid.plugins.data.partitions import divided
 from fedml_noniid.plugins.data.skew import Skew
 from fedml_noniid.plugins.data.splits import TrainingParts, hold_out
 from fedml_noniid.plugins.data.types import Ints
@@ -26,7 +26,7 @@ class Partition(NamedTuple):
     """Who holds what, and how uneven that is."""
 
     indices: Indices
-    counts: Ints  # training samples by client and true class, [N, C]
+    counts: Ints  # training samples by client and true class or stratum, [N, C]
     statistics: dict[str, float]
     columns: Mapping[
         str, Sequence[float]
@@ -48,22 +48,15 @@ def assign(
     `given`: the clients' positions in place of the scenario's partition. Held-out parts are then
     drawn from the samples that no client has.
     """
-    labels = data.train_y.numpy()
+    labels = data.strata.train
     with located("data"):
         split = _held_out(labels, held_out, given, seed)
     with located("scenarios", name):
         clients = (
             [*given]
             if given is not None
-            else partition(
-                scenario.partition,
-                labels,
-                split.train,
-                scenario.clients,
-                seed,
-                data.train_owner,
-                f"data set {data.name!r}",
-                **scenario.options,
+            else divided(
+                scenario.partition, data, split.train, scenario.clients, seed, **scenario.options
             )
         )
         skew = skewed(scenario, data, clients, seed)
@@ -90,7 +83,7 @@ def partition_of(
 
     Arguments and UserErrors as in `assign`.
     """
-    indices, labels = assign(data, held_out, scenario, name, seed, given), data.train_y.numpy()
+    indices, labels = assign(data, held_out, scenario, name, seed, given), data.strata.train
     clients, skew, columns, deviations = (
         indices.clients,
         indices.skew,
@@ -100,7 +93,7 @@ def partition_of(
     if scenario.noise is not None:
         columns["noise"] = scenario.noise.amounts(len(clients), data).tolist()  # mean deviation
         deviations = scenario.noise.deviations(len(clients), data)
-    counts = statistics.class_counts(labels, clients, len(data.classes))
+    counts = statistics.class_counts(labels, clients, len(data.strata.names))
     # Some partitions leave samples out by definition.
     left_out = len(labels) - len(indices.validation) - len(indices.public) - int(counts.sum())
     described = statistics.summary(counts) | {"samples_left_out": left_out}
@@ -143,6 +136,9 @@ def _held_out(
 def skewed(scenario: Scenario, data: Dataset, clients: Sequence[Ints], seed: int) -> Skew:
     """What the clients of a scenario see in place of their samples. UserError for unfit data."""
     labels = turns = None
+    for key in ("label_noise", "drift"):
+        if getattr(scenario, key) is not None and not data.has_classes:
+            raise UserError(f"{key} is refused: it swaps classes, and the targets are none")
     if (wrong := scenario.label_noise) is not None:
         rates, n_classes = (
             label_noise.rates(wrong.form, wrong.rate, len(clients)),

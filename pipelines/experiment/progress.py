@@ -21,7 +21,8 @@ class RoundReport(NamedTuple):
     item: str
     done: int
     rounds: int
-    accuracy: float
+    accuracy: float  # or another metric
+    metric: str = "accuracy"
 
 
 _receive: Callable[[RoundReport], None] | None = None  # receives the reports of this process
@@ -94,7 +95,7 @@ class Display:
                 self._given += (news.done - 1) / news.rounds
             self._running[news.item] = news.done / news.rounds
             where = f"{news.item} in round {news.done} of {news.rounds}"
-            text = f"{where}, accuracy {news.accuracy:.4f}{self._left()}"
+            text = f"{where}, {news.metric} {news.accuracy:.4f}{self._left()}"
             if self._bar is not None:
                 self._draw(text)
             elif news.done < news.rounds:

@@ -82,11 +82,12 @@ def plan(
     scenarios = {
         name: settings.scenarios[name].model_dump(exclude={"availability"}) for name in used
     }
+    owns = {name: _listed(settings.scenarios[name].own_code()) for name in used}
     found = {
         "machine": machine_kind(settings),
         "prepare": preparing(settings, user_files),
         "partition": {
-            f"{name}-{seed}": digest(scenarios[name], split, seed, cut)
+            f"{name}-{seed}": digest(scenarios[name], split, seed, cut, *owns[name])
             for name in used
             for seed in settings.seeds
         },
@@ -102,10 +103,16 @@ def plan(
 def preparing(settings: Config, user_files: Mapping[str, str] | None = None) -> dict[str, str]:
     """The entry `prepare` of `plan`."""
     made_of = [_read(settings), user_files or {}, code("fedml_noniid.pipelines.stages.prepare")]
+    made_of += _listed(settings.data.reader_code())
     embed = settings.data.embed
     if embed is not None:
         made_of += [embed.model_code(), machine_kind(settings), code(EMBED)]
     return {settings.data.name: digest(*made_of)}
+
+
+def _listed(own_code: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """The user's code as parts of a hash; none if there is no such code."""
+    return [own_code] if own_code else []
 
 
 def _read(settings: Config) -> dict[str, object]:
@@ -128,6 +135,7 @@ def _deploying(settings: Config, split: list[float]) -> dict[str, str]:
     deployed += [settings.train_of(deploy.recipe).model_dump(), composition]
     deployed += [settings.recipes[deploy.recipe].settings, machine_kind(settings)]
     deployed += [settings.own_code(deploy.recipe)]
+    deployed += _listed(settings.scenarios[deploy.scenario].own_code())
     stage = code(
         "fedml_noniid.pipelines.stages.deploy", *_modules(settings, deploy.recipe), silo=True
     )

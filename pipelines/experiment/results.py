@@ -16,8 +16,9 @@ from typing import Any
 
 from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.metrics import Metric, main_of, metric_of
 
-COLUMNS = ("round", "test_accuracy", "bytes_up", "bytes_down")
+COLUMNS = ("round", "bytes_up", "bytes_down")
 TESTED = ("test_", "validation_")  # begin the columns of accuracy, loss and metrics
 METRIC = "metric/"  # begins the names of the user's metrics in metrics.json and per_client.csv
 RERUN = "delete its folder and run `noniid run` again"
@@ -40,9 +41,24 @@ class ItemResult:
     ]  # how it was trained: seconds, machine, commit; empty if trained elsewhere
     rows: tuple[Mapping[str, float], ...]
     evaluation: Mapping[str, Any]
-    client_accuracy: tuple[float, ...]
+    client_accuracy: tuple[float, ...]  # or another main metric, on each client's own test samples
     files: tuple[Path, ...]
     notes: tuple[str, ...]  # what the data set's reader says about the data
+
+    @property
+    def main(self) -> str:
+        """The name of the main metric, such as accuracy."""
+        return main_of(self.rows[0])
+
+    @property
+    def metric(self) -> Metric:
+        """How the main metric is written."""
+        return metric_of(self.main)
+
+    @property
+    def tested(self) -> list[float]:
+        """The main metric on the test set, of the evaluated rounds."""
+        return self.column(f"test_{self.main}")
 
     @property
     def seconds(self) -> tuple[float, ...] | None:
@@ -79,9 +95,21 @@ def rows(path: Path, rounds: int | None = None) -> tuple[dict[str, float], ...]:
     if lines and len(lines) != (rounds or len(lines)):
         raise UserError(f"{path}: has {len(lines)} rounds, expected {rounds}")
     missing = [name for name in COLUMNS if not lines or name not in lines[0]]
+    if lines and not any(name.startswith("test_") for name in lines[0]):
+        missing.insert(0, "test_accuracy")
     if missing:
         raise UserError(f"{path}: has no {'column ' + missing[0] if lines else 'lines'}")
     return tuple(_floats(path, lines))
+
+
+def of_clients(columns: Iterable[str]) -> str:
+    """The column of per_client.csv that says how well a client is served."""
+    return "accuracy" if "accuracy" in columns else f"test_{main_of(columns)}"
+
+
+def _of_clients(clients: Sequence[Mapping[str, float]]) -> list[float]:
+    column = of_clients(clients[0]) if clients else ""
+    return [row[column] for row in clients if math.isfinite(row[column])]
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -119,7 +147,7 @@ def _result(root: Path, repository: Path, folder: Path) -> ItemResult:
     partition = root / "partitions" / f"{run.get('scenario')}-{run.get('seed')}" / "heatmap.png"
     metrics, per_client = evaluation / "metrics.json", evaluation / "per_client.csv"
     named = [folder / "rounds.csv", folder / "model.safetensors", partition]
-    named += [metrics, evaluation / "per_class.csv", per_client]
+    named += [metrics, evaluation / "per_class.csv", evaluation / "per_target.csv", per_client]
     clients = [*_floats(per_client, table(per_client))] if per_client.exists() else []
     try:
         tags = {name: str(value) for name, value in run["tags"].items()}
@@ -136,9 +164,7 @@ def _result(root: Path, repository: Path, folder: Path) -> ItemResult:
             made=made,
             rows=rows(folder / "rounds.csv", int(run["rounds"])),
             evaluation=record(metrics) if metrics.exists() else {},
-            client_accuracy=tuple(
-                row["accuracy"] for row in clients if math.isfinite(row["accuracy"])
-            ),
+            client_accuracy=tuple(_of_clients(clients)),
             files=tuple(file for file in named if file.exists()),
             notes=tuple(run["notes"]),
         )

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, model_serializer, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_serializer, model_validator
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, located, together
@@ -20,13 +20,12 @@ from fedml_noniid.plugins.core.options import (
     OpenSection,
     Section,
     Share,
-    check_options,
 )
-from fedml_noniid.plugins.data import noise
+from fedml_noniid.plugins.data import noise, partitions
 from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.partitions import PARTITIONS
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.cohort import cohort_size
+from fedml_noniid.plugins.own_code import is_own, source_of
 
 SKEWS = ("noise", "label_noise", "rotation", "drift")  # beside the options of its partition
 PAIRS = "pairs of two classes such as [[1, 2], [3, 4]]; [] for clients that keep their labels"
@@ -162,13 +161,18 @@ class AvailabilitySettings(Section):
         return f"clients missing as in {self.file}"
 
 
+def _partition(name: str) -> str:
+    partitions.find(name)
+    return name
+
+
 class Scenario(OpenSection):
     """How the data are divided among the clients.
 
     The partition's own parameters stand beside these keys.
     """
 
-    partition: Annotated[str, OneOf(lambda: PARTITIONS)]
+    partition: Annotated[str, AfterValidator(_partition)]
     clients: Count
     participation: Share = 1.0
     noise: NoiseSettings | None = None
@@ -188,7 +192,7 @@ class Scenario(OpenSection):
             groups["drift", "swap"] = self.drift.swap
         with together() as checked:
             with checked():
-                check_options(PARTITIONS[self.partition], self.options, type(self).model_fields)
+                partitions.check(self.partition, self.options, type(self).model_fields)
             for where, values in groups.items():
                 with checked(*where):
                     if len(values) > self.clients:
@@ -196,6 +200,10 @@ class Scenario(OpenSection):
                             value=values, allowed=f"at most one per client, {self.clients}"
                         )
         return self
+
+    def own_code(self) -> dict[str, str]:
+        """The user's partition, if it is his own: name -> SHA-256 of its source."""
+        return {self.partition: source_of(self.partition)} if is_own(self.partition) else {}
 
     @property
     def cohort(self) -> int:

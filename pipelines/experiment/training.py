@@ -69,8 +69,8 @@ class Trained(NamedTuple):
 def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
     """Runs the remaining rounds. Raises NonFiniteError."""
     outcome, unit = simulation.run(), item.unit
-    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.personal)
     last = outcome.rows[-1]
+    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.personal)
     record = {
         **unit._asdict(),
         "composition": item.settings.composition(unit.recipe),

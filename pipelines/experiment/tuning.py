@@ -189,6 +189,11 @@ def record(settings: Config, trials: Sequence[Trial], samples: int) -> Tuned:
     for section, key, _ in _places(best.point):
         had = {repr(trial.point.values[section][key]) for trial in trials}
         tried[section][key] = [value for value in tune.grid[section][key] if repr(value) in had]
+    metric, found = settings.train.built_loss.metric, round(best.mean, 6)
+    is_accuracy = metric == "accuracy"
+    scored: dict[str, Any] = (
+        {"accuracy": found} if is_accuracy else {"score": found, "metric": metric}
+    )
     return Tuned(
         chosen=copy.deepcopy(best.point.values),
         trials=len(trials),
@@ -196,7 +201,7 @@ def record(settings: Config, trials: Sequence[Trial], samples: int) -> Tuned:
         diverged=sum(trial.mean is None for trial in trials),
         scenario=scenario_of(settings),
         seeds=list(tune.seeds),
-        accuracy=round(best.mean, 6),
+        **scored,
         runner_up=None if second is None else round(second, 6),
         samples=samples,
         settings=fingerprint(settings, recipe, best.point.values, scenario_of(settings)),

@@ -10,6 +10,7 @@ from fedml_noniid.pipelines.experiment.config import Config, Tuned
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting.text import NONE, seeds
 from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.metrics import metric_of
 
 YES, CHANGED, OTHER, NO = "yes", "values changed since", "other settings", "no"
 TINY = 1e-6  # the record of a tuning has six digits
@@ -52,7 +53,8 @@ class Chosen:
         """Whether at most one validation sample decided."""
         if self.tuned is None or self.tuned.runner_up is None:
             return False
-        return self.tuned.accuracy - self.tuned.runner_up <= 1 / self.tuned.samples + TINY
+        step = 1 / self.tuned.samples if self.tuned.metric == "accuracy" else 0.0
+        return self.tuned.found - self.tuned.runner_up <= step + TINY
 
 
 def chosen(settings: Config) -> list[Chosen]:
@@ -71,13 +73,19 @@ def chosen(settings: Config) -> list[Chosen]:
 
 def table(methods: Sequence[Chosen]) -> list[list[str]]:
     """The values of each method, and how they were chosen."""
-    rows = [["method", "values", "tuned", "trials", "on", "validation, % (second)"]]
+    metric = metric_of(next((one.tuned.metric for one in methods if one.tuned), "accuracy"))
+    unit = ", %" if metric.percent else f", {metric.words}"
+    rows = [["method", "values", "tuned", "trials", "on", f"validation{unit} (second)"]]
+
+    def shown(value: float) -> str:
+        return f"{metric.factor * value:.{metric.decimals}f}"
+
     for one in methods:
         row = [one.name, one.values or NONE, one.state, NONE, NONE, NONE]
         if (of := one.tuned) is not None:
             diverged = f", {of.diverged} diverged" if of.diverged else ""
-            second = NONE if of.runner_up is None else f"{100 * of.runner_up:.2f}"
-            row[3:] = [f"{of.trials}{diverged}", one.on, f"{100 * of.accuracy:.2f} ({second})"]
+            second = NONE if of.runner_up is None else shown(of.runner_up)
+            row[3:] = [f"{of.trials}{diverged}", one.on, f"{shown(of.found)} ({second})"]
         rows.append(row)
     return rows
 

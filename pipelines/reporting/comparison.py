@@ -91,8 +91,7 @@ class Comparison(NamedTuple):
 def against(scenario: ScenarioSummary, other: MethodSummary | None) -> dict[str, Comparison]:
     """Every compared method against `other`, by recipe."""
     methods = [one for one in scenario.methods if one.compared and one is not other]
-    step = 1 / scenario.test_samples if scenario.test_samples else 0.0
-    found = [_compared(one, other, step) for one in methods] if other else []
+    found = [_compared(one, other, scenario.step) for one in methods] if other else []
     tested = [one.p for one in found if one.p is not None]
     adjusted = iter(holm(tested))
     return {

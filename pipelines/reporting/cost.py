@@ -12,6 +12,7 @@ from pathlib import Path
 from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.reporting import pages
 from fedml_noniid.pipelines.reporting.text import MIB, NONE
+from fedml_noniid.plugins.metrics import metric_of
 
 SUMMARY = Path("report") / "summary.csv"
 
@@ -28,13 +29,16 @@ def text(root: Path, repository: Path | None = None) -> str:
     tables: dict[str, list[list[str]]] = {}
     for row in results.table(root / SUMMARY):
         scenario, recipe = row["scenario"], row["recipe"]
+        main = row.get("metric", "accuracy")
+        metric = metric_of(main)
         taken = seconds.get((scenario, recipe))
         cells = [
             recipe,
-            f"{100 * float(row['final_mean']):.2f}",
+            f"{metric.factor * float(row['final_mean']):.{metric.decimals}f}",
             NONE if taken is None else f"{statistics.fmean(taken):.3g}",
             f"{float(row['traffic_total_bytes_mean']) / MIB:.3g}",
         ]
-        header = ["method", "last round, %", "seconds/run", "MiB/run"]
+        title = "%" if main == "accuracy" else f"{metric.words}{metric.unit}"
+        header = ["method", f"last round, {title}", "seconds/run", "MiB/run"]
         tables.setdefault(scenario, [header]).append(cells)
     return pages.render("cost.txt.j2", {"tables": tables})

@@ -20,6 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting.heatmap import as_png
 from fedml_noniid.pipelines.reporting.summary import ScenarioSummary
+from fedml_noniid.plugins.metrics import METRICS, Metric
 
 Values = npt.NDArray[np.float64]
 BASELINE_COLOUR = "#000000"
@@ -54,10 +55,12 @@ NO_RESULT = "no result"
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy in percent of one recipe over rounds, mean and spread over seeds."""
+    """Accuracy in percent, or another metric, of one recipe over rounds: mean and spread over
+    seeds."""
 
     recipe: str
     label: str
+    metric: Metric
     rounds: Values  # [t]
     mean: Values  # [t]
     std: Values | None  # [t], None with one seed
@@ -65,18 +68,24 @@ class Curve:
     @property
     def name(self) -> str:
         """`scaffold 91.0`: its last value."""
-        return f"{self.label} {self.mean[-1]:.1f}"
+        return f"{self.label} {last(self.mean[-1], self.metric)}"
+
+
+def last(value: float, metric: Metric) -> str:
+    """The last value of a line, as shown, in the line's name."""
+    return f"{value:.{metric.decimals - 1}f}"
 
 
 def accuracy(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes:
-    """Test accuracy per round: a line for the mean over seeds, and a band of one standard
-    deviation.
+    """Test accuracy, or another main metric, per round: a line for the mean over seeds, and a band
+    of one standard deviation.
 
     The upper panel has all rounds. The lower one enlarges the second half of them, and names the
     lines in the order of their ends.
     """
     curves, looks = _curves(scenario), _looks(scenario, recipes)
-    figure, (whole, late) = _canvas(len(curves))
+    metric = scenario.metric
+    figure, (whole, late) = _canvas(len(curves), metric)
     for axes in (whole, late):
         for curve in curves:
             axes.plot(curve.rounds, curve.mean, label=curve.name, **looks[curve.recipe])
@@ -87,10 +96,10 @@ def accuracy(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes:
         axes.margins(x=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     whole.set_title(scenario.name, loc="left", fontsize=12)
-    last = max(float(curve.rounds[-1]) for curve in curves)
-    late.set_xlim(min(last / 2, last - 1), last)
-    late.set_ylim(*_limits(curves))
-    late.set_xlabel("round (second half, enlarged)" if last > 2 else "round")
+    end = max(float(curve.rounds[-1]) for curve in curves)
+    late.set_xlim(min(end / 2, end - 1), end)
+    late.set_ylim(*_limits(curves, metric))
+    late.set_xlabel("round (second half, enlarged)" if end > 2 else "round")
     late.legend(**NAMES)
     return as_png(figure)
 
@@ -104,7 +113,8 @@ def clients(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes | None:
     rows = []
     for one in scenario.methods:
         runs = [run for run in scenario.results if run.recipe == one.recipe]
-        values = np.array([100 * x for run in runs for x in run.client_accuracy], dtype=float)
+        factor = scenario.metric.factor
+        values = np.array([factor * x for run in runs for x in run.client_accuracy], dtype=float)
         if len(values):
             rows.append((one.label, looks[one.recipe]["color"], values))
     if not rows:
@@ -112,14 +122,16 @@ def clients(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes | None:
     figure = Figure(figsize=(6.4, 0.34 * len(rows) + 0.9), dpi=200, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    draw_clients(axes, rows)
+    draw_clients(axes, rows, scenario.metric)
     axes.set_title(scenario.name, loc="left", fontsize=12)
     return as_png(figure)
 
 
-def draw_clients(axes: Axes, rows: Sequence[tuple[str, str, Values]]) -> None:
-    """Rows of clients' accuracies in percent, the first on top: a mark each, and a box for the
-    middle half.
+def draw_clients(
+    axes: Axes, rows: Sequence[tuple[str, str, Values]], metric: Metric = METRICS["accuracy"]
+) -> None:
+    """Rows of clients' accuracies in percent, or of another metric, the first on top: a mark each,
+    and a box for the middle half.
 
     A row is its name, its colour and the accuracies [n], which may be none.
     """
@@ -152,7 +164,7 @@ def draw_clients(axes: Axes, rows: Sequence[tuple[str, str, Values]]) -> None:
         )
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel("accuracy of a client, %", fontsize=12)
+    axes.set_xlabel(f"{metric.words} of a client{metric.unit}", fontsize=12)
     axes.tick_params(labelsize=11)
 
 
@@ -163,11 +175,12 @@ def _curves(scenario: ScenarioSummary) -> list[Curve]:
     for one in scenario.methods:
         courses = [_course(run) for run in scenario.results if run.recipe == one.recipe]
         both = pd.concat(courses, axis=1, join="inner").sort_index()
-        values = 100 * both.to_numpy().T  # [seeds, t]
+        values = scenario.metric.factor * both.to_numpy().T  # [seeds, t]
         curves.append(
             Curve(
                 recipe=one.recipe,
                 label=one.label,
+                metric=scenario.metric,
                 rounds=both.index.to_numpy(dtype=float),
                 mean=values.mean(0),
                 std=values.std(0, ddof=1) if len(courses) > 1 else None,
@@ -181,7 +194,7 @@ def _curves(scenario: ScenarioSummary) -> list[Curve]:
 
 def _course(run: ItemResult) -> pd.Series:
     """Test accuracy of the evaluated rounds."""
-    accuracy = pd.DataFrame(run.rows).set_index("round")["test_accuracy"]
+    accuracy = pd.DataFrame(run.rows).set_index("round")[f"test_{run.main}"]
     return accuracy[np.isfinite(accuracy)]
 
 
@@ -215,7 +228,7 @@ def _looks(scenario: ScenarioSummary, recipes: Sequence[str]) -> dict[str, dict[
     return {recipe: look(place, recipe == base, (1.8, 2.4)) for place, recipe in enumerate(recipes)}
 
 
-def _canvas(lines: int) -> tuple[Figure, list[Axes]]:
+def _canvas(lines: int, metric: Metric) -> tuple[Figure, list[Axes]]:
     """Two panels on top of each other, narrow enough that a phone shows the letters large
     enough."""
     height = max(3.4, LABEL * lines + 0.9)  # inches: room for the names of all lines
@@ -224,18 +237,19 @@ def _canvas(lines: int) -> tuple[Figure, list[Axes]]:
     panels = list(figure.subplots(2, 1, height_ratios=[2.7, height]))
     for axes in panels:
         style(axes)
-        axes.set_ylabel("test accuracy, %", fontsize=12)
+        axes.set_ylabel(f"test {metric.words}{metric.unit}", fontsize=12)
         axes.tick_params(labelsize=11)
         axes.xaxis.label.set_size(12)
     return figure, panels
 
 
-def _limits(curves: Sequence[Curve]) -> tuple[float, float]:
+def _limits(curves: Sequence[Curve], metric: Metric) -> tuple[float, float]:
     """Range of accuracy, with a margin, that holds the second half of the curves."""
     late = [curve.mean[(len(curve.mean) - 1) // 2 :] for curve in curves]
     low, high = (
         min(float(part.min()) for part in late),
         max(float(curve.mean.max()) for curve in curves),
     )
-    margin = max(0.06 * (high - low), 0.5)
-    return low - margin, min(high + margin, 100.5)
+    least = 0.5 if metric.percent else 0.005
+    margin = max(0.06 * (high - low), least)
+    return low - margin, min(high + margin, metric.factor + least)

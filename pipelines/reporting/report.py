@@ -21,7 +21,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import replace_folder
 
 CLIENTS = (
-    "Accuracy per client after the last round, the clients of all seeds together: a mark per "
+    "per client after the last round, the clients of all seeds together: a mark per "
     "client, a box around the middle half with the median, a line from the worst to the best"
 )
 MEASURES = ("label_distance_mean", "label_distance_max", "entropy_mean", "size_gini")
@@ -62,7 +62,10 @@ def write(root: Path) -> Path:
         sections.append(
             section(scenario)
             | {
-                "about": _about(root, settings.scenarios[scenario.name], _partition(scenario)),
+                "about": _about(
+                    *(root, settings.scenarios[scenario.name]),
+                    *(_partition(scenario), _groups(scenario.main)),
+                ),
                 "captions": {file: caption for file, (caption, _) in drawn.items()},
             }
         )
@@ -111,6 +114,7 @@ def _facts(
     return {
         "settings": settings,
         "leaks": any(one.leak for one in methods),
+        "metric": scenarios[0].metric.words,
         "data": [settings.data.name, *dict.fromkeys(note for run in found for note in run.notes)],
         "rounds": max(one.rounds for one in methods),
         "seeds": sorted({seed for one in methods for seed in one.seeds}),
@@ -132,24 +136,34 @@ def _pictures(
     has_band = any(one.final.std is not None for one in scenario.methods)
     band = ": mean over seeds, the band is ± one standard deviation" if has_band else " (one seed)"
     found = {
-        f"accuracy-{name}.png": (
-            "Test accuracy of the global model after each round" + band,
+        f"{scenario.main}-{name}.png": (
+            f"Test {scenario.metric.words} of the global model after each round" + band,
             figures.accuracy(scenario, recipes),
         ),
     }
     if clients := figures.clients(scenario, recipes):
-        found[f"clients-{name}.png"] = (CLIENTS, clients)
+        words = scenario.metric.words
+        found[f"clients-{name}.png"] = (f"{words[0].upper()}{words[1:]} {CLIENTS}", clients)
     heatmap = root / "partitions" / _partition(scenario) / "heatmap.png"
     if heatmap.exists():
-        caption = "How many training samples of each class each client has (first seed)"
+        caption = f"How many training samples of each {_groups(scenario.main)[1]} each client has"
+        caption += " (first seed)"
         found[f"partition-{name}.png"] = (caption, heatmap.read_bytes())
     return found
 
 
-def _about(root: Path, scenario: config.Scenario, partition: str) -> str:
-    """The clients of a scenario: how the data is split, how many take part, how much they hold."""
+def _about(
+    root: Path,
+    scenario: config.Scenario,
+    partition: str,
+    groups: tuple[str, str] = ("classes", "class"),
+) -> str:
+    """The clients of a scenario: how the data is split, how many take part, how much they hold.
+
+    `groups`: what the partition goes by, as plural and singular.
+    """
     folder = root / "partitions" / partition
-    found: dict[str, Any] = {"sizes": [], "statistics": {}}
+    found: dict[str, Any] = {"sizes": [], "statistics": {}, "groups": groups}
     if (folder / "clients.csv").exists():
         rows = results.table(folder / "clients.csv")
         others = ("client", "samples", "classes", "entropy", *config.SKEWS)
@@ -160,6 +174,12 @@ def _about(root: Path, scenario: config.Scenario, partition: str) -> str:
         if (folder / "statistics.json").exists():
             found["statistics"] = _statistics(folder / "statistics.json")
     return " ".join(pages.sentences("about.md.j2", "clients", scenario, found))
+
+
+def _groups(main: str) -> tuple[str, str]:
+    """What partitions go by, as plural and singular; `main`: the main metric."""
+    is_class = main == "accuracy"
+    return ("classes", "class") if is_class else ("strata of the target", "stratum of the target")
 
 
 def _statistics(path: Path) -> dict[str, float]:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from fedml_noniid.pipelines.experiment.results import METRIC, RERUN, ItemResult, table
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.metrics import METRICS, Metric, metric_of
 
 LAST_ROUNDS = 5
 BASELINE = "fedavg"
@@ -60,7 +61,7 @@ class MethodSummary:
 
     @property
     def final(self) -> Spread:
-        """Test accuracy after the last round."""
+        """Test accuracy, or another main metric, after the last round."""
         return self.spreads["final"]
 
     @property
@@ -101,6 +102,23 @@ class ScenarioSummary:
     results: tuple[ItemResult, ...]
     missing: tuple[str, ...]  # items of params.yaml without a result
     test_samples: int | None  # None if nothing is evaluated
+    main: str = "accuracy"  # the name of the main metric
+
+    @property
+    def metric(self) -> Metric:
+        """How the main metric is written."""
+        return metric_of(self.main)
+
+    @property
+    def step(self) -> float:
+        """What one test sample makes of the accuracy; 0 if that is not known, or not the metric."""
+        return 1 / self.test_samples if self.test_samples and self.main == "accuracy" else 0.0
+
+    @property
+    def others(self) -> list[str]:
+        """Metrics beside the main one, where that is not the accuracy."""
+        known = {column for one in self.methods for column in one.spreads}
+        return [] if self.main == "accuracy" else [name for name in METRICS if name in known]
 
     @property
     def best(self) -> MethodSummary | None:
@@ -133,10 +151,7 @@ def scenario(
     present = [
         run
         for run in results
-        if run.scenario == name
-        and run.recipe in recipes
-        and run.seed in seeds
-        and run.column("test_accuracy")
+        if run.scenario == name and run.recipe in recipes and run.seed in seeds and run.tested
     ]
     if not present:
         return None
@@ -147,7 +162,8 @@ def scenario(
     base = BASELINE if BASELINE in plain else next(iter(plain), None)
     baseline = None if base is None else measured(by_recipe[base])["final"]
     test_samples = test_samples or next(filter(None, map(_test_samples, present)), None)
-    step = 1 / test_samples if test_samples else 0.0
+    main = present[0].main
+    step = 1 / test_samples if test_samples and main == "accuracy" else 0.0
     methods = _ranked(
         [
             _summed_up(runs, None if recipe == base else baseline, step)
@@ -168,6 +184,7 @@ def scenario(
             if (recipe, seed) not in ended
         ),
         test_samples=test_samples,
+        main=main,
     )
 
 
@@ -179,7 +196,9 @@ def measured(runs: Sequence[ItemResult], baseline: pd.Series | None = None) -> p
     """
     rows = {}
     for run in sorted(runs, key=lambda run: run.seed):
-        accuracy, metrics = run.column("test_accuracy"), run.evaluation
+        accuracy, metrics = run.tested, run.evaluation
+        further = {} if run.main == "accuracy" else {name: metrics.get(name) for name in METRICS}
+        further.pop(run.main, None)
         traffic = [row["bytes_up"] + row["bytes_down"] for row in run.rows]
         rows[run.seed] = {
             "final": accuracy[-1],
@@ -187,12 +206,13 @@ def measured(runs: Sequence[ItemResult], baseline: pd.Series | None = None) -> p
             "best": max(accuracy),
             "majority_accuracy": metrics.get("majority_accuracy"),
             "balanced_accuracy": metrics.get("balanced_accuracy"),
-            "macro_f1": metrics.get("macro_f1"),
+            "macro_f1": metrics.get("macro_f1") if run.main == "accuracy" else None,
             "classes_named": metrics.get("classes_named"),
             "worst_client": min(run.client_accuracy, default=None),
-            "noisy_test": metrics.get("accuracy_noisy"),
+            "noisy_test": metrics.get(f"{run.main}_noisy"),
             "traffic_round_bytes": statistics.fmean(traffic),
             "traffic_total_bytes": sum(traffic),
+            **further,
             **{name: value for name, value in metrics.items() if name.startswith(METRIC)},
         }
     frame = pd.DataFrame.from_dict(rows, orient="index", dtype=float)
@@ -245,10 +265,12 @@ def _test_samples(result: ItemResult) -> int | None:
 
     All runs of an experiment have the same test set.
     """
-    path = next((path for path in result.files if path.name == "per_class.csv"), None)
+    path = next((path for path in result.files if path.stem in ("per_class", "per_target")), None)
     if path is None:
         return None
     try:
+        if path.stem == "per_target":  # each line has all samples
+            return int(table(path)[0]["samples"])
         return sum(int(row["samples"]) for row in table(path))
     except (KeyError, ValueError):
         raise UserError(f"{path}: has no column samples of whole numbers; {RERUN}") from None

@@ -12,9 +12,17 @@ import pandas as pd
 from fedml_noniid.pipelines.experiment.results import METRIC
 from fedml_noniid.pipelines.reporting.comparison import Comparison, against
 from fedml_noniid.pipelines.reporting.summary import BASELINE, MethodSummary, ScenarioSummary
-from fedml_noniid.pipelines.reporting.text import MIB, NONE, mib, percent, plus_minus, points
+from fedml_noniid.pipelines.reporting.text import (
+    MIB,
+    NONE,
+    in_unit,
+    mib,
+    percent,
+    plus_minus,
+    points,
+)
+from fedml_noniid.plugins.metrics import Metric, metric_of
 
-FINAL = "last round, %"  # title of the column that the methods are ordered by
 # Columns of `MethodSummary.runs` in summary.csv, each with these parts.
 COLUMNS = (
     "final",
@@ -43,13 +51,19 @@ def cells(scenario: ScenarioSummary) -> list[list[str]]:
 
     The last rows are constant answers.
     """
-    with_best = against(scenario, scenario.best)
+    with_best, final = against(scenario, scenario.best), f"last round, {_title(scenario.main)}"
     rows = [_row(scenario, one, with_best.get(one.recipe)) for one in scenario.methods]
     rows += [
-        dict.fromkeys(rows[0], NONE) | {"method": name, FINAL: percent(value)}
+        dict.fromkeys(rows[0], NONE) | {"method": name, final: percent(value)}
         for name, value in scenario.majority.items()
     ]
     return [list(rows[0]), *(list(row.values()) for row in rows)]
+
+
+def _title(name: str) -> str:
+    """A metric in the title of a column: the unit, and the name if it is not the accuracy."""
+    metric = metric_of(name)
+    return "%" if name == "accuracy" else f"{metric.words}{metric.unit}"
 
 
 def _row(scenario: ScenarioSummary, one: MethodSummary, best: Comparison | None) -> dict[str, str]:
@@ -58,7 +72,11 @@ def _row(scenario: ScenarioSummary, one: MethodSummary, best: Comparison | None)
     The noisy test has a column only where clients have noise; each metric of the user has one.
     `best`: against the best mean.
     """
-    base, numbers, mark = scenario.baseline, one.spreads, ""
+    base, numbers, mark, title = scenario.baseline, one.spreads, "", _title(scenario.main)
+
+    def cell(column: str, sign: str = "") -> str:
+        return in_unit(numbers.get(column), scenario.metric, sign)
+
     if best is not None and best.same:
         mark = " ="
     elif best is not None and best.p is not None and not best.is_decided:
@@ -66,18 +84,28 @@ def _row(scenario: ScenarioSummary, one: MethodSummary, best: Comparison | None)
     noisy = any("noisy_test" in other.spreads for other in scenario.methods)
     return {
         "method": one.label,
-        FINAL: percent(one.final),
-        "last 5, %": percent(numbers["last_5_rounds"]),
-        "balanced, %": percent(numbers.get("balanced_accuracy")),
-        "macro-F1, %": percent(numbers.get("macro_f1")),
+        f"last round, {title}": cell("final"),
+        f"last 5, {title}": cell("last_5_rounds"),
+        **_beside(scenario, one),
         "rank": f"{one.rank}{mark}" if one.rank else NONE,
-        f"vs {base.recipe if base else BASELINE}": percent(numbers.get("vs_baseline"), sign="+"),
-        "worst client, %": percent(numbers.get("worst_client")),
-        **({"noisy test, %": percent(numbers.get("noisy_test"))} if noisy else {}),
+        f"vs {base.recipe if base else BASELINE}": cell("vs_baseline", sign="+"),
+        f"worst client, {title}": cell("worst_client"),
+        **({f"noisy test, {title}": cell("noisy_test")} if noisy else {}),
         **{name: plus_minus(one.metrics.get(name), 4) for name in _own_metrics(scenario)},
         "MiB total": mib(numbers["traffic_total_bytes"].mean),
         "seeds": str(len(one.seeds)),
     }
+
+
+def _beside(scenario: ScenarioSummary, one: MethodSummary) -> dict[str, str]:
+    """The cells of the metrics beside the main one."""
+    numbers = one.spreads
+    if scenario.main == "accuracy":
+        return {
+            "balanced, %": percent(numbers.get("balanced_accuracy")),
+            "macro-F1, %": percent(numbers.get("macro_f1")),
+        }
+    return {_title(name): in_unit(numbers.get(name), metric_of(name)) for name in scenario.others}
 
 
 def _own_metrics(scenario: ScenarioSummary) -> list[str]:
@@ -92,13 +120,19 @@ def compared(scenario: ScenarioSummary) -> list[tuple[str, list[list[str]]]]:
     tables = [(other.recipe, against(scenario, other).values()) for other in others]
     constant = {one.recipe for one in scenario.methods if one.is_constant}
     return [
-        (name, [list(COMPARED), *(_numbers(one, one.recipe in constant) for one in found)])
+        (
+            name,
+            [
+                list(COMPARED),
+                *(_numbers(one, scenario.metric, one.recipe in constant) for one in found),
+            ],
+        )
         for name, found in tables
         if found
     ]
 
 
-def _numbers(one: Comparison, is_constant: bool) -> list[str]:
+def _numbers(one: Comparison, metric: Metric, is_constant: bool) -> list[str]:
     """A comparison's cells. A method that is no better than a constant answer is not praised."""
     verdict = one.verdict
     if is_constant and verdict == "better":
@@ -107,12 +141,12 @@ def _numbers(one: Comparison, is_constant: bool) -> list[str]:
         return [one.recipe, *[NONE] * 5, verdict]
     interval = NONE
     if one.low is not None and one.high is not None:
-        interval = f"{points(one.low)} to {points(one.high)}"
+        interval = f"{points(one.low, metric)} to {points(one.high, metric)}"
     ps = (
         NONE if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001" for p in (one.p, one.holm_p)
     )
     higher = f"{one.higher} of {len(one.differences)}"
-    return [one.recipe, points(one.mean), interval, *ps, higher, verdict]
+    return [one.recipe, points(one.mean, metric), interval, *ps, higher, verdict]
 
 
 def summary_csv(scenarios: Iterable[ScenarioSummary]) -> str:
@@ -126,6 +160,7 @@ def summary_csv(scenarios: Iterable[ScenarioSummary]) -> str:
         }
         for one in scenario.methods:
             row: dict[str, Any] = {
+                **({} if scenario.main == "accuracy" else {"metric": scenario.main}),
                 "scenario": scenario.name,
                 "recipe": one.recipe,
                 "composition": one.composition,
@@ -134,7 +169,8 @@ def summary_csv(scenarios: Iterable[ScenarioSummary]) -> str:
                 "baseline": scenario.baseline.recipe if scenario.baseline else "",
                 "one_class_seeds": " ".join(map(str, one.one_class)),
             }
-            for column in (*COLUMNS, *(f"{METRIC}{name}" for name in _own_metrics(scenario))):
+            further = [*scenario.others, *(f"{METRIC}{name}" for name in _own_metrics(scenario))]
+            for column in (*COLUMNS, *further):
                 numbers = one.spreads.get(column) or (None, None, 0)
                 row |= {f"{column}_{part}": x for part, x in zip(PARTS, numbers, strict=True)}
             for other, comparisons in with_others.items():
@@ -153,23 +189,29 @@ def headline(scenarios: Sequence[ScenarioSummary]) -> Mapping[str, Any]:
     for scenario in scenarios:
         comparisons = against(scenario, scenario.baseline)
         found[scenario.name] = {
-            one.recipe: _headline(one, comparisons.get(one.recipe)) for one in scenario.methods
+            one.recipe: _headline(scenario, one, comparisons.get(one.recipe))
+            for one in scenario.methods
         }
     return next(iter(found.values())) if len(found) == 1 else found
 
 
-def _headline(one: MethodSummary, with_base: Comparison | None) -> dict[str, float]:
+def _headline(
+    scenario: ScenarioSummary, one: MethodSummary, with_base: Comparison | None
+) -> dict[str, float]:
     """Accuracy, its standard deviation, other measures, difference to the baseline with its
-    interval, in %. MiB.
+    interval, in % where the metric is a fraction that is shown so. MiB.
 
     Unknown numbers are left out.
     """
-    fractions = {"accuracy": one.final.mean, "spread": one.final.std}
+    fractions = {scenario.main: one.final.mean, "spread": one.final.std}
     fractions |= {name: one.spreads[name].mean for name in METRICS if name in one.spreads}
     if with_base is not None and with_base.differences:
         fractions["difference"] = with_base.mean
         fractions |= {"difference_low": with_base.low, "difference_high": with_base.high}
-    numbers = {name: 100 * value for name, value in fractions.items() if value is not None}
+    factor = scenario.metric.factor
+    numbers = {name: factor * value for name, value in fractions.items() if value is not None}
+    beside = {name: metric_of(name).factor * one.spreads[name].mean for name in scenario.others}
+    numbers |= beside
     numbers["mib"] = one.spreads["traffic_total_bytes"].mean / MIB
     # `+ 0.0`: a rounded zero has no sign.
     return {name: round(number, 4) + 0.0 for name, number in numbers.items()}
@@ -181,7 +223,7 @@ def curves_csv(scenario: ScenarioSummary, recipes: Sequence[str]) -> str:
     Empty where it is not known.
     """
     rows = [
-        (int(row["round"]), run.recipe, row["test_accuracy"])
+        (int(row["round"]), run.recipe, row[f"test_{run.main}"])
         for run in scenario.results
         for row in run.rows
     ]

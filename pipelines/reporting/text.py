@@ -8,12 +8,14 @@ import statistics
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from fedml_noniid.plugins.metrics import Metric
+
 if TYPE_CHECKING:
     from fedml_noniid.pipelines.reporting.summary import Spread
 
 NONE = "-"  # the cell of an unknown number
 MIB = 2**20
-FILTERS = ("markdown", "plain", "percent", "points", "mib", "span", "seeds")  # of the templates
+FILTERS = ("markdown", "plain", "percent", "mib", "span", "seeds")  # of the templates
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
@@ -47,14 +49,19 @@ def plus_minus(
     return mean if value.std is None else f"{mean} ± {scale * value.std:.{decimals}f}"
 
 
+def in_unit(value: Spread | None, metric: Metric, sign: str = "") -> str:
+    """`91.00 ± 2.65` of fractions that are shown in percent, `0.9100 ± 0.0265` of other metrics."""
+    return plus_minus(value, metric.decimals, sign, scale=metric.factor)
+
+
 def percent(value: Spread | None, sign: str = "") -> str:
     """`91.00 ± 2.65` of fractions."""
     return plus_minus(value, sign=sign, scale=100)
 
 
-def points(difference: float) -> str:
-    """`+1.50` of a fraction."""
-    return f"{100 * difference:+z.2f}"
+def points(difference: float, metric: Metric) -> str:
+    """`+1.50` of a fraction, `+0.0150` of other metrics."""
+    return f"{metric.factor * difference:+z.{metric.decimals}f}"
 
 
 def mib(size: float) -> str:

@@ -19,11 +19,11 @@ from fedml_noniid.pipelines.experiment.partitioning import skewed
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import partitions
 from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.indices import Indices, read_indices
-from fedml_noniid.plugins.data.partitions import partition
 from fedml_noniid.plugins.engines.cohort import cohort_size
 from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.models.settings import ModelSettings
@@ -127,15 +127,9 @@ def divided(
     """
     scenario = settings.scenarios[wanted.scenario]
     try:
-        clients = partition(
-            scenario.partition,
-            data.train_y.numpy(),
-            np.concatenate(indices.clients),
-            wanted.silos,
-            wanted.seed,
-            data.train_owner,
-            f"data set {data.name!r}",
-            **scenario.options,
+        held = np.concatenate(indices.clients)
+        clients = partitions.divided(
+            scenario.partition, data, held, wanted.silos, wanted.seed, **scenario.options
         )
         tests = client_tests(data, clients, scenario.partition, wanted.seed)
         skew = skewed(scenario, data, clients, wanted.seed)

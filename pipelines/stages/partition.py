@@ -62,9 +62,9 @@ def _files(place: Workspace, settings: Config, name: str, seed: int) -> dict[str
         "indices.json": made.indices.text.encode(),
         "statistics.json": (json.dumps(made.statistics, indent=2) + "\n").encode(),
         "clients.csv": _table(
-            counts, statistics.entropy(counts), data.classes, made.columns
+            counts, statistics.entropy(counts), data.strata.names, made.columns
         ).encode(),
-        "heatmap.png": heatmap(counts, data.classes, f"{name}, seed {seed}"),
+        "heatmap.png": heatmap(counts, data.strata.names, f"{name}, seed {seed}"),
     }
 
 

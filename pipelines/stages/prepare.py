@@ -23,12 +23,13 @@ def run(place: Workspace) -> None:
     data = embedded(whole, data)
     data.save(place.dataset(settings.name))
     log.info(
-        "%s: %d training and %d test samples of %s, %d classes, sha256 %s",
+        "%s: %d training and %d test samples of %s, %d %s, sha256 %s",
         data.name,
         len(data.train_y),
         len(data.test_y),
         "x".join(map(str, data.train_x.shape[1:])),
         len(data.classes),
+        "classes" if data.has_classes else "targets",
         data.checksum[:12],
     )
     for note in data.notes:

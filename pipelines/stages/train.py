@@ -29,6 +29,7 @@ from fedml_noniid.plugins.engines.callbacks import OnRow
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.run import Checkpointing
 from fedml_noniid.plugins.engines.simulation import resolve_device
+from fedml_noniid.plugins.metrics import metric_of
 
 log = logging.getLogger(__name__)
 RESUME = ".resume"
@@ -39,7 +40,7 @@ class Outcome(NamedTuple):
     """How an item ended."""
 
     fresh: bool  # trained now, not taken from the store
-    accuracy: float
+    scored: str  # the main metric, in words
     reason: str = ""  # why it has no model
 
 
@@ -77,9 +78,7 @@ def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
         for unit, outcome in side_by_side(work, units, 1 if workers > 1 else processes, display):
             if outcome.reason:
                 diverged[unit.key] = outcome.reason
-            display.done(
-                unit.key, outcome.reason or f"{100 * outcome.accuracy:.2f} %", not outcome.fresh
-            )
+            display.done(unit.key, outcome.reason or outcome.scored, not outcome.fresh)
     cache.keep_only(place.root / "runs", [unit.key for unit in units if unit.key not in diverged])
     return diverged
 
@@ -98,9 +97,10 @@ def _get_or_create(
     make = partial(_train, place, settings, workers, unit, fingerprint)
     fresh = cache.get_or_create(folder, place.repository, fingerprint, make)
     if (folder / DIVERGED).is_file():
-        return Outcome(fresh, math.nan, (folder / DIVERGED).read_text())
+        return Outcome(fresh, "", (folder / DIVERGED).read_text())
     final = json.loads((folder / "run.json").read_text())["final"]
-    return Outcome(fresh, float(final["test_accuracy"]))
+    main = settings.train.built_loss.metric
+    return Outcome(fresh, metric_of(main).shown(float(final.get(f"test_{main}", math.nan))))
 
 
 def _train(
@@ -109,7 +109,7 @@ def _train(
     """Trains an item from its checkpoint. Reports each round to MLflow and the display."""
     item = Item.load(place, settings, unit)
     resume = place.repository / RESUME / fingerprint[:16]
-    every = settings.machine.checkpoint_every
+    every, metric = settings.machine.checkpoint_every, item.loss.metric
 
     def on_round(row: Mapping[str, float]) -> None:
         # Rows are logged in batches: one call costs as much as a thousand numbers.
@@ -117,7 +117,11 @@ def _train(
             run.log_rounds(simulation.loop.rows)
         progress.report(
             progress.RoundReport(
-                unit.key, int(row["round"]), settings.train.rounds, row["test_accuracy"]
+                unit.key,
+                int(row["round"]),
+                settings.train.rounds,
+                row[f"test_{metric}"],
+                metric_of(metric).words,
             )
         )
 

@@ -75,7 +75,8 @@ def tried(place: Workspace, settings: Config, title: str) -> dict[str, list[Tria
                 "a model of its own and the validation samples are no client's; allowed: recipes "
                 "without such methods (fedbn, fedper, ditto)"
             )
-    accuracies = measured(place, laid, title, "validation_accuracy")
+    column = f"validation_{settings.train.built_loss.metric}"
+    accuracies = measured(place, laid, title, column)
     return {
         recipe: [Trial(point, accuracies[point.entry]) for point in points]
         for recipe, points in found.items()

@@ -27,14 +27,14 @@ from fedml_noniid.pipelines.tools import fits
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.errors import MISSING, UNKNOWN, UserError, closest, known
-from fedml_noniid.plugins.data import datasets, user_files
+from fedml_noniid.plugins.data import datasets, partitions, user_files
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.data.partitions import BY_OWNER, PARTITIONS
 from fedml_noniid.plugins.data.readers import frames
 from fedml_noniid.plugins.data.readers.download import DownloadNeededError, forbidden
 from fedml_noniid.plugins.data.splits import hold_out
-from fedml_noniid.plugins.own_code import look_in
+from fedml_noniid.plugins.data.strata import are_labels
+from fedml_noniid.plugins.own_code import look_in, names_code
 
 STAGES = Path(fedml_noniid.__file__).with_name(
     "stages.yaml"
@@ -69,6 +69,7 @@ MAX_OWNERS = 100  # clients, unless more are asked for
 # Optimiser and step size of a model; CNNS: of all others.
 LOCAL = {"lstm": ("rmsprop", 0.01), "mlp": ("sgd", 0.1), "logistic_regression": ("sgd", 0.1)}
 CNNS = ("sgd", 0.05)
+LR_OF_NUMBERS = 0.01  # of mse: a step of another size diverges where an error is large
 OWN_DATA = f"a file that ends in {', '.join(frames.ENDINGS)}; a folder with train.npz or train/"
 
 
@@ -77,7 +78,8 @@ class StudyOptions:
     """What the user asks for; all else fits the data."""
 
     data: str = "digits"  # the name of a data set, or the path of own data
-    columns: Mapping[str, str] = field(default_factory=dict)  # of a table: label, owner, text
+    # Of a table: label or target (several, joined by commas), owner, text.
+    columns: Mapping[str, str] = field(default_factory=dict)
     methods: Sequence[str] = ()
     settings: Sequence[str] = ()  # `KEY=VALUE`, keys and values as in params.yaml
     deploy: bool = False  # whether FedML runs one method too, as processes
@@ -171,7 +173,9 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
     entries = list(wanted.methods or (FOR_TEXT if model == "lstm" else METHODS))
     named = [recipes.entry(entry) for entry in entries]
     optimizer, lr = LOCAL.get(str(model), CNNS)
-    train = {"model": model, "rounds": 20, "epochs": 2, "batch_size": 32}
+    train = {"model": model, **_loss(data), "rounds": 20, "epochs": 2, "batch_size": 32}
+    if train.get("loss") == "mse":
+        lr = LR_OF_NUMBERS
     content = {
         "experiment": Path(wanted.data).resolve().name.partition(".")[0],
         "data": section | {"validation": 0.1, "public": _public(entries, data)} | parts["data"],
@@ -247,10 +251,10 @@ def _data(
             section["file"], place = place.name, place.parent
         inside = place.is_relative_to(folder.resolve())
         section["root"] = os.path.relpath(place, folder.resolve()) if inside else str(place)
-    section |= wanted.columns
+    section |= {key: _several(key, column) for key, column in wanted.columns.items()}
     asked = section | dict(given)
-    if "file" in section and "label" not in asked:
-        allowed = f"a column of {wanted.data}: {', '.join(columns(wanted.data))}"
+    if "file" in section and not {"label", "target"} & asked.keys():
+        allowed = f"a column of {wanted.data}: {', '.join(columns(wanted.data))}; or --target"
         raise UserError(MISSING, where=("--label",), allowed=allowed)
     options = {key: value for key, value in asked.items() if key not in DataSettings.model_fields}
     try:
@@ -258,6 +262,19 @@ def _data(
             return section, datasets.load(asked["name"], folder / str(asked["root"]), **options)
     except DownloadNeededError:
         return section, None
+
+
+def _several(key: str, column: str) -> str | list[str]:
+    """The column of an option; the columns of several targets."""
+    return column.split(",") if key == "target" and "," in column else column
+
+
+def _loss(data: Dataset | None) -> dict[str, str]:
+    """The loss, where the targets are no classes: of labels, or of numbers."""
+    if data is None or data.has_classes:
+        return {}
+    labels = are_labels(data.train_y.numpy(), data.test_y.numpy())
+    return {"loss": "bce" if labels else "mse"}
 
 
 def _model(data: Dataset | None) -> str:
@@ -281,10 +298,12 @@ def _scenario(given: Mapping[str, Any], data: Dataset | None, checked: Config) -
     """How the data are divided: by owner, if they are known."""
     owners = None if data is None else data.train_owner
     usual = "dirichlet" if owners is None or "alpha" in given else "natural"
-    name = known("partition", given.get("partition", usual), PARTITIONS)
+    name = given.get("partition", usual)
+    if not names_code(name):
+        known("partition", name, partitions.PARTITIONS)
     clients = 20 if data is None else max(2, min(20, len(data.train_y) // 50))
-    if name in BY_OWNER and data is not None and owners is not None:
-        held_out = (data.train_y.numpy(), checked.data.validation, checked.data.public)
+    if name in partitions.BY_OWNER and data is not None and owners is not None:
+        held_out = (data.strata.train, checked.data.validation, checked.data.public)
         train = [hold_out(*held_out, seed).train for seed in checked.seeds]
         clients = min(MAX_OWNERS, *(len(np.unique(owners.numpy()[rows])) for rows in train))
     scenario = {"partition": name, "clients": clients, "participation": 1.0}

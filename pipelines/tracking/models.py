@@ -99,9 +99,20 @@ def _network(result: ItemResult, root: Path) -> dict[str, Any] | None:
         "shape": data.train_x.shape[1:],
         "dtype": "float32" if data.std else "int32",
         "classes": data.classes,
+        "answers": _answers(result),
         "mean": data.mean,
         "std": data.std,
     }
+
+
+def _answers(result: ItemResult) -> str:
+    """What a served model makes of the outputs: a function of torch, or nothing."""
+    from fedml_noniid.plugins.losses import MultiLabel, loss_of
+
+    loss = loss_of(result.params.get("train.loss", "cross_entropy"))
+    if loss.classes:
+        return "softmax"
+    return "sigmoid" if isinstance(loss, MultiLabel) else ""
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""The code of a registered model: raw samples in, probabilities out.
+"""The code of a registered model: raw samples in, probabilities (or numbers) out.
 
 MLflow copies this file beside each model.
 """
@@ -29,10 +29,11 @@ class Served(NamedTuple):
     buffers: dict[str, Tensor]
     mean: tuple[float, ...]  # per channel; empty for text
     std: tuple[float, ...]
+    answers: str = "softmax"  # of the outputs; sigmoid for several labels, "" for numbers
 
     def predict(self, samples: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Probabilities [n, C] of samples [n, ...] as the data set's files have them, not
-        normalised."""
+        """Probabilities [n, C], or numbers, of samples [n, ...] as the data set's files have them,
+        not normalised."""
         x = torch.from_numpy(np.array(samples, dtype=np.float32))
         if self.std:
             mean, std = (
@@ -44,7 +45,10 @@ class Served(NamedTuple):
                 self.network(self.params, self.buffers, part, False).logits
                 for part in torch.split(x, BATCH)
             ]
-        found: npt.NDArray[np.float32] = torch.cat(logits).softmax(1).numpy()
+        outputs = torch.cat(logits)
+        if self.answers:
+            outputs = outputs.softmax(1) if self.answers == "softmax" else outputs.sigmoid()
+        found: npt.NDArray[np.float32] = outputs.numpy()
         return found
 
 
@@ -61,4 +65,5 @@ def _load_pyfunc(path: str) -> Served:
     params = trees["evaluated"] or trees["params"]
     shape, embedding = tuple(about["shape"]), params.get("embedding.weight")
     network = build(about["model"], shape, len(about["classes"]), about["options"], embedding)
-    return Served(network, params, trees["buffers"], tuple(about["mean"]), tuple(about["std"]))
+    mean, std = tuple(about["mean"]), tuple(about["std"])
+    return Served(network, params, trees["buffers"], mean, std, about["answers"])

@@ -47,6 +47,7 @@ from fedml_noniid.plugins.core.component import (
     Client,
     Component,
     Exclusive,
+    Needs,
     Server,
     Setting,
     Trace,
@@ -62,6 +63,7 @@ class FedNova(Component):
     """Averages the clients' mean gradients rather than their sums."""
 
     name: ClassVar[str] = "fednova"
+    needs: ClassVar[Needs] = Needs(steps=True)
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset(
         {Exclusive.AVERAGE, Exclusive.PROXIMAL, Exclusive.OPTIMIZER_MEMORY}
     )

@@ -292,6 +292,11 @@ def _unsound(a: Component, b: Component) -> str:
             f"{a.name!r} makes a client's own model of the received one and a part that it keeps, "
             f"{b.name!r} in another way, and a client is tested with one"
         )
+    if Exclusive.START in a.exclusive and (Exclusive.DRIFT in b.exclusive or b.needs.steps):
+        return (
+            f"{a.name!r} starts local training elsewhere than at the received model, from where "
+            f"{b.name!r} counts a client's way"
+        )
     if HEAD in a.needs.personal and (b.needs.classifier or b.needs.fixed_classifier):
         return (
             f"{a.name!r} keeps the {KEPT[HEAD]} on the clients, and {b.name!r} needs one that all "

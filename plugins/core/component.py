@@ -3,8 +3,9 @@
 One round. Every hook stands where it acts. The list is the order; there is no other.
 
     server   broadcast, message     what goes down with the model: to all, to each
-    client   optimizer, warm_start  the local optimiser and the state that it starts from
+    client   optimizer              the local optimiser
              prepare                once, on the received model
+             warm_start             what local training starts from
                each step: gradient_point         where the gradient is taken, if not at w
                          logits, penalty        inside the loss
                           gradient_term          added to the gradient
@@ -83,6 +84,10 @@ class Exclusive(Enum):
         "two pulls towards the received model are one, with the sum of their coefficients",
     )
     REFINEMENT = "refinement on public data", "each trains clients' models on the public split"
+    START = (
+        "start of local training",
+        "each starts local training from parameters of its own",
+    )
     SERVER_LEARNING = (
         "distillation on the server",
         "each trains the server's model, the later undoes the earlier",
@@ -126,8 +131,12 @@ class Needs:
     features: bool = False  # the input of the classifier
     classifier: bool = False  # the classifier's parameters, by themselves or on the server
     activations: bool = False  # `task.activations`
+    steps: bool = False  # w_k - w_t as the sum of a client's local steps
     classes: bool = False  # targets that are classes, such as label counts or soft labels
 
+
+# In what `warm_start` returns: the parameters from which local training starts.
+START = "params"
 
 # Parts of a model that a client may keep to itself.
 NORMS, HEAD, BODY = "norms", "head", "body"
@@ -373,7 +382,8 @@ class Component:
         """The optimiser of local training, if the method brings its own (exclusive)."""
 
     def warm_start(self, client: Client) -> Tree | None:
-        """The optimiser's state before the first step, if it is not empty (exclusive)."""
+        """What local training starts from: the optimiser's state if it is not empty (exclusive),
+        and under "params" parameters other than the received ones (exclusive)."""
 
     def prepare(self, client: Client) -> Tree:
         """`client.prepared`: computed once per round on the received model."""

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedml_noniid.plugins.core.data import cross_entropies, log_softmax, masked_mean
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import Range
 
 Metrics = dict[str, Tensor]  # 0-d float64 by name
@@ -47,6 +48,20 @@ class Loss:
         """What is wrong with float targets [n, C]; "" if nothing is."""
         return ""
 
+    def check(self, y: Tensor) -> None:
+        """UserError for targets that this loss does not take."""
+        name = type(self).__name__
+        if y.is_floating_point() == self.classes:
+            kinds = "classes", "numbers, not classes"
+            raise UserError(
+                f"loss {name}: the targets are {kinds[y.is_floating_point()]}",
+                allowed="mse, huber or bce; classes are whole numbers or text"
+                if self.classes
+                else "cross_entropy, or float targets",
+            )
+        if why := "" if self.classes else self.refused(y):
+            raise UserError(f"loss {name}: a target {why}")
+
     def values(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of each sample, [..., B, C] and [..., B(, C)] -> [..., B]."""
         raise NotImplementedError
@@ -71,6 +86,10 @@ class Loss:
         """k."""
         raise NotImplementedError
 
+    def answers(self, outputs: Tensor) -> Tensor:
+        """What a user is told, [n, C]: probabilities, or the outputs as they are."""
+        return outputs
+
     def statistics(self, predictions: Tensor, y: Tensor) -> Tensor:
         """What `scores` takes of some samples, [k] float64."""
         raise NotImplementedError
@@ -93,6 +112,9 @@ class Classification(Loss):
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(1)
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(1)
 
     def n_statistics(self, n_outputs: int) -> int:
         return 1

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import (
+    START,
     V_BUFFERS,
     Answer,
     Ask,
@@ -192,8 +193,8 @@ def train(
         return own_step(task, own, loss, task.optimizer.step)
 
     own = own_start(algorithm, memory, task.optimizer)
-    state = started(algorithm, views) or {}
-    start = Descent(client.params, client.buffers, state)._replace(own=own)
+    state, params = started(algorithm, views)
+    start = Descent(client.params | params, client.buffers, state)._replace(own=own)
     step = Step(
         task.optimizer, lambda w: term(views, w), factor(views), beside=beside if own else None
     )
@@ -234,11 +235,18 @@ def _view(client: Client, c: Component, sent: Ask, memory: Tree, prepared: Tree)
     )
 
 
-def started(algorithm: Algorithm, views: Views) -> Tree | None:
-    """The optimiser's state before the first step, if it is not empty."""
-    return algorithm.owned(
-        Exclusive.OPTIMIZER_MEMORY, {c: call(c, "warm_start", view) for c, view in views.items()}
-    )
+def started(algorithm: Algorithm, views: Views) -> tuple[Tree, Params]:
+    """What local training starts from: the optimiser's state, and parameters; what is missing is as
+    always."""
+    states: dict[Component, Tree | None] = {}
+    starts: dict[Component, Params | None] = {}
+    for c, view in views.items():
+        found: Tree | None = call(c, "warm_start", view)
+        starts[c] = (found or {}).get(START)
+        state = {name: leaf for name, leaf in (found or {}).items() if name != START}
+        states[c] = None if found is None or (starts[c] is not None and not state) else state
+    state = algorithm.owned(Exclusive.OPTIMIZER_MEMORY, states) or {}
+    return state, algorithm.owned(Exclusive.START, starts) or {}
 
 
 def point_of(algorithm: Algorithm, views: Views) -> Point | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.partitions import BY_OWNER
+from fedml_noniid.plugins.data.partitions import goes_by_owner
 from fedml_noniid.plugins.data.partitions.assigning import by_client
 from fedml_noniid.plugins.data.statistics import class_counts
 from fedml_noniid.plugins.data.streams import stream
@@ -19,12 +19,17 @@ def client_tests(data: Dataset, clients: Sequence[Ints], kind: str, seed: int) -
     """Each client's positions in the test set, for a partition of this `kind`: those of its users,
     or alike.
 
-    They are of the client's users if the data name the users and the partition goes by them.
+    They are of the client's users if the data name the users, the partition goes by them, and no
+    user is in two clients.
     """
-    if kind in BY_OWNER and data.train_owner is not None and data.test_owner is not None:
-        return of_owners(clients, data.train_owner.numpy(), data.test_owner.numpy())
-    counts = class_counts(data.train_y.numpy(), clients, len(data.classes))
-    return in_proportion(counts, data.test_y.numpy(), stream(seed, "test clients"))
+    if data.train_owner is not None and data.test_owner is not None and goes_by_owner(kind):
+        owners = data.train_owner.numpy()
+        users = np.concatenate([np.unique(owners[positions]) for positions in clients])
+        if len(users) == len(np.unique(users)):
+            return of_owners(clients, owners, data.test_owner.numpy())
+    names, train, test = data.strata
+    counts = class_counts(train, clients, len(names))
+    return in_proportion(counts, test, stream(seed, "test clients"))
 
 
 def in_proportion(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> list[Ints]:

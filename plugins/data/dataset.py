@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, closest, located
 from fedml_noniid.plugins.data import tensor_file
+from fedml_noniid.plugins.data.strata import Strata, strata
 
 # The mean and the deviation of pixels from 0 to 1; None: those of each channel.
 NORMALISATIONS = {"channel": None, "half": (0.5, 0.5), "none": (0.0, 1.0)}
@@ -30,10 +32,10 @@ class Raw:
     train_x: (
         Tensor  # [n, channels, ...] or [n, features], uint8 or float32; [n, tokens] int32 for text
     )
-    train_y: Tensor  # [n] int64, in [0, C)
+    train_y: Tensor  # [n] int64, in [0, C); or targets that are no classes, [n, t] float32
     test_x: Tensor
     test_y: Tensor
-    classes: Sequence[str]
+    classes: Sequence[str]  # or the names of the targets
     # the raw value that is 1 on the scale on which noise is given: 255 for images of 8 bits
     unit: float = 255
     # [n] int64: the owner of each sample (a writer, a user), numbered from 0
@@ -44,6 +46,17 @@ class Raw:
     notes: Sequence[
         str
     ] = ()  # what a report has to say about the data; the note of a leak begins with LEAK
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the targets are classes; otherwise they are numbers or several labels."""
+        return not self.train_y.is_floating_point()
+
+    @cached_property
+    def strata(self) -> Strata:
+        """The classes, or what stands for them in partitions and splits."""
+        ys = self.train_y.numpy(), self.test_y.numpy()
+        return Strata(tuple(self.classes), *ys) if self.has_classes else strata(*ys, self.classes)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,9 +11,10 @@ import torch
 from pydantic import BeforeValidator
 
 from fedml_noniid.plugins.core.errors import known
-from fedml_noniid.plugins.core.options import Count, check_options
+from fedml_noniid.plugins.core.options import Count, check_options, model_of
 from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.dataset import Dataset, Raw, mean_and_deviation
+from fedml_noniid.plugins.data.readers import own
 from fedml_noniid.plugins.data.readers.arrays import arrays
 from fedml_noniid.plugins.data.readers.cifar import cifar10, cifar100
 from fedml_noniid.plugins.data.readers.cinic import cinic10
@@ -29,6 +29,7 @@ from fedml_noniid.plugins.data.readers.table import table
 from fedml_noniid.plugins.data.readers.text import text
 from fedml_noniid.plugins.data.subsample import subsample
 from fedml_noniid.plugins.data.user_files import unreadable
+from fedml_noniid.plugins.own_code import check_arguments, function_of, names_code
 
 # (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come
 # from.
@@ -59,13 +60,27 @@ class Preprocessing:
     samples: Count | None = None  # how many of the training set are used; None: all
 
 
+def find(name: str) -> Callable[..., Any]:
+    """The reader of a name: one of ours, or a user's function as `package.module:name`.
+
+    UserError.
+    """
+    return function_of("data set", name, DATASETS)
+
+
 def check(name: str, options: Mapping[str, Any], also: Iterable[str] = ()) -> None:
     """UserError unless data set `name` exists and takes these options.
 
     Only `load` checks them against the files. `also`: keys that may stand beside them.
     """
-    reader = DATASETS[known("data set", name, DATASETS)]
-    check_options((reader, Preprocessing), options, also)
+    reader = find(name)
+    if name in DATASETS:
+        check_options((reader, Preprocessing), options, also)
+        return
+    shared = model_of(Preprocessing).model_fields
+    check_options(Preprocessing, {key: options[key] for key in options if key in shared}, also)
+    rest = {key: value for key, value in options.items() if key not in shared}
+    check_arguments(reader, rest, own.FILLED)
 
 
 def load(name: str, root: Path, **options: Any) -> Dataset:
@@ -73,13 +88,15 @@ def load(name: str, root: Path, **options: Any) -> Dataset:
 
     UserError for an unknown name or option, and for bad files.
     """
+    if not names_code(name):
+        known("data set", name, DATASETS)
     check(name, options)
-    reader, root = DATASETS[name], Path(root)
+    reader, root = find(name), Path(root)
     shared = {one.name for one in fields(Preprocessing)}
     of = Preprocessing(**{key: value for key, value in options.items() if key in shared})
-    takes = inspect.signature(reader).parameters
+    rest = {key: value for key, value in options.items() if key not in shared}
     try:
-        raw = reader(root, **{key: value for key, value in options.items() if key in takes})
+        raw = reader(root, **rest) if name in DATASETS else own.read(name, reader, root, rest)
     except OSError as error:
         raise unreadable(root, error) from None
     if of.samples is not None:
@@ -97,7 +114,7 @@ def _thinned(raw: Raw, samples: int) -> Raw:
             "samples", samples, "none, since the data set has owners, who would lose theirs"
         )
     n = len(raw.train_y)
-    rows = torch.from_numpy(subsample(raw.train_y.numpy(), samples))
+    rows = torch.from_numpy(subsample(raw.strata.train, samples))
     note = f"{len(rows)} of {n} training samples are used, drawn class by class"
     return replace(
         raw, train_x=raw.train_x[rows], train_y=raw.train_y[rows], notes=(*raw.notes, note)

@@ -116,7 +116,8 @@ def _sampled(
         ]
     )
     owner = np.repeat(np.arange(len(clients)), sizes)
-    raw, labels = skew.applied(clients, data.train_x, data.train_y)
+    classes = torch.from_numpy(data.strata.train)
+    raw, labels = skew.applied(clients, data.train_x, classes)
     x = normalised(raw[positions].to(torch.float32, copy=True), data.mean, data.std)
     y = labels[positions]
     if noise is not None:

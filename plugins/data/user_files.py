@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.own_code import is_own
 
 WIDTH = 300  # of a word's vector
 GLOVE = f"glove.6B.{WIDTH}d.txt"
+LONGEST = 256  # characters of a name
 LEFTOVERS = ("thumbs.db", "desktop.ini", "__macosx")
 
 
@@ -21,7 +23,8 @@ def user_files(name: str, root: Path, options: Mapping[str, object]) -> dict[str
     Empty for the data sets that are downloaded. UserError for folders that can't be read.
     """
     try:
-        found = OF_USER[name](Path(root), options) if name in OF_USER else []
+        of = _of_options if is_own(name) else OF_USER.get(name, _none)
+        found = of(Path(root), options)
         return {os.path.relpath(path, root): path for path in found if path.is_file()}
     except OSError as error:
         raise unreadable(root, error) from None
@@ -30,6 +33,19 @@ def user_files(name: str, root: Path, options: Mapping[str, object]) -> dict[str
 def unreadable(root: Path, error: OSError) -> UserError:
     """The error for a folder or file that can't be read."""
     return UserError(f"{error.filename or root}: can't be read ({error.strerror or error})")
+
+
+def _none(root: Path, options: Mapping[str, object]) -> list[Path]:
+    return []
+
+
+def _of_options(root: Path, options: Mapping[str, object]) -> list[Path]:
+    """What the options of a user's own reader name: files, and all files of folders."""
+    texts = [value for value in options.values() if isinstance(value, str)]
+    named = [root / text for text in texts if 0 < len(text) < LONGEST]
+    return [
+        file for path in named for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
+    ]
 
 
 def _of_table(root: Path, options: Mapping[str, object]) -> list[Path]:

@@ -43,6 +43,7 @@ class Clients:
         self.needs = self.algorithm.needs
         self.public, self.drift = federation.public, federation.held
         self.read(federation.train)
+        self.task.loss.check(federation.train.y)
         self.indices = dict(sorted(federation.clients.items()))
         for client, positions in self.indices.items():
             if len(positions) == 0:

@@ -164,8 +164,10 @@ def train(
         prepared = {c.name: call(c, "prepare", view) for c, view in views(trees).items()}
         given = views(trees | {"prepared": prepared})
         params, buffers = joined(sent.params, sent.buffers, trees["memory"])
+        given_state, given_params = started(algorithm, given)
+        params = params | given_params
         found = {"params": params, "buffers": buffers, "prepared": prepared}
-        state = over(task.optimizer.init(params), started(algorithm, given) or {})
+        state = over(task.optimizer.init(params), given_state)
         own = own_start(algorithm, trees["memory"], task.optimizer)
         return found | {"factor": factor(given), "state": state, "own": own}
 

@@ -24,12 +24,13 @@ from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.engines.callbacks import Callback, Columns, CurrentRun, RoundEnd
 from fedml_noniid.plugins.engines.evaluation import outputs_of
+from fedml_noniid.plugins.metrics import METRICS as WORDS
 from fedml_noniid.plugins.own_code import call, check_arguments, function_of
 
 LOG = logging.getLogger(__name__)
 METRICS: dict[str, Callable[..., Any]] = {}  # ours, by name
 NAME = re.compile(r"[\w.-]+")  # of a number, as part of a column's name
-TAKEN = ("accuracy", "loss")  # names of other columns
+TAKEN = (*WORDS, "loss")  # names of other columns
 
 
 @dataclass(frozen=True)

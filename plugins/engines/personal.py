@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.component import BODY, HEAD, NORMS, Client
 from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.losses import CROSS_ENTROPY, Loss
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Network
 from fedml_noniid.plugins.core.trees import Params, Tree, row
@@ -121,12 +122,13 @@ class ClientModels(NamedTuple):
     buffers: Params
     personal: Tree
     seed: int  # noise of the test samples is drawn from it and the client
+    loss: Loss = CROSS_ENTROPY
 
     def evaluate(self, client: int, samples: Samples) -> Evaluation:
         """A client's model on samples."""
         model = client_model(self.params, self.buffers, self.personal, client)
         read = noise_of(samples, client, self.seed)
-        return evaluate(self.network, *model, samples, read=read)
+        return evaluate(self.network, *model, samples, read=read, of=self.loss)
 
     def outputs(self, client: int, samples: Samples) -> Tensor:
         """The logits of a client's model on samples, [n, C]."""

@@ -85,6 +85,7 @@ class Run:
             postprocess,
             clients,
         )
+        start.task.loss.check(federation.test.y)
         self.algorithm, self.plan = start.algorithm, start.plan
         self.everybody = tuple(range(federation.size))
         observing = self.plan.observing

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedml_noniid.plugins.core.data import cross_entropy
+from fedml_noniid.plugins.core.data import cross_entropy, masked_mean
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
@@ -137,10 +137,17 @@ def _step(network: Model, given: Given) -> Step:
     params = {name: leaf.detach().requires_grad_() for name, leaf in given.params.items()}
     with torch.enable_grad():
         out = network(params, given.buffers, given.x, True, given.mask, given.key)
-        loss = cross_entropy(out.logits, given.y, given.mask)
+        loss = _loss(out.logits, given)
         grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
     gradient = {name: leaf for name, leaf in zip(params, grads, strict=True) if leaf is not None}
     return Step(gradient, tree_map(Tensor.detach, out.buffers))
+
+
+def _loss(logits: Tensor, given: Given) -> Tensor:
+    """A loss that has a gradient: cross-entropy of one output has none."""
+    if logits.shape[-1] > 1:
+        return cross_entropy(logits, given.y, given.mask)
+    return masked_mean((logits - 1).square().squeeze(-1), given.mask)
 
 
 def _evaluated(network: Model, given: Given) -> Output:
@@ -295,7 +302,7 @@ def _lifted(network: OwnNetwork, both: Given) -> Step:
     def one(*given: Any) -> tuple[Tensor, Params]:
         client = Given(*given)
         out = side(client.params, client.buffers, client.x, True, client.mask, client.key)
-        return cross_entropy(out.logits, client.y, client.mask), out.buffers
+        return _loss(out.logits, client), out.buffers
 
     params = {name: leaf.detach().requires_grad_() for name, leaf in both.params.items()}
     with torch.enable_grad():
@@ -314,7 +321,7 @@ def _inside(network: OwnNetwork, both: Given) -> Step:
 
         def loss(params: Params) -> tuple[Tensor, Params]:
             out = side(params, client.buffers, client.x, True, client.mask, client.key)
-            return cross_entropy(out.logits, client.y, client.mask), out.buffers
+            return _loss(out.logits, client), out.buffers
 
         found: tuple[Params, Params] = torch.func.grad(loss, has_aux=True)(client.params)
         return found

@@ -31,6 +31,7 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.files import leaving_nothing
 from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
+from fedml_noniid.plugins.metrics import main_of
 from fedml_noniid.plugins.models import model as models
 from fedml_noniid.plugins.models import name_of
 from fedml_noniid.plugins.privacy.local import Noise
@@ -273,10 +274,12 @@ class HostAggregator(ServerAggregator):
     def test(
         self, test_data: Any, device: torch.device, args: Any
     ) -> tuple[float, float, None, None]:
-        """(accuracy, loss, -, -) of the last round; it was evaluated when it ended."""
+        """(accuracy or another main metric, loss, -, -) of the last round; it was evaluated when it
+        ended."""
         rows = self.server_run.loop.rows
-        row = rows[-1] if rows else {"test_accuracy": 0.0, "test_loss": 0.0}
-        return row["test_accuracy"], row["test_loss"], None, None
+        if not rows:
+            return 0.0, 0.0, None, None
+        return rows[-1][f"test_{main_of(rows[-1])}"], rows[-1]["test_loss"], None, None
 
 
 def _differences(model: Params, start: Params, deltas: Params) -> Params:

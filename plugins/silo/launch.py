@@ -36,6 +36,7 @@ from fedml_noniid.plugins.data.files import (
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.callbacks import OnRow
 from fedml_noniid.plugins.engines.record import rounds_csv
+from fedml_noniid.plugins.metrics import main_of, metric_of
 from fedml_noniid.plugins.models import model as models
 from fedml_noniid.plugins.silo import exit_codes, results, settings, shards, wire
 
@@ -222,9 +223,10 @@ class Process:
 
 def round_line(row: Mapping[str, float], rounds: int, late: Sequence[int]) -> str:
     """The line about a round that is over; `late`: the silos that did not answer."""
-    line = f"round {row['round']:.0f} of {rounds}: test accuracy "
-    if math.isfinite(row["test_accuracy"]):
-        line += f"{row['test_accuracy']:.4f}, loss {row['test_loss']:.4f}"
+    main = main_of(row)
+    line = f"round {row['round']:.0f} of {rounds}: test {metric_of(main).words} "
+    if math.isfinite(row[f"test_{main}"]):
+        line += f"{row[f'test_{main}']:.4f}, loss {row['test_loss']:.4f}"
     else:
         line += "not measured"
     without = f", without {', '.join(map(wire.silo, late))}" if late else ""

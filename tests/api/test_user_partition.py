@@ -59,8 +59,8 @@ def test_held_out_samples_are_those_of_no_client() -> None:
         ([0, 1], r"indices\[0\] = 0 is refused"),
         ([[0], [LAST + 1]], rf"indices\[1\] = \[{LAST + 1}\] is refused"),
         ([[-1]], r"indices\[0\] = \[-1\] is refused"),
-        ([[1, 2], [3, 2]], "indices have 2 2 times; allowed: once"),
-        ([[1, 3, 3]], "indices have 3 2 times"),
+        ([[1, 2], [3, 2]], "indices: 2 is there 2 times; allowed: once"),
+        ([[1, 3, 3]], "indices: 3 is there 2 times"),
     ],
 )
 def test_lists_that_are_no_partition(indices: Any, words: str) -> None:

@@ -155,6 +155,7 @@ RESULTS: list[tuple[str, Callable[..., Any], Exclusive]] = [
         lambda self, client: client.task.optimizer.init(client.params),
         Exclusive.OPTIMIZER_MEMORY,
     ),
+    ("warm_start", lambda self, client: {"params": client.params}, Exclusive.START),
     ("step", lambda self, server: Change(params=server.params), Exclusive.SERVER_STEP),
     ("step", lambda self, server: Change(evaluated=server.params), Exclusive.SERVER_STEP),
 ]

@@ -273,7 +273,22 @@ def test_refused_in_memory(train, test, message):
         ({"x": X[:, :0]}, "x is uint8 [6, 0]; allowed: [n, features]"),
         ({"y": Y[:5]}, "y is int64 [5]; allowed: whole numbers or text [6], one for each of x"),
         ({"y": Y[:, None]}, "y is int64 [6, 1]; allowed: whole numbers or text [6]"),
-        ({"y": Y.astype(float)}, "y is float64 [6]; allowed: whole numbers or text [6]"),
+        ({"y": Y.astype(float)[:, None, None]}, "y is float64 [6, 1, 1]; allowed: numbers [6, t]"),
+        (
+            {"y": Y.astype(float)[:5]},
+            "y is float64 [5]; allowed: numbers [6, t], a row for each of",
+        ),
+        ({"y": np.array([0, 1, np.nan, 2, 0, 1])}, "y is nan in row 2; allowed: finite numbers"),
+        ({"y": np.array([0, 1, 1e39, 2, 0, 1])}, "y is 1e+39 in row 2; allowed: finite numbers"),
+        (
+            {"y": np.ones(6)},
+            "y is always [1.0]; there is nothing to learn",
+        ),
+        ({"y": np.full((6, 2), 2)}, "y is int64 [6, 2]; allowed: whole numbers or text [6]"),
+        (
+            {"y": np.ones(6), "classes": np.array(["a", "b"])},
+            "classes is <U1 [2]; allowed: text [1]",
+        ),
         ({"y": Y > 0}, "y is bool [6]; allowed: whole numbers or text [6]"),
         ({"y": Y.astype("S1")}, "y is |S1 [6]; allowed: whole numbers or text [6]"),
         ({"y": np.array([0, 1, 2, 2**63, 1, 0], np.uint64)}, "y has 4 different labels in 6"),

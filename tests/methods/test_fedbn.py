@@ -38,7 +38,7 @@ SHARED = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
 NORM = ("bn1.weight", "bn1.bias", "bn1.mean", "bn1.var")
 # In the order of `torch.nn`.
 THEIRS = {"fc1": "0", "bn1": "1", "fc2": "3", "mean": "running_mean", "var": "running_var"}
-OWN_MODELS = {"apfl", "ditto", "fedrod", "finetune"}
+OWN_MODELS = {"apfl", "ditto", "fedala", "fedrod", "finetune"}
 REFUSED = {"fnr", "fnr_authors", "feddf", "fedftg"} | OWN_MODELS
 # Alone it has no training to compose with, or it leaves the batch norms alone.
 OTHERS = {"fed3r", "linear_probe"}

@@ -58,7 +58,7 @@ CLASHES: dict[str, tuple[str, ...]] = {
     ),
     "a client is tested with one": (
         *(f"{kept}+{own}" for kept in ("fedbn", "fedper") for own in ("ditto", "apfl", "fedrod")),
-        *map("+".join, combinations(("ditto", "apfl", "fedrod", "finetune"), 2)),
+        *map("+".join, combinations(("ditto", "apfl", "fedala", "fedrod", "finetune"), 2)),
     ),
     "no clients": tuple(
         f"{other}+centralised" for other in ("fedprox", "fnr", "datasharing", "scaffold")

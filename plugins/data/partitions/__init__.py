@@ -1,15 +1,16 @@
 """The partitions by name. A partition decides which client holds which samples.
 
-Every partition is a function `(labels [n], n_clients, rng, **params) -> n_clients ascending arrays
-of positions`, for 1 to n clients; those in BY_OWNER take `(owners [n], ...)`. No position is in two
-arrays, and no array is empty. All positions are assigned unless the partition's docstring says what
-is left out. Values that can't work are refused before anything is drawn; if only a draw can tell,
-they are refused after a bounded number of draws.
+Every partition of ours is a function `(labels [n], n_clients, rng, **params) -> n_clients ascending
+arrays of positions`, for 1 to n clients; those in BY_OWNER take `(owners [n], ...)`. No position is
+in two arrays, and no array is empty. All positions are assigned unless the partition's docstring
+says what is left out. Values that can't work are refused before anything is drawn; if only a draw
+can tell, they are refused after a bounded number of draws. `own.py` says what a partition of a
+user's own is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +18,8 @@ from numpy.typing import ArrayLike
 from fedml_noniid.plugins.core.errors import UserError, known
 from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data.checks import whole_number
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.partitions import own
 from fedml_noniid.plugins.data.partitions.label import (
     by_classes,
     dirichlet,
@@ -29,6 +32,7 @@ from fedml_noniid.plugins.data.partitions.natural import natural, natural_groupe
 from fedml_noniid.plugins.data.partitions.quantity import by_sizes, iid, iid_unbalanced, quantity
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
+from fedml_noniid.plugins.own_code import check_arguments, function_of, names_code
 
 Partition = Callable[..., list[Ints]]
 
@@ -49,6 +53,59 @@ BY_LABEL: dict[str, Partition] = {
 # Their clients are users or groups of users.
 BY_OWNER: dict[str, Partition] = {"natural": natural, "natural_grouped": natural_grouped}
 PARTITIONS = BY_LABEL | BY_OWNER
+
+
+def find(name: str) -> Callable[..., object]:
+    """The partition of a name: one of ours, or a function as `package.module:name`. UserError."""
+    return function_of("partition", name, PARTITIONS)
+
+
+def check(name: str, options: Mapping[str, object], also: Iterable[str] = ()) -> None:
+    """UserError unless the partition exists and takes these options.
+
+    `also`: keys that may stand beside them. Only the data can tell whether the values fit.
+    """
+    if name in PARTITIONS:
+        check_options(PARTITIONS[name], options, also)
+    else:
+        check_arguments(find(name), options, own.FILLED)
+
+
+def goes_by_owner(name: str) -> bool:
+    """Whether clients are made of owners."""
+    return name in BY_OWNER or (name not in PARTITIONS and "owners" in own.asks_for(find(name)))
+
+
+def divided(
+    name: str, data: Dataset, indices: Ints, n_clients: int, seed: int, **params: object
+) -> list[Ints]:
+    """Partition `name`, also a user's own, of the training samples `indices` of a data set.
+
+    As `partition`.
+    """
+    labels, source = data.strata.train, f"data set {data.name!r}"
+    if not names_code(name):
+        return partition(name, labels, indices, n_clients, seed, data.train_owner, source, **params)
+    function = find(name)
+    check(name, params)
+    indices = np.sort(np.asarray(indices, dtype=np.int64))
+    if data.train_owner is None and goes_by_owner(name):
+        raise _ownerless(name, source)
+    because = f" ({len(indices)} training samples)"
+    whole_number("clients", n_clients, 1, len(indices), because)
+    owners = None if data.train_owner is None else data.train_owner.numpy()[indices]
+    samples = data.train_x.numpy()[indices] if "samples" in own.asks_for(function) else None
+    given = {"labels": labels[indices], "n_clients": n_clients, "owners": owners}
+    clients = own.assigned(function, given | {"samples": samples}, seed, params)
+    return [indices[positions] for positions in clients]
+
+
+def _ownerless(name: str, source: str) -> UserError:
+    return UserError(
+        f"partition {name}: {source} doesn't say whose samples are whose; allowed: a data "
+        "set that does (femnist, "
+        f"sent140, arrays with client ids), or the partitions {', '.join(BY_LABEL)}"
+    )
 
 
 def partition(
@@ -72,11 +129,7 @@ def partition(
     check_options(function, params)
     indices = np.sort(np.asarray(indices, dtype=np.int64))
     if name in BY_OWNER and owners is None:
-        raise UserError(
-            f"partition {name}: {source} doesn't say whose samples are whose; allowed: a data "
-            "set that does (femnist, "
-            f"sent140, arrays with client ids), or the partitions {', '.join(BY_LABEL)}"
-        )
+        raise _ownerless(name, source)
     if name in BY_LABEL:
         because = f" ({len(indices)} training samples)"
         n_clients = whole_number("clients", n_clients, 1, len(indices), because)

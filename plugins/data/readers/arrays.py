@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import MISSING, UserError
+from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
-from fedml_noniid.plugins.data.types import Ints
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -24,6 +24,10 @@ LAYOUT = (
     "train.npz and test.npz, each with x, y and, if samples have owners, client "
     "(np.savez(file, x=..., y=...))"
 )
+# Names of `fedml_noniid.from_arrays` -> names in the files.
+TRAIN = {"x": "x", "y": "y", "owner": "client", "classes": "classes"}
+TEST = {"test_x": "x", "test_y": "y", "test_owner": "client"}
+NAMES = ("x", "y", "test_x", "test_y", "owner", "test_owner", "classes")
 CHANNELS = (1, 3, 4)  # of grey images, of RGB, and of RGB with a fourth channel
 BYTES = 16  # images of floats that go further have the scale of bytes, not that of 0 to 1
 
@@ -49,10 +53,12 @@ def arrays(
 
     x: samples [n, features], grey images [n, h, w] or images with channels; uint8 (0 to 255), or
     floats of 16, 32 or 64 bits, which become float32 and have the unit 1. y: labels [n], whole
-    numbers or text, numbered in sorted order; each test label has a training sample. client (in
+    numbers or text, numbered in sorted order; each test label has a training sample. Or targets for
+    a loss that is no cross-entropy: numbers, floats [n] or [n, t]; several labels, 0 and 1 of any
+    kind [n, C]. client (in
     both files or in none): owners [n], whole numbers or text, numbered in sorted order over both
-    files. classes (in train.npz only, or not): text [C], the names of the labels 0 to C - 1; for
-    labels of text, their order.
+    files. classes (in train.npz only, or not): text [C], the names of the labels 0 to C - 1, or of
+    the targets; for labels of text, their order.
 
     `layout` of four axes: CHW is [n, channels, h, w], HWC is [n, h, w, channels]. `auto` takes the
     axis of 1, 3 or 4 for the channels, and refuses shapes that may be both. Without test.npz, the
@@ -63,6 +69,30 @@ def arrays(
     if (root / "test.npz").exists():
         parts.append(_read(root / "test.npz", ("x", "y", "client")))
     return _raw(parts, layout, test_share)
+
+
+def of_named(given: Mapping[str, Any]) -> Raw:
+    """As `of_arrays`, of values by the names of `fedml_noniid.from_arrays`. UserError, also for
+    another name, and without x and y."""
+    how = {key: value for key, value in given.items() if key not in NAMES}
+    check_options(arrays, how, NAMES)
+    for key in NAMES[:2]:
+        if given.get(key) is None:
+            raise UserError(MISSING, where=(key,))
+    found = {key: to_array(key, given[key]) for key in NAMES if given.get(key) is not None}
+    train = {TRAIN[key]: array for key, array in found.items() if key in TRAIN}
+    test = {TEST[key]: array for key, array in found.items() if key in TEST}
+    return of_arrays(train, test, **how)
+
+
+def to_array(key: str, values: object) -> NDArray[Any]:
+    """The values as an array. UserError if they are none."""
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError) as error:  # rows of unlike length; tensors of another device
+        raise UserError(
+            f"{key} is no array: {str(error).splitlines()[0]}; allowed: what numpy.asarray takes"
+        ) from None
 
 
 def of_arrays(
@@ -204,8 +234,47 @@ def _alike(train: str, train_x: Tensor, test: str, test_x: Tensor) -> None:
         )
 
 
-def _labels(parts: Sequence[_Part]) -> tuple[list[str], list[Ints]]:
-    """The classes of y, and their labels."""
+def _targets(parts: Sequence[_Part]) -> tuple[list[str], list[Array]]:
+    """The names of the targets, and the targets [n, t]."""
+    ys = [part.arrays["y"] for part in parts]
+    for part, y in zip(parts, ys, strict=True):
+        if (
+            y.dtype.kind not in "fiub"
+            or y.ndim not in (1, 2)
+            or 0 in y.shape
+            or (len(y) != len(part.arrays["x"]))
+        ):
+            raise UserError(
+                f"{part.where('y')} is {_kind(y)}; allowed: numbers [{len(part.arrays['x'])}, t], "
+                "a row for each of x"
+            )
+    columns = [y.reshape(len(y), -1) for y in ys]
+    width = columns[0].shape[1]
+    if columns[-1].shape[1] != width:
+        raise UserError(
+            f"{parts[-1].where('y')} is {_kind(ys[-1])}, {parts[0].where('y')} is {_kind(ys[0])}; "
+            "allowed: as many targets"
+        )
+    named = parts[0].arrays.get("classes")
+    names = [f"y{t}" if width > 1 else "y" for t in range(width)]
+    if named is not None:
+        if named.dtype.kind != "U" or named.shape != (width,):
+            where = parts[0].where("classes")
+            raise UserError(f"{where} is {_kind(named)}; allowed: text [{width}], their names")
+        names = named.tolist()
+    return user_data.targets(columns, names, [p.where("y") for p in parts], lambda i: f"row {i}")
+
+
+def _is_target(y: Array) -> bool:
+    """Whether y holds numbers or several labels, not classes."""
+    labels = y.dtype.kind in "iub" and y.ndim == 2 and y.shape[1] > 1
+    return y.dtype.kind == "f" or (labels and bool(np.isin(y, (0, 1)).all()))
+
+
+def _labels(parts: Sequence[_Part]) -> tuple[list[str], list[Array]]:
+    """The classes of y, and their labels; or the names of the targets, and the targets."""
+    if any(_is_target(part.arrays["y"]) for part in parts):
+        return _targets(parts)
     found = _whole_or_text(parts, "y")
     names, where = parts[0].arrays.get("classes"), parts[0].where("classes")
     order = None

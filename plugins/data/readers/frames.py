@@ -46,6 +46,19 @@ class Table(NamedTuple):
     frame: pd.DataFrame
 
 
+class Who(NamedTuple):
+    """The columns that are no features: of the label or of the targets, and of the owner."""
+
+    label: str | None
+    owner: str | None = None
+    targets: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> list[str]:
+        """All that there are."""
+        return [one for one in (self.label, self.owner, *self.targets) if one is not None]
+
+
 class ColumnError(UserError):
     """A column that can't be used as it is.
 
@@ -296,13 +309,21 @@ def complete(table: Table, column: str, cells: Cells) -> None:
     raise ColumnError(table.name, column, problem, "drop" if mostly else "missing")
 
 
-def rows_of(
-    tables: Sequence[Table], label: str, owner: str | None, test_share: float | None
-) -> user_data.Rows:
-    """The rows that train and that test. `label` and `owner` are columns of every table."""
+def rows_of(tables: Sequence[Table], who: Who, test_share: float | None) -> user_data.Rows:
+    """The rows that train and that test. Every table has the columns `who`."""
     sources = [table.name for table in tables]
-    labels = [names_of(table, label) for table in tables]
-    owners = None if owner is None else [names_of(table, owner) for table in tables]
-    where = [f"{source}: column {label!r}" for source in sources]
-    classes, y = user_data.classified(labels, where, lambda i: f"row {i + 1}")
-    return user_data.rows_of(classes, y, owners, test_share, sources)
+    owners = None
+    if who.owner is not None:
+        owners = [names_of(table, who.owner) for table in tables]
+    named = [repr(column) for column in ([who.label] if who.label is not None else who.targets)]
+    where = [f"{source}: column {', '.join(named)}" for source in sources]
+    if who.label is None:
+        columns = [
+            np.column_stack([numbers_of(table, column) for column in who.targets])
+            for table in tables
+        ]
+        names, y = user_data.targets(columns, list(who.targets), where, lambda i: f"row {i + 1}")
+        return user_data.rows_of(names, y, owners, test_share, sources)
+    labels = [names_of(table, who.label) for table in tables]
+    classes, numbers = user_data.classified(labels, where, lambda i: f"row {i + 1}")
+    return user_data.rows_of(classes, [*numbers], owners, test_share, sources)

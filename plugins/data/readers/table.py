@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
@@ -19,6 +19,7 @@ from fedml_noniid.plugins.data.readers.frames import (
     ColumnError,
     Table,
     UndecidedError,
+    Who,
     cells_of,
     columns_of,
     complete,
@@ -41,7 +42,8 @@ def table(
     root: Path,
     *,
     file: str,
-    label: str,
+    label: str | None = None,
+    target: str | list[str] | None = None,
     test_file: str | None = None,
     test_share: user_data.Share | None = None,
     owner: str | None = None,
@@ -53,24 +55,30 @@ def table(
     """<root>/<file>: a table with one row per sample, .csv or .csv.gz (commas, UTF-8, names first)
     or .parquet.
 
-    `label`: the column of the class, text or whole numbers. `owner`: the column of the client, for
-    the partitions `natural` and `natural_grouped`. `features`: the columns of numbers, by default
-    all that have no other use; x is [n, features] float32 with the unit 1, in their order.
+    `label`: the column of the class, text or whole numbers. `target` in its place: the column of a
+    number, or several columns, of numbers or of labels as 0 and 1. `owner`: the column of the
+    client, for the partitions `natural` and `natural_grouped`. `features`: the columns of numbers,
+    by default all that have no other use; x is [n, features] float32 with the unit 1, in their
+    order.
     `one_hot`: columns of categories; in place of each come columns of 0 and 1, one for each
     category of the training rows, sorted. A category that only test rows have is 0 in all of them.
     `drop`: columns that are not used. `missing`: what becomes of cells without a value. `median`,
     `mode` fill a feature by its training rows (categories by their mode), and leave rows out that
-    have no label or owner. `drop` leaves out every row without a value in a column that is used. By
-    default they are refused. `normalise: channel` standardises each column by the training rows.
+    have no label, target or owner. `drop` leaves out every row without a value in a column that is
+    used. By default they are refused. `normalise: channel` standardises each column by the training
+    rows.
 
     The test set is <root>/<test_file>, or else the share `test_share` (0.2) of the rows, see
     `user_data.cut`. Raises UserError for missing and damaged files, and for columns and values that
     don't fit; it names the row, counted from 1 below the names.
     """
     tables = tables_of(root, file, test_file)
+    targets = _targets(label, target)
     used = used_columns(tables, label=label, owner=owner)
+    used |= dict.fromkeys(columns_of(tables, "target", targets, used), "target")
     chosen, categories = _chosen(tables, used, features, one_hot, drop)
-    rows, cells, notes = _read(tables, (label, owner), chosen, categories, missing, test_share)
+    who = Who(label, owner, tuple(targets))
+    rows, cells, notes = _read(tables, who, chosen, categories, missing, test_share)
     name = tables[0].name
     columns: list[str] = []
     blocks: list[list[Cells]] = [[], []]
@@ -116,6 +124,17 @@ def of_frame(frame: pd.DataFrame, test: pd.DataFrame | None = None, **options: A
     return table(Path(), **sources, **options)
 
 
+def _targets(label: str | None, target: str | Sequence[str] | None) -> list[str]:
+    """The columns of targets. UserError unless there is either a label or a target."""
+    found = [target] if isinstance(target, str) else list(target or ())
+    if (label is None) == (not found):
+        raise UserError(
+            f"label = {shown(label)} is refused with target = {shown(target)}",
+            allowed="one of them: the column of the class, or the columns of numbers",
+        )
+    return found
+
+
 def _chosen(
     tables: Sequence[Table],
     used: dict[str, str],
@@ -150,7 +169,7 @@ def _chosen(
 
 def _read(
     tables: list[Table],
-    who: tuple[str, str | None],
+    who: Who,
     chosen: list[str],
     categories: list[str],
     policy: str | None,
@@ -160,9 +179,9 @@ def _read(
 
     UndecidedError names all columns.
     """
-    label, owner = who
     kinds: dict[str, Callable[[Table, str], Cells]]
-    kinds = {column: cells_of for column in who if column is not None}
+    kinds = {column: cells_of for column in (who.label, who.owner) if column is not None}
+    kinds |= dict.fromkeys(who.targets, numbers_of)
     kinds |= dict.fromkeys(chosen, numbers_of) | dict.fromkeys(categories, cells_of)
     cells: dict[str, list[Cells]] = {}
     errors: list[UserError] = []
@@ -178,12 +197,12 @@ def _read(
                 todo.append((column, cells_of))  # as categories, may it have empty cells?
     notes: list[str] = []
     if policy is not None:
-        needed = [column for column in cells if policy == "drop" or column in who]
+        needed = [column for column in cells if policy == "drop" or column in who.columns]
         tables, notes = _without_holes(tables, cells, needed)
     bad = {error.column for error in errors if isinstance(error, ColumnError)}
-    if all(column in cells and column not in bad for column in who if column is not None):
+    if all(column in cells and column not in bad for column in who.columns):
         try:
-            rows = rows_of(tables, label, owner, test_share)
+            rows = rows_of(tables, who, test_share)
         except UserError as error:
             errors.insert(0, error)
     if errors:

@@ -11,6 +11,7 @@ from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
+    Who,
     names_of,
     rows_of,
     tables_of,
@@ -49,7 +50,7 @@ def text(
     tables = tables_of(root, file, test_file)
     used_columns(tables, text=text, label=label, owner=owner)
     texts = [np.array(names_of(table, text), dtype=object) for table in tables]
-    rows = rows_of(tables, label, owner, test_share)
+    rows = rows_of(tables, Who(label, owner), test_share)
     train, test = texts[0][rows.train].tolist(), texts[-1][rows.test].tolist()
     train_x, test_x, vectors, notes = read_texts(
         train, test, train, root, vocabulary, length, "texts"

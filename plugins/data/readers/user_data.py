@@ -10,17 +10,20 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.dataset import Raw
+from fedml_noniid.plugins.data.strata import are_labels, strata
 from fedml_noniid.plugins.data.streams import stream
-from fedml_noniid.plugins.data.types import Ints
+from fedml_noniid.plugins.data.types import Floats, Ints
 
 Share = Annotated[float, Range(0, 1, "()")]
 TEST_SHARE = 0.2  # of the samples that becomes the test set, if none is given
+FAR = 10  # from here on, a mean or a deviation of a target gets a note
 MAX_LISTED = 5  # names that a message or a note lists
 FRACTION = r"[-+]?\d*[.,]\d*[1-9]\d*(e[-+]?\d+)?"  # a number that isn't whole
 
@@ -30,8 +33,8 @@ class Rows(NamedTuple):
 
     train: Ints  # rows of the first table
     test: Ints  # rows of the last table
-    y: list[Ints]  # [n] and [m]
-    classes: list[str]
+    y: list[NDArray[Any]]  # [n] and [m]; [n, t] and [m, t] float32 of targets
+    classes: list[str]  # or the names of the targets
     owners: list[Ints] | None  # [n] and [m]
     notes: list[str]
 
@@ -71,7 +74,9 @@ def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
     )
 
 
-def cut(labels: Ints, owners: Ints | None, fraction: float, where: str) -> tuple[Ints, Ints, str]:
+def cut(
+    labels: Ints, owners: Ints | None, fraction: float, where: str, what: str = "label"
+) -> tuple[Ints, Ints, str]:
     """(training rows, test rows, a note): rows ascend; together they are all of `labels` [n].
 
     The only row of a label trains, as does the only row of an owner. Of each owner's n other rows,
@@ -112,7 +117,7 @@ def cut(labels: Ints, owners: Ints | None, fraction: float, where: str) -> tuple
             "test set"
         )
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    by = "by label" if owners is None else "by owner and label"
+    by = f"by {what}" if owners is None else f"by owner and {what}"
     note = f"test set: {len(test)} of {len(labels)} samples, drawn {by} with a fixed seed"
     return train, test, note
 
@@ -137,9 +142,9 @@ def classified(
         if re.fullmatch(FRACTION, label.strip()):
             raise UserError(
                 f"{where[0]} is {label!r} in {at(i)}, a measurement; allowed: whole numbers or "
-                f"text (with {len(found)} different values it looks like a regression target, and "
-                "the methods here classify: make classes of it, such as below and above the "
-                "median, or choose another label)"
+                f"text (with {len(found)} different values it looks like a regression target: of "
+                "a table, name the column in `target` in place of `label`; arrays have floats; "
+                "and choose a loss for it, such as mse)"
             )
     if len(found) < 2:
         raise UserError(
@@ -172,13 +177,13 @@ def classified(
 
 def rows_of(
     classes: list[str],
-    y: list[Ints],
+    y: list[NDArray[Any]],
     owners: Sequence[Sequence[Any]] | None,
     test_share: float | None,
     sources: Sequence[str],
 ) -> Rows:
-    """The rows that train and that test. `y`: the labels [n], and those of the test set if there
-    is one.
+    """The rows that train and that test. `y`: the labels [n] or the targets [n, t], and those of
+    the test set if there is one. `classes`: their names.
 
     `owners` are names or numbers, as the labels; they get numbers from 0 in the sorted order of
     their names in all parts. `sources` names the training set and, if it is given, the test set.
@@ -197,15 +202,62 @@ def rows_of(
         train, test = map(np.arange, map(len, y))
     else:
         whose = None if numbers is None else numbers[0]
-        train, test, note = cut(y[0], whose, test_share or TEST_SHARE, sources[0])
+        are_classes = y[0].ndim == 1
+        labels = y[0] if are_classes else strata(y[0], y[0], classes).train
+        what = "label" if are_classes else "stratum of the target"
+        train, test, note = cut(labels, whose, test_share or TEST_SHARE, sources[0], what)
         notes.append(note)
         y = [y[0][train], y[0][test]]
         numbers = None if numbers is None else [numbers[0][train], numbers[0][test]]
-    if len(lacking := np.setdiff1d(y[0], y[1])):
+    if y[0].ndim == 2:
+        notes += _of_targets(y, classes)
+    elif len(lacking := np.setdiff1d(y[0], y[1])):
         notes.append(f"classes without a test sample: {listed([classes[c] for c in lacking])}")
     if numbers is not None:
         notes += _owners_apart(*numbers)
     return Rows(train, test, y, classes, numbers, notes)
+
+
+def targets(
+    ys: Sequence[Floats], names: list[str], where: Sequence[str], at: Callable[[int], str]
+) -> tuple[list[str], list[NDArray[Any]]]:
+    """(`names`, the targets as float32) of targets [n, t] of training, and of the test set if there
+    is one.
+
+    `where` begins a message on each of `ys`, `at(i)` names row i. UserError for what is not finite
+    in float32, and for targets of which each is constant in training.
+    """
+    found = []
+    for y, source in zip(ys, where, strict=True):
+        with np.errstate(over="ignore"):  # becomes infinite, and is refused
+            narrow = y.astype(np.float32)
+        wrong = ~np.isfinite(narrow)
+        if wrong.any():
+            i, t = (int(place) for place in np.argwhere(wrong)[0])
+            of = f" ({names[t]})" if len(names) > 1 else ""
+            raise UserError(
+                f"{source} is {y[i, t]} in {at(i)}{of}", allowed="finite numbers of float32"
+            )
+        found.append(narrow)
+    if (found[0] == found[0][0]).all():
+        raise UserError(f"{where[0]} is always {found[0][0].tolist()}; there is nothing to learn")
+    return names, found
+
+
+def _of_targets(ys: Sequence[Floats], names: Sequence[str]) -> list[str]:
+    """Notes on targets that a loss of squares learns badly, and on labels of nobody."""
+    rare = [name for name, column in zip(names, ys[0].T, strict=True) if not column.any()]
+    if are_labels(*ys):
+        return [f"labels that no training sample has: {listed(rare)}"] if rare else []
+    mean, deviation = ys[0].mean(0, dtype=np.float64), ys[0].std(0, dtype=np.float64)
+    far = (abs(mean) > FAR) | (deviation > FAR)
+    if not far.any():
+        return []
+    t = int(far.argmax())
+    return [
+        f"target {names[t]!r} has mean {mean[t]:.4g} and deviation {deviation[t]:.4g}; mse and "
+        "huber are made for about 0 and 1: scale it, or take a small lr"
+    ]
 
 
 def _plainly(name: str) -> str:

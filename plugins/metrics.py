@@ -1,0 +1,54 @@
+"""How metrics are written, and which of a run is the main one. Torch is not imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+    """How a metric is written."""
+
+    words: str
+    percent: bool  # whether it is a fraction that is shown in percent
+
+    @property
+    def unit(self) -> str:
+        """What stands behind its name in a title."""
+        return ", %" if self.percent else ""
+
+    @property
+    def factor(self) -> int:
+        """From the number to what is shown."""
+        return 100 if self.percent else 1
+
+    @property
+    def decimals(self) -> int:
+        """Of what is shown."""
+        return 2 if self.percent else 4
+
+    def shown(self, value: float) -> str:
+        """The number with its unit: `91.00 %`, `0.9100`."""
+        return f"{self.factor * value:.{self.decimals}f}{' %' if self.percent else ''}"
+
+
+METRICS: Mapping[str, Metric] = {
+    "accuracy": Metric("accuracy", True),
+    "r2": Metric("R²", False),
+    "mae": Metric("mean absolute error", False),
+    "rmse": Metric("root mean squared error", False),
+    "macro_f1": Metric("macro-F1", True),
+    "micro_f1": Metric("micro-F1", True),
+    "auc": Metric("AUC", False),
+}
+
+
+def main_of(row: Iterable[str]) -> str:
+    """The main metric of a run, by the columns of its rounds.csv: the first that is tested."""
+    tested = (name.removeprefix("test_") for name in row if name.startswith("test_"))
+    return next(name for name in tested if name not in ("loss", "samples"))
+
+
+def metric_of(name: str) -> Metric:
+    """How a metric is written, also one of a loss of your own."""
+    return METRICS.get(name, Metric(name, False))
