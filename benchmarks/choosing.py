@@ -137,9 +137,9 @@ def measure(name: str, work: Path, raw: Path) -> Measured:
     points = {point.entry: point for point in racing.tried(settings)}
     scenario, seeds = racing.scenario_of(settings), racing.of(settings).seeds
 
-    def trained(what: str, wanted: Sequence[Point], seeds: Sequence[int], column: str) -> Trained:
+    def trained(what: str, wanted: Sequence[Point], seeds: Sequence[int], split: str) -> Trained:
         laid = tuning.laid_out(settings, wanted, what, scenario, seeds)
-        accuracies = measured(place, laid, f"{name}, {what}", column)
+        accuracies = measured(place, laid, f"{name}, {what}", f"{split}_accuracy")
         means = {entry: statistics.fmean(found) for entry, found in accuracies.items() if found}
         return Trained(means, runs_of(place, name, what))
 

@@ -27,9 +27,13 @@ class Metric(NamedTuple):
         """Of what is shown."""
         return 2 if self.percent else 4
 
+    def number(self, value: float, sign: str = "") -> str:
+        """What is shown: `91.00`, `0.9100`; with `sign` "+": `+1.00`."""
+        return f"{self.factor * value:{sign}.{self.decimals}f}"
+
     def shown(self, value: float) -> str:
         """The number with its unit: `91.00 %`, `0.9100`."""
-        return f"{self.factor * value:.{self.decimals}f}{' %' if self.percent else ''}"
+        return f"{self.number(value)}{' %' if self.percent else ''}"
 
 
 METRICS: Mapping[str, Metric] = {

@@ -27,24 +27,31 @@ from fedml_noniid.pipelines.experiment.tuning import Point
 from fedml_noniid.pipelines.reporting.comparison import LEVEL, paired, per_deviation, seeds_needed
 from fedml_noniid.pipelines.reporting.text import plain
 from fedml_noniid.plugins.core.errors import UserError, together
+from fedml_noniid.plugins.metrics import metric_of
 from fedml_noniid.plugins.rates import Rate
 
 BASE = "fedavg"
 # What `nd.choose` races if nothing else is named: methods that need no public data and hold back
 # nothing of a model, one or two for each kind of remedy.
 RECIPES = ("fedavg", "fedprox", "scaffold", "fednova", "fedavgm", "fedadam", "feddyn", "fedlc")
-VALIDATION, TEST = "validation_accuracy", "test_accuracy"
+VALIDATION, TEST = "validation", "test"
 Accuracies = Mapping[str, Sequence[float]]  # entry -> by seed; empty if one diverged
 
 
 class Heat(NamedTuple):
-    """What has to be trained next, and which accuracy counts."""
+    """What has to be trained next, and where it is measured."""
 
     points: tuple[Point, ...]
     seeds: tuple[int, ...]
     rounds: int
-    column: str
+    split: str  # VALIDATION or TEST
+    metric: str  # the main one
     name: str  # `heat 1`, `final`
+
+    @property
+    def column(self) -> str:
+        """Of rounds.csv."""
+        return f"{self.split}_{self.metric}"
 
     @property
     def cost(self) -> int:
@@ -90,11 +97,13 @@ class Decision(NamedTuple):
     heats: tuple[Ran, ...]
     rounds: int  # of training, final included
     exhaustive: int  # the same if every point had trained all rounds on all seeds of the heats
+    metric: str  # the main one, of which accuracies are
 
     @property
     def sentence(self) -> str:
         """What to take, and how sure that is."""
-        base, n = _named(self.base.point), len(self.base.accuracies)
+        base, n, of = _named(self.base.point), len(self.base.accuracies), metric_of(self.metric)
+        unit = "points" if of.percent else of.words
         over = f"95 % interval over {n} fresh seeds"
         if len(self.finals) > 1:
             over += f", for {len(self.finals)} comparisons together"
@@ -102,42 +111,39 @@ class Decision(NamedTuple):
             return f"Take {base}: nothing else was left to compare it with."
         won = [final for final in self.finals if final.point == self.taken]
         if won:
-            low, high = 100 * won[0].low, 100 * won[0].high
-            return (
-                f"Take {_named(self.taken)}: {low:.2f} to {high:.2f} points over {base} ({over})."
-            )
-        most = 100 * max(final.high for final in self.finals)
+            gain = f"{of.number(won[0].low)} to {of.number(won[0].high)} {unit}"
+            return f"Take {_named(self.taken)}: {gain} over {base} ({over})."
+        most = max(final.high for final in self.finals)
         if most < 0:
             return f"Take {base}: it is better than the others ({over})."
         ahead = max(self.finals, key=lambda final: final.difference)
-        words = f"Take {base}: no other is more than {most:.2f} points better ({over})."
+        words = f"Take {base}: no other is more than {of.number(most)} {unit} better ({over})."
         if ahead.difference <= 0 or not ahead.enough:
             return words
         return (
-            f"{words} {_named(ahead.point)} is ahead by {100 * ahead.difference:.2f} points on "
+            f"{words} {_named(ahead.point)} is ahead by {of.number(ahead.difference)} {unit} on "
             f"average; about {ahead.enough} fresh seeds would decide."
         )
 
     @property
     def text(self) -> str:
         """The final's table, the cost and the sentence."""
-        rows = [["", "validation", "test", "against fedavg, 95 %"]]
+        of = metric_of(self.metric)
+        rows = [["", f"validation{of.unit}", f"test{of.unit}", f"against {BASE}, 95 % interval"]]
         checked = {ran.point.entry: ran.accuracy for ran in self.heats}  # of the last heat
         for final in (self.base, *self.finals):
-            gap = (
-                f"{100 * final.difference:+.2f} ({100 * final.low:+.2f} to {100 * final.high:+.2f})"
-            )
+            ends = f"{of.number(final.low, '+')} to {of.number(final.high, '+')}"
             rows.append(
                 [
                     _named(final.point),
-                    f"{100 * (checked[final.point.entry] or 0):.2f} %",
-                    f"{100 * statistics.fmean(final.accuracies):.2f} %",
-                    "" if final is self.base else gap,
+                    of.number(checked[final.point.entry] or 0),
+                    of.number(statistics.fmean(final.accuracies)),
+                    "" if final is self.base else f"{of.number(final.difference, '+')} ({ends})",
                 ]
             )
         lines = [plain(rows)]
         lines += [f"{_named(point)} diverged on fresh seeds." for point in self.diverged]
-        return "\n".join([*lines, "", self.cost, *self.edges, self.sentence])
+        return "\n".join([*lines, self.cost, *self.edges, self.sentence])
 
     @property
     def edges(self) -> list[str]:
@@ -173,6 +179,7 @@ def race(settings: Config, test_samples: int) -> Generator[Heat, Accuracies, Dec
     `test_samples`: of the test split. UserError if there is nothing to choose, or all diverge.
     """
     wanted, points, names = of(settings), tried(settings), with_base(settings)
+    metric = settings.train.built_loss.metric
     running, all_rounds = points, settings.train.rounds
     # A drift of labels needs its rounds.
     least = 1 if names.scenarios[scenario_of(settings)].drift is None else all_rounds
@@ -181,7 +188,7 @@ def race(settings: Config, test_samples: int) -> Generator[Heat, Accuracies, Dec
     for number in range(1, len(wanted.seeds) + 1):
         rounds = max(least, math.ceil(all_rounds / 2 ** (len(wanted.seeds) - number)))
         seeds = tuple(wanted.seeds[:number])
-        heat = Heat(tuple(running), seeds, rounds, VALIDATION, f"heat {number}")
+        heat = Heat(tuple(running), seeds, rounds, VALIDATION, metric, f"heat {number}")
         found = yield heat
         cost += heat.cost
         means = {entry: statistics.fmean(values) for entry, values in found.items() if values}
@@ -195,12 +202,14 @@ def race(settings: Config, test_samples: int) -> Generator[Heat, Accuracies, Dec
             for point in [*order, *(point for point in running if point not in ended)]
         ]
         running = left
-    final = Heat(tuple(running), tuple(wanted.fresh), all_rounds, TEST, "final")
+    final = Heat(tuple(running), tuple(wanted.fresh), all_rounds, TEST, metric, "final")
     found = yield final
     every = len(points) * len(wanted.seeds) * all_rounds + final.cost
-    return _decided(names, running, found, test_samples)._replace(
-        heats=tuple(ran), rounds=cost + final.cost, exhaustive=every
-    )
+    base, finals, diverged = _compared(running, found, _step(metric, test_samples))
+    best = max(finals, key=lambda one: one.low, default=base)
+    taken = best.point if best.low > 0 else base.point
+    costs = cost + final.cost, every
+    return Decision(taken, base, finals, diverged, tuple(ran), *costs, metric)
 
 
 def of(settings: Config) -> ChooseSettings:
@@ -303,35 +312,36 @@ def _refuse_diverged(settings: Config, order: Sequence[Point]) -> None:
         )
 
 
-def _decided(
-    settings: Config, running: Sequence[Point], found: Accuracies, test_samples: int
-) -> Decision:
-    """The outcome of the final."""
+def _step(metric: str, test_samples: int) -> float:
+    """The least difference between two accuracies on the test split: a sample."""
+    return 1 / test_samples if metric == "accuracy" else 0.0
+
+
+def _compared(
+    running: Sequence[Point], found: Accuracies, step: float
+) -> tuple[Final, tuple[Final, ...], tuple[Point, ...]]:
+    """(FedAvg, the others, those that diverged)."""
     base, *others = running
     theirs = dict(enumerate(found[base.entry]))
     if not theirs:
         raise UserError(
             f"choose: {_named(base)} diverged on fresh seeds; add smaller values of train.lr"
         )
-    compared = [point for point in others if found[point.entry]]
+    ended = [point for point in others if found[point.entry]]
     finals = []
-    for point in compared:
+    for point in ended:
         ours = dict(enumerate(found[point.entry]))
-        one = paired(point.recipe, ours, theirs, 1 / test_samples)
-        half = per_deviation(len(theirs), LEVEL / len(compared)) * one.deviation
-        if ours == theirs:
-            half = 0.0
+        one = paired(point.recipe, ours, theirs, step)
+        half = per_deviation(len(theirs), LEVEL / len(ended)) * one.deviation
         ends = one.mean - half, one.mean + half
-        enough = seeds_needed(one, len(compared))
+        enough = seeds_needed(one, len(ended))
         finals.append(Final(point, tuple(ours.values()), one.mean, *ends, enough))
-    best = max(finals, key=lambda final: final.low, default=None)
-    taken = best.point if best is not None and best.low > 0 else base
     gone = tuple(point for point in others if not found[point.entry])
-    return Decision(taken, Final(base, tuple(theirs.values())), tuple(finals), gone, (), 0, 0)
+    return Final(base, tuple(theirs.values())), tuple(finals), gone
 
 
 def frame_of_heats(decision: Decision) -> pd.DataFrame:
-    """A line for each point of each heat; accuracies are fractions of the validation split."""
+    """A line for each point of each heat; of the validation split, unscaled."""
     lines = [
         {
             "heat": ran.heat,
@@ -339,7 +349,7 @@ def frame_of_heats(decision: Decision) -> pd.DataFrame:
             "seeds": ran.seeds,
             "recipe": ran.point.recipe,
             "values": ran.point.words,
-            "validation_accuracy": ran.accuracy,
+            f"validation_{decision.metric}": ran.accuracy,
             "goes_on": ran.goes_on,
         }
         for ran in decision.heats
@@ -348,12 +358,12 @@ def frame_of_heats(decision: Decision) -> pd.DataFrame:
 
 
 def frame_of_final(decision: Decision) -> pd.DataFrame:
-    """A line for each recipe of the final, FedAvg first; fractions of the test split."""
+    """A line for each recipe of the final, FedAvg first; of the test split, unscaled."""
     lines = [
         {
             "recipe": final.point.recipe,
             "values": final.point.words,
-            "test_accuracy": statistics.fmean(final.accuracies),
+            f"test_{decision.metric}": statistics.fmean(final.accuracies),
             "seeds": len(final.accuracies),
             "difference": None if final is decision.base else final.difference,
             "low": None if final is decision.base else final.low,
