@@ -1,5 +1,4 @@
-"""`python -m benchmarks VERB`, in a checkout: bench, budget, chaos, choose and personalised, with
-their pages."""
+"""`python -m benchmarks VERB`, in a checkout: the measurements, with their pages."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ import typer
 
 from benchmarks import chaos as killing
 from benchmarks import choosing, everything, gpu_budget, personalised
+from benchmarks import frozen as features
 from fedml_noniid.pipelines import edge
 
 ROOT = Path(__file__).parents[1]
@@ -93,6 +93,18 @@ def of_clients(
     """
     work.mkdir(parents=True, exist_ok=True)
     personalised.write(ROOT, work.resolve(), raw.resolve())
+
+
+@app.command()
+def frozen(
+    work: Annotated[Path, typer.Option(help="Folder of the runs; nothing in it runs twice.")],
+    raw: Annotated[Path, typer.Option(help="Folder of the files of MNIST.")],
+) -> None:
+    """Measure Fed3R and a linear probe on frozen features beside FedAvg, over five partitions.
+
+    Interrupted, it goes on where it was.
+    """
+    features.write(ROOT, raw.resolve(), work.resolve())
 
 
 if __name__ == "__main__":

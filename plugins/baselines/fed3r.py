@@ -8,8 +8,8 @@ sends once A_k = sum z z' and b_k = sum z y' over its samples: z are the feature
 for the bias. The server solves (sum_k A_k + lambda I) W = sum_k b_k. Sums do not depend on who has
 which sample. So W is that of all samples together, for each partition.
 - Sums and the solution are float64. Two partitions of the same samples differ by the rounding of
-  sums in another order: W often has the same bits in float32, and always the same digits. A client
-  sends the upper triangle of A_k: (d + 1)(d + 2) / 2 + (d + 1) C numbers.
+  sums in another order. In float32, W has the same bits, but for few numbers' last bit where d is
+  large. A client sends the upper triangle of A_k: (d + 1)(d + 2) / 2 + (d + 1) C numbers.
 - The defaults are those of the authors' code: lambda, which acts on the bias too, and columns of W
   that are divided by their length, with their bias. With `normalise=False`, `temperature=1` and
   `penalise_bias=False` the classifier is scikit-learn's `Ridge(alpha=lam)`.

@@ -92,10 +92,12 @@ class Start(NamedTuple):
         """With the dtype and the device of `like`. RecipeError if no parameter is trained."""
         network = plan.network
         params, buffers = initial_model(network, plan.seed, like)
-        classifier = {*network.layers[-1].parameters} if network.layers else set()
-        kept = classifier if algorithm.needs.fixed_classifier else set()
-        kept |= params.keys() - classifier if algorithm.needs.fixed_body else set()
-        fixed = {name: params[name] for name in sorted({*kept, *network.frozen})}
+        needs, kept = algorithm.needs, {*network.frozen}
+        if needs.fixed_classifier:
+            kept |= {*network.layers[-1].parameters}
+        if needs.fixed_body:
+            kept |= params.keys() - {*network.layers[-1].parameters}
+        fixed = {name: params[name] for name in sorted(kept)}
         trained = {name: leaf for name, leaf in params.items() if name not in fixed}
         personal: Tree = {}
         if parts := algorithm.needs.personal:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from sklearn.linear_model import Ridge
+from torch import nn
 
 from fedml_noniid.plugins.core.component import Change
 from fedml_noniid.plugins.core.data import Samples
@@ -18,7 +19,7 @@ from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.partitions import partition
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.models import build, name_of
 from fedml_noniid.plugins.recipes import METHODS
 from fedml_noniid.plugins.simulate import simulate
 from tests import federation
@@ -191,6 +192,31 @@ def test_each_partition_gives_scikit_learns_ridge(dtype: torch.dtype, penalise_b
             np.testing.assert_allclose(params[name].double(), wanted, rtol=0, atol=atol)
             atol = 1e-11 if dtype is torch.float64 else 0
             torch.testing.assert_close(params[name], found[0][name], rtol=0, atol=atol)
+
+
+def no_bias(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(*input_shape, n_classes, bias=False))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_classifier_without_a_bias_gets_none(engine: str) -> None:
+    """A user's own network. Its ridge regression has no column of ones."""
+    data = digits(torch.float64)
+    plan = Plan(
+        build(name_of(no_bias), (D,), 10),
+        LocalTraining(lr=0.1, epochs=1, batch_size=32),
+        rounds=1,
+        cohort=3,
+        seed=0,
+        engine=engine,
+    )
+    parts = [np.arange(k, len(data.y), 3) for k in range(3)]
+    given = {"fed3r": {"lam": ALPHA, **PLAIN}}
+    (weight,) = (
+        simulate("fed3r", given, Federation.of(data, parts, data), plan).run().params.values()
+    )
+    wanted = Ridge(alpha=ALPHA, fit_intercept=False).fit(data.x.numpy(), np.eye(10)[data.y.numpy()])
+    np.testing.assert_allclose(weight, wanted.coef_, rtol=0, atol=1e-9)
 
 
 # The contract of an exchange that replaces w_0

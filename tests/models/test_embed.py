@@ -220,6 +220,23 @@ def test_in_python_new_samples_are_embedded_too(file: Path) -> None:
         result.predict(np.zeros((2, 3)))
 
 
+def test_clients_hold_the_same_samples_with_and_without(file: Path) -> None:
+    """Labels decide a partition. What needs images is refused."""
+    vectors, how = nd.embed(nd.load("digits"), Body, init=file), {"alpha": 0.1, "validation": 0.1}
+    one, two = (
+        nd.partition(data, "dirichlet", clients=7, **how).indices
+        for data in (vectors, nd.load("digits"))
+    )
+    for mine, other in zip(one.clients, two.clients, strict=True):
+        assert np.array_equal(mine, other)
+    with pytest.raises(UserError, match=r"rotation.*images"):
+        nd.partition(vectors, "iid", clients=2, rotation={"degrees": [0, 90]})
+    with pytest.raises(UserError, match=r"augment.*images"):
+        nd.run(
+            "fedavg", vectors, model="logistic_regression", partition="iid", clients=2, augment=True
+        )
+
+
 def test_frozen_layers_of_a_network_give_the_same_classifier(file: Path) -> None:
     """Fed3R on vectors, and Fed3R of the whole network, whose layers before the classifier are
     frozen, are one ridge regression."""
