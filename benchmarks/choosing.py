@@ -165,8 +165,7 @@ def runs_of(place: Workspace, name: str, what: str) -> pd.DataFrame:
         {
             "scenario": name,
             "for": what,
-            "entry": run.recipe,
-            "composition": run.composition,
+            "recipe": run.composition,
             "lr": run.params["train.lr"],
             "seed": run.seed,
             "round": int(row["round"]),
@@ -250,7 +249,8 @@ def page_of(policies: pd.DataFrame, finals: pd.DataFrame, commit: str) -> str:
     def against(policy: str, other: str) -> str:
         found = spread(100 * (tests[policy] - tests[other]))
         assert found is not None, "there are scenarios"
-        return "" if policy == other else evidence(found, unit=" points")
+        words = evidence(found, unit=" points").replace(" seeds", " scenarios")
+        return "" if policy == other else words
 
     rows = [
         {

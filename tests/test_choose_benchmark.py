@@ -76,14 +76,14 @@ def test_what_each_way_takes_and_costs() -> None:
 
 def test_the_page_has_the_numbers_of_its_tables() -> None:
     page = (RESULTS / "choose.md").read_text()
-    (commit,) = re.findall(r"commit ([0-9a-f]{40})", page)
+    (commit,) = re.findall(r"commit\s([0-9a-f]{40})", page)
     policies, finals = (
         pd.read_csv(RESULTS / f"{name}.csv") for name in ("choose", "choose-finals")
     )
     assert choosing.page_of(policies, finals, commit) == page
     runs = pd.read_csv(RESULTS / "choose-runs.csv")
     last = runs[(runs["for"] == "truth") & (runs["round"] == choosing.TRAIN["rounds"])]
-    tests = last.groupby(["scenario", "composition", "lr"])["test"].mean()
+    tests = last.groupby(["scenario", "recipe", "lr"])["test"].mean()
     for line in policies.itertuples():
         lr = float(str(line.values).removeprefix("lr "))
         assert tests[line.scenario, line.recipe, lr] == pytest.approx(line.test, abs=1e-4)
