@@ -18,8 +18,8 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 18500,
-    TESTS: 18500,
+    SOURCE: 17425,
+    TESTS: 17725,
     ("plugins/core",): 1125,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1755,
