@@ -120,7 +120,10 @@ class Fed3R(Component):
         if not self.penalise_bias:
             penalty[d:] = 0
         whole = upper + upper.triu(1).T
-        found = torch.linalg.solve(whole + torch.diag(penalty), b)  # [d, C], or [d + 1, C]
+        matrix = whole + torch.diag(penalty)
+        found, singular = torch.linalg.solve_ex(matrix, b)  # [d, C], or [d + 1, C]
+        if singular:  # without a penalty of the bias, if all vectors are 0
+            found = torch.linalg.pinv(matrix, hermitian=True) @ b
         if self.normalise:
             found = found / torch.linalg.vector_norm(found[:d], dim=0).clamp(min=SMALLEST_LENGTH)
         found = found / self.temperature

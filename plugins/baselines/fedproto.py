@@ -59,7 +59,7 @@ class FedProto(Component):
     needs: ClassVar[Needs] = Needs(
         personal=frozenset({HEAD, BODY}), local_set=True, features=True, classes=True
     )
-    ranges: ClassVar[Mapping[str, Range]] = {"n": Range(0)}
+    ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0)}
 
     lam: NonNegative = 1.0
     weights: Weights = "size"
@@ -95,12 +95,13 @@ class FedProto(Component):
 
         found = client.local_set.total(sums)
         means = found["h"] / found["n"].clamp(min=1).unsqueeze(1)  # [C, d]
-        return Answer({"C": means, "n": found["n"]})
+        return Answer({"C": means, "counts": found["n"]})
 
     def step(self, server: Server) -> Change:
         """C_c = sum_k n_kc / n_c C_kc."""
         upload, state = server.replies.upload, server.state
-        n = upload["n"] if self.weights == "size" else (upload["n"] > 0).to(upload["C"].dtype)
+        counts = upload["counts"]
+        n = counts if self.weights == "size" else (counts > 0).to(counts.dtype)
         total = n.sum(0)  # [C]
         means = torch.einsum("mc,mcd->cd", n, upload["C"]) / total.clamp(min=1).unsqueeze(1)
         there = total > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -94,9 +95,13 @@ def load(name: str, root: Path, **options: Any) -> Dataset:
     reader, root = find(name), Path(root)
     shared = {one.name for one in fields(Preprocessing)}
     of = Preprocessing(**{key: value for key, value in options.items() if key in shared})
-    rest = {key: value for key, value in options.items() if key not in shared}
     try:
-        raw = reader(root, **rest) if name in DATASETS else own.read(name, reader, root, rest)
+        if name in DATASETS:  # of ours, some take shared options too
+            takes = inspect.signature(reader).parameters
+            raw = reader(root, **{key: options[key] for key in options if key in takes})
+        else:
+            rest = {key: value for key, value in options.items() if key not in shared}
+            raw = own.read(name, reader, root, rest)
     except OSError as error:
         raise unreadable(root, error) from None
     if of.samples is not None:

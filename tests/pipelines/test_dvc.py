@@ -43,8 +43,9 @@ def test_a_dry_run_works_in_a_fresh_clone(tmp_path: Path) -> None:
 
 
 def test_machine_is_no_parameter_of_dvc() -> None:
-    """Nor is `tune`. Everything else that stands in params.yaml is one."""
-    assert set(config.Config.model_fields) - set(stages()["plan"]["params"]) == {"machine", "tune"}
+    """Nor are `tune` and `choose`. Everything else that stands in params.yaml is one."""
+    others = {"machine", "tune", "choose"}
+    assert set(config.Config.model_fields) - set(stages()["plan"]["params"]) == others
 
 
 def test_every_stage_depends_on_its_part_of_the_plan_and_all_outputs_can_be_pulled() -> None:

@@ -173,8 +173,8 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "no file named": ("name: table, label: y", nothing, ("params.yaml: data.file is missing",)),
     "no label named": (
         "name: table, file: a.csv",
-        nothing,
-        ("params.yaml: data.label is missing",),
+        table(),
+        ("label is missing", "allowed: the column of the class, or `target`"),
     ),
     "an option that isn't": (
         f"{CSV}, owners: hospital",
@@ -673,12 +673,12 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "labels in rows of 0 and 1": (
         ARRAYS,
         arrays(train_y=np.eye(2, dtype=int)[np.arange(30) % 2]),
-        ("train.npz: y is int64 [30, 2]", "[30]"),
+        ("test.npz: y is <U3 [10]", "allowed: numbers [10, t]"),
     ),
     "labels of floats": (
         ARRAYS,
         arrays(train_y=np.ones(30)),
-        ("train.npz: y is float64 [30]", "whole numbers"),
+        ("test.npz: y is <U3 [10]", "allowed: numbers [10, t]"),
     ),
     "test labels without training samples": (
         ARRAYS,
@@ -839,11 +839,14 @@ def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """One block after the other, since the arrays are made in one and used in another."""
     monkeypatch.chdir(tmp_path)
     write_own_files(tmp_path)
-    held: dict[str, Any] = {}
+    x = np.random.default_rng(0).standard_normal((200, 4)).astype(np.float32)
+    houses = pd.DataFrame(x, columns=[*"abcd"]).assign(price=x @ np.ones(4))
+    held: dict[str, Any] = {"houses": houses, "x": x, "y": x @ np.ones(4, np.float32)}
     made = []
     for block in blocks("python"):
         exec(block, held)
         made += [(held["data"].name, len(held["data"].classes))] if "data = " in block else []
-    assert made == [("frame", 2), ("texts", 2), ("image_folder", 2), ("arrays", 3)]
+    kinds = [("frame", 2), ("arrays", 1), ("texts", 2), ("image_folder", 2), ("arrays", 3)]
+    assert made == kinds
     (tmp_path / "signals" / "test.npz").unlink()  # of other samples
     assert nd.load("arrays", root="signals").dataset.train_owner is not None  # what the page wrote

@@ -34,6 +34,7 @@ BELOW = {
     "fnr/F": -1,
     "fnr/A": -0.5,
     "fnr_authors/F": -1,
+    "fedproto/counts": -1,
     "fnr_authors/A": -0.5,
     "bn1.var": -1,
     "test/sent": -1,

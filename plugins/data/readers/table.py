@@ -127,7 +127,11 @@ def of_frame(frame: pd.DataFrame, test: pd.DataFrame | None = None, **options: A
 def _targets(label: str | None, target: str | Sequence[str] | None) -> list[str]:
     """The columns of targets. UserError unless there is either a label or a target."""
     found = [target] if isinstance(target, str) else list(target or ())
-    if (label is None) == (not found):
+    if label is None and not found:
+        raise UserError(
+            "label is missing", allowed="the column of the class, or `target`: columns of numbers"
+        )
+    if label is not None and found:
         raise UserError(
             f"label = {shown(label)} is refused with target = {shown(target)}",
             allowed="one of them: the column of the class, or the columns of numbers",
