@@ -18,7 +18,7 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 17425,
+    SOURCE: 17435,
     TESTS: 17725,
     ("plugins/core",): 1125,
     ("plugins/privacy",): 49,
