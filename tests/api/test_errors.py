@@ -152,7 +152,7 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (lambda: nd.load("digits", root=5), ("root = 5 is refused", "allowed: a path")),
     (frame(FRAME.to_dict()), ("frame is a dict", "allowed: a pandas.DataFrame")),
     (frame(label="il"), ("label: column 'il' is unknown", "did you mean 'ill'")),
-    (frame(label=None), ("label = None is refused", "allowed: one of them")),
+    (frame(label=None), ("label is missing", "or `target`")),
     (frame(featurs=["age"]), ("featurs is unknown", "did you mean 'features'")),
     (arrays(layuot="CHW"), ("layuot is unknown", "did you mean 'layout'")),
     (frame(owner=None), ("column 'ward'", "allowed: numbers")),

@@ -132,7 +132,7 @@ def test_targets_of_files(tmp_path: Any) -> None:
             {"label": "hot", "target": "y"},
             "label = 'hot' is refused with target = 'y'; allowed: one",
         ),
-        ({}, "label = None is refused with target = None"),
+        ({}, "label is missing; allowed: the column of the class, or `target`"),
         ({"target": "why"}, "target: column 'why' is unknown"),
         ({"target": ["y", "y"]}, "target = 'y' is refused; allowed: each column once"),
         (
