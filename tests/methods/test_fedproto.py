@@ -11,9 +11,6 @@ import torch
 from fedml_noniid.plugins.engines.packing import flatten
 from tests import federation
 from tests.methods import by_hand as hand
-from tests.silo import world
-from tests.silo.test_resume import Federation as Silos
-from tests.silo.test_resume import run as talk
 
 
 @pytest.mark.parametrize("weights", ["size", "uniform"])
@@ -86,6 +83,11 @@ def test_processes_and_a_checkpoint_keep_the_bits(tmp_path: Path) -> None:
 
 
 def test_silos_have_the_models_of_the_simulation(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="silos need [deploy]")
+    from tests.silo import world
+    from tests.silo.test_resume import Federation as Silos
+    from tests.silo.test_resume import run as talk
+
     silos = Silos("fedproto", {}, tmp_path, 2)
     talk(silos)
     expected = world.simulated("fedproto", {}, True, 2, rounds=3)

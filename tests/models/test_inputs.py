@@ -17,10 +17,6 @@ from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.inputs import LARGEST, split
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.own import OwnNetwork
-from fedml_noniid.plugins.silo import loopback, settings
-from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.silo.shards import Parts
-from tests.silo import world
 
 
 class Both(nn.Module):
@@ -100,6 +96,12 @@ def test_engines_agree_and_new_samples_are_told_apart() -> None:
 
 
 def test_silos_have_the_bits_of_the_simulation() -> None:
+    pytest.importorskip("cryptography", reason="silos need [deploy]")
+    from fedml_noniid.plugins.silo import loopback, settings
+    from fedml_noniid.plugins.silo.server_run import ServerRun
+    from fedml_noniid.plugins.silo.shards import Parts
+    from tests.silo import world
+
     found = data().dataset
     inputs = {name: one.model_dump() for name, one in found.inputs.items()}
     content = world.deployment("scaffold").model_dump(by_alias=True)
