@@ -19,7 +19,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
     SOURCE: 17435,
-    TESTS: 17725,
+    TESTS: 17730,
     ("plugins/core",): 1125,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1755,
