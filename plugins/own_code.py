@@ -105,6 +105,7 @@ def check_arguments(
     `filled`: the arguments that it gets beside them. Types are checked where it has annotations of
     numbers, texts and flags.
     """
+    # mypy fears that a subclass may have another `__init__`; this class itself is called.
     kind = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
     try:
         hints = get_type_hints(kind, include_extras=True)

@@ -50,7 +50,7 @@ def plus_minus(
 
 
 def in_unit(value: Spread | None, metric: Metric, sign: str = "") -> str:
-    """`91.00 ± 2.65` of fractions that are shown in percent, `0.9100 ± 0.0265` of other metrics."""
+    """`91.00 ± 2.65` for fractions in percent, `0.9100 ± 0.0265` for other metrics."""
     return plus_minus(value, metric.decimals, sign, scale=metric.factor)
 
 

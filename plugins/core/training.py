@@ -69,7 +69,7 @@ class Descent(NamedTuple):
     steps: Tensor = torch.tensor(0)  # 0-d
     loss: Tensor = torch.tensor(0.0)  # 0-d, summed over the steps
     features: Tensor | None = None  # [d], mean over the last epoch
-    own: Tree = {}  # noqa: RUF012  # what a client's own model keeps: see `own_start`
+    own: Tree = {}  # noqa: RUF012, never changed in place. What its own model keeps: `own_start`
 
 
 @dataclass(frozen=True)

@@ -224,8 +224,8 @@ def targets(
     """(`names`, the targets as float32) of targets [n, t] of training, and of the test set if there
     is one.
 
-    `where` begins a message on each of `ys`, `at(i)` names row i. UserError for what is not finite
-    in float32, and for targets of which each is constant in training.
+    `where` has the words that a message begins with, for each of `ys`. `at(i)` names row i.
+    UserError for what is not finite in float32, and if each target is constant in training.
     """
     found = []
     for y, source in zip(ys, where, strict=True):
