@@ -10,6 +10,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -125,12 +126,17 @@ def check_arguments(
 
 def call(what: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """What a user's function returns. UserError says where it failed; `what` begins it."""
+    return running(what, partial(function, *args, **options), getattr(function, "__name__", ""))
+
+
+def running(what: str, job: Callable[[], T], function: str) -> T:
+    """What a job returns that runs a user's `function`, such as `forward`. UserError as `call`."""
     try:
-        return function(*args, **options)
+        return job()
     except (UserError, MemoryError):
         raise
     except Exception as error:  # of any kind: the code is the user's
-        raise failure(what, error, getattr(function, "__name__", "")) from error
+        raise failure(what, error, function) from error
 
 
 def failure(what: str, error: Exception, function: str) -> UserError:

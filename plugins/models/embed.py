@@ -27,7 +27,7 @@ from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.dataset import Dataset, Raw, normalised
 from fedml_noniid.plugins.models import factories
 from fedml_noniid.plugins.models.settings import NetworkSettings, fitting, our_name, read_weights
-from fedml_noniid.plugins.own_code import place
+from fedml_noniid.plugins.own_code import running
 
 Vectors = Callable[[Tensor], Tensor]  # normalised samples [B, ...] -> [B, d]
 
@@ -235,16 +235,9 @@ class EmbedSettings(NetworkSettings):
             return Tap(module, linear[-1][0], before=True), f"the input of {linear[-1][0]}"
         return Tap(module, ""), "the output"
 
-    def _running(self, call: Callable[[], Any]) -> Any:
+    def _running(self, job: Callable[[], Any]) -> Any:
         """What the user's code returns. UserError with its place if it fails."""
-        try:
-            return call()
-        except UserError:
-            raise
-        except Exception as error:  # of any kind: the code is the user's
-            told = " ".join(str(error).split())[:200]
-            told = f"{place(error, 'forward')}{type(error).__name__}: {told}"
-            raise UserError(f"{self._what} fails: {told}") from error
+        return running(self._what, job, "forward")
 
 
 @dataclass

@@ -22,7 +22,7 @@ from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.own import OwnNetwork
 from fedml_noniid.plugins.models.rows import row_of
-from fedml_noniid.plugins.own_code import place
+from fedml_noniid.plugins.own_code import running
 
 BATCH, PADDED = 4, 1  # samples of the step; those of them that are padding, where some are
 CLOSE = 1e-7  # relative difference that rounding in float64 stays below
@@ -120,14 +120,7 @@ def _exact(tree: Params) -> Params:
 
 def _running(network: OwnNetwork, call: Callable[[], T], what: str) -> T:
     """What the user's code returns. UserError with its place if it fails."""
-    try:
-        return call()
-    except UserError:
-        raise
-    except Exception as error:  # of any kind: the code is the user's
-        told = " ".join(str(error).split())[:200]
-        told = f"{place(error, 'forward')}{type(error).__name__}: {told}"
-        raise UserError(f"model {network.name!r}: {what} fails: {told}") from error
+    return running(f"model {network.name!r}: {what}", call, "forward")
 
 
 def _started(network: OwnNetwork) -> OwnNetwork:

@@ -175,7 +175,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Tensor] | None, str]] = [
     ({"model": Draws}, None, "Draws' draws random numbers in evaluation"),
     ({"model": Infinite}, None, "a vector is not finite"),
     ({"model_options": {"width": 0.5}}, None, "model_options.width = 0.5 is refused"),
-    ({"model": Late}, None, "Late' fails: .*, line .*: RuntimeError: shape"),
+    ({"model": Late}, None, "Late' failed, .*, line .*: RuntimeError: shape"),
     ({"model": lambda: 3}, None, "gives a int; allowed: a torch.nn.Module"),
 ]
 
