@@ -18,11 +18,11 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 17435,
-    TESTS: 17730,
+    SOURCE: 17440,
+    TESTS: 17770,
     ("plugins/core",): 1125,
     ("plugins/privacy",): 49,
-    ("plugins/silo",): 1755,
+    ("plugins/silo",): 1767,
     ("plugins/baselines/scaffold.py",): 28,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,

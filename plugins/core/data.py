@@ -25,6 +25,11 @@ class Samples(NamedTuple):
     y: Tensor  # [n]
     noise: Any = None  # feature skew, a `plugins.data.reading.Noise`: added to `x` at every read
 
+    def to(self, device: torch.device) -> Samples:
+        """The samples on a device."""
+        noise = self.noise and self.noise._make(part.to(device) for part in self.noise)
+        return Samples(self.x.to(device), self.y.to(device), noise)
+
 
 # (samples, index [...], step) -> the samples as a client reads them in this step, [..., *shape].
 Reader = Callable[[Samples, Tensor, int | Tensor], Tensor]

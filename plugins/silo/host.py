@@ -173,7 +173,8 @@ class HostTrainer(ClientTrainer):
         )  # decides which memory the answer was made with
         asked = [down.exchange, down.round, down.ask.job, down.ask.owner, counted, down.terms]
         # Running statistics leave as their change, which is small.
-        start = flatten({"buffers": down.ask.buffers or self.silo.initial[1]})
+        initial = {key: leaf.cpu() for key, leaf in self.silo.initial[1].items()}
+        start = flatten({"buffers": down.ask.buffers or initial})
         limits = partial(wire.allowed, ranges=self.terms.ranges)
         found = noise.protect(
             flatten(leaving), noise.digest(asked, wire.tensors(down)), start, limits

@@ -75,7 +75,9 @@ class Process:
         terms = settings.terms(
             deployment, deployment.train_args.recipe, process.network, process.shard.n_public
         )
-        terms.plan.local.check(process.input_shape, torch.device("cpu"))
+        terms.plan.local.check(
+            process.input_shape, terms.device.of_silo if rank else torch.device("cpu")
+        )
         if rank == 0:
             deployment.comm_args.check_free()  # now: FedML takes 11 s to import
         return process

@@ -25,7 +25,7 @@ from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.results import RunFile
-from fedml_noniid.plugins.silo.settings import Terms
+from fedml_noniid.plugins.silo.settings import DeviceArgs, Terms
 from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
@@ -67,7 +67,9 @@ class ServerRun:
         parts = {"train": sample, "public": sample}
         if "public" not in shard.parts:
             del parts["public"]
-        self._probe = Silo(terms, 0, replace(shard, parts=parts, drift=None))
+        self._probe = Silo(
+            replace(terms, device=DeviceArgs()), 0, replace(shard, parts=parts, drift=None)
+        )
         self._sample = sample.x
         self._schemas: dict[str, Tree] = {}
         self._ranges = terms.ranges

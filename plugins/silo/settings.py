@@ -119,8 +119,18 @@ class ValidationArgs(Section):
 
 
 class DeviceArgs(Section):
-    using_gpu: Literal[False] = False
+    using_gpu: bool = False  # of every silo; the server computes on the CPU
     threads: Annotated[int, Range(1, 256)] = 1  # ours: of torch; sums depend on it
+
+    @property
+    def of_silo(self) -> torch.device:
+        """Where a silo computes. UserError if this machine can't."""
+        if self.using_gpu and not torch.cuda.is_available():
+            raise UserError(
+                "device_args.using_gpu = true: this machine has no usable CUDA device; allowed "
+                "here: false, on server and all silos"
+            )
+        return torch.device("cuda" if self.using_gpu else "cpu")
 
 
 class CommArgs(Section):
@@ -295,6 +305,7 @@ class Terms:
     silos: int  # N
     fingerprint: str
     tests: int  # exchanges in which the silos test models of their own
+    device: DeviceArgs = field(default_factory=DeviceArgs)
     # What is not ours -> SHA-256 of its source. The fingerprint has it too.
     code: Mapping[str, str] = field(default_factory=dict)
 
@@ -344,7 +355,7 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
             exclude={"recipe", "settings", "client_id_list", "callbacks", "metrics"}
         ),
         "seed": plan.seed,
-        "threads": deployment.device_args.threads,
+        "device": deployment.device_args.model_dump(),
         "own_code": own,
     }
     fingerprint = hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
@@ -352,4 +363,5 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
     if parts := algorithm.needs.personal:
         *_, personal = split_personal(network, parts, *initial_model(network, 0, torch.zeros(())))
     tests = plan.evaluations if personal or algorithm.own_model is not None else 0
-    return Terms(algorithm, plan, deployment.silos, fingerprint, tests, own)
+    device = deployment.device_args
+    return Terms(algorithm, plan, deployment.silos, fingerprint, tests, device, own)

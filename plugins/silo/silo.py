@@ -56,6 +56,9 @@ class Silo:
         damaged, or of another run.
         """
         self.terms, self.client, self._shard, self._file = terms, client, shard, file
+        self._device = terms.device.of_silo
+        # As in the simulation: torch's own default runs convolutions on a GPU in tf32.
+        torch.backends.cudnn.allow_tf32 = False
         federation = self._federation()
         start = Start.of(terms.algorithm, terms.plan, federation.train.x)
         self.engine = Sequential(_OneClient(start, federation))
@@ -74,7 +77,12 @@ class Silo:
 
     def _federation(self) -> Federation:
         """What a silo has of the federation, in its noise."""
-        shard, train = self._shard, self._shard.in_noise("train")
+        shard, device = self._shard, self._device
+        train = shard.in_noise("train").to(device)
+        test = (
+            shard.in_noise("test") if "test" in shard.parts else Samples(train.x[:0], train.y[:0])
+        )
+        public = shard.parts.get("public")
         # Batches are drawn as positions within a shard. So this shard is read in the same order as
         # in a simulation.
         positions, drift = np.arange(len(train.y)), shard.drift
@@ -82,8 +90,8 @@ class Silo:
             self.terms.silos,
             train,
             {self.client: positions},
-            shard.in_noise("test") if "test" in shard.parts else Samples(train.x[:0], train.y[:0]),
-            public=shard.parts.get("public"),
+            test.to(device),
+            public=public and public.to(device),
             drift=drift,
             held=None if drift is None else drift.per_sample([positions], len(train.y)),
         ).used_by(self.terms.algorithm)

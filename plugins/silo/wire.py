@@ -47,7 +47,7 @@ NOT_COUNTED = -1  # the exchange before any: no answer has been counted yet
 # update that helps is far smaller.
 MAX_MAGNITUDE = 2.0**30
 OTHER_CONFIGURATION = (
-    "its configuration is not the server's; train_args, model_args, random_seed and threads must "
+    "its configuration is not the server's; train_args, model_args, device_args, random_seed must "
     "be the same in both files"
 )
 REMEDY = "lower the learning rate or the method's coefficients"

@@ -88,7 +88,6 @@ def test_a_loader_that_shuffles_is_refused() -> None:
         ("comm_args", "backend", "MQTT_S3"),
         ("comm_args", "backend", "MPI"),
         ("train_args", "federated_optimizer", "LSA"),
-        ("device_args", "using_gpu", True),
         ("dp_args", "enable_fhe", True),
         ("validation_args", "enable_contribution", True),
     ],

@@ -1,0 +1,99 @@
+"""Silos on a GPU: on a fake one no method mixes devices; on a real one they give the simulation's
+numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.fake_gpu import fake_gpu
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import leaves
+from fedml_noniid.plugins.silo import server_run, settings, shards
+from fedml_noniid.plugins.silo.launch import Process
+from fedml_noniid.plugins.silo.server_run import ServerRun
+from fedml_noniid.plugins.silo.settings import DeviceArgs
+from fedml_noniid.plugins.silo.shards import Shard
+from fedml_noniid.plugins.silo.silo import Silo
+from tests.recipe_table import ALONE
+from tests.silo import world
+
+GPU = DeviceArgs(using_gpu=True)
+
+
+def faked(shard: Shard) -> dict[str, Samples]:
+    return {
+        name: Samples(torch.empty_like(part.x), torch.zeros_like(part.y))
+        for name, part in shard.parts.items()
+    }
+
+
+@pytest.mark.parametrize(("recipe", "methods"), ALONE.values(), ids=ALONE)
+def test_no_method_mixes_devices(
+    recipe: str, methods: dict[str, dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        DeviceArgs,
+        "of_silo",
+        property(lambda args: torch.device("cuda:0" if args.using_gpu else "cpu")),
+    )
+    monkeypatch.setattr(server_run, "weights_sha256", lambda _: "")  # fake tensors have no bytes
+    terms = replace(world.terms(recipe, methods, batch_norm=True), device=GPU)
+    real, sent = world.shards_of(), 0
+    with fake_gpu():
+        first, *others = [replace(shard, parts=faked(shard)) for shard in real]
+        silos = [Silo(terms, k, shard) for k, shard in enumerate(others)]
+        server = ServerRun(terms, first)
+        while (down := server.down).ask is not None:
+            replies = {}
+            for k in down.ask.to:
+                replies[k] = silos[k].answer(down)
+                sent += any(True for _ in leaves(replies[k]))
+                assert {leaf.device.type for leaf in leaves(replies[k])} == {"cpu"}
+                assert silos[k].engine.clients.device.type == "cuda"
+            server.feed(replies)
+    assert sent
+
+
+def test_without_a_gpu_a_silo_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    shards.write("shards/{rank}.safetensors", world.parts())
+    made = world.deployment("fedavg")
+    asking = made.model_copy(update={"device_args": GPU})
+    Path("gpu.yaml").write_text(asking.yaml())
+    Process.of(0, Path("gpu.yaml"))
+    message = "^device_args.using_gpu = true: this machine has no usable CUDA device; allowed here"
+    with pytest.raises(UserError, match=message):
+        Process.of(1, Path("gpu.yaml"))
+
+
+def test_the_device_is_agreed_upon() -> None:
+    made = world.deployment("fedavg")
+    prints = {
+        settings.terms(
+            made.model_copy(update={"device_args": device}), "fedavg", world.network(True), 0
+        ).fingerprint
+        for device in (GPU, DeviceArgs(), DeviceArgs(threads=2))
+    }
+    assert len(prints) == 3
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none"
+)
+@pytest.mark.parametrize(("recipe", "methods"), ALONE.values(), ids=ALONE)
+def test_a_gpu_gives_the_simulations_numbers(
+    recipe: str, methods: dict[str, dict[str, object]]
+) -> None:
+    terms = replace(world.terms(recipe, methods, batch_norm=True), device=GPU)
+    found = world.talk(ServerRun(terms, world.shards_of()[0]), world.silos_of(terms))
+    expected = world.simulated(recipe, methods, True)
+    for key, leaf in expected.params.items():
+        torch.testing.assert_close(found.params[key], leaf, rtol=1e-3, atol=1e-4)
