@@ -25,6 +25,7 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.tracking.live import Live
 from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
+from fedml_noniid.plugins.data.indices import INDICES
 from fedml_noniid.plugins.engines.callbacks import OnRow
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.run import Checkpointing
@@ -85,7 +86,7 @@ def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
 
 def _fingerprint(place: Workspace, settings: Config, data: str | None, unit: Unit) -> str:
     """Hash of an item's settings, code, data and partition."""
-    indices = cache.sha256(place.partition(unit.scenario, unit.seed) / "indices.json")
+    indices = cache.sha256(place.partition(unit.scenario, unit.seed) / INDICES)
     return digest(of_training(settings, unit), data, indices)
 
 
