@@ -111,7 +111,7 @@ def partition_of(
         described["rotations"] = len(set(columns["rotation"]))
     if skew.drift is not None:
         columns["drift"] = [*skew.drift.first()]  # rounds
-        described["drifting"] = sum(begins > 0 for begins in columns["drift"])
+        described["drifting"] = int(np.count_nonzero(columns["drift"]))
     return Partition(indices, counts, described, columns)
 
 
