@@ -89,7 +89,8 @@ def _skew(found: dict[str, Ints], clients: Ragged) -> Skew:
         raise ValueError("labels: not one for each sample of each client")
     if turns is not None and turns.shape != (len(clients),):
         raise ValueError(f"{len(clients)} clients, but {len(turns)} quarter_turns")
-    drift = _drift(found, len(clients)) if f"drift.{DRIFT[0]}" in found else None
+    drifts = any(f"drift.{key}" in found for key in DRIFT)
+    drift = _drift(found, len(clients)) if drifts else None
     return Skew(None if labels is None else Ragged(labels, clients.offsets), turns, drift)
 
 
