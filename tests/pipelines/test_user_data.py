@@ -50,9 +50,9 @@ def test_owners_are_clients_from_the_files_to_the_evaluation(tmp_path: Path) -> 
     assert data.train_owner is not None and data.test_owner is not None
     owners = [set(data.train_owner[part].tolist()) for part in indices.clients]
     assert list(map(len, owners)) == [2, 2] and not owners[0] & owners[1]
-    assert [set(data.test_owner[part].tolist()) for part in indices["test_clients"]] == owners
+    assert [set(data.test_owner[part].tolist()) for part in indices.test_clients] == owners
     rows = pd.read_csv(tmp_path / "evaluation" / "skewed-fedavg-0" / "per_client.csv")
-    assert rows["test_samples"].tolist() == [len(part) for part in indices["test_clients"]]
+    assert rows["test_samples"].tolist() == [len(part) for part in indices.test_clients]
     assert rows["test_accuracy"].between(0, 1).all()
 
 
