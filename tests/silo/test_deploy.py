@@ -92,7 +92,8 @@ def test_equal_weights(prepared, monkeypatch, silos):
     clients = indices().clients
     assert len(parts.clients) == silos == deployment.silos
     assert positions(parts.clients) == positions(clients)
-    assert ([part.tolist() for part in parts.clients] == clients) is (silos == 5)
+    equal = [part.tolist() for part in parts.clients] == [part.tolist() for part in clients]
+    assert equal is (silos == 5)
     assert len(parts.public.y) == 50
     train = deployment.train_args
     found = (train.cohort, train.local_steps, train.drop_last, train.augment, train.precision)
