@@ -175,7 +175,7 @@ class Run:
         self.evaluated = found.trees["evaluated"] if found.differs else None
         self.rows, self.recorded, self.notes = found.rows, found.recorded, found.notes
         if self.clients is not None:
-            self.clients.memory = found.trees["memory"]
+            self.clients.memory.restore(found.trees["memory"])
         for callback, state in zip(self.callbacks, found.callbacks, strict=True):
             call_hook(callback, "restore", state)
 
@@ -184,7 +184,7 @@ class Run:
         """The trees of a checkpoint; before the first round, their structure."""
         return {
             "server": self.state._asdict(),
-            "memory": {} if self.clients is None else self.clients.memory,
+            "memory": {} if self.clients is None else self.clients.memory.whole(),
             # The sent model stands in where it is the evaluated one.
             "evaluated": self.state.params if self.evaluated is None else self.evaluated,
         }

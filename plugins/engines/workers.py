@@ -27,10 +27,10 @@ from torch import Tensor
 from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import Params, Tree, leaves, n_bytes, row, tree_map
+from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.engines.clients import Clients
 from fedml_noniid.plugins.engines.sequential import Sequential
-from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, rows_for, shared
+from fedml_noniid.plugins.engines.storage import SharedStorage, rows_for, shared
 
 WATCH_S = 0.5
 # an answer's memory, in models per client: the client's own, and what methods send beside it
@@ -128,10 +128,7 @@ class Workers:
 
     def _start(self, ask: Ask) -> None:
         model = n_bytes(ask.params) + n_bytes(ask.buffers) + (1 << 20)
-        memory = SharedStorage(
-            n_bytes(self.clients.memory) + ALIGNED * len(list(leaves(self.clients.memory)))
-        )
-        self.clients.memory = memory.get(memory.put(self.clients.memory))
+        self.clients.memory.share()
         self._asks = SharedStorage(MODELS_PER_ANSWER * model * (1 + self.cohort))
         self._updates = rows_for(ask.params, self.cohort, shared)
         context = multiprocessing.get_context("fork")
