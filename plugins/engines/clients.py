@@ -24,7 +24,7 @@ from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import Streams, key
 from fedml_noniid.plugins.engines.cuda_graphs import graphs_for
 from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.memory import InMemory, Memory
+from fedml_noniid.plugins.engines.memory import memory_for
 from fedml_noniid.plugins.engines.personal import PERSONAL
 from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.storage import numbers as numbers
@@ -67,7 +67,7 @@ class Clients:
         unmet = Client(self.task, start.params, start.buffers, 0)
         first = {c.name: call(c, "init_client", unmet) for c in self.algorithm.components}
         first |= {PERSONAL: self.task.personal} if self.task.personal else {}
-        self.memory: Memory = InMemory(first, self.row)
+        self.memory = memory_for(start.plan, first, self.row)
         self.trained: dict[int, tuple[Params, Params]] = {}
         self.w_t: Params = {}  # of the round in which they were trained
         read = self.train.noise is not None or self.local.augment

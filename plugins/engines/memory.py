@@ -5,19 +5,46 @@ Engines replace rows in place. Everything else in a simulation is pure.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
+from fedml_noniid.plugins.core.errors import known
 from fedml_noniid.plugins.core.trees import Tree, leaves, n_bytes, row, tree_map
+from fedml_noniid.plugins.engines.plan import Plan
+from fedml_noniid.plugins.engines.segments import Manifest, OnDisk, memory_sha256, row_sha256
 from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, numbers, replace_row
+
+LOG = logging.getLogger(__name__)
+FORMS = ("auto", "ram", "disk")
+
+
+def memory_for(plan: Plan, first: Tree, places: Mapping[int, int]) -> Memory:
+    """In RAM or on disk, as the plan says, or by size. UserError for another form.
+
+    `first`: a client's row before the first round. `places`: client -> its number.
+    """
+    known("clients_memory", plan.clients_memory, FORMS)
+    n, size = len(places), n_bytes(first) * len(places)
+    large = size > plan.memory_mb << 20 and n > plan.cohort
+    if not size or plan.clients_memory == "ram" or not (large or plan.clients_memory == "disk"):
+        return InMemory(first, places)
+    LOG.info(
+        "the memories of %d clients (%.1f GB) lie on disk; memory_mb is %d, clients_memory is %s",
+        *(n, size / 1e9, plan.memory_mb, plan.clients_memory),
+    )
+    return OnDisk(first, places, plan.cohort)
 
 
 class Memory(Protocol):
     """The rows of all clients; a row is a tree by method, and then by the method's own names."""
 
     first: Tree  # the row of a client that was never asked, leaves [...]
+    at_once: int  # how many clients may be asked at a time in other processes
 
     def row(self, client: int) -> Tree:
         """A copy of a client's row, leaves [...]."""
@@ -47,13 +74,50 @@ class Memory(Protocol):
         """Moves to memory that this process shares with those that it forks from here on."""
         ...
 
+    def hold(self, clients: Sequence[int]) -> Mapping[int, int]:
+        """Has the rows of these clients in shared memory; returns what `follow` takes."""
+        ...
+
+    def follow(self, held: Mapping[int, int]) -> None:
+        """In a forked process: finds the rows where the first process holds them."""
+        ...
+
+    def end_round(self, cohort: Sequence[int]) -> None:
+        """The rows are those after a round. `cohort`: the clients of the next one."""
+        ...
+
+    def keep_in(self, folder: Path, fresh: bool) -> None:
+        """Names the folder of the run's files. `fresh`: what is there is of no use."""
+        ...
+
+    def state(self) -> Tree:
+        """What a checkpoint has of the memories beside the manifest."""
+        ...
+
+    def manifest(self) -> Manifest | None:
+        """The files that have the rest, once they are on the disk; None: there are none."""
+        ...
+
+    def committed(self) -> None:
+        """The checkpoint with the last manifest is on the disk."""
+        ...
+
+    def resume(self, manifest: Manifest) -> None:
+        """Goes on with the files of a manifest. Raises UserError."""
+        ...
+
+    def sha256(self) -> str:
+        """SHA-256 of the rows of all clients, hexadecimal; the same in every form."""
+        ...
+
 
 class InMemory:
     """Holds the rows of all clients in the memory of this process, on the device."""
 
     def __init__(self, first: Tree, places: Mapping[int, int]) -> None:
         """`places`: client -> its row."""
-        self.first, self._places = first, places
+        self.first, self.at_once, self._places = first, len(places), places
+        self._folder = Path()
         n = len(places)
         self._tree: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
 
@@ -84,6 +148,38 @@ class InMemory:
         n_leaves = len(list(leaves(self._tree)))
         storage = SharedStorage(n_bytes(self._tree) + ALIGNED * n_leaves)
         self._tree = storage.get(storage.put(self._tree))
+
+    def hold(self, clients: Sequence[int]) -> Mapping[int, int]:
+        return {}
+
+    def follow(self, held: Mapping[int, int]) -> None:
+        pass
+
+    def end_round(self, cohort: Sequence[int]) -> None:
+        pass
+
+    def keep_in(self, folder: Path, fresh: bool) -> None:
+        self._folder = folder
+
+    def state(self) -> Tree:
+        return self._tree
+
+    def manifest(self) -> Manifest | None:
+        return None
+
+    def committed(self) -> None:
+        pass
+
+    def resume(self, manifest: Manifest) -> None:
+        files = OnDisk(self.first, self._places, 1)
+        files.keep_in(self._folder, fresh=False)
+        files.resume(manifest)
+        self._tree = files.whole()
+
+    def sha256(self) -> str:
+        tree = tree_map(Tensor.cpu, self._tree)
+        digests = (row_sha256(tree, at) for at in range(len(self._places)))
+        return memory_sha256(self.first, b"".join(map(bytes.fromhex, digests)))
 
     def _index(self, clients: Sequence[int]) -> torch.Tensor:
         device = next(leaves(self._tree), torch.empty(0)).device

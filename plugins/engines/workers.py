@@ -84,6 +84,14 @@ class Workers:
         """The stacked replies of the clients `ask.to`."""
         if not self._workers:
             self._start(ask)
+        m, at_once = len(ask.to), self.clients.memory.at_once
+        parts = [slice(at, min(at + at_once, m)) for at in range(0, m, at_once)]
+        replies = [self._answer(_part(ask, part), round_) for part in parts]
+        return replies[0] if len(parts) == 1 else _together(ask, replies)
+
+    def _answer(self, ask: Ask, round_: int) -> Reply:
+        """The replies of clients whose memories may be held at a time."""
+        held = self.clients.memory.hold(ask.to)
         sizes = [len(self.clients.indices[client]) for client in ask.to]
         left = sorted(range(len(ask.to)), key=lambda position: (-sizes[position], position))
         self._asks.clear()
@@ -101,7 +109,7 @@ class Workers:
         def give(number: int, first: bool) -> None:
             if piece := self._piece(ask, left, sizes, number):
                 worker = self._workers[number]
-                worker.send((ask.job, ask.to, ask.owner, slots, round_, piece, first))
+                worker.send((ask.job, ask.to, ask.owner, slots, round_, piece, held, first))
                 busy[worker.connection] = number, piece
 
         for number in range(self.processes):
@@ -162,6 +170,19 @@ class Workers:
         gone = set(piece)
         left[:] = [position for position in left if position not in gone]
         return sorted(piece)
+
+
+def _part(ask: Ask, part: slice) -> Ask:
+    """The Ask to some of its clients."""
+    to = ask.to[part]
+    return ask if to == ask.to else ask._replace(to=to, each=row(ask.each, part))
+
+
+def _together(ask: Ask, replies: Sequence[Reply]) -> Reply:
+    """The replies to the parts of an Ask."""
+    trees = [vars(reply) | {"clients": {}} for reply in replies]
+    whole = tree_map(lambda *leaves: torch.cat(leaves), *trees)
+    return Reply(**whole | {"clients": ask.to})
 
 
 def autograd_survives_fork() -> bool:
@@ -229,10 +250,11 @@ def _work(
     torch.set_num_threads(1)
     try:
         while True:
-            job, to, owner, slots, round_, piece, first = connection.recv()
+            job, to, owner, slots, round_, piece, held, first = connection.recv()
             if first:
                 answers.clear()
             try:
+                engine.clients.memory.follow(held)
                 found = engine.some(Ask(job, to, owner=owner, **asks.get(slots)), round_, piece)
                 connection.send(answers.put(found))
             except Exception as error:  # of any kind: the main process raises it again
