@@ -16,14 +16,20 @@ from torch import Tensor
 from fedml_noniid.plugins.core.errors import known
 from fedml_noniid.plugins.core.trees import Tree, leaves, n_bytes, row, tree_map
 from fedml_noniid.plugins.engines.plan import Plan
-from fedml_noniid.plugins.engines.segments import Manifest, OnDisk, memory_sha256, row_sha256
+from fedml_noniid.plugins.engines.segments import (
+    Manifest,
+    OnDisk,
+    Places,
+    memory_sha256,
+    row_sha256,
+)
 from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, numbers, replace_row
 
 LOG = logging.getLogger(__name__)
 FORMS = ("auto", "ram", "disk")
 
 
-def memory_for(plan: Plan, first: Tree, places: Mapping[int, int]) -> Memory:
+def memory_for(plan: Plan, first: Tree, places: Places) -> Memory:
     """In RAM or on disk, as the plan says, or by size. UserError for another form.
 
     `first`: a client's row before the first round. `places`: client -> its number.
@@ -114,7 +120,7 @@ class Memory(Protocol):
 class InMemory:
     """Holds the rows of all clients in the memory of this process, on the device."""
 
-    def __init__(self, first: Tree, places: Mapping[int, int]) -> None:
+    def __init__(self, first: Tree, places: Places) -> None:
         """`places`: client -> its row."""
         self.first, self.at_once, self._places = first, len(places), places
         self._folder = Path()

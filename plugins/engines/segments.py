@@ -55,6 +55,8 @@ DTYPES = {
 }  # names in safetensors
 FIRST = -1  # in place of a segment's number: a client has the first row
 REMEDY = "restore it, or delete the checkpoint and this folder to start afresh"
+# Of each client in the memory; a range where clients have the numbers from 0.
+Places = Mapping[int, int] | range
 Manifest = list[tuple[int, str]]  # segments by number, with their checksums
 
 
@@ -82,7 +84,7 @@ class OnDisk:
     Two threads write a round's segment and read the rows of the next cohort while clients train.
     """
 
-    def __init__(self, first: Tree, places: Mapping[int, int], cohort: int) -> None:
+    def __init__(self, first: Tree, places: Places, cohort: int) -> None:
         """`first`: the row of a client that was never asked. `places`: client -> its number."""
         n = len(places)
         self.first, self.at_once, self._places = first, cohort, places
