@@ -82,6 +82,7 @@ class OnDisk:
     """Holds the rows of all clients in segments, and those of a cohort in this process's memory.
 
     Two threads write a round's segment and read the rows of the next cohort while clients train.
+    Its methods are those of `engines.memory.InMemory`.
     """
 
     def __init__(self, first: Tree, places: Places, cohort: int) -> None:
