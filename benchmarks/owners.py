@@ -103,7 +103,7 @@ def in_turns(folders: Sequence[Path], recipe: str, rounds: int) -> list[float]:
 
 
 def measured(
-    work: Path, sizes: Sequence[int] = SIZES, repetitions: int = 3, rounds: int = 200
+    work: Path, sizes: Sequence[int] = SIZES, repetitions: int = 2, rounds: int = 300
 ) -> list[dict[str, float]]:
     """A row of the table for each number of owners."""
     folders = [work / str(size) for size in sizes]
