@@ -74,13 +74,16 @@ class Parts(NamedTuple):
 
 
 def checked(address: str) -> Parts:
-    """The parts of an address that a process may connect to, or listen at. Raises UserError."""
+    """The parts of an address that a process may connect to, or listen at. Raises UserError.
+
+    Port 0 is any free one, to listen at.
+    """
     try:
         parts = urlsplit(address)
-        found = Parts(parts.scheme, parts.hostname or "", parts.port or 0)
+        found = Parts(parts.scheme, parts.hostname or "", -1 if parts.port is None else parts.port)
     except ValueError:  # of the port
-        found = Parts("", "", 0)
-    if found.scheme not in ("tls", "tcp") or not found.host or not found.port:
+        found = Parts("", "", -1)
+    if found.scheme not in ("tls", "tcp") or not found.host or found.port < 0:
         raise UserError(where=("--cluster",), value=address, allowed=ALLOWED)
     if found.scheme == "tcp" and not is_loopback(found.host):
         raise UserError(

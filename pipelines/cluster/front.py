@@ -117,6 +117,8 @@ class _Front:
             )
         new = [line for line in unfit if line not in self.named]
         self.named.update(new)
+        if fit and not self.seen:
+            log.info("%d workers of the cluster may train", fit)
         if fit:
             self.seen = time.monotonic()
         elif unfit and not self.seen:
