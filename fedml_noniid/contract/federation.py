@@ -83,6 +83,7 @@ PLAN: dict[str, Any] = {
     "engine": "sequential",
     "workers": 1,
     "observing": False,
+    "clients_memory": "auto",
 }
 LOCAL: dict[str, Any] = {
     "optimizer": "sgd",

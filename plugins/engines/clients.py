@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import TRAIN
@@ -19,14 +18,18 @@ from fedml_noniid.plugins.core.data import Pass, Samples
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.randomness import fold, step_key
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
+from fedml_noniid.plugins.core.trees import Params, leaves, row_norms, tree_map
 from fedml_noniid.plugins.data.batches import Order, epochs, in_order
+from fedml_noniid.plugins.data.ragged import lists_of
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import Streams, key
 from fedml_noniid.plugins.engines.cuda_graphs import graphs_for
 from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.memory import memory_for
 from fedml_noniid.plugins.engines.personal import PERSONAL
 from fedml_noniid.plugins.engines.plan import Start
+from fedml_noniid.plugins.engines.storage import numbers as numbers
+from fedml_noniid.plugins.engines.storage import to_device as to_device
 from fedml_noniid.plugins.models.model import Model
 
 PASS_BATCH = 500  # samples per batch of a pass without training
@@ -44,10 +47,10 @@ class Clients:
         self.public, self.drift = federation.public, federation.held
         self.read(federation.train)
         self.task.loss.check(federation.train.y)
-        self.indices = dict(sorted(federation.clients.items()))
-        for client, positions in self.indices.items():
-            if len(positions) == 0:
-                raise UserError(f"client {client} has no samples; every client needs at least one")
+        self.indices = federation.clients
+        if not (sizes := lists_of(self.indices).sizes).all():
+            client = [*self.indices][int(sizes.argmin())]
+            raise UserError(f"client {client} has no samples; every client needs at least one")
         tests: Mapping[int, Samples] = {}
         if self.task.own_models:
             given = federation.tests
@@ -61,14 +64,15 @@ class Clients:
         self.graphs = (
             graphs_for(cast("Model", self.task.network)) if self.local.cuda_graphs else None
         )
-        self.row = {client: row for row, client in enumerate(self.indices)}
         n = len(self.indices)
-        # [N, ...], storage of the engines: its rows are replaced in place, everything else here is
-        # pure.
+        # of each client in the memory; all clients of a simulation have the ids 0 to N - 1
+        self.row: Mapping[int, int] | range = range(n)
+        if n < federation.size:
+            self.row = {client: row for row, client in enumerate(self.indices)}
         unmet = Client(self.task, start.params, start.buffers, 0)
         first = {c.name: call(c, "init_client", unmet) for c in self.algorithm.components}
         first |= {PERSONAL: self.task.personal} if self.task.personal else {}
-        self.memory: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
+        self.memory = memory_for(start.plan, first, self.row)
         self.trained: dict[int, tuple[Params, Params]] = {}
         self.w_t: Params = {}  # of the round in which they were trained
         read = self.train.noise is not None or self.local.augment
@@ -231,14 +235,3 @@ def _squares(reply: Reply) -> float:
         flat = leaf.reshape(-1)
         total = total + flat.dot(flat)
     return total.item()
-
-
-def numbers(values: Iterable[int], device: torch.device) -> Tensor:
-    """int64, as `torch.tensor` in a fifth of the time: it reads the values one by one."""
-    return to_device(np.fromiter(values, np.int64), device)
-
-
-def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An index array as a tensor on the device; a copy to a GPU does not block."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
