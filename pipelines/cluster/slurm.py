@@ -50,7 +50,7 @@ done
 class Jobs(NamedTuple):
     """The jobs of a script."""
 
-    count: int
+    number: int
     processes: int = 1  # workers of a job
     threads: int = 1  # of a training
     time: str = "04:00:00"
@@ -61,7 +61,7 @@ def script(kit: Path, jobs: Jobs) -> str:
     """The script for the cluster of a kit, which all nodes see in the same folder."""
     folder = kit.resolve()
     return SCRIPT.format(
-        last=jobs.count - 1,
+        last=jobs.number - 1,
         cpus=jobs.processes * jobs.threads,
         time=jobs.time,
         warn=WARN_S,
