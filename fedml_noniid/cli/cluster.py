@@ -98,8 +98,7 @@ def slurm(
     """
     from fedml_noniid.pipelines.cluster import slurm as scripts
 
-    wanted = scripts.Jobs(jobs, processes, threads, time, sbatch or ())
-    typer.echo(scripts.script(kit, wanted), nl=False)
+    typer.echo(scripts.script(kit, jobs, processes, threads, time, sbatch or ()), nl=False)
 
 
 def worker(
@@ -129,4 +128,4 @@ def worker(
     """
     from fedml_noniid.pipelines.cluster import processes as cluster
 
-    cluster.work(Cluster(address, kit), cluster.Workers(processes, threads, device, folder))
+    cluster.work(Cluster(address, kit), processes, threads, device, folder)

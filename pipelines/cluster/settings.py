@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -39,5 +40,6 @@ def apply(threads: int = 1) -> None:
     # dask takes these from the environment before it takes them from its settings.
     os.environ.update(dict.fromkeys(THREADS, str(threads)))
     os.environ.pop(TRIM, None)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # people read our lines
     environ = {TRIM: None, **dict.fromkeys(THREADS, threads)}
     dask.config.set(SETTINGS | {"distributed.nanny.pre-spawn-environ": environ})

@@ -10,7 +10,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from fedml_noniid.pipelines.cluster import address
 
@@ -47,28 +46,24 @@ done
 """
 
 
-class Jobs(NamedTuple):
-    """The jobs of a script."""
+def script(
+    kit: Path, jobs: int, processes: int, threads: int, time: str, options: Sequence[str]
+) -> str:
+    """The script for the cluster of a kit, which all nodes see in the same folder.
 
-    number: int
-    processes: int = 1  # workers of a job
-    threads: int = 1  # of a training
-    time: str = "04:00:00"
-    options: Sequence[str] = ()  # of sbatch, as --partition=cpu
-
-
-def script(kit: Path, jobs: Jobs) -> str:
-    """The script for the cluster of a kit, which all nodes see in the same folder."""
+    `processes`: workers of a job. `threads`: of a training. `time`: of a job, as sbatch has it.
+    `options`: of sbatch, as --partition=cpu.
+    """
     folder = kit.resolve()
     return SCRIPT.format(
-        last=jobs.number - 1,
-        cpus=jobs.processes * jobs.threads,
-        time=jobs.time,
+        last=jobs - 1,
+        cpus=processes * threads,
+        time=time,
         warn=WARN_S,
-        options="".join(f"#SBATCH {option}\n" for option in jobs.options),
+        options="".join(f"#SBATCH {option}\n" for option in options),
         file=shlex.quote(str(folder / address.FILE)),
         kit=shlex.quote(str(folder)),
         noniid=f"{shlex.quote(sys.executable)} -m fedml_noniid",
-        processes=jobs.processes,
-        threads=jobs.threads,
+        processes=processes,
+        threads=threads,
     )
