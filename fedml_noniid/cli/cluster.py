@@ -40,7 +40,7 @@ def add(app: typer.Typer) -> None:
         ),
         (
             slurm,
-            "slurm --kit /shared/cluster --jobs 16 > noniid.sbatch && sbatch noniid.sbatch",
+            "slurm --kit /shared/cluster --jobs 16 | sbatch",
             "slurm --kit /shared/cluster --jobs 4 --processes 32 --sbatch=--partition=cpu",
         ),
     ):
