@@ -18,9 +18,9 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 17440,
-    TESTS: 17770,
-    ("plugins/core",): 1125,
+    SOURCE: 17600,
+    TESTS: 17900,
+    ("plugins/core",): 1270,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1767,
     ("plugins/baselines/scaffold.py",): 28,

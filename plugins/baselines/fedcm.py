@@ -35,7 +35,8 @@ from fedml_noniid.plugins.core.component import (
 )
 from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.options import Positive, RecipeError, Share
-from fedml_noniid.plugins.core.trees import Params, Tree, add, scale, weighted_sum, zeros_like
+from fedml_noniid.plugins.core.sums import weighted_sum
+from fedml_noniid.plugins.core.trees import Params, Tree, add, scale, zeros_like
 
 
 @dataclass(frozen=True)

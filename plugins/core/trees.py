@@ -12,10 +12,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedml_noniid.plugins.core.options import RecipeError
+
 Tree = dict[str, Any]
 Params = dict[str, Tensor]
 
 NORM_BLOCK = 512  # numbers whose squares are added up one after the other
+
+
+class Rows:
+    """The rows [M, ...] of a tensor that are added up or measured, and not read by themselves."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    def __getattr__(self, *_: object) -> Any:
+        raise RecipeError(
+            "the method reads what single clients have sent, and declares that it needs sums",
+            allowed="Needs(replies=Replies.SCALARS) for uploads, Replies.MODELS for models",
+        )
+
+    __torch_function__ = __getitem__ = __iter__ = __len__ = __neg__ = __abs__ = __getattr__
+    __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = __getattr__
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __lt__ = __gt__ = __getattr__
+
+
+def hidden(tree: Tree) -> Tree:
+    """A stacked tree of which only sums and norms can be taken."""
+    return {key: hidden(of) if isinstance(of, dict) else Rows(of) for key, of in tree.items()}
+
+
+def opened(leaf: Tensor | Rows) -> Tensor:
+    """The tensor. For the functions that add rows up or measure them."""
+    return vars(leaf)["_rows"] if isinstance(leaf, Rows) else leaf
 
 
 def tree_map(fn: Callable[..., Tensor], tree: Tree, *rest: Tree) -> Tree:
@@ -76,13 +105,14 @@ def row_norms(stacked: Tree) -> Tensor:
     return together([leaf_row_norms(leaf) for leaf in leaves(stacked)])
 
 
-def leaf_row_norms(leaf: Tensor) -> Tensor:
+def leaf_row_norms(leaf: Tensor | Rows) -> Tensor:
     """The L2 norm of each row of `[M, ...]`, as `[M]`.
 
     Part by part, because torch's kernel adds up a row's squares in few sums. For a million numbers
     in float32 these can be off by a thousandth. Storing the squares first would take three times as
     long.
     """
+    leaf = opened(leaf)
     rows = leaf.reshape(len(leaf), -1)
     whole = rows.shape[1] // NORM_BLOCK * NORM_BLOCK
     if whole <= NORM_BLOCK:
@@ -97,18 +127,6 @@ def together(norms: Sequence[Tensor]) -> Tensor:
     """The norms of vectors that consist of parts with these norms, each `[M]`."""
     whole: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), dim=0)
     return whole
-
-
-def weighted_sum(weights: Tensor, stacked: Tree) -> Tree:
-    """sum_i weights[i] * row i; `weights` is `[M]`, leaves are `[M, ...]`."""
-
-    def total(leaf: Tensor) -> Tensor:
-        # Matrix times vector: the product of a row and a matrix takes twice as long.
-        rows = leaf.reshape(len(leaf), -1)
-        summed: Tensor = torch.mv(rows.t(), weights.to(leaf.dtype))
-        return summed.reshape(leaf.shape[1:])
-
-    return tree_map(total, stacked)
 
 
 def row(stacked: Tree, index: int | slice | Tensor) -> Tree:
