@@ -87,8 +87,8 @@ def checked(recipe: str) -> str:
     asks, needs = algorithm.exchanges, algorithm.needs
     lines = [f"{algorithm.name}: composes"]
     lines += [f"  {c.name}: {(type(c).__doc__ or '').strip()}" for c in algorithm.components]
-    uniform = any(c.weights == "uniform" for c in algorithm.components)
-    lines.append(f"  clients' weights to begin with: {'1 / M' if uniform else 'n_k / sum n'}")
+    weights = "1 / M" if algorithm.uniform else "n_k / sum n"
+    lines.append(f"  clients' weights to begin with: {weights}")
     extra = [
         f"{n} {when}"
         for n, when in ((asks.begin, "before the first"), (asks.finish, "after the last"))

@@ -29,6 +29,8 @@ from fedml_noniid.plugins.core.component import (
     Client,
     Component,
     Exclusive,
+    Needs,
+    Replies,
     Server,
     Setting,
     Weights,
@@ -44,6 +46,7 @@ class FedCM(Component):
     """Mixes the mean gradient of the last round into every local step."""
 
     name: ClassVar[str] = "fedcm"
+    needs: ClassVar[Needs] = Needs(replies=Replies.SCALARS)  # it weighs by steps
 
     alpha: Share = 0.1  # FL-Simulator's default; at 1 it is FedAvg
     weights: Weights = "uniform"

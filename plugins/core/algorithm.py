@@ -105,6 +105,11 @@ class Algorithm:
         return Needs(**most | {"personal": frozenset().union(*(part.personal for part in parts))})
 
     @property
+    def uniform(self) -> bool:
+        """Whether all clients weigh the same before `weigh`, and not by their samples."""
+        return any(c.weights == "uniform" for c in self.components)
+
+    @property
     def own_model(self) -> Component | None:
         """The component that gives each client a model of its own, if one does."""
         return next((c for c in self.components if overrides(c, "own_model")), None)
@@ -175,8 +180,7 @@ class Algorithm:
             anew = {c: reply.upload for c, reply in refined.items() if reply is not None}
             now = replace(now, replies=replace(found, upload=replies.upload | _named(anew)))
 
-        uniform = any(c.weights == "uniform" for c in components)
-        omega = (torch.ones_like(replies.n) if uniform else replies.n).double()
+        omega = (torch.ones_like(replies.n) if self.uniform else replies.n).double()
         base = weights = omega / omega.sum()  # [M]
         for factor in each("weigh").values():
             if factor is not None:  # 1 on average: where all are the same, `omega` keeps its bits
@@ -331,8 +335,11 @@ def _view(now: Server, slices: Tree, c: Component) -> Server:
     """The server as one component sees it: its own state, key and uploads, and the data that it
     declares."""
     public = now.public if c.needs.public is not Public.NOTHING else Server.public
-    replies = _seen(now.replies, c) if isinstance(now.replies, Reply) else now.replies
-    trained = now.trained if c.needs.replies == Replies.MODELS else hidden(now.trained)
+    replies, trained = now.replies, now.trained
+    if isinstance(replies, Reply):
+        replies = _seen(replies, c, now.omega)
+    if c.needs.replies != Replies.MODELS:
+        trained = hidden(trained, now.omega if c.needs.replies == Replies.SUMS else ...)
     return replace(
         now,
         state=slices.get(c.name, {}),
@@ -343,16 +350,18 @@ def _view(now: Server, slices: Tree, c: Component) -> Server:
     )
 
 
-def _seen(reply: Reply, c: Component) -> Reply:
-    """The answers as one component sees them."""
+def _seen(reply: Reply, c: Component, omega: Any = ...) -> Reply:
+    """The answers as one component sees them; `omega`: the clients' weights, if it needs sums."""
     needs, own = c.needs.replies, reply.upload.get(c.name, {})
     if needs == Replies.MODELS:
         return replace(reply, upload=own)
+    sums = needs == Replies.SUMS
+    weights = omega if sums else ...
     return replace(
         reply,
-        deltas=hidden(reply.deltas),
-        buffers=hidden(reply.buffers),
-        upload=own if needs == Replies.SCALARS else hidden(own),
+        deltas=hidden(reply.deltas, weights),
+        buffers=hidden(reply.buffers, weights),
+        upload=hidden(own, weights) if sums else own,
     )
 
 

@@ -111,8 +111,8 @@ class Public(IntEnum):
 class Replies(IntEnum):
     """Says what a method reads of the clients' answers. It sees no more."""
 
-    SUMS = 0  # `plugins.core.sums`: tensors of all clients are added up
-    SCALARS = 1  # each client's upload too, such as a loss or class counts, and `row_norms`
+    SUMS = 0  # `plugins.core.sums` of all clients, by the weights `server.omega` or none
+    SCALARS = 1  # sums by any weights; each client's upload too, such as a loss or class counts
     MODELS = 2  # each client's model
 
 

@@ -14,8 +14,9 @@ they are, and what the rounding takes away is added by itself, to 40 more bits.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core import native
-from fedml_noniid.plugins.core.trees import Rows, Tree, opened, tree_map
+from fedml_noniid.plugins.core.trees import Rows, Tree, leaf_row_norms, opened, tree_map
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
@@ -60,6 +61,10 @@ class Weights(NamedTuple):
         return Weights(factors, 1 / (factors.round().long().sum().double() if divided else scale))
 
 
+# By level: the sum of the rounded numbers, int64 [P], and of what float64 keeps behind the point.
+Parts = dict[int, tuple[Tensor, Tensor | None]]
+
+
 def weighted_sum(weights: Tensor | None, stacked: Tree) -> Tree:
     """sum_k weights[k] * row k; `weights` is `[M]`, leaves are `[M, ...]`. None: all are 1."""
     return _total(weights, stacked, False)
@@ -76,67 +81,155 @@ def added(rows: Tensor | Rows) -> Tensor:
     return total
 
 
+class Growing:
+    """Adds the rows of a tensor up as they come, in any order and in several processes.
+
+    It stands in a Reply in place of the tensor, [M, ...], where only sums and norms are taken.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, omega: Tensor, plain: bool):
+        """`shape`, `dtype`: of a row. `omega` [M]: the weights. `plain`: whether the rows are added
+        up without weights too; else there is one sum."""
+        self.dtype, self.shape = dtype, (len(omega), *shape)
+        self.norms = omega.new_zeros(len(omega), dtype=dtype)
+        self._weights = [omega, *([torch.ones_like(omega)] if plain else [])]
+        self._parts: list[Parts] = [{} for _ in self._weights]
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    def put(self, position: int, row: Tensor) -> None:
+        """Adds the row of one position."""
+        rows = row.reshape(1, -1)
+        self.norms[position : position + 1] = leaf_row_norms(rows)
+        for parts, omega in zip(self._parts, self._weights, strict=True):
+            factors = Weights.of(omega, self.dtype, False).factors[position : position + 1]
+            _absorb(parts, _parts(rows, factors))
+
+    def total(self, weights: Tensor | None, divided: bool) -> Tensor:
+        """The sum of all rows, [...]."""
+        number = len(self._weights) - 1 if weights is None else 0
+        of = Weights.of(self._weights[number], self.dtype, divided)
+        return (_value(self._parts[number]) * of.unit).to(self.dtype).reshape(self.shape[1:])
+
+    def state(self) -> Tree:
+        """What another process absorbs."""
+        sums = {
+            f"{number}/{level}": {str(i): leaf for i, leaf in enumerate(of) if leaf is not None}
+            for number, parts in enumerate(self._parts)
+            for level, of in parts.items()
+        }
+        return {"norms": self.norms, "shape": torch.tensor(self.shape), "sums": sums}
+
+    def absorb(self, state: Tree) -> None:
+        """Adds the rows of another process."""
+        self.norms = self.norms + state["norms"]
+        for key, of in state["sums"].items():
+            number, level = map(int, key.split("/"))
+            _absorb(self._parts[number], {level: (of["0"].clone(), of.get("1"))})
+
+
 def _total(weights: Tensor | None, stacked: Tree, divided: bool) -> Tree:
     made: dict[torch.dtype, Weights] = {}
 
     def total(given: Tensor | Rows) -> Tensor:
-        leaf = opened(given)
+        leaf = opened(given, weights)
+        if isinstance(leaf, Growing):
+            return leaf.total(weights, divided)
         if leaf.dtype not in made:
             omega = leaf.new_ones(len(leaf)) if weights is None else weights
             made[leaf.dtype] = Weights.of(omega, leaf.dtype, divided)
-        return _leaf_total(made[leaf.dtype], leaf)
+        of, rows = made[leaf.dtype], leaf.reshape(len(leaf), leaf.shape[1:].numel())
+        parts = (_parts_on_gpu if rows.is_cuda else _parts)(rows, of.factors)
+        return (_value(parts) * of.unit).to(leaf.dtype).reshape(leaf.shape[1:])
 
     return tree_map(total, stacked)
 
 
-def _leaf_total(weights: Weights, leaf: Tensor) -> Tensor:
-    """[M, ...] -> [...]."""
-    rows = leaf.reshape(len(leaf), leaf.shape[1:].numel())
-    found = _compiled(rows, weights.factors)
-    if found is None:
-        found = _total_in_torch(rows, weights.factors)
-    return (found * weights.unit).to(leaf.dtype).reshape(leaf.shape[1:])
+def _parts(rows: Tensor, factors: Tensor) -> Parts:
+    """The sums of row k times factors[k], each product rounded, of [M, P]; on the CPU."""
+    whole = _compiled(rows, factors)
+    if whole is not None:
+        return {0: (whole, None)}
+    level = _levels(_largest(rows))
+    found: Parts = {}
+    for at in sorted(set(level.tolist())) or [0]:
+        if at == LEVELS:
+            found[at] = rows.new_ones(rows.shape[1], dtype=torch.int64), None
+            continue
+        mine = level == at
+        chosen = rows if bool(mine.all()) else rows[mine]
+        found[at] = _rounded(chosen, factors[mine] / 2.0 ** (STEP * at), PIECE, _sum)
+    return found
 
 
-def _total_in_torch(rows: Tensor, factors: Tensor) -> Tensor:
-    """The sum of row k times factors[k], each product rounded, [M, P] -> [P], float64."""
-    m, most = len(rows), _largest(rows)
-    # On a GPU, the host would wait for the answer.
-    if not rows.is_cuda and bool((most <= 2.0**NEAR).all()):
-        return _by_level(rows, factors, PIECE, lambda rounded: rounded.sum(0, keepdim=True))[0]
-    units = factors.new_full((LEVELS,), 2.0**STEP).cumprod(0) / 2.0**STEP
-    beyond = torch.searchsorted(units * 2.0**NEAR, most)  # [M]; LEVELS for NaN
-    level = beyond.clamp(max=LEVELS - 1)
+def _parts_on_gpu(rows: Tensor, factors: Tensor) -> Parts:
+    """The same where the host would wait for an answer, so every level is there."""
+    level = _levels(_largest(rows))
+    units = factors.new_full((LEVELS + 1,), 2.0**STEP).cumprod(0) / 2.0**STEP
 
-    def added(rounded: Tensor) -> Tensor:
-        return rounded.new_zeros(LEVELS, rounded.shape[1]).index_add_(0, level, rounded)
+    def by_level(rounded: Tensor) -> Tensor:
+        return rounded.new_zeros(LEVELS + 1, rounded.shape[1]).index_add_(0, level, rounded)
 
-    size = max(PIECE, ON_GPU // max(m, 1)) if rows.is_cuda else PIECE
-    found = _by_level(rows, factors / units[level], size, added)
-    total = (found * units.unsqueeze(1)).sum(0)
-    return total.masked_fill((beyond == LEVELS).any(), torch.nan)
+    size = max(PIECE, ON_GPU // max(len(rows), 1))
+    whole, rest = _rounded(rows, factors / units[level], size, by_level)
+    found = {at: (whole[at], None if rest is None else rest[at]) for at in range(LEVELS)}
+    beyond = (level == LEVELS).any().long()  # as a number, or NaN
+    return found | {LEVELS: (beyond.expand(rows.shape[1]), None)}
 
 
-def _by_level(
-    rows: Tensor, factors: Tensor, size: int, added: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """What `added` makes of the rounded products, int64 [M, P] -> [levels, P], as float64.
+def _levels(most: Tensor) -> Tensor:
+    """The level of rows whose largest number is `most`, [M]; LEVELS for NaN and beyond the last."""
+    edges = most.new_full((LEVELS,), 2.0**STEP).cumprod(0) * 2.0 ** (NEAR - STEP)
+    return torch.searchsorted(edges, most)
 
-    `size`: columns at a time.
-    """
 
-    def total(part: Tensor) -> Tensor:
-        products = part.double() * factors.unsqueeze(1)
+def _rounded(
+    rows: Tensor, factors: Tensor, size: int, adds: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """What `adds` makes of the rounded products, `size` columns at a time, and of what rounding
+    took away; the last of float64 only."""
+    wholes, rests = [], []
+    for at in range(0, max(rows.shape[1], 1), size):
+        products = rows[:, at : at + size].double() * factors.unsqueeze(1)
         whole = products.round()
-        found = added(whole.long())
-        if rows.dtype != torch.float64:
-            return found.double()
-        rest = added(((products - whole) * 2.0**REST).round().long()).double() / 2.0**REST
-        upper = found >> SPLIT << SPLIT  # each half is exact in float64
-        return upper.double() + ((found - upper).double() + rest)
+        wholes.append(adds(whole.long()))
+        if rows.dtype == torch.float64:
+            rests.append(adds(((products - whole) * 2.0**REST).round().long()))
+    return torch.cat(wholes, dim=-1), torch.cat(rests, dim=-1) if rests else None
 
-    starts = range(0, max(rows.shape[1], 1), size)
-    return torch.cat([total(rows[:, at : at + size]) for at in starts], dim=1)
+
+def _sum(rounded: Tensor) -> Tensor:
+    return rounded.sum(0)
+
+
+def _absorb(parts: Parts, others: Parts) -> None:
+    """Adds the sums of other rows."""
+    for level, (whole, rest) in others.items():
+        old = parts.get(level)
+        if old is not None:
+            whole = old[0].add_(whole)
+            rest = None if old[1] is None or rest is None else old[1] + rest
+        parts[level] = whole, rest
+
+
+def _value(parts: Parts) -> Tensor:
+    """The sum of all parts, [P], float64."""
+    found: Tensor | None = None
+    for level, (whole, rest) in sorted(parts.items()):
+        exact = whole.double()
+        if level == LEVELS:
+            exact = exact.masked_fill(whole != 0, torch.nan)
+        elif rest is not None:
+            upper = whole >> SPLIT << SPLIT  # each half is exact in float64
+            exact = upper.double() + ((whole - upper).double() + rest.double() / 2.0**REST)
+        scaled = exact * 2.0 ** (STEP * level)
+        found = scaled if found is None else found + scaled
+    assert found is not None, "there is at least one level"
+    return found
 
 
 def _largest(rows: Tensor) -> Tensor:
@@ -148,7 +241,7 @@ def _largest(rows: Tensor) -> Tensor:
 
 
 def _compiled(rows: Tensor, factors: Tensor) -> Tensor | None:
-    """As `_total_in_torch`, several times as fast; None if rows reach too far, or without a
+    """As `_rounded` at level 0, several times as fast; None if rows reach too far, or without a
     compiler."""
     (m, n), worth = rows.shape, not rows.is_cuda and rows.numel() >= MIN_COMPILED
     add = _library() if worth and rows.dtype == torch.float32 else None
@@ -156,7 +249,7 @@ def _compiled(rows: Tensor, factors: Tensor) -> Tensor | None:
         return None
     rows, added = rows.contiguous(), rows.new_zeros(n, dtype=torch.int64)
     most = add(added.data_ptr(), rows.data_ptr(), factors.data_ptr(), m, n)
-    return added.double() if most <= 2.0**NEAR else None
+    return added if most <= 2.0**NEAR else None
 
 
 @cache

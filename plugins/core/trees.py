@@ -7,7 +7,7 @@ is changed in place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,14 +17,16 @@ from fedml_noniid.plugins.core.options import RecipeError
 Tree = dict[str, Any]
 Params = dict[str, Tensor]
 
+ONE_BY_ONE: Any = object()  # in place of weights: rows are measured, not added up
 NORM_BLOCK = 512  # numbers whose squares are added up one after the other
 
 
 class Rows:
     """The rows [M, ...] of a tensor that are added up or measured, and not read by themselves."""
 
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
+    def __init__(self, rows: Any, weights: Any = ...) -> None:
+        """`weights`: the ones by which they may be added up, beside none; `...`: any."""
+        self._rows, self._weights = rows, weights
 
     def __getattr__(self, *_: object) -> Any:
         raise RecipeError(
@@ -37,17 +39,28 @@ class Rows:
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __lt__ = __gt__ = __getattr__
 
 
-def hidden(tree: Tree) -> Tree:
-    """A stacked tree of which only sums and norms can be taken."""
-    return {key: hidden(of) if isinstance(of, dict) else Rows(of) for key, of in tree.items()}
+def hidden(tree: Tree, weights: Any = ...) -> Tree:
+    """A stacked tree of which only sums and norms can be taken, see `Rows`."""
+    return {
+        key: hidden(of, weights) if isinstance(of, dict) else Rows(of, weights)
+        for key, of in tree.items()
+    }
 
 
-def opened(leaf: Tensor | Rows) -> Tensor:
-    """The tensor. For the functions that add rows up or measure them."""
-    return vars(leaf)["_rows"] if isinstance(leaf, Rows) else leaf
+def opened(leaf: Any, weights: Tensor | None = None) -> Any:
+    """The tensor, for the functions that add it up by `weights` or measure its rows."""
+    if not isinstance(leaf, Rows):
+        return leaf
+    held = vars(leaf)
+    if weights is not None and held["_weights"] is not ... and held["_weights"] is not weights:
+        raise RecipeError(
+            "the method declares that it needs sums, and measures rows or weighs them by itself",
+            allowed="sums by server.omega or none, or Needs(replies=Replies.SCALARS)",
+        )
+    return held["_rows"]
 
 
-def tree_map(fn: Callable[..., Tensor], tree: Tree, *rest: Tree) -> Tree:
+def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """Applies `fn` to the tensors that stand at the same place in all trees.
 
     KeyError if the structures differ.
@@ -112,13 +125,15 @@ def leaf_row_norms(leaf: Tensor | Rows) -> Tensor:
     in float32 these can be off by a thousandth. Storing the squares first would take three times as
     long.
     """
-    leaf = opened(leaf)
-    rows = leaf.reshape(len(leaf), -1)
+    of = opened(leaf, ONE_BY_ONE)
+    if not isinstance(of, Tensor):  # which was measured row by row
+        return cast("Tensor", of.norms)
+    rows = of.reshape(len(of), -1)
     whole = rows.shape[1] // NORM_BLOCK * NORM_BLOCK
     if whole <= NORM_BLOCK:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
         return norms
-    parts = torch.linalg.vector_norm(rows[:, :whole].reshape(len(leaf), -1, NORM_BLOCK), dim=2)
+    parts = torch.linalg.vector_norm(rows[:, :whole].reshape(len(of), -1, NORM_BLOCK), dim=2)
     rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)
     return leaf_row_norms(torch.cat([parts, rest], dim=1))
 

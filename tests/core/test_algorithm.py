@@ -29,7 +29,7 @@ from fedml_noniid.plugins.core.component import (
 )
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.sums import weighted_sum
+from fedml_noniid.plugins.core.sums import weighted_mean, weighted_sum
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Tree, add, row_norms, scale, tree_map
 from fedml_noniid.plugins.models.networks import mlp
@@ -355,6 +355,8 @@ def test_what_only_a_simulation_may_do_is_refused_on_real_silos(needs: Needs, wo
     [
         (Replies.SUMS, lambda server: server.replies.upload["z"] + 1),
         (Replies.SUMS, lambda server: 2 * server.replies.upload["z"][0]),
+        (Replies.SUMS, lambda server: row_norms(server.replies.deltas)),
+        (Replies.SUMS, lambda server: weighted_sum(server.weights, server.trained)),
         (Replies.SCALARS, lambda server: server.replies.deltas["w"].norm()),
         (Replies.SCALARS, lambda server: [*server.client_models()]),
         (Replies.SCALARS, lambda server: torch.stack([server.replies.deltas["w"]])),
@@ -367,8 +369,8 @@ def test_a_method_sees_of_the_replies_what_it_declares(needs: Replies, reads: An
         name: ClassVar[str] = "reads"
 
         def step(self, server: Server) -> Change:
-            sums = weighted_sum(None, server.replies.upload), row_norms(server.replies.deltas)
-            assert sums[0]["z"].item() == 6 and sums[1].tolist() == [1, 2, 5]
+            assert weighted_sum(None, server.replies.upload)["z"].item() == 6
+            assert weighted_mean(server.omega, server.trained)["w"].item() == 2.5
             reads(server)
             return Change()
 
@@ -381,7 +383,9 @@ def test_a_method_sees_of_the_replies_what_it_declares(needs: Replies, reads: An
         if declared > needs:
             play(algorithm.round(state, server()), answer)
         else:
-            with pytest.raises(RecipeError, match="declares that it needs sums; allowed: Needs"):
+            with pytest.raises(
+                RecipeError, match=r"declares that it needs sums(, and measures .*)?; allowed: "
+            ):
                 play(algorithm.round(state, server()), answer)
 
 
