@@ -17,7 +17,7 @@ import ctypes
 import math
 import os
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -62,6 +62,7 @@ class Weights(NamedTuple):
 
 
 # By level: the sum of the rounded numbers, int64 [P], and of what float64 keeps behind the point.
+# LEVELS, if it is there: NaN.
 Parts = dict[int, tuple[Tensor, Tensor | None]]
 
 
@@ -150,16 +151,15 @@ def _total(weights: Tensor | None, stacked: Tree, divided: bool) -> Tree:
 
 
 def _parts(rows: Tensor, factors: Tensor) -> Parts:
-    """The sums of row k times factors[k], each product rounded, of [M, P]; on the CPU."""
+    """The sums of row k times factors[k], each product rounded, of [M, P]; on the CPU. Level 0 is
+    always there."""
     whole = _compiled(rows, factors)
     if whole is not None:
         return {0: (whole, None)}
     level = _levels(_largest(rows))
-    found: Parts = {}
-    for at in sorted(set(level.tolist())) or [0]:
-        if at == LEVELS:
-            found[at] = rows.new_ones(rows.shape[1], dtype=torch.int64), None
-            continue
+    there = set(level.tolist())
+    found: Parts = {LEVELS: (factors.new_tensor(math.nan), None)} if LEVELS in there else {}
+    for at in {0, *there} - {LEVELS}:
         mine = level == at
         chosen = rows if bool(mine.all()) else rows[mine]
         found[at] = _rounded(chosen, factors[mine] / 2.0 ** (STEP * at), PIECE, _sum)
@@ -177,8 +177,8 @@ def _parts_on_gpu(rows: Tensor, factors: Tensor) -> Parts:
     size = max(PIECE, ON_GPU // max(len(rows), 1))
     whole, rest = _rounded(rows, factors / units[level], size, by_level)
     found = {at: (whole[at], None if rest is None else rest[at]) for at in range(LEVELS)}
-    beyond = (level == LEVELS).any().long()  # as a number, or NaN
-    return found | {LEVELS: (beyond.expand(rows.shape[1]), None)}
+    beyond = units[0].masked_fill((level == LEVELS).any(), torch.nan) - 1  # 0 or NaN
+    return found | {LEVELS: (beyond, None)}
 
 
 def _levels(most: Tensor) -> Tensor:
@@ -218,18 +218,23 @@ def _absorb(parts: Parts, others: Parts) -> None:
 
 def _value(parts: Parts) -> Tensor:
     """The sum of all parts, [P], float64."""
-    found: Tensor | None = None
-    for level, (whole, rest) in sorted(parts.items()):
-        exact = whole.double()
-        if level == LEVELS:
-            exact = exact.masked_fill(whole != 0, torch.nan)
-        elif rest is not None:
-            upper = whole >> SPLIT << SPLIT  # each half is exact in float64
-            exact = upper.double() + ((whole - upper).double() + rest.double() / 2.0**REST)
-        scaled = exact * 2.0 ** (STEP * level)
-        found = scaled if found is None else found + scaled
-    assert found is not None, "there is at least one level"
-    return found
+    levels = sorted(parts.keys() - {LEVELS})
+    if levels == [0]:
+        found = _exact(*parts[0])
+    else:
+        wholes, rests = zip(*(parts[level] for level in levels), strict=True)
+        rest = None if rests[0] is None else torch.stack(rests)
+        exact, units = _exact(torch.stack(wholes), rest), (2.0 ** (STEP * at) for at in levels)
+        found = reduce(torch.add, (one * unit for one, unit in zip(exact, units, strict=True)))
+    return found + parts[LEVELS][0] if LEVELS in parts else found
+
+
+def _exact(whole: Tensor, rest: Tensor | None) -> Tensor:
+    """A sum and what it keeps behind the point as float64."""
+    if rest is None:
+        return whole.double()
+    upper = whole >> SPLIT << SPLIT  # each half is exact in float64
+    return upper.double() + ((whole - upper).double() + rest.double() / 2.0**REST)
 
 
 def _largest(rows: Tensor) -> Tensor:
