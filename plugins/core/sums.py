@@ -38,7 +38,6 @@ SHORT = 2.0**24 + 1  # leaves the upper 29 of a float64's 53 bits
 SMALLEST = 2.0**-100  # of all weights together, so that the scale stays finite
 PIECE = 8192  # numbers of each row at a time in torch, so that they stay in the cache
 ON_GPU = 2**24  # numbers of all rows at a time: few kernels, in bounded memory
-MIN_COMPILED = 2**14  # numbers of a tensor from which the compiled lines pay
 
 
 class Weights(NamedTuple):
@@ -156,7 +155,10 @@ def _parts(rows: Tensor, factors: Tensor) -> Parts:
     whole = _compiled(rows, factors)
     if whole is not None:
         return {0: (whole, None)}
-    level = _levels(_largest(rows))
+    most = _largest(rows)
+    if bool((most <= 2.0**NEAR).all()):
+        return {0: _rounded(rows, factors, PIECE, _sum)}
+    level = _levels(most)
     there = set(level.tolist())
     found: Parts = {LEVELS: (factors.new_tensor(math.nan), None)} if LEVELS in there else {}
     for at in {0, *there} - {LEVELS}:
@@ -248,11 +250,11 @@ def _largest(rows: Tensor) -> Tensor:
 def _compiled(rows: Tensor, factors: Tensor) -> Tensor | None:
     """As `_rounded` at level 0, several times as fast; None if rows reach too far, or without a
     compiler."""
-    (m, n), worth = rows.shape, not rows.is_cuda and rows.numel() >= MIN_COMPILED
-    add = _library() if worth and rows.dtype == torch.float32 else None
+    add = _library() if rows.dtype == torch.float32 else None
     if add is None:
         return None
-    rows, added = rows.contiguous(), rows.new_zeros(n, dtype=torch.int64)
+    (m, n), rows = rows.shape, rows.contiguous()
+    added = rows.new_zeros(n, dtype=torch.int64)
     most = add(added.data_ptr(), rows.data_ptr(), factors.data_ptr(), m, n)
     return added if most <= 2.0**NEAR else None
 

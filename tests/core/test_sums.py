@@ -38,9 +38,8 @@ def exact_mean(weights: Tensor, rows: Tensor) -> list[Fraction]:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The lines in C++, whatever the size."""
+    """The lines in C++."""
     monkeypatch.setenv(native.SWITCH, "1")
-    monkeypatch.setattr(sums, "MIN_COMPILED", 0)
     sums._library.cache_clear()
     if sums._library() is None:
         pytest.skip("needs a C++ compiler; this machine has none")
