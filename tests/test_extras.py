@@ -99,6 +99,20 @@ def test_without_fedml_every_verb_of_a_deployment_says_what_to_type(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_dask_every_verb_of_a_cluster_says_what_to_type(tmp_path: Path) -> None:
+    verbs = [
+        ["run", "--cluster", "tls://127.0.0.1:8786"],
+        ["cluster", "kit", "--out", "kit"],
+        ["cluster", "scheduler", "--listen", "tcp://127.0.0.1:8786"],
+        ["cluster", "worker", "tcp://127.0.0.1:8786"],
+    ]
+    pytest.importorskip("typer", reason="the command line needs [pipeline]")
+    found = json.loads(without({"dask", "distributed"}, COMMANDS, tmp_path, json.dumps(verbs)))
+    line = "error: dask is not installed; type: pip install 'fedml-noniid[cluster]'\n"
+    assert [tuple(one) for one in found] == [(2, "", line)] * len(verbs)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_example_of_the_readme_needs_no_extra(tmp_path: Path) -> None:
     (code,) = re.findall(
         r"\[start:python\] -->\n```python\n(.*?)```",

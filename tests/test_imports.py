@@ -12,7 +12,7 @@ from fedml_noniid.plugins import extras
 ROOT = Path(__file__).parents[1]
 PACKAGE = "fedml_noniid"
 # A room of pipelines knows itself and those before it. edge.py is the edge of every process.
-ROOMS = ("edge", "experiment", "reporting", "tracking", "stages", "papers", "tools")
+ROOMS = ("edge", "experiment", "cluster", "reporting", "tracking", "stages", "papers", "tools")
 # A room of the package itself knows itself, those before it, and all of `pipelines` and `plugins`.
 OUTER = ("api", "contract", "cli")
 METHODS = {"baselines", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"}
@@ -52,6 +52,7 @@ OF_EXTRAS = {
     "plugins/data": {"pyarrow"},
     "plugins/privacy": {"cryptography"},
     "plugins/silo": {"cryptography", "fedml", "grpc", "yaml"},
+    "pipelines/cluster": {"cryptography", "dask", "distributed"},
     "pipelines/reporting": {"jinja2", "markdown_it"},
     "pipelines/tracking": {"mlflow"},
     "pipelines/tools": {"jinja2", "tabulate"},

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 OURS = "fedml-noniid"
-EXTRAS = ("", "pipeline", "deploy")
+EXTRAS = ("", "pipeline", "cluster", "deploy")
 
 
 def closure(requirements: Iterable[str]) -> dict[str, Distribution]:

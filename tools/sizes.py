@@ -20,7 +20,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 STATEMENTS = {
     SOURCE: 18400,
     TESTS: 18400,
-    ("plugins/core",): 1270,
+    ("plugins/core",): 1340,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1767,
     ("plugins/baselines/scaffold.py",): 28,

@@ -13,6 +13,7 @@ from typer.exceptions import TyperException
 import fedml_noniid
 from fedml_noniid.cli import (
     claims,
+    cluster,
     deploy,
     experiment,
     init,
@@ -41,7 +42,7 @@ app = group(
     *EXAMPLES,
     completes=True,
 )
-for module in (init, experiment, methods, new, papers, claims, deploy, tracking):
+for module in (init, experiment, methods, new, papers, claims, deploy, cluster, tracking):
     module.add(app)
 
 

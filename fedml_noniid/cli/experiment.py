@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from pathlib import Path
 from typing import Annotated
@@ -9,16 +10,37 @@ from typing import Annotated
 import typer
 
 from fedml_noniid.cli.verb import Root, one_of, verb, workspace
+from fedml_noniid.pipelines.experiment.workspace import CLUSTER, CLUSTER_KIT, Cluster
 from fedml_noniid.pipelines.stages.__main__ import STAGES
 
 WIDTH = 100
+OnCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="ADDRESS",
+        help="Train on the workers of a cluster: tls://HOST:PORT or file:DIR/scheduler.json.",
+    ),
+]
+Kit = Annotated[
+    Path | None,
+    typer.Option(
+        "--kit", metavar="DIR", help="The cluster's kit; by default the folder of scheduler.json."
+    ),
+]
 
 
 def add(app: typer.Typer) -> None:
     """Adds the verbs."""
     verb(app, "check", "noniid check", "noniid check --root ../other-study")(check)
     verb(app, "partition", "noniid partition", "noniid partition --root ../other-study")(partition)
-    verb(app, "run", "noniid run", "noniid run partition    # the stages up to this one")(run)
+    verb(
+        app,
+        "run",
+        "noniid run",
+        "noniid run partition    # the stages up to this one",
+        "noniid run --cluster file:/shared/cluster/scheduler.json",
+    )(run)
     verb(app, "tune", "noniid tune", "noniid tune && noniid run")(tune)
     verb(app, "choose", "noniid choose", "noniid choose --root ../other-study")(choose)
     verb(app, "table", "noniid table", "noniid table --root ../other-study")(table)
@@ -81,12 +103,15 @@ def run(
         ),
     ] = None,
     root: Root = Path(),
+    cluster: OnCluster = None,
+    kit: Kit = None,
 ) -> None:
     """Run what is out of date, and show the table.
 
     DVC runs the stages. What was trained once is not trained again. An interrupted run goes on
     where it was.
     """
+    _train_on(cluster, kit)
     from fedml_noniid.pipelines.tools import repro
 
     _repro(root, stage)
@@ -102,12 +127,13 @@ def table(root: Root = Path()) -> None:
     typer.echo(repro.table(workspace(root).root))
 
 
-def tune(root: Root = Path()) -> None:
+def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> None:
     """Tune every method equally often, on the validation split.
 
     The section `tune` of params.yaml has the grid. The best values are written into the entries of
     `recipes`.
     """
+    _train_on(cluster, kit)
     place = workspace(root)
     from fedml_noniid.pipelines.experiment import config, tuning
 
@@ -124,7 +150,7 @@ def tune(root: Root = Path()) -> None:
         )
 
 
-def choose(root: Root = Path()) -> None:
+def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> None:
     """Find the method for your data: race the recipes, and say what the winner gains over FedAvg.
 
     Recipes x a few step sizes run in heats on the validation split, and two in three drop out after
@@ -132,6 +158,7 @@ def choose(root: Root = Path()) -> None:
     params.yaml says what runs, if the defaults don't fit. params.yaml is not changed. Tables lie in
     choose/.
     """
+    _train_on(cluster, kit)
     place = workspace(root)
     from fedml_noniid.pipelines.experiment import config
     from fedml_noniid.pipelines.tools import racing
@@ -143,6 +170,20 @@ def choose(root: Root = Path()) -> None:
     from fedml_noniid.pipelines.tools.choose import choose as chosen
 
     typer.echo("\n" + chosen(place, config.load(place.root)).text)
+
+
+def _train_on(address: str | None, kit: Path | None) -> None:
+    """Names the cluster to the stages, which are processes of DVC. Raises UserError."""
+    if address is None:
+        return
+    # Imported here: it imports dask. It refuses the address before anything is prepared.
+    from fedml_noniid.pipelines.cluster.address import absolute, located
+
+    cluster = absolute(Cluster(address, kit))
+    located(cluster)
+    os.environ[CLUSTER] = cluster.address
+    if cluster.kit is not None:
+        os.environ[CLUSTER_KIT] = str(cluster.kit)
 
 
 def _repro(root: Path, stage: str | None) -> None:

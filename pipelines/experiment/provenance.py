@@ -148,9 +148,20 @@ def of_training(settings: Config, unit: Unit) -> str:
     return digest(settings.params(unit), machine_kind(settings), training)
 
 
+def training_fingerprint(
+    settings: Config, unit: Unit, data: str | None, indices: str | None
+) -> str:
+    """The fingerprint of one item. `data`, `indices`: the SHA-256 of its files."""
+    return digest(of_training(settings, unit), data, indices)
+
+
 def machine_kind(settings: Config) -> dict[str, str]:
     """The facts of the machine and its libraries that may change a result's bits."""
-    device = resolve_device(settings.train.device)
+    return device_kind(resolve_device(settings.train.device))
+
+
+def device_kind(device: torch.device) -> dict[str, str]:
+    """As `machine_kind`, for a device."""
     kind = {
         "device": device.type,
         "torch": torch.__version__,

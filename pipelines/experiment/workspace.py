@@ -6,9 +6,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 # DVC's environment variables about an experiment -> tag of the run.
 DVC_TAGS = {"DVC_EXP_NAME": "dvc_experiment", "DVC_EXP_BASELINE_REV": "dvc_revision"}
+
+
+# Environment variables that `noniid run --cluster` sets for the stages.
+CLUSTER, CLUSTER_KIT = "NONIID_CLUSTER", "NONIID_CLUSTER_KIT"
+
+
+class Cluster(NamedTuple):
+    """The machines that train the items."""
+
+    address: str  # of the scheduler, or file: and the file that it writes
+    kit: Path | None = None  # the folder of the certificates
+
+    @staticmethod
+    def of(environment: Mapping[str, str]) -> Cluster | None:
+        """The cluster that the environment names. None: this machine alone."""
+        address, kit = environment.get(CLUSTER), environment.get(CLUSTER_KIT)
+        return Cluster(address, Path(kit) if kit else None) if address else None
 
 
 @dataclass(frozen=True)
@@ -20,6 +38,7 @@ class Workspace:
     data: Path  # prepared data sets
     tracking_uri: str | None = None  # MLflow's server; None: the store in the repository
     tags: Mapping[str, str] = field(default_factory=dict)  # of MLflow's runs
+    cluster: Cluster | None = None  # trains the items; None: this machine does
 
     @staticmethod
     def of(root: Path, environment: Mapping[str, str]) -> Workspace:
@@ -35,6 +54,7 @@ class Workspace:
             root / "data",
             environment.get("MLFLOW_TRACKING_URI") or None,
             {tag: environment[name] for name, tag in DVC_TAGS.items() if environment.get(name)},
+            Cluster.of(environment),
         )
 
     def given(self, name: str) -> Path:

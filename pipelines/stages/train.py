@@ -11,28 +11,28 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from fedml_noniid.pipelines.experiment import cache, config, progress
+from fedml_noniid.pipelines.experiment import cache, config, progress, resume
+from fedml_noniid.pipelines.experiment.cache import Files
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
-from fedml_noniid.pipelines.experiment.provenance import digest, machine, of_training
+from fedml_noniid.pipelines.experiment.provenance import machine, training_fingerprint
 from fedml_noniid.pipelines.experiment.training import SECONDS, tags_of, trained
 from fedml_noniid.pipelines.experiment.workers import how_many, side_by_side
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.tracking.live import Live
 from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
-from fedml_noniid.plugins.engines.callbacks import OnRow
-from fedml_noniid.plugins.engines.checkpoint import Checkpoints
+from fedml_noniid.plugins.engines.callbacks import OnRow, Row
 from fedml_noniid.plugins.engines.run import Checkpointing
 from fedml_noniid.plugins.engines.simulation import resolve_device
 from fedml_noniid.plugins.metrics import metric_of
 
 log = logging.getLogger(__name__)
-RESUME = ".resume"
 DIVERGED = "diverged.txt"  # stored instead of a model: the reason why training failed
 
 
@@ -74,8 +74,12 @@ def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
     workers = processes if todo == 1 and settings.train.threads == 1 and not on_gpu else 1
     diverged = {}
     with progress.Display(f"{title}, training", len(units)) as display:
-        work = partial(_get_or_create, place, settings, fingerprints, workers)
-        for unit, outcome in side_by_side(work, units, 1 if workers > 1 else processes, display):
+        if place.cluster is None:
+            work = partial(_here, place, settings, fingerprints, workers)
+            ended = side_by_side(work, units, 1 if workers > 1 else processes, display)
+        else:
+            ended = _on_cluster(place, settings, fingerprints, data or "")
+        for unit, outcome in ended:
             if outcome.reason:
                 diverged[unit.key] = outcome.reason
             display.done(unit.key, outcome.reason or outcome.scored, not outcome.fresh)
@@ -86,15 +90,14 @@ def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
 def _fingerprint(place: Workspace, settings: Config, data: str | None, unit: Unit) -> str:
     """Hash of an item's settings, code, data and partition."""
     indices = cache.sha256(place.partition(unit.scenario, unit.seed) / "indices.json")
-    return digest(of_training(settings, unit), data, indices)
+    return training_fingerprint(settings, unit, data, indices)
 
 
 def _get_or_create(
-    place: Workspace, settings: Config, fingerprints: Mapping[Unit, str], workers: int, unit: Unit
+    place: Workspace, settings: Config, unit: Unit, fingerprint: str, make: Callable[[], Files]
 ) -> Outcome:
-    """Trains an item or takes it from the store."""
-    fingerprint, folder = fingerprints[unit], place.run(unit.key)
-    make = partial(_train, place, settings, workers, unit, fingerprint)
+    """Takes an item from the store, which calls `make` for one that it lacks."""
+    folder = place.run(unit.key)
     fresh = cache.get_or_create(folder, place.repository, fingerprint, make)
     if (folder / DIVERGED).is_file():
         return Outcome(fresh, "", (folder / DIVERGED).read_text())
@@ -103,50 +106,136 @@ def _get_or_create(
     return Outcome(fresh, metric_of(main).shown(float(final.get(f"test_{main}", math.nan))))
 
 
-def _train(
-    place: Workspace, settings: Config, workers: int, unit: Unit, fingerprint: str
-) -> dict[str, bytes]:
-    """Trains an item from its checkpoint. Reports each round to MLflow and the display."""
-    item = Item.load(place, settings, unit)
-    resume = place.repository / RESUME / fingerprint[:16]
-    every, metric = settings.machine.checkpoint_every, item.loss.metric
+def _here(
+    place: Workspace, settings: Config, fingerprints: Mapping[Unit, str], workers: int, unit: Unit
+) -> Outcome:
+    """Trains an item in this process, unless the store has it."""
+    fingerprint = fingerprints[unit]
+    make = partial(_train, place, settings, workers, unit, fingerprint)
+    return _get_or_create(place, settings, unit, fingerprint, make)
 
-    def on_round(row: Mapping[str, float]) -> None:
+
+def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerprint: str) -> Files:
+    """Trains an item from its checkpoint."""
+    item = Item.load(place, settings, unit)
+    folder = resume.folder_of(place.repository, fingerprint)
+    every = settings.machine.checkpoint_every
+    checkpointing = Checkpointing(resume.checkpoints(folder, fingerprint), every)
+    on_row = OnRow(lambda _: tracked.on_rows(simulation.loop.rows))
+    simulation = item.simulation([on_row, checkpointing], workers)
+    log.debug("%s: %s engine (%s)", unit.key, simulation.engine_name, simulation.engine_reason)
+    tags = tags_of(item, simulation, fingerprint)
+    tracked = _Tracked(place, settings, unit, tags, machine(item.device))
+    try:
+        made = trained(item, simulation, fingerprint).files()
+        files = tracked.finished(made, simulation.loop.rows)
+    except UserError as error:
+        files = tracked.failed(error)
+    shutil.rmtree(folder, ignore_errors=True)
+    return files
+
+
+def _on_cluster(
+    place: Workspace, settings: Config, fingerprints: Mapping[Unit, str], data: str
+) -> Iterator[tuple[Unit, Outcome]]:
+    """Yields each item as it ends. Workers of the cluster train those that the store lacks."""
+    # Imported here: dask comes with an extra.
+    from fedml_noniid.pipelines.cluster import front
+    from fedml_noniid.pipelines.cluster.job import Done, Job, Report
+    from fedml_noniid.pipelines.cluster.traits import traits
+
+    assert place.cluster is not None, "the caller asks"
+    jobs = []
+    for unit, fingerprint in fingerprints.items():
+        if cache.is_whole(cache.folder_of(place.repository, fingerprint), fingerprint):
+            yield unit, _here(place, settings, fingerprints, 1, unit)
+            continue
+        folder = place.partition(unit.scenario, unit.seed)
+        cache.check(folder)
+        jobs.append(
+            Job(
+                settings,
+                unit,
+                fingerprint,
+                zlib.compress((folder / "indices.json").read_bytes()),
+                place.dataset(settings.data.name).resolve(),
+                data,
+                resume.folder_of(place.repository, fingerprint),
+                settings.machine.checkpoint_every,
+            )
+        )
+    wanted = traits(resolve_device(settings.train.device), settings.train.threads)
+    tracked: dict[Unit, _Tracked] = {}
+    rows: dict[Unit, list[Row]] = {job.unit: [] for job in jobs}
+    for job, news in front.trained(place.cluster, jobs, wanted) if jobs else ():
+        unit = job.unit
+        report = news.report if isinstance(news, Done) else news
+        if isinstance(report, Report):
+            rows[unit][report.begin :] = report.rows
+            if unit not in tracked:
+                tracked[unit] = _Tracked(place, settings, unit, report.tags, report.machine)
+        if isinstance(news, Report):
+            tracked[unit].on_rows(rows[unit])
+            continue
+        if isinstance(news, Done):
+            files = tracked[unit].finished(news.files, rows[unit])
+        elif unit in tracked:
+            files = tracked[unit].failed(news)
+        else:
+            raise news
+        yield unit, _get_or_create(place, settings, unit, job.fingerprint, partial(dict, files))
+        shutil.rmtree(job.resume, ignore_errors=True)
+
+
+class _Tracked:
+    """Shows a training in MLflow and on the display. `tags`: of the run; `here`: of its machine."""
+
+    def __init__(
+        self,
+        place: Workspace,
+        settings: Config,
+        unit: Unit,
+        tags: Mapping[str, str],
+        here: Mapping[str, str],
+    ) -> None:
+        self.settings, self.unit, self.here = settings, unit, here
+        store = Store(place.repository, place.tracking_uri)
+        tags = {**tags, **here, **place.tags}
+        self.run = Live(store, settings.experiment, unit.key, settings.params(unit), tags)
+        self._logged = 0  # batches of rounds
+
+    def on_rows(self, rows: Sequence[Row]) -> None:
+        """New rounds are done. `rows`: all rounds so far."""
+        row, metric = rows[-1], self.settings.train.built_loss.metric
+        done = int(row["round"])
         # Rows are logged in batches: one call costs as much as a thousand numbers.
-        if row["round"] % every == 0:
-            run.log_rounds(simulation.loop.rows)
+        batches = done // self.settings.machine.checkpoint_every
+        if batches > self._logged:
+            self.run.log_rounds(rows)
+        self._logged = batches
         progress.report(
             progress.RoundReport(
-                unit.key,
-                int(row["round"]),
-                settings.train.rounds,
+                self.unit.key,
+                done,
+                self.settings.train.rounds,
                 row[f"test_{metric}"],
                 metric_of(metric).words,
             )
         )
 
-    checkpointing = Checkpointing(
-        Checkpoints(resume / "checkpoint.safetensors", fingerprint), every
-    )
-    simulation = item.simulation([OnRow(on_round), checkpointing], workers)
-    log.debug("%s: %s engine (%s)", unit.key, simulation.engine_name, simulation.engine_reason)
-    here = machine(item.device)
-    tags = {**tags_of(item, simulation, fingerprint), **here, **place.tags}
-    store = Store(place.repository, place.tracking_uri)
-    run = Live(store, settings.experiment, unit.key, settings.params(unit), tags)
-    try:
-        files = trained(item, simulation, fingerprint).files()
-    except UserError as error:
-        run.fail(str(error))
+    def finished(self, files: Files, rows: Sequence[Row]) -> Files:
+        """The run is over. Returns the item's files, with how they were made."""
+        self.run.finish(rows, json.loads(files["run.json"])["final"])
+        made = {
+            "tags": self.here,
+            "run_id": self.run.run_id,
+            SECONDS: [row[SECONDS] for row in rows],
+        }
+        return {**files, cache.MADE: (json.dumps(made, indent=2) + "\n").encode()}
+
+    def failed(self, error: UserError) -> Files:
+        """The run has failed. Returns the files of a diverged item; raises another error."""
+        self.run.fail(str(error))
         if not isinstance(error, NonFiniteError):
-            raise
-        shutil.rmtree(resume, ignore_errors=True)
+            raise error
         return {DIVERGED: str(error).encode()}
-    run.finish(simulation.loop.rows, json.loads(files["run.json"])["final"])
-    shutil.rmtree(resume, ignore_errors=True)
-    made = {
-        "tags": here,
-        "run_id": run.run_id,
-        SECONDS: [row[SECONDS] for row in simulation.loop.rows],
-    }
-    return files | {cache.MADE: (json.dumps(made, indent=2) + "\n").encode()}

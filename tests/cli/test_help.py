@@ -128,7 +128,10 @@ def test_help_comes_at_once() -> None:
     [
         ("rnu", "no such command 'rnu'. Did you mean 'run'?; `noniid --help` shows what is"),
         ("deploy sevrer", "Did you mean 'server'?; `noniid deploy --help` shows what is allowed"),
-        ("run --rot x", "no such option: --rot (Possible options: --root); `noniid run --help`"),
+        (
+            "check --rot x",
+            "no such option: --rot (Possible options: --root); `noniid check --help`",
+        ),
         ("run trian", "stage 'trian' is unknown (did you mean 'train'?); allowed: plan, prepare"),
         (
             "run train evaluate",

@@ -16,13 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedml_noniid.pipelines.experiment import cache, config, progress
+from fedml_noniid.pipelines.experiment import cache, config, progress, resume
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.results import table
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stage
-from fedml_noniid.pipelines.stages import train
 from fedml_noniid.pipelines.tracking import live
 from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.plugins.core.randomness import fold, normal
@@ -302,7 +301,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     run_id = cache.made(workplace, fingerprint)["run_id"]
     logged = Store(workplace, None).client().get_metric_history(run_id, "test_accuracy")
     assert [point.step for point in logged] == [1, 2, 3], "the new run has all rounds"
-    assert list((workplace / train.RESUME).iterdir()) == []
+    assert list((workplace / resume.RESUME).iterdir()) == []
 
 
 def refused(capsys: pytest.CaptureFixture[str], folder: Path, name: str) -> str:
@@ -353,7 +352,7 @@ def test_what_diverges_is_named_and_all_others_are_trained(
             assert line.startswith(f"error: {item}: ") and "round 1" in line and "client" in line
         assert [path.name for path in (workplace / "runs").iterdir()] == ["skewed-fedavg-0"]
     assert "3 known" in said.out
-    assert not list((workplace / train.RESUME).iterdir())
+    assert not list((workplace / resume.RESUME).iterdir())
     run_stages(workplace, ("evaluate",))
     assert [path.name for path in (workplace / "evaluation").iterdir()] == ["skewed-fedavg-0"]
 

@@ -1,0 +1,106 @@
+"""The verbs of a cluster: cluster kit, scheduler, worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedml_noniid.cli.verb import group, verb
+from fedml_noniid.pipelines.experiment.workspace import Cluster
+
+Folder = Annotated[
+    Path | None,
+    typer.Option("--kit", metavar="DIR", help="The kit; by default the folder of scheduler.json."),
+]
+
+
+def add(app: typer.Typer) -> None:
+    """Adds the group."""
+    cluster = group(
+        "Train items on several machines of yours.\n\nA scheduler and workers run on them. "
+        "`noniid run --cluster` gives each worker an item, and stores what it makes.",
+        "noniid cluster kit --out /shared/cluster",
+        "noniid cluster scheduler --listen tls://10.0.0.5:8786 --kit /shared/cluster",
+        "noniid cluster worker file:/shared/cluster/scheduler.json --processes 8",
+        "noniid run --cluster file:/shared/cluster/scheduler.json",
+    )
+    for function, *examples in (
+        (kit, "kit --out /shared/cluster", "kit --out cluster-kit --days 30"),
+        (
+            scheduler,
+            "scheduler --listen tls://10.0.0.5:8786 --kit /shared/cluster",
+            "scheduler --listen tcp://127.0.0.1:8786    # this machine alone, no kit",
+        ),
+        (
+            worker,
+            "worker file:/shared/cluster/scheduler.json --processes 8",
+            "worker tls://10.0.0.5:8786 --kit cluster-kit --threads 4",
+        ),
+    ):
+        typed = [f"noniid cluster {example}" for example in examples]
+        verb(cluster, function.__name__, *typed)(function)
+    app.add_typer(cluster, name="cluster")
+
+
+def kit(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder.")],
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days that it is valid.")] = 365,
+) -> None:
+    """Make the certificate that all processes of a cluster show each other.
+
+    Who has the kit can run code on every machine of the cluster. Keep it in a folder that only you
+    can read. It is of this cluster alone: silos never have it.
+    """
+    from fedml_noniid.pipelines.cluster import kit as kits
+
+    kits.make(out, days)
+    typer.echo(f"{out}: the scheduler, the workers and `noniid run` need this folder")
+
+
+def scheduler(
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="tls://HOST:PORT, with this machine's address.")
+    ],
+    kit: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The kit. scheduler.json is written there.")
+    ] = None,
+) -> None:
+    """Run the scheduler of a cluster, until it is stopped.
+
+    It holds no data and no models. It listens at this one address, and serves no page.
+    """
+    from fedml_noniid.pipelines.cluster import processes
+
+    processes.serve(kit, listen)
+
+
+def worker(
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="ADDRESS", help="tls://HOST:PORT, or file:DIR/scheduler.json of the kit."
+        ),
+    ],
+    kit: Folder = None,
+    processes: Annotated[int, typer.Option(min=1, help="Workers; each trains one item.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="As train.threads: it decides bits.")] = 1,
+    device: Annotated[str, typer.Option(help="As train.device: auto, cpu or cuda.")] = "auto",
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Copies of the data sets, and checkpoints: for a machine that does not see the "
+            "folder of the experiment.",
+        ),
+    ] = None,
+) -> None:
+    """Run workers of a cluster, until its scheduler ends.
+
+    A worker trains an item with the bits of the machine in front, or gets none: code, versions,
+    instructions of the CPU and threads must be the same.
+    """
+    from fedml_noniid.pipelines.cluster import processes as cluster
+
+    cluster.work(Cluster(address, kit), cluster.Workers(processes, threads, device, folder))

@@ -1,0 +1,171 @@
+"""The processes of a cluster: a scheduler, and workers that train one item at a time.
+
+They listen at one address each, never at all of the machine's, and serve no page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from distributed import Nanny, Scheduler, Worker
+from distributed.utils import get_ip
+
+from fedml_noniid.pipelines.cluster import address, settings
+from fedml_noniid.pipelines.cluster.job import FOLDER
+from fedml_noniid.pipelines.cluster.traits import resources, traits
+from fedml_noniid.pipelines.experiment.workspace import Cluster
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.simulation import resolve_device
+
+EVERYWHERE = ("0.0.0.0", "::", "")  # hosts that stand for all addresses of a machine
+START_S = 300  # seconds that a worker waits for its scheduler
+
+
+class _SilentScheduler(Scheduler):
+    """A scheduler without a page.
+
+    dask's own listens at 0.0.0.0 without TLS, also with --no-dashboard.
+    """
+
+    def start_http_server(self, *_: object, **__: object) -> None:
+        """Starts none."""
+
+
+class _SilentWorker(Worker):
+    """A worker without a page, as the scheduler."""
+
+    def start_http_server(self, *_: object, **__: object) -> None:
+        """Starts none."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers that a machine gives to a cluster."""
+
+    processes: int = 1
+    threads: int = 1  # of each training, as train.threads
+    device: str = "auto"  # as train.device
+    folder: Path | None = None  # of data sets and checkpoints, where the front's are not to be seen
+
+
+def serve(folder: Path | None, listen: str) -> None:
+    """Runs a scheduler that listens at `listen` until it is stopped.
+
+    `folder`: the kit, into which it writes its address; None without TLS, on loopback. UserError.
+    """
+    host = address.checked(listen).host
+    if host in EVERYWHERE:
+        raise UserError(
+            where=("--listen",),
+            value=listen,
+            allowed="the one address of this machine that the workers reach",
+        )
+    found = address.located(Cluster(listen, folder))
+    file = None if folder is None else folder.resolve() / address.FILE
+    settings.apply()
+    _quiet()
+
+    async def run() -> None:
+        given = {"security": found.security, "scheduler_file": file and str(file)}
+        async with _SilentScheduler(
+            host=host,
+            port=address.checked(listen).port,
+            protocol=address.checked(listen).scheme,
+            dashboard=False,
+            **given,
+        ) as scheduler:
+            _say(f"the scheduler listens at {scheduler.address}")
+            if file is not None:
+                _say(f"workers: noniid cluster worker file:{file}")
+                _say(f"items: noniid run --cluster file:{file}")
+            await scheduler.finished()
+
+    try:
+        _run(run)
+    except OSError as error:
+        raise UserError(
+            f"--listen {listen}: can't listen there ({error.strerror or error})"
+        ) from None
+
+
+def work(cluster: Cluster, workers: Workers) -> None:
+    """Runs workers until their scheduler ends. Raises UserError."""
+    found = address.located(cluster, START_S)
+    device = resolve_device(workers.device)
+    if device.type == "cpu":  # so that `train.device: auto` means the same here as in front
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.set_num_threads(workers.threads)
+    carried = resources(traits(device, workers.threads))
+    if workers.folder is not None:
+        os.environ[FOLDER] = str(workers.folder.resolve())
+    settings.apply(workers.threads)
+    _quiet()
+
+    async def run() -> None:
+        with tempfile.TemporaryDirectory(prefix="noniid-", ignore_cleanup_errors=True) as scratch:
+            nannies = [_nanny(found, carried, scratch, n) for n in range(workers.processes)]
+            try:
+                await asyncio.gather(*nannies)
+                _say(f"{len(nannies)} workers of {found.address}")
+                await asyncio.gather(*(nanny.finished() for nanny in nannies))
+            finally:
+                await asyncio.gather(*(nanny.close() for nanny in nannies))
+
+    try:
+        _run(run)
+    except (OSError, TimeoutError, RuntimeError) as error:  # RuntimeError: a worker did not start
+        raise UserError(
+            f"{found.address}: no scheduler of this cluster answers there ({error})"
+        ) from None
+
+
+def _nanny(found: address.Scheduler, carried: dict[str, float], scratch: str, n: int) -> Nanny:
+    """A process that starts a worker, and starts it again when it dies."""
+    return Nanny(
+        found.address,
+        nthreads=1,
+        name=f"{socket.gethostname()}-{os.getpid()}-{n}",
+        host=get_ip(found.host),
+        security=found.security,
+        resources=carried,
+        memory_limit=None,
+        local_directory=scratch,
+        worker_class=_SilentWorker,
+        dashboard=False,
+        silence_logs=logging.ERROR,
+        death_timeout=START_S,
+    )
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs until the work ends or this process is told to end (SIGTERM)."""
+
+    async def until_told() -> None:
+        task = asyncio.create_task(work())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(until_told())
+
+
+def _quiet() -> None:
+    """dask logs each connection; people read our lines."""
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

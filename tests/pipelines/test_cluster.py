@@ -1,0 +1,341 @@
+"""Items on a cluster: the same files as of this machine's processes, whatever dies, and nobody
+else on it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from fedml_noniid.cli.app import main
+from fedml_noniid.pipelines.experiment import resume
+from fedml_noniid.pipelines.experiment.workspace import CLUSTER, Cluster, Workspace
+from fedml_noniid.pipelines.stages import train
+from fedml_noniid.plugins.core.errors import UserError
+from tests.files import contents
+from tests.pipelines.small import PARAMS, ROOT, run_stages
+
+pytest.importorskip("distributed", reason="a cluster needs [cluster]")
+
+from fedml_noniid.pipelines.cluster import address, front, kit, traits
+
+# What imports dask and TLS leave to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+LONG = PARAMS.replace("rounds: 3, epochs: 1", "rounds: 60, epochs: 8").replace(
+    "[fedavg, scaffold+fnr]", "[scaffold+fnr]"
+)
+
+
+class Running(NamedTuple):
+    """A cluster on loopback with two workers."""
+
+    kit: Path
+    scheduler: psutil.Process
+    workers: psutil.Process
+
+    @property
+    def named(self) -> Cluster:
+        return Cluster(f"file:{self.kit / address.FILE}")
+
+    def train(self, folder: Path) -> None:
+        """Trains the items of the experiment in `folder`."""
+        train.run(Workspace.of(folder, {CLUSTER: self.named.address}))
+
+    def worker_processes(self) -> list[psutil.Process]:
+        """The processes that train, which the workers' command has started."""
+        found = self.workers.children(recursive=True)
+        return [one for one in found if "spawn_main" in " ".join(one.cmdline())]
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    """Starts a verb of the cluster and waits for its first line."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedml_noniid", "cluster", *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert "scheduler listens" in line or "workers of" in line, line
+    return process
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def until(true: Callable[[], object], seconds: float = 60) -> None:
+    """Waits until a condition holds."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "too slow"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("cluster") / "kit"
+    kit.make(folder, 1)
+    scheduler = start(
+        "scheduler", "--listen", f"tls://127.0.0.1:{free_port()}", "--kit", str(folder)
+    )
+    workers = start("worker", f"file:{folder / address.FILE}", "--processes", "2")
+    try:
+        yield Running(folder, psutil.Process(scheduler.pid), psutil.Process(workers.pid))
+    finally:
+        for process in (workers, scheduler):
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment that is partitioned."""
+    folder = tmp_path_factory.mktemp("prepared")
+    (folder / "params.yaml").write_text(PARAMS)
+    run_stages(folder, ("prepare", "partition"))
+    return folder
+
+
+def copies(prepared: Path, folder: Path, params: str) -> tuple[Path, Path]:
+    """Two copies of the experiment, with other settings of training."""
+    found = folder / "here", folder / "there"
+    for one in found:
+        shutil.copytree(prepared, one)
+        (one / "params.yaml").write_text(params)
+    return found
+
+
+def asked(cluster: Running, function: Callable[..., Any], of_scheduler: bool = False) -> Any:
+    """What a function returns in the scheduler, or in each worker."""
+    with front._connected(cluster.named) as client:
+        return (client.run_on_scheduler if of_scheduler else client.run)(function)
+
+
+def refuse_transfers(dask_scheduler: Any) -> None:
+    for name in ("gather", "scatter"):
+        dask_scheduler.handlers[name] = None  # a call is an error
+
+
+def test_the_files_are_those_of_this_machine(
+    cluster: Running, prepared: Path, tmp_path: Path
+) -> None:
+    """No file of an item goes through the scheduler."""
+    asked(cluster, refuse_transfers, of_scheduler=True)
+    here, there = copies(prepared, tmp_path, PARAMS)
+    run_stages(here, ("train",))
+    cluster.train(there)
+    assert len(contents(here / "runs")) > 8
+    assert contents(there / "runs") == contents(here / "runs")
+    stored = [
+        {path.name: contents(path).keys() for path in (folder / ".items").iterdir()}
+        for folder in (here, there)
+    ]
+    assert stored[0] == stored[1]
+    assert list((there / resume.RESUME).iterdir()) == []
+
+
+@pytest.mark.slow
+def test_an_item_goes_on_after_its_worker_is_killed(
+    cluster: Running,
+    prepared: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    here, there = copies(prepared, tmp_path, LONG)
+    run_stages(here, ("train",))
+    seconds: list[float] = []
+
+    def kill() -> None:
+        until(lambda: [*there.glob(".resume/*/*/checkpoint.safetensors")])
+        time.sleep(1)
+        for process in cluster.worker_processes():
+            process.kill()
+        rounds = next(there.glob(".resume/*/*/checkpoint.rounds")).read_bytes()
+        seconds.extend(float(part) for part in found_seconds(rounds))
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with caplog.at_level(logging.WARNING):
+        cluster.train(there)
+    killer.join()
+    assert "lost worker" in caplog.text
+    assert contents(there / "runs") == contents(here / "runs")
+    (made,) = (json.loads(path.read_text()) for path in there.glob(".items/*/made.json"))
+    assert 0 < len(seconds) < 60 and made["seconds"][: len(seconds)] == seconds, "trained twice"
+
+
+def found_seconds(rounds: bytes) -> list[bytes]:
+    """The seconds of the rounds in a checkpoint."""
+    import re
+
+    return re.findall(rb'seconds\\": ([0-9.e-]+)', rounds)
+
+
+def test_a_worker_with_other_traits_is_named_and_gets_no_item(
+    cluster: Running, prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there = copies(prepared, tmp_path, PARAMS)
+    other = start("worker", f"file:{cluster.kit / address.FILE}", "--threads", "2")
+    try:
+        with caplog.at_level(logging.WARNING):
+            cluster.train(there)
+        (line,) = (
+            record.getMessage() for record in caplog.records if "worker" in record.msg % record.args
+        )
+        assert "gets no item: it has threads 2 (here 1)" in line
+        # Alone, no worker fits: the front says so at once.
+        (here / "params.yaml").write_text(PARAMS.replace("rounds: 3,", "rounds: 3, threads: 3,"))
+        with pytest.raises(UserError, match=r"it has threads 1 \(here 3\)") as caught:
+            cluster.train(here)
+        assert len(caught.value.args[0].splitlines()) == 3
+    finally:
+        other.send_signal(signal.SIGTERM)
+        other.communicate(timeout=60)
+
+
+def test_each_trait_decides() -> None:
+    found = {"code": "a", "python": "3.11.7", "threads": "1"}
+    for name in found:
+        other = found | {name: "x"}
+        assert traits.label(found) not in traits.resources(other)
+        said = traits.differences(found, traits.resources(other))
+        assert said == f"has {name} x (here {found[name]})"
+    assert "was not started by" in traits.differences(found, ["GPU"])
+
+
+def test_nothing_listens_for_others_or_serves_pages(cluster: Running) -> None:
+    """One port of the scheduler, one of each worker, and one of what starts it again."""
+    ports = {
+        process.pid: [
+            one.laddr for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN
+        ]
+        for process in (cluster.scheduler, cluster.workers, *cluster.worker_processes())
+    }
+    assert {found.ip for each in ports.values() for found in each} == {"127.0.0.1"}
+    assert [len(each) for each in ports.values()] == [1, 2, 1, 1]
+
+
+def test_without_the_kit_nobody_comes_in(cluster: Running, tmp_path: Path) -> None:
+    found = address.located(cluster.named)
+    place = found.host, address.checked(found.address).port
+    context = ssl.create_default_context(cafile=cluster.kit / kit.CA)
+    context.check_hostname = False
+    with (
+        socket.create_connection(place, timeout=10) as raw,
+        context.wrap_socket(raw) as own,
+        pytest.raises(ssl.SSLError),
+    ):
+        own.recv(1)  # TLS 1.3 asks for the certificate after the handshake
+    kit.make(tmp_path / "other", 1)
+    with pytest.raises(UserError, match="no scheduler of this cluster answers"):
+        front.trained(Cluster(found.address, tmp_path / "other"), [], {}).__next__()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("run --cluster tcp://10.0.0.5:8786", "without TLS, everybody who reaches this port"),
+        ("run --cluster tcp://host:8786", "without TLS, everybody who reaches this port"),
+        ("run --cluster http://127.0.0.1:8786", "allowed: tls://HOST:PORT, file:"),
+        ("run --cluster tls://127.0.0.1", "allowed: tls://HOST:PORT, file:"),
+        ("run --cluster tls://127.0.0.1:8786", "allowed: it with --kit FOLDER"),
+        ("run --cluster tls://127.0.0.1:8786 --kit none", "none/ca.crt: is missing"),
+        ("run --cluster file:none.json", "none.json: can't be read"),
+        ("cluster scheduler --listen tcp://0.0.0.0:8786", "without TLS, everybody"),
+        ("cluster scheduler --listen tls://0.0.0.0:8786", "allowed: the one address"),
+    ],
+)
+def test_an_unsafe_or_missing_cluster_is_refused(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    assert said in capsys.readouterr().err
+    assert CLUSTER not in os.environ
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    kit.make(tmp_path / "kit", 1)
+    (tmp_path / "kit" / kit.KEY).chmod(0o644)
+    with pytest.raises(UserError, match="others can read this key"):
+        kit.security(tmp_path / "kit")
+    with pytest.raises(UserError, match="is not empty"):
+        kit.make(tmp_path / "kit", 1)
+    kit.make(tmp_path / "other", 1)
+    shutil.copy(tmp_path / "other" / kit.CA, tmp_path / "kit")
+    (tmp_path / "kit" / kit.KEY).chmod(0o600)
+    with pytest.raises(UserError, match="is not a whole kit"):
+        kit.security(tmp_path / "kit")
+
+
+def of_worker(dask_worker: Any) -> dict[str, object]:
+    import multiprocessing
+
+    import dask
+    import torch
+
+    memory = dask_worker.memory_manager
+    return {
+        "trim": os.environ.get("MALLOC_TRIM_THRESHOLD_"),
+        "threads": [os.environ[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL", "OPENBLAS")],
+        "torch": torch.get_num_threads(),
+        "daemon": multiprocessing.current_process().daemon,
+        "memory": [memory.memory_limit, memory.memory_spill_fraction, memory.memory_pause_fraction],
+        "profile": "profile" in dask_worker.periodic_callbacks,
+        "timeouts": dask.config.get("distributed.comm.timeouts"),
+        "slots": dask_worker.state.nthreads,
+    }
+
+
+def of_scheduler(dask_scheduler: Any) -> dict[str, object]:
+    import dask
+
+    return {
+        "failures": dask_scheduler.allowed_failures,
+        "ttl": dask_scheduler.worker_ttl,
+        "stealing": dask_scheduler.extensions["stealing"]._pc is not None
+        if "stealing" in dask_scheduler.extensions
+        else False,
+        "timeouts": dask.config.get("distributed.comm.timeouts"),
+        "encrypted": dask_scheduler.security.require_encryption,
+    }
+
+
+def test_settings_reach_scheduler_and_workers(cluster: Running) -> None:
+    """The reasons are beside them, in pipelines/cluster/settings.py."""
+    timeouts = {"connect": "120s", "tcp": "300s"}
+    for found in asked(cluster, of_worker).values():
+        assert found == {
+            "trim": None,
+            "threads": ["1", "1", "1"],
+            "torch": 1,
+            "daemon": False,
+            "memory": [None, False, False],
+            "profile": False,
+            "timeouts": timeouts,
+            "slots": 1,
+        }
+    assert asked(cluster, of_scheduler, of_scheduler=True) == {
+        "failures": 0,
+        "ttl": None,
+        "stealing": False,
+        "timeouts": timeouts,
+        "encrypted": True,
+    }
