@@ -25,6 +25,7 @@ from fedml_noniid.plugins.core import randomness
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.data import client_tests, label_noise, splits, streams, subsample, text
 from fedml_noniid.plugins.data.partitions import PARTITIONS, partition
+from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.made_tweets import _sentences as sentences
 from fedml_noniid.plugins.engines import absences
@@ -54,9 +55,11 @@ RECIPES = ("fedavg", "scaffold+fnr", "fednnnn", "rfedavg_plus", "fedadam+fednlr"
 
 def digest(value: object) -> str:
     """The first 16 digits of the SHA-256 of whole numbers and words."""
-    return hashlib.sha256(
-        json.dumps(value, default=lambda array: array.tolist()).encode()
-    ).hexdigest()[:16]
+
+    def plain(found: Any) -> object:
+        return [*found] if isinstance(found, Ragged) else found.tolist()
+
+    return hashlib.sha256(json.dumps(value, default=plain).encode()).hexdigest()[:16]
 
 
 def partitions() -> dict[str, str]:

@@ -43,8 +43,8 @@ def add(app: typer.Typer) -> None:
         (
             deploy,
             shards,
-            "shards --data data/digits.safetensors --indices partitions/dirichlet-0/indices.json "
-            "--out shards",
+            "shards --data data/digits.safetensors --indices "
+            "partitions/dirichlet-0/indices.safetensors --out shards",
         ),
         (
             deploy,
@@ -138,7 +138,9 @@ def config(
 
 def shards(
     data: Annotated[Path, typer.Option(help="A prepared data set: data/<name>.safetensors.")],
-    indices: Annotated[Path, typer.Option(help="partitions/<scenario>-<seed>/indices.json.")],
+    indices: Annotated[
+        Path, typer.Option(help="partitions/<scenario>-<seed>/indices.safetensors.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for <rank>.safetensors; 0 is the server's.")],
 ) -> None:
     """Cut a partition into a data file for each process.

@@ -16,7 +16,7 @@ from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.reporting.figures import Values
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.indices import read_indices
+from fedml_noniid.plugins.data.indices import INDICES, read_indices
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.models import build as build_network
 
@@ -45,9 +45,7 @@ def of_clients(
     settings = config.load(folder)
     data = _data(measured, str(address["study"]), settings.data)
     labels = data.train_y.numpy()
-    indices = read_indices(
-        folder / "partitions" / f"{run.scenario}-{run.seed}" / "indices.json"
-    ).clients
+    indices = read_indices(folder / "partitions" / f"{run.scenario}-{run.seed}" / INDICES).clients
     parts = [positions[np.isin(labels[positions], classes)] for positions in indices]
     train = settings.train
     network = build_network(

@@ -26,7 +26,7 @@ from fedml_noniid.pipelines.experiment.provenance import machine, training_finge
 from fedml_noniid.pipelines.experiment.training import tags_of, trained
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.indices import Indices, read_indices
+from fedml_noniid.plugins.data.indices import INDICES, Indices, read_indices
 from fedml_noniid.plugins.engines.callbacks import OnRow, Row
 from fedml_noniid.plugins.engines.run import Checkpointing
 from fedml_noniid.plugins.engines.simulation import Simulation
@@ -41,7 +41,7 @@ class Job(NamedTuple):
     settings: Config
     unit: Unit
     fingerprint: str
-    indices: bytes  # indices.json, compressed
+    indices: bytes  # indices.safetensors, compressed
     data: Path  # the data set's file in front; a worker that lacks it has one in its own folder
     sha256: str  # of that file
     resume: Path  # the item's folder of checkpoints in front
@@ -164,7 +164,7 @@ def _indices(job: Job) -> Indices:
             "packages there, yours too, and start the worker again"
         )
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "indices.json")
+        path = Path(folder, INDICES)
         path.write_bytes(content)
         return read_indices(path)
 

@@ -15,7 +15,7 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.losses import Loss
 from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.indices import Indices, read_indices
+from fedml_noniid.plugins.data.indices import INDICES, Indices, read_indices
 from fedml_noniid.plugins.data.noise import for_client, per_sample
 from fedml_noniid.plugins.data.rotation import turned
 from fedml_noniid.plugins.data.types import Ints
@@ -48,7 +48,7 @@ class Item:
             place.partition(unit.scenario, unit.seed),
         )
         cache.check(folder)
-        indices = read_indices(folder / "indices.json")
+        indices = read_indices(folder / INDICES)
         return Item.of(settings, unit, data, indices)
 
     @staticmethod

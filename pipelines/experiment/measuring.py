@@ -103,9 +103,9 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         mixed = np.where(measured, view.per_class, 0) @ counted.T / np.maximum(counted.sum(1), 1)
         per_client[view.clients] = np.where(counted.sum(1) > 0, mixed, np.nan)[view.clients]
         # The accuracy on the client's own test samples. Some clients have none.
-        on_own_tests[view.clients] = [
-            view.hits[owned[k]].mean() if len(owned[k]) else np.nan for k in view.clients
-        ]
+        n_hits = np.bincount(owned.holder, view.hits[owned.flat], n_clients)
+        own_accuracy = n_hits / np.where(owned.sizes, owned.sizes, np.nan)
+        on_own_tests[view.clients] = own_accuracy[view.clients]
 
     if parts:
         tests = [
@@ -150,7 +150,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         "client": range(len(samples)),
         "samples": samples.sum(1).tolist(),
         "accuracy": per_client.tolist(),
-        "test_samples": [len(positions) for positions in owned],
+        "test_samples": owned.sizes.tolist(),
         "test_accuracy": on_own_tests.tolist(),
         **{f"{METRIC}{name}": values for name, values in own_by_client.items()},
     }
@@ -190,7 +190,7 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
     """
     (params, buffers), parts, loss = final_model(tensors), personal_parts(tensors), item.loss
     owned, tests = item.indices.test_clients, item.client_tests()
-    known = [k for k, positions in enumerate(owned) if len(positions)]
+    known = np.flatnonzero(owned.sizes).tolist()
     if parts:
         models = ClientModels(item.network, params, buffers, parts, item.unit.seed, loss)
         scored = {k: models.evaluate(k, tests[k]) for k in known}
@@ -228,8 +228,8 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
     columns |= {key: [one[key] for one in by_target] for key in by_target[0]}
     per_client: dict[str, Sequence[object]] = {
         "client": range(len(owned)),
-        "samples": [len(positions) for positions in item.indices.clients],
-        "test_samples": [len(positions) for positions in owned],
+        "samples": item.indices.clients.sizes.tolist(),
+        "test_samples": owned.sizes.tolist(),
         f"test_{loss.metric}": of_clients.tolist(),
         **{f"{METRIC}{name}": values for name, values in own_by_client.items()},
     }
@@ -325,12 +325,13 @@ def _frequent(item: Item, by_client: bool) -> Ints:
     `by_client`: whether it is that of the client's data, or of all clients' data. Label noise is
     left out.
     """
-    y, n_classes = item.data.train_y, len(item.data.classes)
-    labels = [
-        item.labelled(y[torch.from_numpy(part)], k) for k, part in enumerate(item.indices.clients)
-    ]
-    found = torch.stack([torch.bincount(seen, minlength=n_classes) for seen in labels])  # [N, C]
-    most: Ints = (found if by_client else found.sum(0).expand_as(found)).argmax(1).numpy()
+    clients, drift = item.indices.clients, item.indices.skew.drift
+    found = class_counts(item.data.train_y.numpy(), clients, len(item.data.classes))  # [N, C]
+    if drift is not None:
+        concept = drift.concept(item.last_round)
+        truth = np.argsort(drift.concepts, axis=1)  # [K, C], the class of each label
+        found = np.take_along_axis(found, truth[concept], axis=1)
+    most: Ints = (found if by_client else np.broadcast_to(found.sum(0), found.shape)).argmax(1)
     return most
 
 
@@ -460,8 +461,6 @@ def _table(columns: Mapping[str, Iterable[object]]) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(columns)
-    table.writerows(
-        ["" if cell != cell else cell for cell in row]
-        for row in zip(*columns.values(), strict=True)
-    )
+    cells = [["" if cell != cell else cell for cell in column] for column in columns.values()]
+    table.writerows(zip(*cells, strict=True))
     return text.getvalue()

@@ -17,6 +17,7 @@ from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.data.partitions import divided
+from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.data.skew import Skew
 from fedml_noniid.plugins.data.splits import TrainingParts, hold_out
 from fedml_noniid.plugins.data.types import Ints
@@ -53,7 +54,7 @@ def assign(
         split = _held_out(labels, held_out, given, seed)
     with located("scenarios", name):
         clients = (
-            [*given]
+            Ragged.of(given)
             if given is not None
             else divided(
                 scenario.partition, data, split.train, scenario.clients, seed, **scenario.options
@@ -99,10 +100,10 @@ def partition_of(
     described = statistics.summary(counts) | {"samples_left_out": left_out}
     described |= feature_skew.measured(data, clients, skew, deviations, seed)
     if skew.labels is not None:  # the share of labels that are wrong
-        pairs = zip(skew.labels, clients, strict=True)
-        columns["label_noise"] = [
-            float((given != labels[positions]).mean()) for given, positions in pairs
-        ]
+        lists = Ragged.of(clients)
+        wrong = Ragged.of(skew.labels).flat != labels[lists.flat]
+        n_wrong = np.bincount(lists.holder, wrong, len(lists))
+        columns["label_noise"] = (n_wrong / lists.sizes).tolist()
     for key, values in columns.items():
         described |= {f"{key}_mean": sum(values) / len(values), f"{key}_max": max(values)}
     if skew.turns is not None:
@@ -110,7 +111,7 @@ def partition_of(
         described["rotations"] = len(set(columns["rotation"]))
     if skew.drift is not None:
         columns["drift"] = [*skew.drift.first()]  # rounds
-        described["drifting"] = sum(begins > 0 for begins in columns["drift"])
+        described["drifting"] = int(np.count_nonzero(columns["drift"]))
     return Partition(indices, counts, described, columns)
 
 
@@ -119,7 +120,7 @@ def _held_out(
 ) -> TrainingParts:
     """Cuts the held-out parts, from the samples that no client has if the clients are `given`."""
     every = np.arange(len(labels))
-    free = every if given is None else np.setdiff1d(every, np.concatenate(given))
+    free = every if given is None else np.setdiff1d(every, Ragged.of(given).flat)
     if not len(free):
         for key in ("validation", "public"):
             if value := getattr(held_out, key):

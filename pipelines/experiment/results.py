@@ -107,9 +107,20 @@ def of_clients(columns: Iterable[str]) -> str:
     return "accuracy" if "accuracy" in columns else f"test_{main_of(columns)}"
 
 
-def _of_clients(clients: Sequence[Mapping[str, float]]) -> list[float]:
-    column = of_clients(clients[0]) if clients else ""
-    return [row[column] for row in clients if math.isfinite(row[column])]
+def _of_clients(path: Path) -> list[float]:
+    """The finite values of that column."""
+    try:
+        with path.open(newline="") as file:
+            lines = csv.reader(file)
+            head = next(lines, [])
+            at = head.index(of_clients(head)) if head else 0
+            cells = [line[at] if len(line) == len(head) else "cells" for line in lines]
+        values = [float(cell or "nan") for cell in cells]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: can't be read ({error})") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}, expected numbers; {RERUN}") from None
+    return [value for value in values if math.isfinite(value)]
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -148,7 +159,6 @@ def _result(root: Path, repository: Path, folder: Path) -> ItemResult:
     metrics, per_client = evaluation / "metrics.json", evaluation / "per_client.csv"
     named = [folder / "rounds.csv", folder / "model.safetensors", partition]
     named += [metrics, evaluation / "per_class.csv", evaluation / "per_target.csv", per_client]
-    clients = [*_floats(per_client, table(per_client))] if per_client.exists() else []
     try:
         tags = {name: str(value) for name, value in run["tags"].items()}
         made = cache.made(repository, tags.get("fingerprint", ""))
@@ -164,7 +174,7 @@ def _result(root: Path, repository: Path, folder: Path) -> ItemResult:
             made=made,
             rows=rows(folder / "rounds.csv", int(run["rounds"])),
             evaluation=record(metrics) if metrics.exists() else {},
-            client_accuracy=tuple(_of_clients(clients)),
+            client_accuracy=tuple(_of_clients(per_client) if per_client.exists() else ()),
             files=tuple(file for file in named if file.exists()),
             notes=tuple(run["notes"]),
         )

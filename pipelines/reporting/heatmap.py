@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 NUMBERED = (40, 20)  # most clients and classes for which the cells carry their numbers
 NAMED = 30  # most classes whose names fit
+MAX_ROWS = 4000  # clients that are drawn; the picture has fewer pixels
 
 
 def heatmap(counts: Ints, classes: Sequence[str], title: str) -> bytes:
     """`counts` [N, C] as a PNG: a row per client, a column per class, the darker the more samples,
     white for none.
 
-    Beside it a bar per client for all its samples. Small grids carry the numbers.
+    Of more than MAX_ROWS clients, that many are drawn, evenly spaced. Beside it a bar per client
+    for all its samples. Small grids carry the numbers.
     """
     # Imported here, since it takes a second that a refused partition doesn't need.
     from matplotlib.figure import Figure
@@ -36,13 +38,18 @@ def heatmap(counts: Ints, classes: Sequence[str], title: str) -> bytes:
     cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[width, 1.2])
     image = draw(cells, counts, classes, title)
 
-    sizes, colour = counts.sum(1), image.cmap(0.6)
+    shown, colour = _shown(n), image.cmap(0.6)
+    sizes = counts[shown].sum(1)
     if n <= NUMBERED[0]:
         bars.bar_label(bars.barh(range(n), sizes, color=colour), size=7, padding=2)
         bars.set_xlim(0, 1.5 * sizes.max())
     else:
         bars.stairs(
-            sizes, np.arange(n + 1) - 0.5, orientation="horizontal", fill=True, color=colour
+            sizes,
+            np.linspace(-0.5, n - 0.5, len(shown) + 1),
+            orientation="horizontal",
+            fill=True,
+            color=colour,
         )
     bars.set_xlabel("all classes", size=8)
     bars.tick_params(axis="y", which="both", length=0, labelleft=False)
@@ -82,9 +89,12 @@ def draw(axes: Axes, counts: Ints, classes: Sequence[str], title: str) -> AxesIm
     # The square root, so that a few samples beside thousands don't look like none.
     norm = mpl.colors.PowerNorm(0.5, vmin=0, vmax=counts.max())
     colours = mpl.colors.ListedColormap(mpl.colormaps["Blues"](np.linspace(0.08, 1, 256)))
+    shown = _shown(n)
+    drawn = counts[shown]
     image = axes.imshow(
-        np.where(counts > 0, counts, np.nan),
+        np.where(drawn > 0, drawn, np.nan),
         aspect="auto",
+        extent=(-0.5, c - 0.5, n - 0.5, -0.5),
         cmap=colours,
         norm=norm,
         interpolation="nearest",
@@ -104,9 +114,15 @@ def draw(axes: Axes, counts: Ints, classes: Sequence[str], title: str) -> AxesIm
         axes.set_xticks(np.arange(c - 1) + 0.5, minor=True)
         axes.grid(which="minor", color="0.9", linewidth=0.5)
     axes.tick_params(which="both", length=0)
-    axes.set(xlabel="class", ylabel="client")
+    every = "client" if len(shown) == n else f"client ({len(shown):,} of {n:,} are drawn)"
+    axes.set(xlabel="class", ylabel=every)
     axes.set_title(title, loc="left", fontsize=10)
     return image
+
+
+def _shown(n_clients: int) -> Ints:
+    """The clients that are drawn."""
+    return np.linspace(0, n_clients - 1, min(n_clients, MAX_ROWS)).astype(np.int64)
 
 
 def _is_numbered(counts: Ints) -> bool:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.reporting import chosen, figures, pages, summary, tables
@@ -168,15 +170,23 @@ def _about(
     folder = root / "partitions" / partition
     found: dict[str, Any] = {"sizes": [], "statistics": {}, "groups": groups}
     if (folder / "clients.csv").exists():
-        rows = results.table(folder / "clients.csv")
+        table = _clients(folder / "clients.csv")
         others = ("client", "samples", "classes", "entropy", *config.SKEWS)
-        classes = [column for column in rows[0] if column not in others]
-        found["sizes"] = [int(row["samples"]) for row in rows]
-        found["classes"] = [sum(int(row[name]) > 0 for name in classes) for row in rows]
+        classes = [column for column in table if column not in others]
+        found["sizes"] = table["samples"].astype(int).tolist()
+        found["classes"] = (table[classes] > 0).sum(axis=1).tolist()
         found["most_bits"] = math.log2(len(classes))
         if (folder / "statistics.json").exists():
             found["statistics"] = _statistics(folder / "statistics.json")
     return " ".join(pages.sentences("about.md.j2", "clients", scenario, found))
+
+
+def _clients(path: Path) -> pd.DataFrame:
+    """The table of a partition. UserError if it is no table of numbers."""
+    try:
+        return pd.read_csv(path).astype(float)
+    except (OSError, ValueError) as error:  # ParserError is a ValueError
+        raise UserError(f"{path}: can't be read ({error}); {results.RERUN}") from None
 
 
 def _groups(main: str) -> tuple[str, str, str]:

@@ -12,8 +12,6 @@ import json
 import logging
 from dataclasses import replace
 
-import numpy as np
-
 from fedml_noniid.pipelines.experiment import cache, check, config
 from fedml_noniid.pipelines.experiment.partitioning import skewed
 from fedml_noniid.pipelines.experiment.workspace import Workspace
@@ -23,7 +21,7 @@ from fedml_noniid.plugins.data import partitions
 from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.data.indices import Indices, read_indices
+from fedml_noniid.plugins.data.indices import INDICES, Indices, read_indices
 from fedml_noniid.plugins.engines.cohort import cohort_size
 from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.models.settings import ModelSettings
@@ -111,7 +109,7 @@ def _parts(place: Workspace, settings: config.Config) -> Parts:
     assert wanted is not None, "a stage has a section"
     scenario = settings.scenarios[wanted.scenario]
     data = Dataset.read(place.dataset(settings.data.name))
-    indices = read_indices(place.partition(wanted.scenario, wanted.seed) / "indices.json")
+    indices = read_indices(place.partition(wanted.scenario, wanted.seed) / INDICES)
     if len(indices.clients) != wanted.silos:
         indices = divided(settings, wanted, data, indices)
     std = None if scenario.noise is None else scenario.noise.deviations(wanted.silos, data)
@@ -127,7 +125,7 @@ def divided(
     """
     scenario = settings.scenarios[wanted.scenario]
     try:
-        held = np.concatenate(indices.clients)
+        held = indices.clients.flat
         clients = partitions.divided(
             scenario.partition, data, held, wanted.silos, wanted.seed, **scenario.options
         )

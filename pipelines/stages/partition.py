@@ -8,19 +8,19 @@ import io
 import itertools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from fedml_noniid.pipelines.experiment import cache, config
 from fedml_noniid.pipelines.experiment.config import Config
-from fedml_noniid.pipelines.experiment.partitioning import partition_of
+from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_of
 from fedml_noniid.pipelines.experiment.provenance import digest, plan
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting.heatmap import heatmap
 from fedml_noniid.plugins.core.errors import located
 from fedml_noniid.plugins.data import statistics
 from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.types import Floats, Ints
+from fedml_noniid.plugins.data.indices import INDICES
 
 log = logging.getLogger(__name__)
 
@@ -59,25 +59,25 @@ def _files(place: Workspace, settings: Config, name: str, seed: int) -> dict[str
         made = partition_of(data, settings.data, settings.scenarios[name], name, seed)
     counts = made.counts
     return {
-        "indices.json": made.indices.text.encode(),
+        INDICES: made.indices.content,
         "statistics.json": (json.dumps(made.statistics, indent=2) + "\n").encode(),
-        "clients.csv": _table(
-            counts, statistics.entropy(counts), data.strata.names, made.columns
-        ).encode(),
+        "clients.csv": clients_csv(made, data.strata.names).encode(),
         "heatmap.png": heatmap(counts, data.strata.names, f"{name}, seed {seed}"),
     }
 
 
-def _table(
-    counts: Ints, entropy: Floats, classes: Sequence[str], skews: Mapping[str, Sequence[float]]
-) -> str:
+def clients_csv(made: Partition, classes: Sequence[str]) -> str:
     """One line per client: samples, entropy of its true labels in bits, its skews by name, samples
     per class."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["client", "samples", "entropy", *skews, *classes])
-    for client, row in enumerate(counts):
-        values = (of[client] for of in skews.values())
-        cells = [f"{value:.6f}" if isinstance(value, float) else value for value in values]
-        table.writerow([client, row.sum(), f"{entropy[client]:.6f}", *cells, *row])
+    table.writerow(["client", "samples", "entropy", *made.columns, *classes])
+    counts = made.counts
+    rounded = [
+        [f"{value:.6f}" for value in column] if isinstance(column[0], float) else column
+        for column in (statistics.entropy(counts).tolist(), *made.columns.values())
+    ]
+    by_class = [column.tolist() for column in counts.T]
+    sizes = counts.sum(1).tolist()
+    table.writerows(zip(range(len(sizes)), sizes, *rounded, *by_class, strict=True))
     return text.getvalue()

@@ -27,6 +27,7 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.tracking.live import Live
 from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
+from fedml_noniid.plugins.data.indices import INDICES
 from fedml_noniid.plugins.engines.callbacks import OnRow, Row
 from fedml_noniid.plugins.engines.run import Checkpointing
 from fedml_noniid.plugins.engines.simulation import resolve_device
@@ -89,7 +90,7 @@ def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
 
 def _fingerprint(place: Workspace, settings: Config, data: str | None, unit: Unit) -> str:
     """Hash of an item's settings, code, data and partition."""
-    indices = cache.sha256(place.partition(unit.scenario, unit.seed) / "indices.json")
+    indices = cache.sha256(place.partition(unit.scenario, unit.seed) / INDICES)
     return training_fingerprint(settings, unit, data, indices)
 
 
@@ -157,7 +158,7 @@ def _on_cluster(
                 settings,
                 unit,
                 fingerprint,
-                zlib.compress((folder / "indices.json").read_bytes()),
+                zlib.compress((folder / INDICES).read_bytes()),
                 place.dataset(settings.data.name).resolve(),
                 data,
                 resume.folder_of(place.repository, fingerprint),

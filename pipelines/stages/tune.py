@@ -17,7 +17,7 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.stages.train import train
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.indices import read_indices
+from fedml_noniid.plugins.data.indices import INDICES, read_indices
 
 FOLDER = "tune"
 
@@ -43,7 +43,8 @@ def tune(place: Workspace, settings: Config) -> dict[str, Choice]:
     trials_place, scenario = replace(place, root=place.root / FOLDER), tuning.scenario_of(settings)
     found = tried(trials_place, settings, f"{settings.experiment}, tuning")
     seed = tuning.wanted(settings).seeds[0]
-    samples = len(read_indices(trials_place.partition(scenario, seed) / "indices.json").validation)
+    indices = read_indices(trials_place.partition(scenario, seed) / INDICES)
+    samples = len(indices.validation)
     choices, errors = {}, []
     for recipe, trials in found.items():
         try:

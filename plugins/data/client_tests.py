@@ -10,12 +10,13 @@ import numpy as np
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.partitions import goes_by_owner
 from fedml_noniid.plugins.data.partitions.assigning import by_client
+from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.data.statistics import class_counts
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 
 
-def client_tests(data: Dataset, clients: Sequence[Ints], kind: str, seed: int) -> list[Ints]:
+def client_tests(data: Dataset, clients: Sequence[Ints], kind: str, seed: int) -> Ragged:
     """Each client's positions in the test set, for a partition of this `kind`: those of its users,
     or alike.
 
@@ -23,16 +24,17 @@ def client_tests(data: Dataset, clients: Sequence[Ints], kind: str, seed: int) -
     user is in two clients.
     """
     if data.train_owner is not None and data.test_owner is not None and goes_by_owner(kind):
-        owners = data.train_owner.numpy()
-        users = np.concatenate([np.unique(owners[positions]) for positions in clients])
-        if len(users) == len(np.unique(users)):
-            return of_owners(clients, owners, data.test_owner.numpy())
+        owners, tested = data.train_owner.numpy(), data.test_owner.numpy()
+        lists = Ragged.of(clients)
+        client = _of_users(lists, owners, int(tested.max(initial=0)))
+        if (client[owners[lists.flat]] == lists.holder).all():  # no user is in two clients
+            return of_owners(lists, owners, tested)
     names, train, test = data.strata
     counts = class_counts(train, clients, len(names))
     return in_proportion(counts, test, stream(seed, "test clients"))
 
 
-def in_proportion(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> list[Ints]:
+def in_proportion(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> Ragged:
     """The test samples of each class, assigned in proportion to the training samples of that class;
     positions, ascending.
 
@@ -53,17 +55,21 @@ def in_proportion(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> 
     return by_client(client, n_clients)
 
 
-def of_owners(clients: Sequence[Ints], train_owners: Ints, test_owners: Ints) -> list[Ints]:
+def of_owners(clients: Sequence[Ints], train_owners: Ints, test_owners: Ints) -> Ragged:
     """The test samples of each client's own users; positions, ascending.
 
     `clients` are positions in the training set; no user is in two clients. The owners are [n] and
     [m].
     """
-    users = int(max(train_owners.max(), test_owners.max(initial=0))) + 1
-    client = np.full(users, -1)
-    for k, positions in enumerate(clients):
-        client[train_owners[positions]] = k
+    client = _of_users(Ragged.of(clients), train_owners, int(test_owners.max(initial=0)))
     return by_client(client[test_owners], len(clients))
+
+
+def _of_users(clients: Ragged, owners: Ints, last: int) -> Ints:
+    """A client of each user; -1 for users without one. There are users up to number `last`."""
+    client = np.full(1 + max(int(owners.max()), last), -1)
+    client[owners[clients.flat]] = clients.holder
+    return client
 
 
 def _proportional(weights: Ints, total: int, rng: np.random.Generator) -> Ints:

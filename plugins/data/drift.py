@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.data.types import Ints
 
 
@@ -75,8 +76,8 @@ class Drift:
         Nobody else's samples drift.
         """
         holder = torch.full((n,), len(clients))
-        for client, positions in enumerate(clients):
-            holder[torch.from_numpy(positions)] = client
+        lists = Ragged.of(clients)
+        holder[torch.from_numpy(lists.flat)] = torch.from_numpy(lists.holder)
         return SampleDrift(self, holder)
 
     def _relabelled(self, y: Tensor, concept: int) -> Tensor:

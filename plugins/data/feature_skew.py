@@ -1,7 +1,8 @@
 """Measures feature skew: how much the samples of a class differ between clients.
 
 The measures take at most MAX_SAMPLES samples, evenly spaced in each client's list, as the client
-sees them: in its noise, turned, with its wrong labels. Numbers have six digits, so that they don't
+sees them: in its noise, turned, with its wrong labels. Of more than MAX_SAMPLES / MIN_PER_CLIENT
+clients they take that many, evenly spaced. Numbers have six digits, so that they don't
 depend on how a machine adds.
 """
 
@@ -35,7 +36,7 @@ def measured(
     """
     if not data.std:
         return {}
-    x, y, client = _sampled(data, clients, skew, noise, seed)
+    x, y, client = sampled(data, clients, skew, noise, seed)
     found = {
         "feature_shift": shift(x, y, client),
         "feature_spread": spread(x, y, client),
@@ -102,27 +103,29 @@ def clarity(x: Floats, y: Ints) -> float:
     return float((classes[distance.argmin(1)] == y).mean())
 
 
-def _sampled(
+def sampled(
     data: Dataset, clients: Sequence[Ints], skew: Skew, noise: Tensor | None, seed: int
 ) -> tuple[Floats, Ints, Ints]:
     """(samples [n, d] in normalised units, labels [n], clients [n]) of the samples that are
     taken."""
-    most = max(MIN_PER_CLIENT, MAX_SAMPLES // len(clients))
-    sizes = [min(most, len(mine)) for mine in clients]
+    n_taken = min(len(clients), MAX_SAMPLES // MIN_PER_CLIENT)
+    taken = np.linspace(0, len(clients) - 1, n_taken).astype(np.int64)
+    most = MAX_SAMPLES // n_taken
+    sizes = [min(most, len(clients[k])) for k in taken]
     positions = np.concatenate(
         [
-            mine[np.linspace(0, len(mine) - 1, size).astype(np.int64)]
-            for mine, size in zip(clients, sizes, strict=True)
+            clients[k][np.linspace(0, len(clients[k]) - 1, size).astype(np.int64)]
+            for k, size in zip(taken, sizes, strict=True)
         ]
     )
-    owner = np.repeat(np.arange(len(clients)), sizes)
+    owner = np.repeat(np.arange(n_taken), sizes)
     classes = torch.from_numpy(data.strata.train)
     raw, labels = skew.applied(clients, data.train_x, classes)
     x = normalised(raw[positions].to(torch.float32, copy=True), data.mean, data.std)
     y = labels[positions]
     if noise is not None:
         parts = np.split(np.arange(len(positions)), np.cumsum(sizes)[:-1])
-        samples = Samples(x, y, per_sample(noise, parts, x))
+        samples = Samples(x, y, per_sample(noise[taken], parts, x))
         # The name of the stream decides the draws: it stays.
         x = Read(torch.tensor(key(seed, "unlikeness")))(samples, torch.arange(len(x)), 0)
     return x.flatten(1).double().numpy(), y.numpy(), owner

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.data.reading import Noise
 from fedml_noniid.plugins.data.types import Ints
 
@@ -58,8 +59,8 @@ def per_sample(std: Tensor, clients: Sequence[Ints], x: Tensor) -> Noise:
     """The noise of training samples `x` [n, ...], each with that of its client; `std` is [N,
     ...]."""
     row = torch.full((len(x),), len(std))
-    for client, positions in enumerate(clients):
-        row[torch.from_numpy(positions)] = client
+    lists = Ragged.of(clients)
+    row[torch.from_numpy(lists.flat)] = torch.from_numpy(lists.holder)
     return Noise(torch.cat([std, torch.zeros_like(std[:1])]).to(x), row.to(x.device))
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.drift import Drift
+from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.data.rotation import turned
 from fedml_noniid.plugins.data.types import Ints
 
@@ -23,7 +24,7 @@ class Skew:
     """The changes to the clients' samples. Nobody else's samples change."""
 
     # each client's labels of its samples, in the order of its positions
-    labels: list[Ints] | None = None
+    labels: Sequence[Ints] | None = None
     turns: Ints | None = None  # quarter turns of each client's images, counter-clockwise, [N]
     drift: Drift | None = None  # how their labels change with the round
 
@@ -37,15 +38,10 @@ class Skew:
         if self.labels is not None:
             y = y.index_put((_index(clients, y),), _index(self.labels, y))
         if self.turns is not None:
+            lists = Ragged.of(clients)
+            of_sample = np.repeat(self.turns, lists.sizes)
             for quarters in range(1, 4):
-                index = _index(
-                    [
-                        mine
-                        for mine, turns in zip(clients, self.turns, strict=True)
-                        if turns == quarters
-                    ],
-                    x,
-                )
+                index = torch.from_numpy(lists.flat[of_sample == quarters]).to(x.device)
                 if len(index):
                     x = x.index_put((index,), turned(x[index], quarters))
         return x, y
@@ -68,5 +64,4 @@ CLEAN = Skew()
 
 def _index(parts: Sequence[Ints], like: Tensor) -> Tensor:
     """All numbers in one tensor on the device of `like`, int64."""
-    whole = np.concatenate([np.empty(0, np.int64), *parts])
-    return torch.from_numpy(whole).to(like.device)
+    return torch.from_numpy(Ragged.of(parts).flat).to(like.device)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.data.types import Floats, Ints
 
 
 def class_counts(labels: Ints, clients: Sequence[Ints], n_classes: int) -> Ints:
     """Samples per client and class, [N, C]; `labels` [n] of the whole training set."""
-    labels = np.asarray(labels)
-    return np.stack(
-        [np.bincount(labels[np.asarray(k, np.int64)], minlength=n_classes) for k in clients]
-    )
+    lists = Ragged.of(clients)
+    cell = lists.holder * n_classes + np.asarray(labels)[lists.flat]
+    return np.bincount(cell, minlength=len(lists) * n_classes).reshape(len(lists), n_classes)
 
 
 def entropy(counts: Ints) -> Floats:

@@ -115,7 +115,7 @@ def models_of_clients(clients: Clients, params: Params, buffers: Params) -> Tree
                 strict=True,
             )
         )
-        for at in clients.row.values()
+        for at in range(len(clients.indices))
     ]
     return stack(models)
 

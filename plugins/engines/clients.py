@@ -22,6 +22,7 @@ from fedml_noniid.plugins.core.sums import Growing
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from fedml_noniid.plugins.data.batches import Order, epochs, in_order
+from fedml_noniid.plugins.data.ragged import lists_of
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import Streams, key
 from fedml_noniid.plugins.engines.cuda_graphs import graphs_for
@@ -46,10 +47,10 @@ class Clients:
         self.public, self.drift = federation.public, federation.held
         self.read(federation.train)
         self.task.loss.check(federation.train.y)
-        self.indices = dict(sorted(federation.clients.items()))
-        for client, positions in self.indices.items():
-            if len(positions) == 0:
-                raise UserError(f"client {client} has no samples; every client needs at least one")
+        self.indices = federation.clients
+        if not (sizes := lists_of(self.indices).sizes).all():
+            client = [*self.indices][int(sizes.argmin())]
+            raise UserError(f"client {client} has no samples; every client needs at least one")
         tests: Mapping[int, Samples] = {}
         if self.task.own_models:
             given = federation.tests
@@ -63,8 +64,11 @@ class Clients:
         self.graphs = (
             graphs_for(cast("Model", self.task.network)) if self.local.cuda_graphs else None
         )
-        self.row = {client: row for row, client in enumerate(self.indices)}
         n = len(self.indices)
+        # of each client in the memory; all clients of a simulation have the ids 0 to N - 1
+        self.row: Mapping[int, int] | range = range(n)
+        if n < federation.size:
+            self.row = {client: row for row, client in enumerate(self.indices)}
         # [N, ...], storage of the engines: its rows are replaced in place, everything else here is
         # pure.
         unmet = Client(self.task, start.params, start.buffers, 0)

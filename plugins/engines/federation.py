@@ -12,6 +12,7 @@ from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.drift import Drift, SampleDrift
+from fedml_noniid.plugins.data.ragged import ByClient, Ragged, lists_of
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines.absences import Absent, nobody
 
@@ -42,7 +43,8 @@ class Federation:
     @staticmethod
     def of(train: Samples, clients: Sequence[Ints], test: Samples, **more: object) -> Federation:
         """All clients in one process, numbered from 0; `more`: the other fields."""
-        found = Federation(len(clients), train, dict(enumerate(clients)), test, **more)  # type: ignore[arg-type]
+        by_client = ByClient(Ragged.of(clients))
+        found = Federation(len(clients), train, by_client, test, **more)  # type: ignore[arg-type]
         return replace(
             found,
             held=None if found.drift is None else found.drift.per_sample(clients, len(train.y)),
@@ -66,7 +68,7 @@ class Federation:
             found = replace(found, public=found.test)
         if algorithm.needs.pooled:
             # There is no client then that could be missing.
-            whole = {0: np.concatenate(list(found.clients.values()))}
+            whole = {0: lists_of(found.clients).flat}
             found = replace(found, size=1, clients=whole, absent=nobody)
         shared = round(algorithm.needs.shared * found.n_public)
         return found.with_public(shared) if shared else found

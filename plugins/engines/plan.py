@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
@@ -15,6 +16,7 @@ from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.data.streams import torch_stream
+from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.local_training import LocalTraining as LocalTraining
 from fedml_noniid.plugins.engines.personal import split_personal
@@ -72,10 +74,12 @@ class Plan:
         """The clients of round `t`, ascending; the same for every recipe."""
         return draw_cohort(self.seed, t, n_clients, self.cohort)
 
-    def steps(self, samples: int) -> int:
-        """About how many local steps a client with so many samples takes in a round."""
+    def steps(self, samples: Ints) -> Ints:
+        """About how many local steps clients with so many samples [N] take in a round, [N]."""
         local = self.local
-        return local.local_steps or local.epochs * math.ceil(samples / local.batch_size)
+        if local.local_steps:
+            return np.full_like(samples, local.local_steps)
+        return local.epochs * -(-samples // local.batch_size)
 
 
 class Start(NamedTuple):

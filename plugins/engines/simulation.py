@@ -8,11 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError, known
+from fedml_noniid.plugins.data.ragged import lists_of
+from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines import streaming
 from fedml_noniid.plugins.engines.callbacks import Callback, Row
 from fedml_noniid.plugins.engines.client_tests import answered, models_of_clients
@@ -50,16 +53,17 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
-def mean_parallel_clients(steps: Sequence[int], cohort: int) -> float:
-    """How many clients of a cohort of `cohort` move at a time on average; `steps`: of every
+def mean_parallel_clients(steps: Ints, cohort: int) -> float:
+    """How many clients of a cohort of `cohort` move at a time on average; `steps` [N]: of every
     client."""
     drawn = cohort / len(steps)
-    one_by_one = sum(steps) * drawn
+    one_by_one = int(steps.sum()) * drawn
+    values, counts = np.unique(steps, return_counts=True)
     # A group that can run side by side takes the steps of its longest client, if any client of the
     # group is drawn.
     together = [
-        (max(steps[k] for k in group), 1 - (1 - drawn) ** len(group))
-        for group in chunks(steps, len(steps))
+        (int(values[group].max()), 1 - (1 - drawn) ** int(counts[group].sum()))
+        for group in chunks(values.tolist(), len(steps))
     ]
     return one_by_one / max(sum(longest * chance for longest, chance in together), 1)
 
@@ -132,7 +136,7 @@ class Simulation:
         used = federation.used_by(algorithm)
         if algorithm.needs.pooled:
             plan = replace(plan, cohort=1)
-        per_round = [plan.steps(len(positions)) for positions in used.clients.values()]
+        per_round = plan.steps(lists_of(used.clients).sizes)
         device = used.train.x.device
         together = mean_parallel_clients(per_round, plan.cohort)
         self.engine_name, self.engine_reason = choose_engine(
@@ -151,7 +155,7 @@ class Simulation:
             LOG.info("updates are added up one by one: %s", streams)
         self.engine: Engine
         if self.engine_name == "vectorized":
-            self.engine = Vectorized(store, plan.memory_mb, plan.rounds * max(per_round))
+            self.engine = Vectorized(store, plan.memory_mb, plan.rounds * int(per_round.max()))
         elif processes > 1:
             self.engine = Workers(store, processes, plan.cohort, bool(streams))
         else:

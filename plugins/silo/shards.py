@@ -218,7 +218,7 @@ def cut(data: Path, indices: Path, out: Path) -> int:
     """Writes <out>/<rank>.safetensors for every process of a partition; returns the number of
     silos. UserError.
 
-    `data`: a prepared data set. `indices`: indices.json of the partition, where label noise,
+    `data`: a prepared data set. `indices`: indices.safetensors of the partition, where label noise,
     rotation and drift stand too.
     """
     found = read_indices(indices)

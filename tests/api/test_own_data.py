@@ -14,6 +14,7 @@ import torch
 import fedml_noniid as nd
 from fedml_noniid.pipelines.experiment import config, provenance
 from fedml_noniid.pipelines.stages import plan
+from fedml_noniid.plugins.data.indices import INDICES
 from tests.pipelines.small import PARAMS, run_stages
 
 DIGITS = nd.load("digits")
@@ -198,7 +199,7 @@ def test_an_edit_is_another_data_set_and_another_partition(study: tuple[Path, Pa
     name, where, options = settings.data.name, root, settings.data.options
     assert [*plan.contents(name, str(where), options)] == ["x.txt"]
     run_stages(root, ("prepare", "partition", "train", "evaluate", "report"))
-    indices = (root / "partitions" / "skewed-0" / "indices.json").read_text()
+    indices = (root / "partitions" / "skewed-0" / INDICES).read_bytes()
     first = provenance.plan(settings)
 
     file.write_text(STUDY.replace("% n_clients ==", "// 2 % n_clients =="))
@@ -210,7 +211,7 @@ def test_an_edit_is_another_data_set_and_another_partition(study: tuple[Path, Pa
         "deploy",
     }
     run_stages(root, ("prepare", "partition"))
-    assert (root / "partitions" / "skewed-0" / "indices.json").read_text() != indices
+    assert (root / "partitions" / "skewed-0" / INDICES).read_bytes() != indices
 
 
 def test_mistakes_in_params_yaml_name_the_key(study: tuple[Path, Path]) -> None:

@@ -3,7 +3,6 @@ honest tests."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,8 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.drift import drift
-from fedml_noniid.plugins.data.indices import read_indices
+from fedml_noniid.plugins.data.indices import INDICES, read_indices
+from fedml_noniid.plugins.data.skew import CLEAN
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.evaluation import evaluate
 from fedml_noniid.plugins.engines.hashing import model_tensors
@@ -142,12 +142,12 @@ def test_pooled_samples_drift_and_shared_ones_do_not(digits: Dataset, recipe: st
 
 def test_the_file_holds_the_drift(digits: Dataset, tmp_path: Path) -> None:
     wanted = partitioned(digits, settings(MIXED)).indices
-    (tmp_path / "indices.json").write_text(wanted.text)
-    found = read_indices(tmp_path / "indices.json")
-    assert found.text == wanted.text and found.skew.drift is not None
-    assert json.loads(wanted.text)["drift"]["clients"] == [[1, 2, 0, 1, 2]]
-    plain = json.loads(partitioned(digits, settings({})).indices.text)
-    assert plain == {key: value for key, value in json.loads(wanted.text).items() if key != "drift"}
+    (tmp_path / INDICES).write_bytes(wanted.content)
+    found = read_indices(tmp_path / INDICES)
+    assert found.content == wanted.content and found.skew.drift is not None
+    assert found.skew.drift.clients.tolist() == [[1, 2, 0, 1, 2]]
+    plain = partitioned(digits, settings({})).indices
+    assert plain.content == replace(found, skew=CLEAN).content
 
 
 def test_the_words_of_tables_and_reports(digits: Dataset, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_the_words_of_tables_and_reports(digits: Dataset, tmp_path: Path) -> Non
 def test_from_python_as_from_a_file(digits: Dataset) -> None:
     given: dict[str, Any] = {"alpha": 1.0, "seed": 3, "validation": 0.1, "public": 40, **MIXED}
     split = nd.partition(nd.load("digits"), "dirichlet", 5, **given)
-    assert split.indices.text == partitioned(digits, settings(MIXED)).indices.text
+    assert split.indices.content == partitioned(digits, settings(MIXED)).indices.content
     with pytest.raises(UserError, match="drift: labels change until round 2; allowed: until 1"):
         nd.run("fedavg", split, rounds=1)
 

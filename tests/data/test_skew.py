@@ -3,13 +3,13 @@ in every runtime."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load, save
 
 import fedml_noniid as nd
 from fedml_noniid.contract.checks import close
@@ -25,7 +25,8 @@ from fedml_noniid.pipelines.tools import scenarios
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.data.drift import drift
-from fedml_noniid.plugins.data.indices import Indices, read_indices
+from fedml_noniid.plugins.data.indices import INDICES, Indices, read_indices
+from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.data.skew import CLEAN, Skew
 from fedml_noniid.plugins.engines.evaluation import evaluate
 from fedml_noniid.plugins.engines.hashing import model_tensors
@@ -164,7 +165,8 @@ def test_from_python_as_from_a_file(digits: Dataset) -> None:
         **ROTATION,
     }
     split = nd.partition(nd.load("digits"), "dirichlet", 5, **given)
-    assert split.indices.text == partitioned(digits, settings(LABEL_NOISE | ROTATION)).indices.text
+    wanted = partitioned(digits, settings(LABEL_NOISE | ROTATION))
+    assert split.indices.content == wanted.indices.content
     assert "degrees" not in repr(split), "only the partition's own options are named"
     with pytest.raises(
         UserError,
@@ -178,22 +180,28 @@ def test_from_python_as_from_a_file(digits: Dataset) -> None:
 )
 def test_the_file_holds_the_skews(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
     wanted = partitioned(digits, settings(skews)).indices
-    path = tmp_path / "indices.json"
-    path.write_text(wanted.text)
+    path = tmp_path / INDICES
+    path.write_bytes(wanted.content)
     found = read_indices(path)
-    assert found.text == wanted.text
+    assert found.content == wanted.content
+    for one in ("clients", "test_clients"):
+        pairs = zip(getattr(found, one), getattr(wanted, one), strict=True)
+        assert all((part == before).all() for part, before in pairs)
     assert (found.skew.labels is None) is ("label_noise" not in skews)
     assert (found.skew.turns is None) is ("rotation" not in skews)
-    keys = {"clients", "validation", "public", "test_clients"}
-    assert keys <= set(json.loads(wanted.text)) <= keys | {"labels", "quarter_turns"}
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("labels", [[1]], "labels: not one for each sample of each client"),
-        ("labels", [[1, 2], [3]], "labels: not one for each sample of each client"),
-        ("labels", [["x", 1], []], "not a readable partition"),
+        ("labels", [1], "labels: not one for each sample of each client"),
+        ("labels", [[1, 2]], "labels: not one for each sample of each client"),
+        ("labels", [0.5, 1], "labels: float64, expected int64"),
+        ("clients", [[0, 1]], "clients: no lists"),
+        ("clients.offsets", [0, 2, 1], "clients: the offsets do not divide 2 positions"),
+        ("clients.offsets", [0, 3, 2], "clients: the offsets do not divide 2 positions"),
+        ("clients.offsets", [0, 2], "1 clients, but 2 test_clients"),
+        ("test_clients.offsets", None, "not a readable partition"),
         ("quarter_turns", [1], "2 clients, but 1 quarter_turns"),
         ("drift.clients", [[1]], "drift: not one concept for each round and client"),
         ("drift.rounds", [2, 3], "drift: not one concept for each round and client"),
@@ -202,14 +210,15 @@ def test_the_file_holds_the_skews(digits: Dataset, tmp_path: Path, skews: dict[s
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, key: str, value: object, message: str) -> None:
-    clients: list[Any] = [np.arange(2), np.arange(0)]
+    clients = Ragged.of([np.arange(2), np.arange(0)])
     skew = Skew(drift=drift("sudden", 2, None, [[0, 1]], 2, 2))
-    held = json.loads(Indices(clients, np.arange(0), np.arange(0), clients, skew).text)
-    section, _, name = key.rpartition(".")
-    (held[section] if section else held)[name] = value
-    (tmp_path / "indices.json").write_text(json.dumps(held))
+    held = load(Indices(clients, np.arange(0), np.arange(0), clients, skew).content)
+    held.pop(key, None)
+    if value is not None:
+        held[key] = np.array(value)
+    (tmp_path / INDICES).write_bytes(save(held))
     with pytest.raises(UserError, match=message) as error:
-        read_indices(tmp_path / "indices.json")
+        read_indices(tmp_path / INDICES)
     assert "\n" not in str(error.value)
 
 

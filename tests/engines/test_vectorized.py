@@ -123,9 +123,11 @@ def test_how_many_clients_move_at_a_time() -> None:
 
     The share of a group of two of which somebody is drawn is 5/9, as if they were drawn one by one.
     """
-    assert mean_parallel_clients([2, 2, 9], 3) == pytest.approx(13 / 11)
-    assert mean_parallel_clients([2, 2, 9], 1) == pytest.approx((13 / 3) / (2 * 5 / 9 + 3))
-    assert mean_parallel_clients([4] * 50, 10) == pytest.approx(40 / (4 * (1 - 0.8**50)))
+    assert mean_parallel_clients(np.array([2, 2, 9]), 3) == pytest.approx(13 / 11)
+    assert mean_parallel_clients(np.array([2, 2, 9]), 1) == pytest.approx(
+        (13 / 3) / (2 * 5 / 9 + 3)
+    )
+    assert mean_parallel_clients(np.array([4] * 50), 10) == pytest.approx(40 / (4 * (1 - 0.8**50)))
 
 
 def test_the_choice_of_an_engine() -> None:

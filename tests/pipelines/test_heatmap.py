@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedml_noniid.pipelines.reporting.heatmap import heatmap
+from fedml_noniid.pipelines.reporting.heatmap import MAX_ROWS, draw, heatmap
+from tests.work import calls
 
 
 def drawn(counts: object, classes: tuple[str, ...]) -> NDArray[np.int64]:
@@ -70,6 +73,23 @@ def test_any_size_gives_a_picture_of_moderate_size(shape: tuple[int, int], name:
     width, height = Image.open(io.BytesIO(picture)).size
     assert 500 < width < 2200 and 400 < height < 1700
     assert len(picture) < 300_000
+
+
+def test_of_very_many_clients_some_are_drawn() -> None:
+    """The picture's work does not grow with the clients, whose numbers stay on the axis."""
+
+    def drawn(n: int) -> Callable[[], object]:
+        return lambda: heatmap(np.ones((n, 3), np.int64), tuple("abc"), "title")
+
+    drawn(2 * MAX_ROWS)()
+    assert calls(drawn(10 * MAX_ROWS)) < 1.1 * calls(drawn(2 * MAX_ROWS))
+    axes = Figure().subplots()
+    counts = np.arange(2 * MAX_ROWS * 3).reshape(-1, 3)
+    image = draw(axes, counts, tuple("abc"), "title")
+    assert axes.get_ylim() == (2 * MAX_ROWS - 0.5, -0.5)
+    assert axes.get_ylabel() == "client (4,000 of 8,000 are drawn)"
+    rows = np.asarray(image.get_array())
+    assert rows.shape == (MAX_ROWS, 3) and rows[-1].tolist() == counts[-1].tolist()
 
 
 def test_the_same_counts_give_the_same_bytes() -> None:

@@ -24,6 +24,7 @@ from fedml_noniid.pipelines.papers.report import write
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import of_paper
 from fedml_noniid.pipelines.papers.targets import Built, of_targets
+from fedml_noniid.plugins.data.indices import INDICES, read_indices
 from papers.rfedavg.features import Shown, chosen, discrepancy, of_clients
 from tests.pipelines import by_hand
 from tests.pipelines.by_hand import is_picture, run
@@ -213,14 +214,12 @@ def test_figure_1_has_the_features_of_what_was_trained(tmp_path: Path) -> None:
     # The features by hand: the paper's CNN on 8x8 digits, pixels of 0 to 16 on [-1, 1].
     weights = load_file(measured.folder("cifar-silo") / "runs" / only.key / "model.safetensors")
     w = {key.removeprefix("params/"): leaf for key, leaf in weights.items()}
-    indices = json.loads(
-        (measured.folder("cifar-silo") / "partitions" / "sim10-0" / "indices.json").read_text()
-    )
+    indices = read_indices(measured.folder("cifar-silo") / "partitions" / "sim10-0" / INDICES)
     shown = of_clients(measured, where, only, [0, 1, 2])
     assert len({one.client for one in shown}) == 3
     prepared = load_file(next((tmp_path / "data" / "papers").glob("digits-*/digits.safetensors")))
     for c, one in enumerate(shown):
-        mine = [i for i in indices["clients"][one.client] if prepared["train_y"][i] in (0, 1, 2)]
+        mine = [i for i in indices.clients[one.client] if prepared["train_y"][i] in (0, 1, 2)]
         assert len(mine) <= 300 and one.label.tolist() == prepared["train_y"][mine].tolist()
         assert np.bincount(one.label, minlength=3).argmax() == c  # a majority of its class
         x = prepared["train_x"][mine].float()

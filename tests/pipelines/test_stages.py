@@ -9,6 +9,7 @@ import platform
 import shutil
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.tracking import live
 from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.plugins.core.randomness import fold, normal
+from fedml_noniid.plugins.data.indices import INDICES, read_indices
+from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from tests.files import contents
@@ -77,12 +80,12 @@ def forget(folder: Path, *names: str) -> None:
 
 
 def test_partition_holds_every_training_sample_once(made: Path) -> None:
-    indices = json.loads((made / PARTITION / "indices.json").read_text())
+    indices = read_indices(made / PARTITION / INDICES)
     everything = sorted(
-        i for part in (*indices["clients"], indices["validation"], indices["public"]) for i in part
+        i for part in (*indices.clients, indices.validation, indices.public) for i in part.tolist()
     )
     assert everything == list(range(1437))
-    assert (len(indices["public"]), len(indices["validation"])) == (50, 144)
+    assert (len(indices.public), len(indices.validation)) == (50, 144)
 
 
 def test_train_writes_rounds_weights_and_what_made_them(made: Path) -> None:
@@ -238,7 +241,7 @@ def test_the_noisy_test_by_an_independent_evaluation(noisy: Path) -> None:
 def test_a_client_is_measured_on_test_samples_of_its_own_too(made: Path) -> None:
     """Each test sample lies with one client, so the clients' hits add up to those of the test
     set."""
-    parts = json.loads((made / PARTITION / "indices.json").read_text())["test_clients"]
+    parts = read_indices(made / PARTITION / INDICES).test_clients
     assert sorted(i for part in parts for i in part) == list(range(360))
     metrics = json.loads((made / EVALUATION / "metrics.json").read_text())
     rows = table(made / EVALUATION / "per_client.csv")
@@ -259,10 +262,10 @@ def test_a_client_is_measured_on_test_samples_of_its_own_too(made: Path) -> None
 
 @pytest.mark.parametrize("left", [[0, 2], []])
 def test_a_client_without_test_samples_has_an_empty_cell(workplace: Path, left: list[int]) -> None:
-    path = workplace / PARTITION / "indices.json"
-    indices = json.loads(path.read_text())
-    parts = [part if k in left else [] for k, part in enumerate(indices["test_clients"])]
-    path.write_text(json.dumps(indices | {"test_clients": parts}))
+    path = workplace / PARTITION / INDICES
+    indices = read_indices(path)
+    parts = [part if k in left else part[:0] for k, part in enumerate(indices.test_clients)]
+    path.write_bytes(replace(indices, test_clients=Ragged.of(parts)).content)
     receipt = json.loads((path.parent / cache.RECEIPT).read_text())
     receipt["files"][path.name] = cache.sha256(path)
     (path.parent / cache.RECEIPT).write_text(json.dumps(receipt))
@@ -324,7 +327,7 @@ def test_a_missing_or_damaged_partition_is_refused(
     capsys: pytest.CaptureFixture[str],
     damage: Callable[[bytes], bytes] | None,
 ) -> None:
-    path = workplace / PARTITION / "indices.json"
+    path = workplace / PARTITION / INDICES
     content = path.read_bytes()
     path.unlink() if damage is None else path.write_bytes(damage(content))
     forget(workplace, "runs")

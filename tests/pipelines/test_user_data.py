@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import re
 import shutil
 import zipfile
@@ -25,6 +24,7 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.indices import INDICES, read_indices
 from fedml_noniid.plugins.data.text import GLOVE
 from tests.data.reading import draw
 from tests.files import contents
@@ -46,13 +46,13 @@ def test_owners_are_clients_from_the_files_to_the_evaluation(tmp_path: Path) -> 
     (tmp_path / "params.yaml").write_text(text.replace("[fedavg, scaffold+fnr]", "[fedavg]"))
     run_stages(tmp_path, ("prepare", "partition", "train", "evaluate"))
     data = Dataset.read(tmp_path / "data" / "arrays.safetensors")
-    indices = json.loads((tmp_path / "partitions" / "skewed-0" / "indices.json").read_text())
+    indices = read_indices(tmp_path / "partitions" / "skewed-0" / INDICES)
     assert data.train_owner is not None and data.test_owner is not None
-    owners = [set(data.train_owner[part].tolist()) for part in indices["clients"]]
+    owners = [set(data.train_owner[part].tolist()) for part in indices.clients]
     assert list(map(len, owners)) == [2, 2] and not owners[0] & owners[1]
-    assert [set(data.test_owner[part].tolist()) for part in indices["test_clients"]] == owners
+    assert [set(data.test_owner[part].tolist()) for part in indices.test_clients] == owners
     rows = pd.read_csv(tmp_path / "evaluation" / "skewed-fedavg-0" / "per_client.csv")
-    assert rows["test_samples"].tolist() == [len(part) for part in indices["test_clients"]]
+    assert rows["test_samples"].tolist() == [len(part) for part in indices.test_clients]
     assert rows["test_accuracy"].between(0, 1).all()
 
 

@@ -21,6 +21,7 @@ from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.tools import repro
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.indices import INDICES, Indices, read_indices
 from fedml_noniid.plugins.silo import launch, loopback
 
 Change = Callable[..., None]
@@ -62,8 +63,8 @@ def skewed(**more: object) -> dict:
     return {"skewed": scenario | more}
 
 
-def indices() -> dict:
-    return json.loads(Path("partitions/skewed-1/indices.json").read_text())
+def indices() -> Indices:
+    return read_indices(Path("partitions/skewed-1") / INDICES)
 
 
 def positions(parts: list) -> list[int]:
@@ -88,10 +89,11 @@ def test_equal_weights(prepared, monkeypatch, silos):
     monkeypatch.setattr(loopback, "run", simulated)
     assert stage.main(["deploy"]) == 0
     ((deployment, parts),) = seen
-    clients = indices()["clients"]
+    clients = indices().clients
     assert len(parts.clients) == silos == deployment.silos
     assert positions(parts.clients) == positions(clients)
-    assert ([part.tolist() for part in parts.clients] == clients) is (silos == 5)
+    equal = [part.tolist() for part in parts.clients] == [part.tolist() for part in clients]
+    assert equal is (silos == 5)
     assert len(parts.public.y) == 50
     train = deployment.train_args
     found = (train.cohort, train.local_steps, train.drop_last, train.augment, train.precision)
@@ -118,7 +120,7 @@ def test_users_stay_whole_with_another_number_of_silos(prepared, monkeypatch, ki
     monkeypatch.setattr(loopback, "run", lambda _, parts, __: seen.append(parts) or "same")
     monkeypatch.setattr(loopback, "simulate", lambda *_: "same")
     assert stage.main(["deploy"]) == 0
-    before = {i % 20 for i in positions(indices()["clients"])}
+    before = {i % 20 for i in positions(indices().clients)}
     users = [{int(i) % 20 for i in part} for part in seen[0].clients]
     assert len(users) == silos and set.union(*users) <= before
     assert len(set.union(*users)) == sum(map(len, users)) == (3 if kind == "natural" else 12)
@@ -180,7 +182,7 @@ def test_loopback_runs_the_studys_settings_and_data(prepared, monkeypatch, optio
     assert (deployment.common_args.random_seed, train.rounds) == (1, 1)
     if recipe == "fedprox":
         assert (train.settings, train.lr) == ({"fedprox": {"mu": 0.25}}, 0.03)
-    assert positions(parts.clients) == positions(indices()["clients"])
+    assert positions(parts.clients) == positions(indices().clients)
     assert parts.train.noise is not None
 
 

@@ -12,6 +12,7 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.deploy import _parts as parts_of_deploy
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.indices import INDICES
 from fedml_noniid.plugins.silo import shards
 from tests.data.test_skew import LABEL_NOISE, ROTATION, SKEWS, item, partitioned, settings
 
@@ -20,9 +21,9 @@ def study(folder: Path, digits: Dataset, of: Config) -> Workspace:
     """An experiment whose data and partition are there, and the files of its processes."""
     place = Workspace.of(folder, {})
     digits.save(place.dataset("digits"))
-    indices = place.partition("s", 3) / "indices.json"
+    indices = place.partition("s", 3) / INDICES
     indices.parent.mkdir(parents=True)
-    indices.write_text(partitioned(digits, of).indices.text)
+    indices.write_bytes(partitioned(digits, of).indices.content)
     assert shards.cut(place.dataset("digits"), indices, folder / "shards") == 5
     return place
 

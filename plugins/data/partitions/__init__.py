@@ -10,7 +10,7 @@ user's own is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,11 +30,12 @@ from fedml_noniid.plugins.data.partitions.label import (
 from fedml_noniid.plugins.data.partitions.label_and_quantity import mixed, two_classes
 from fedml_noniid.plugins.data.partitions.natural import natural, natural_grouped
 from fedml_noniid.plugins.data.partitions.quantity import by_sizes, iid, iid_unbalanced, quantity
+from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.own_code import check_arguments, function_of, names_code
 
-Partition = Callable[..., list[Ints]]
+Partition = Callable[..., Sequence[Ints]]
 
 
 BY_LABEL: dict[str, Partition] = {
@@ -78,7 +79,7 @@ def goes_by_owner(name: str) -> bool:
 
 def divided(
     name: str, data: Dataset, indices: Ints, n_clients: int, seed: int, **params: object
-) -> list[Ints]:
+) -> Ragged:
     """Partition `name`, also a user's own, of the training samples `indices` of a data set.
 
     As `partition`.
@@ -97,7 +98,13 @@ def divided(
     samples = data.train_x.numpy()[indices] if "samples" in own.asks_for(function) else None
     given = {"labels": labels[indices], "n_clients": n_clients, "owners": owners}
     clients = own.assigned(function, given | {"samples": samples}, seed, params)
-    return [indices[positions] for positions in clients]
+    return _of(indices, clients)
+
+
+def _of(indices: Ints, clients: Sequence[Ints]) -> Ragged:
+    """The clients' entries of `indices` [n] in place of the positions there."""
+    positions = Ragged.of(clients)
+    return Ragged(indices[positions.flat], positions.offsets)
 
 
 def _ownerless(name: str, source: str) -> UserError:
@@ -117,7 +124,7 @@ def partition(
     owners: ArrayLike | None = None,
     source: str = "the data set",
     **params: object,
-) -> list[Ints]:
+) -> Ragged:
     """Partition `name` of the training samples `indices`, as indices into the training set.
 
     `labels` [n] and `owners` [n] belong to the whole training set; `owners` is None if they are
@@ -135,4 +142,4 @@ def partition(
         n_clients = whole_number("clients", n_clients, 1, len(indices), because)
     of = np.asarray(owners if name in BY_OWNER else labels)
     clients = function(of[indices], n_clients, stream(seed, "partition"), **params)
-    return [indices[positions] for positions in clients]
+    return _of(indices, clients)

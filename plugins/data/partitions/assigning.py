@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.data.checks import whole_number
+from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.data.types import Ints
 
 # Attempts before a partition gives up. Digits with 20 clients, Dirichlet(0.1) and min_size 10 need
@@ -123,8 +124,9 @@ def joined(*assigned: Sequence[Ints]) -> list[Ints]:
     return [np.sort(np.concatenate(parts)) for parts in zip(*assigned, strict=True)]
 
 
-def by_client(client: Ints, n_clients: int) -> list[Ints]:
+def by_client(client: Ints, n_clients: int) -> Ragged:
     """The positions of each client, ascending; `client` [n] is the holder of each sample, -1 for
     none."""
     order = np.argsort(client, kind="stable")
-    return np.split(order, np.searchsorted(client[order], np.arange(n_clients + 1)))[1:-1]
+    edges = np.searchsorted(client[order], np.arange(n_clients + 1))
+    return Ragged(order[edges[0] : edges[-1]], edges - edges[0])

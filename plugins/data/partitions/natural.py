@@ -7,10 +7,11 @@ import numpy as np
 from fedml_noniid.plugins.core.options import Count
 from fedml_noniid.plugins.data.checks import whole_number
 from fedml_noniid.plugins.data.partitions.assigning import by_client
+from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.data.types import Ints
 
 
-def natural(owners: Ints, n_clients: int, rng: np.random.Generator) -> list[Ints]:
+def natural(owners: Ints, n_clients: int, rng: np.random.Generator) -> Ragged:
     """Every client is one user, drawn at random; the others are left out.
 
     rFedAvg's 100 or 500 sampled writers of FEMNIST and 500 users of Sent140.
@@ -20,7 +21,7 @@ def natural(owners: Ints, n_clients: int, rng: np.random.Generator) -> list[Ints
 
 def natural_grouped(
     owners: Ints, n_clients: int, rng: np.random.Generator, *, users: Count | None = None
-) -> list[Ints]:
+) -> Ragged:
     """Divides `users` users, drawn at random, by default all, evenly into random groups.
 
     A client holds the samples of its group; the numbers of users differ by at most one. CCN's
@@ -34,6 +35,8 @@ def natural_grouped(
         whole_number("users", users, n_clients, len(names), f" ({n_clients} clients, {because})")
     client = np.full(len(names), -1)
     drawn = rng.permutation(len(names))[:users]
-    for k, group in enumerate(np.array_split(drawn, n_clients)):
-        client[group] = k
+    # As np.array_split: the first groups have one user more.
+    least, more = divmod(len(drawn), n_clients)
+    sizes = np.where(np.arange(n_clients) < more, least + 1, least)
+    client[drawn] = np.repeat(np.arange(n_clients), sizes)
     return by_client(client[user], n_clients)

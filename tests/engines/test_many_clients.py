@@ -1,0 +1,56 @@
+"""A simulation with very many clients: what it does before and in a round is in array code."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.ragged import Ragged
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.local_training import LocalTraining
+from fedml_noniid.plugins.engines.plan import Plan
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.simulate import simulate
+from tests.work import calls, peak_bytes
+
+FEW, MANY = 1_000, 50_000
+COHORT = 10
+
+
+def simulation(n_clients: int, recipe: str, engine: str) -> Simulation:
+    """Clients with two samples of two features each."""
+    draw = torch.Generator().manual_seed(0)
+    train = Samples(torch.randn(2 * n_clients, 2, generator=draw), torch.arange(2 * n_clients) % 2)
+    clients = Ragged(np.arange(2 * n_clients), np.arange(0, 2 * n_clients + 1, 2))
+    of = Federation.of(train, clients, Samples(train.x[:50], train.y[:50]))
+    local = LocalTraining(epochs=1, batch_size=2, lr=0.1)
+    plan = Plan(build("logistic_regression", (2,), 2), local, 4, COHORT, 0, engine=engine)
+    return simulate(recipe, {}, of, plan)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("recipe", ["fedavg", "fedprox"])
+def test_neither_start_nor_rounds_have_work_for_each_client(recipe: str, engine: str) -> None:
+    """Fifty times the clients: as many calls, and memory for the numbers of a client only."""
+
+    def ran(n_clients: int) -> None:
+        simulation(n_clients, recipe, engine).run()
+
+    ran(FEW)  # what is imported and cached on the first use
+    before = calls(lambda: ran(FEW))
+    assert calls(lambda: ran(MANY)) < before + (MANY - FEW) / 100
+    grown = peak_bytes(lambda: ran(MANY)) - peak_bytes(lambda: ran(FEW))
+    assert grown < 150 * (MANY - FEW)
+
+
+def test_an_empty_client_is_named() -> None:
+    train = Samples(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
+    of = Federation.of(train, [np.arange(2), np.arange(0), np.array([2])], train)
+    local = LocalTraining(epochs=1, batch_size=2, lr=0.1)
+    plan = Plan(build("logistic_regression", (2,), 2), local, 1, 2, 0)
+    with pytest.raises(UserError, match="client 1 has no samples"):
+        simulate("fedavg", {}, of, plan)
