@@ -105,7 +105,9 @@ def keeps_its_state_and_repeats(recipe: str, settings: Settings) -> None:
     assert simulation.loop.state.buffers.keys() == averaged
 
     def kept() -> tuple[dict[str, Any], dict[str, Any]]:
-        return shapes(simulation.loop.state._asdict()), shapes(simulation.engine.clients.memory)
+        return shapes(simulation.loop.state._asdict()), shapes(
+            simulation.engine.clients.memory.whole()
+        )
 
     before = kept()
     # MOON's memory is a whole model. A client's own model has buffers in any case.
@@ -449,7 +451,10 @@ def engines_agree(
         outcomes.append(simulation.run())
         states.append(
             flatten(
-                {"state": simulation.loop.state.slices, "memory": simulation.engine.clients.memory}
+                {
+                    "state": simulation.loop.state.slices,
+                    "memory": simulation.engine.clients.memory.whole(),
+                }
             )
         )
     a, b = outcomes

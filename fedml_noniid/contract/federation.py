@@ -84,6 +84,7 @@ PLAN: dict[str, Any] = {
     "memory_mb": 2048,
     "workers": 1,
     "observing": False,
+    "clients_memory": "auto",
 }
 LOCAL: dict[str, Any] = {
     "optimizer": "sgd",

@@ -30,7 +30,7 @@ from fedml_noniid.plugins.core.options import (
 )
 from fedml_noniid.plugins.data import datasets, user_files
 from fedml_noniid.plugins.data.yaml_files import read_yaml
-from fedml_noniid.plugins.engines import simulation
+from fedml_noniid.plugins.engines import memory, simulation
 from fedml_noniid.plugins.engines.local_training import LearningRate
 from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.models.embed import EmbedSettings
@@ -225,6 +225,7 @@ class MachineSettings(Section):
     """How this machine runs the work. Nothing here changes a result."""
 
     memory_mb: Count = 2048
+    clients_memory: Annotated[str, OneOf(lambda: memory.FORMS)] = "auto"
     checkpoint_every: Count = 5
     processes: Annotated[int, Range(1, 1024)] | None = None
 

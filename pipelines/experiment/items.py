@@ -150,6 +150,7 @@ class Item:
             settings.machine.memory_mb,
             workers,
             train.observe,
+            settings.machine.clients_memory,
         )
         methods = settings.recipes[self.unit.recipe].settings
         every = [*train.built_callbacks(), *callbacks]

@@ -7,6 +7,9 @@ dead and still computes disturbs nobody. Whoever goes on takes the newest checkp
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -16,6 +19,7 @@ from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 
 RESUME = ".resume"
 STATE, ROUNDS = "checkpoint.safetensors", "checkpoint.rounds"  # the two files of a checkpoint
+MEMORY = "checkpoint.memory"  # and its folder, where clients' memories lie on disk
 
 
 def folder_of(repository: Path, fingerprint: str) -> Path:
@@ -34,9 +38,22 @@ def checkpoints(folder: Path, fingerprint: str, attempt: str = "") -> Checkpoint
     if _rounds(newest) > _rounds(own):
         # The state comes first: what the other attempt adds to its rounds meanwhile is cut off.
         state, rounds = (newest / STATE).read_bytes(), (newest / ROUNDS).read_bytes()
+        _link_all(newest / MEMORY, own / MEMORY)
+        if (newest / STATE).read_bytes() != state:
+            # It still runs, and may have removed files before they had a second name.
+            return checkpoints(folder, fingerprint, attempt)
         write_whole(own / ROUNDS, rounds)
         write_whole(own / STATE, state)
     return Checkpoints(own / STATE, fingerprint)
+
+
+def _link_all(source: Path, target: Path) -> None:
+    """Gives the segments of a folder second names in another: they are never changed."""
+    shutil.rmtree(target, ignore_errors=True)
+    for file in source.glob("*.safetensors"):
+        target.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            os.link(file, target / file.name)
 
 
 def _rounds(folder: Path) -> int:

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.results import finals
 from fedml_noniid.plugins.core.component import Public
-from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.core.trees import Params, leaves
 from fedml_noniid.plugins.engines.callbacks import Row
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.plugins.engines.record import rounds_csv
@@ -81,4 +81,6 @@ def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
         "weights_sha256": weights_sha256(tensors),
         "notes": list(item.data.notes),
     }
+    if any(True for _ in leaves(simulation.engine.clients.memory.first)):
+        record["memory_sha256"] = simulation.engine.clients.memory.sha256()
     return Trained(tensors, outcome.rows, outcome.tensors, record)

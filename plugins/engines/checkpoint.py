@@ -20,6 +20,7 @@ from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.data.files import append
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
+from fedml_noniid.plugins.engines.segments import Manifest
 
 HEAD = (
     "round",
@@ -27,6 +28,7 @@ HEAD = (
     "callbacks",
     "differs",
     "notes",
+    "manifest",
 )  # fields of a Checkpoint that are stored as JSON
 LENGTH = 8  # bytes of the number before each block of rounds
 
@@ -42,6 +44,8 @@ class Checkpoint(NamedTuple):
     recorded: list[Params]  # of each row: what else was recorded, by name
     differs: bool  # whether the evaluated model differs from the sent one
     notes: dict[str, Any] = {}  # noqa: RUF012, never changed in place. As JSON: what a runtime adds
+    # Where the clients' memories lie in files of their own: these, see `engines.segments`.
+    manifest: Manifest | None = None
 
 
 class Checkpoints:
@@ -111,6 +115,8 @@ class Checkpoints:
                 f"({_shown(made_by)}; this run has "
                 f"{_shown(self.made_by)}); delete it, or restore what it was made with"
             )
+        if head["manifest"] is not None:
+            like = like | {"memory": {}}
         expected = flatten(like)
         if expected.keys() != flat.keys() or any(
             expected[key].shape != flat[key].shape for key in flat

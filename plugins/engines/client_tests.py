@@ -19,7 +19,7 @@ from fedml_noniid.plugins.core.component import V_BUFFERS, Ask, Client, Reply, V
 from fedml_noniid.plugins.core.losses import Loss
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.core.training import component_views, own_model
-from fedml_noniid.plugins.core.trees import Params, Tree, row
+from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.engines.clients import Clients, Engine, numbers
 from fedml_noniid.plugins.engines.evaluation import totals
 from fedml_noniid.plugins.engines.packing import stack
@@ -72,7 +72,7 @@ def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
                 found[name] += torch.zeros(width, dtype=torch.float64, device=clients.device)
                 continue
             sent = Client(task, params, ask.buffers, round_)
-            model = model_of_client(clients.algorithm, sent, row(clients.memory, at))
+            model = model_of_client(clients.algorithm, sent, clients.memory.row(client))
             read = noise_of(samples, client, clients.seed)
             found[name] += totals(task.network, *model, samples, read, task.loss)
     parts: Params = {
@@ -104,18 +104,18 @@ def models_of_clients(clients: Clients, params: Params, buffers: Params) -> Tree
     that they keep, or whole models."""
     algorithm = clients.algorithm
     if algorithm.own_model is None:
-        kept: Tree = clients.memory.get(PERSONAL, {})
+        kept: Tree = clients.memory.whole(PERSONAL).get(PERSONAL, {})
         return kept
     sent = Client(clients.task, params, buffers, 0)
     models = [
         dict(
             zip(
                 ("params", "buffers"),
-                model_of_client(algorithm, sent, row(clients.memory, at)),
+                model_of_client(algorithm, sent, clients.memory.row(client)),
                 strict=True,
             )
         )
-        for at in range(len(clients.indices))
+        for client in clients.row
     ]
     return stack(models)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import TRAIN
@@ -20,15 +19,18 @@ from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.randomness import fold, step_key
 from fedml_noniid.plugins.core.sums import Growing
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
+from fedml_noniid.plugins.core.trees import Params, leaves, row_norms, tree_map
 from fedml_noniid.plugins.data.batches import Order, epochs, in_order
 from fedml_noniid.plugins.data.ragged import lists_of
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import Streams, key
 from fedml_noniid.plugins.engines.cuda_graphs import graphs_for
 from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.memory import memory_for
 from fedml_noniid.plugins.engines.personal import PERSONAL
 from fedml_noniid.plugins.engines.plan import Start
+from fedml_noniid.plugins.engines.storage import numbers as numbers
+from fedml_noniid.plugins.engines.storage import to_device as to_device
 from fedml_noniid.plugins.engines.streaming import Sums
 from fedml_noniid.plugins.models.model import Model
 
@@ -69,12 +71,10 @@ class Clients:
         self.row: Mapping[int, int] | range = range(n)
         if n < federation.size:
             self.row = {client: row for row, client in enumerate(self.indices)}
-        # [N, ...], storage of the engines: its rows are replaced in place, everything else here is
-        # pure.
         unmet = Client(self.task, start.params, start.buffers, 0)
         first = {c.name: call(c, "init_client", unmet) for c in self.algorithm.components}
         first |= {PERSONAL: self.task.personal} if self.task.personal else {}
-        self.memory: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
+        self.memory = memory_for(start.plan, first, self.row)
         self.trained: dict[int, tuple[Params, Params]] = {}
         self.w_t: Params = {}  # of the round in which they were trained
         read = self.train.noise is not None or self.local.augment
@@ -242,14 +242,3 @@ def _squares(reply: Reply) -> float:
         flat = leaf.norms if isinstance(leaf, Growing) else leaf.reshape(-1)
         total = total + flat.dot(flat)
     return total.item()
-
-
-def numbers(values: Iterable[int], device: torch.device) -> Tensor:
-    """int64, as `torch.tensor` in a fifth of the time: it reads the values one by one."""
-    return to_device(np.fromiter(values, np.int64), device)
-
-
-def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An index array as a tensor on the device; a copy to a GPU does not block."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

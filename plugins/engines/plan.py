@@ -39,6 +39,8 @@ class Plan:
     workers: int = 1
     # whether quantities that cost further passes over data are recorded too
     observing: bool = False
+    # where the clients' memories are: ram, disk, or by their size; the bits are the same
+    clients_memory: str = "auto"
 
     @property
     def evaluations(self) -> int:

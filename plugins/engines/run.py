@@ -18,7 +18,7 @@ import torch
 from fedml_noniid.plugins.core.algorithm import TRAIN, RoundResult, State
 from fedml_noniid.plugins.core.component import Ask, Reply, Server
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
-from fedml_noniid.plugins.core.trees import Params, Tree, row
+from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines import client_tests
 from fedml_noniid.plugins.engines.callbacks import (
@@ -147,6 +147,9 @@ class Run:
         self.state, self.evaluated, self.done = done.state, done.evaluated, t
         self.rows.append(row)
         self.recorded.append(recorded)
+        if self.clients is not None:
+            next_one = () if self.over else self.plan.draw_cohort(t + 1, len(self.everybody))
+            self.clients.memory.end_round(next_one)
         for callback in self.callbacks:
             call_hook(callback, "on_round", self, row)
         return row
@@ -163,6 +166,7 @@ class Run:
             self.recorded,
             self.evaluated is not None,
             self.notes,
+            None if self.clients is None else self.clients.memory.manifest(),
         )
 
     def restore(self, found: Checkpoint) -> None:
@@ -175,19 +179,32 @@ class Run:
         self.evaluated = found.trees["evaluated"] if found.differs else None
         self.rows, self.recorded, self.notes = found.rows, found.recorded, found.notes
         if self.clients is not None:
-            self.clients.memory = found.trees["memory"]
+            memory = self.clients.memory
+            if found.manifest is None:
+                memory.restore(found.trees["memory"])
+            else:
+                memory.resume(found.manifest)
         for callback, state in zip(self.callbacks, found.callbacks, strict=True):
             call_hook(callback, "restore", state)
 
     @property
     def trees(self) -> Tree:
-        """The trees of a checkpoint; before the first round, their structure."""
+        """The trees of a checkpoint."""
         return {
             "server": self.state._asdict(),
-            "memory": {} if self.clients is None else self.clients.memory,
+            "memory": {} if self.clients is None else self.clients.memory.state(),
             # The sent model stands in where it is the evaluated one.
             "evaluated": self.state.params if self.evaluated is None else self.evaluated,
         }
+
+    @property
+    def structure(self) -> Tree:
+        """The structure of the trees, with those of all memories."""
+        whole: Tree = {}
+        if self.clients is not None:
+            n = len(self.clients.row)
+            whole = tree_map(lambda leaf: leaf.expand(n, *leaf.shape), self.clients.memory.first)
+        return self.trees | {"memory": whole}
 
     def _ended(
         self, before: State, done: RoundResult, t: int, last: bool
@@ -300,13 +317,18 @@ class Checkpointing(Callback):
     def on_start(self, run: CurrentRun) -> None:
         assert isinstance(run, Run), "no other keeps checkpoints"
         self.checkpoints.of(run.algorithm.name)
+        if run.clients is not None:
+            folder = self.checkpoints.path.with_suffix(".memory")
+            run.clients.memory.keep_in(folder, fresh=not self.checkpoints.exists())
         if self.checkpoints.exists():
-            run.restore(self.checkpoints.read(run.trees))
+            run.restore(self.checkpoints.read(run.structure))
 
     def on_round(self, run: CurrentRun, row: Row) -> None:
         assert isinstance(run, Run), "as above"
         if run.over or run.done % self.every == 0:
             self.checkpoints.write(run.checkpoint())
+            if run.clients is not None:
+                run.clients.memory.committed()
 
     def state(self) -> dict[str, Any]:
         return {}

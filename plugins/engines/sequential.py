@@ -109,12 +109,16 @@ class Sequential:
         # Made once, and only where a component reads it.
         view = cache(partial(self._client, ask, round_, key, client))
         axis = ClientAxis(lambda _: view(), self.gradient)
-        trees: Tree = {"key": key, "each": row(ask.each, position), "memory": self._memory(client)}
+        trees: Tree = {
+            "key": key,
+            "each": row(ask.each, position),
+            "memory": clients.memory.row(client),
+        }
         inputs = StepInputs(steps, clients.drawn(ask, host_key, [order]), out)
         found, answers = train(
             clients.algorithm, self.task, axis, ask, trees, inputs, clients.graphs
         )
-        replace_row(clients.memory, clients.row[client], answers.pop("memory"))
+        clients.memory.put_row(client, answers.pop("memory"))
         answers = unaliased(answers, found.params)
         if clients.asked_again(ask):
             clients.store(client, found.params, found.buffers)
@@ -132,9 +136,9 @@ class Sequential:
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.trained[client]
         model = ask._replace(params=params, buffers=buffers)
         view = self._client(model, round_, key, client)
-        sent, memory = ask._replace(each=row(ask.each, position)), self._memory(client)
+        sent, memory = ask._replace(each=row(ask.each, position)), clients.memory.row(client)
         found = answer(clients.algorithm, personalized(view, memory), sent, memory)
-        replace_row(clients.memory, clients.row[client], memory | {ask.owner: found.memory})
+        clients.memory.put_row(client, {ask.owner: found.memory})
         zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
         return {
             "deltas": tree_map(torch.sub, found.params, clients.w_t) if found.params else {},
@@ -147,11 +151,6 @@ class Sequential:
     def _counts(self, client: int, steps: Tensor, loss: Tensor) -> Tree:
         n = torch.tensor(len(self.clients.indices[client]), device=self.clients.device)
         return {"n": n, "steps": steps, "loss": loss / steps.clamp(min=1)}
-
-    def _memory(self, client: int) -> Tree:
-        # A copy: what a component uploads may be its memory, which is overwritten before the
-        # replies are stacked.
-        return tree_map(lambda leaf: leaf[self.clients.row[client]].clone(), self.clients.memory)
 
     def _client(self, ask: Ask, round_: int, key: Tensor, client: int) -> Client:
         clients, local_set = self.clients, Client.local_set

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, tree_map
@@ -118,3 +119,14 @@ def replace_row(stacked: Tree, index: int, tree: Tree) -> None:
     """Writes `tree` into row `index` of a stacked tree, in slot: for storage that belongs to the
     engine."""
     tree_map(lambda rows, leaf: rows[index].copy_(leaf), stacked, tree)
+
+
+def numbers(values: Iterable[int], device: torch.device) -> Tensor:
+    """int64, as `torch.tensor` in a fifth of the time: it reads the values one by one."""
+    return to_device(np.fromiter(values, np.int64), device)
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """An index array as a tensor on the device; a copy to a GPU does not block."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

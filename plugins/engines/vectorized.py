@@ -95,14 +95,8 @@ class Vectorized:
         out = self._memory(ask) if training and len(parts) == 1 else None
         for chunk in parts:
             moving = [orders[position] for position in chunk]
-            rows, found = self._piece(ask, round_, chunk, moving, (host, keys), out)
-            # Rows of different clients: no two writes meet.
-            memory, stored = found.pop("memory"), clients.memory
-            tree_map(
-                lambda leaf, new, rows=rows: leaf.index_copy_(0, rows, new),
-                {k: stored[k] for k in memory},
-                memory,
-            )
+            found = self._piece(ask, round_, chunk, moving, (host, keys), out)
+            clients.memory.put([ask.to[position] for position in chunk], found.pop("memory"))
             pieces.append(found)
         stacked: Tree = pieces[0]
         if len(parts) > 1:
@@ -140,29 +134,25 @@ class Vectorized:
         orders: list[Order],
         keys: tuple[Tensor, Tensor],
         out: Params | None,
-    ) -> tuple[Tensor, Tree]:
-        """(rows in the clients' memory, answers) of the clients at the positions `chunk` in
-        `ask.to`.
+    ) -> Tree:
+        """The answers of the clients at the positions `chunk` in `ask.to`.
 
         `keys`: of all clients that are asked, [M], on the host and on the device.
         """
         clients, (host, there) = self.clients, keys
         ids = [ask.to[position] for position in chunk]
-        here, rows = (
-            numbers(chunk, clients.device),
-            numbers(map(clients.row.__getitem__, ids), clients.device),
-        )
+        here = numbers(chunk, clients.device)
         trees: Tree = {
             "each": row(ask.each, here),
-            "memory": row(clients.memory, rows),
+            "memory": clients.memory.rows(ids),
             "key": there[here],
         }
         if clients.needs.local_set:
             passes = [clients.local_set(client) for client in ids]
             trees["local_set"] = self._batched(passes, live=False)
         if ask.job != TRAIN:
-            return rows, self._answered(ask, round_, trees, ids)
-        return rows, self._trained(ask, round_, trees, orders, host[chunk], out)
+            return self._answered(ask, round_, trees, ids)
+        return self._trained(ask, round_, trees, orders, host[chunk], out)
 
     def chunk_size(self, ask: Ask) -> int:
         """How many clients fit into the memory bound: copies of the model, and a batch's outputs of

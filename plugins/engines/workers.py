@@ -27,10 +27,10 @@ from torch import Tensor
 from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import Params, Tree, leaves, n_bytes, row, tree_map
+from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.engines.clients import Clients
 from fedml_noniid.plugins.engines.sequential import Sequential
-from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, rows_for, shared
+from fedml_noniid.plugins.engines.storage import SharedStorage, rows_for, shared
 
 WATCH_S = 0.5
 SUMS = "sums"  # in place of a job: what a process has added up in this round
@@ -89,6 +89,14 @@ class Workers:
         """The stacked replies of the clients `ask.to`."""
         if not self._workers:
             self._start(ask)
+        m, at_once = len(ask.to), self.clients.memory.at_once
+        parts = [slice(at, min(at + at_once, m)) for at in range(0, m, at_once)]
+        replies = [self._answer(_part(ask, part), round_) for part in parts]
+        return replies[0] if len(parts) == 1 else _together(ask, replies)
+
+    def _answer(self, ask: Ask, round_: int) -> Reply:
+        """The replies of clients whose memories may be held at a time."""
+        held = self.clients.memory.hold(ask.to)
         sizes = [len(self.clients.indices[client]) for client in ask.to]
         left = sorted(range(len(ask.to)), key=lambda position: (-sizes[position], position))
         self._asks.clear()
@@ -106,7 +114,7 @@ class Workers:
         def give(number: int, first: bool) -> None:
             if piece := self._piece(ask, left, sizes, number):
                 worker = self._workers[number]
-                worker.send((ask.job, ask.to, ask.owner, slots, round_, piece, first))
+                worker.send((ask.job, ask.to, ask.owner, slots, round_, piece, held, first))
                 busy[worker.connection] = number, piece
 
         for number in range(self.processes):
@@ -139,16 +147,13 @@ class Workers:
         sums = self.clients.sums(ask)
         for number in {self._home[client] for client in ask.to}:
             worker = self._workers[number]
-            worker.send((SUMS, ask.to, "", {}, 0, [], True))
+            worker.send((SUMS, ask.to, "", {}, 0, [], None, True))
             sums.absorb(worker.answers.get(worker.receive()))
         return sums.parts
 
     def _start(self, ask: Ask) -> None:
         model = n_bytes(ask.params) + n_bytes(ask.buffers) + (1 << 20)
-        memory = SharedStorage(
-            n_bytes(self.clients.memory) + ALIGNED * len(list(leaves(self.clients.memory)))
-        )
-        self.clients.memory = memory.get(memory.put(self.clients.memory))
+        self.clients.memory.share()
         self._asks = SharedStorage(MODELS_PER_ANSWER * model * (1 + self.cohort))
         if not self.streams:
             self._updates = rows_for(ask.params, self.cohort, shared)
@@ -183,6 +188,19 @@ class Workers:
         gone = set(piece)
         left[:] = [position for position in left if position not in gone]
         return sorted(piece)
+
+
+def _part(ask: Ask, part: slice) -> Ask:
+    """The Ask to some of its clients."""
+    to = ask.to[part]
+    return ask if to == ask.to else ask._replace(to=to, each=row(ask.each, part))
+
+
+def _together(ask: Ask, replies: Sequence[Reply]) -> Reply:
+    """The replies to the parts of an Ask."""
+    trees = [vars(reply) | {"clients": {}} for reply in replies]
+    whole = tree_map(lambda *leaves: torch.cat(leaves), *trees)
+    return Reply(**whole | {"clients": ask.to})
 
 
 def autograd_survives_fork() -> bool:
@@ -250,13 +268,14 @@ def _work(
     torch.set_num_threads(1)
     try:
         while True:
-            job, to, owner, slots, round_, piece, first = connection.recv()
+            job, to, owner, slots, round_, piece, held, first = connection.recv()
             if first:
                 answers.clear()
             try:
                 if job == SUMS and engine.sums is not None:
                     connection.send(answers.put(engine.sums.state()))
                     continue
+                engine.clients.memory.follow(held)
                 ask = Ask(job, to, owner=owner, **asks.get(slots))
                 if first and engine.streams and job == TRAIN:
                     engine.sums = engine.clients.sums(ask)

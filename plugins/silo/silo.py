@@ -65,13 +65,15 @@ class Silo:
         self.initial = start.params, start.buffers
         self._preflight = Preflight(self.engine.clients)
         # By exchange: the memory after its answer.
-        self._states: dict[int, Tree] = {NOT_COUNTED: self.engine.clients.memory}
+        self._states: dict[int, Tree] = {NOT_COUNTED: self.engine.clients.memory.whole()}
         self._round = 0
         self._trained = NOT_COUNTED  # the exchange of the training that `clients.trained` is from
         # Between rounds, a silo of many recipes remembers nothing: a restart loses nothing, and no
         # file is written.
         self._further = terms.algorithm.exchanges.round > 1
-        self._remembers = self._further or any(True for _ in leaves(self.engine.clients.memory))
+        self._remembers = self._further or any(
+            True for _ in leaves(self.engine.clients.memory.first)
+        )
         if file is not None and file.path.exists():
             self._restore(file)
 
@@ -117,7 +119,7 @@ class Silo:
         reply = self.reply(ask, ask.to.index(self.client), down.round)
         refuse_non_finite(reply, down.round)
         if self._remembers:
-            self._states[down.exchange] = clients.memory
+            self._states[down.exchange] = clients.memory.whole()
         if ask.job == "train":
             self._trained = down.exchange
         self._save()
@@ -142,7 +144,7 @@ class Silo:
         elif counted < self._trained:  # nothing may go on from a training that does not count
             clients.trained.clear()
         # A copy: the engine changes the memory in place.
-        clients.memory = tree_map(torch.clone, self._states[counted])
+        clients.memory.restore(tree_map(torch.clone, self._states[counted]))
 
     def reply(self, ask: Ask, position: int, round_: int) -> Reply:
         """The reply [1, ...] to the row `position` of an Ask."""
@@ -200,7 +202,9 @@ class Silo:
         flat = {key: leaf.clone().to(clients.device) for key, leaf in found.tensors.items()}
         params, buffers = self.initial
         self._round, self._trained = head["round"], head["trained"]
-        self._states = {n: unflatten(flat, clients.memory, f"state/{n}/") for n in head["states"]}
+        self._states = {
+            n: unflatten(flat, clients.memory.first, f"state/{n}/") for n in head["states"]
+        }
         if head["held"]:
             trained = unflatten(flat, {"params": params, "buffers": buffers, "start": params})
             clients.trained[self.client] = trained["params"], trained["buffers"]

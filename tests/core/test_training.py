@@ -18,7 +18,6 @@ from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.personal import PERSONAL, joined, parted
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.engines.storage import replace_row
 from fedml_noniid.plugins.models.networks import mlp
 from tests import federation
 from tests.recipe_table import ALONE
@@ -33,7 +32,7 @@ class Plain(Sequential):
         clients, client = self.clients, ask.to[position]
         read, _ = clients.reads(key)
         steps = self._steps(clients.steps(client, round_), read)
-        memory = self._memory(client)
+        memory = clients.memory.row(client)
         # The plain loop trains whatever it is given, so here the client's own part too.
         params, buffers = joined(ask.params, ask.buffers, memory)
         model = ask._replace(params=params, buffers=buffers)
@@ -49,7 +48,7 @@ class Plain(Sequential):
             kept, (params, buffers, _) = parted(memory, trace.params, trace.buffers, {})
             trace = trace._replace(params=params, buffers=buffers)
             found["memory"][PERSONAL] = kept[PERSONAL]
-        replace_row(clients.memory, clients.row[client], found.pop("memory"))
+        clients.memory.put_row(client, found.pop("memory"))
         if clients.asked_again(ask):
             clients.store(client, trace.params, trace.buffers)
         tree_map(lambda leaf, delta: leaf.copy_(delta), out, sub(trace.params, ask.params))
@@ -77,7 +76,7 @@ def test_the_plain_loop_is_the_engines(entry: str, batch_norm: bool) -> None:
         outcome = simulation.run()
         found = {
             "state": simulation.loop.state._asdict(),
-            "memory": clients.memory,
+            "memory": clients.memory.whole(),
             "evaluated": outcome.evaluated,
         }
         return flatten(found), [row["local_loss"] for row in outcome.rows]

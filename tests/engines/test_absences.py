@@ -166,7 +166,7 @@ def test_engines_agree_and_a_killed_run_goes_on(entry: str, tmp_path: Path) -> N
     resumed = simulation(entry, again, True, checkpoint=tmp_path / "killed.safetensors", **options)
     assert resumed.start_round == 2
     assert federation.equal(resumed.run(), mine.outcome)
-    memories = [flatten(of.engine.clients.memory) for of in (mine, resumed)]
+    memories = [flatten(of.engine.clients.memory.whole()) for of in (mine, resumed)]
     assert all(torch.equal(leaf, memories[1][key]) for key, leaf in memories[0].items())
 
     other = simulation(entry, again, True, engine="vectorized", **options)
@@ -174,7 +174,7 @@ def test_engines_agree_and_a_killed_run_goes_on(entry: str, tmp_path: Path) -> N
     for part in ("params", "evaluated", "buffers"):
         close(getattr(b, part), getattr(a, part), 1e-9)
     states = [
-        flatten({"state": of.loop.state.slices, "memory": of.engine.clients.memory})
+        flatten({"state": of.loop.state.slices, "memory": of.engine.clients.memory.whole()})
         for of in (mine, other)
     ]
     close_together(states[1], states[0], 1e-9)
@@ -234,7 +234,7 @@ def test_processes_give_the_same_bits() -> None:
 
 
 def copied(of: Simulation) -> Tree:
-    return tree_map(torch.clone, of.engine.clients.memory)
+    return tree_map(torch.clone, of.engine.clients.memory.whole())
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -89,8 +89,8 @@ def test_a_silo_with_one_client_answers_to_the_same_bits(
         for part in ("deltas", "buffers"):
             for key, leaf in getattr(mine, part).items():
                 assert torch.equal(leaf[0], getattr(theirs, part)[key][client]), f"{job}: {key}"
-    for key, leaf in alone.clients.memory["scaffold"]["c_i"].items():
-        assert torch.equal(leaf[0], all_clients.memory["scaffold"]["c_i"][key][client])
+    for key, leaf in alone.clients.memory.whole()["scaffold"]["c_i"].items():
+        assert torch.equal(leaf[0], all_clients.memory.whole()["scaffold"]["c_i"][key][client])
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ def test_engines_agree(recipe: str, form: str) -> None:
         run = simulation(recipe, of=skewed(form), augment=True, engine=engine)
         outcomes.append(run.run())
         states.append(
-            flatten({"state": run.loop.state.slices, "memory": run.engine.clients.memory})
+            flatten({"state": run.loop.state.slices, "memory": run.engine.clients.memory.whole()})
         )
     close(outcomes[1].params, outcomes[0].params, 1e-8)
     close(outcomes[1].evaluated, outcomes[0].evaluated, 1e-8)

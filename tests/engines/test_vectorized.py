@@ -43,7 +43,9 @@ def test_chunks_of_any_size_give_the_same_result(
     again = parts.run()
     for part in ("params", "evaluated", "buffers"):
         close(getattr(again, part), getattr(out, part))
-    close(flatten(parts.engine.clients.memory), flatten(whole.engine.clients.memory))
+    close(
+        flatten(parts.engine.clients.memory.whole()), flatten(whole.engine.clients.memory.whole())
+    )
     assert [row["bytes_up"] for row in again.rows] == [row["bytes_up"] for row in out.rows]
 
 

@@ -189,7 +189,7 @@ class Ran:
         return self.server.slices[name]
 
     def memory(self, name: str) -> Any:
-        return self.simulation.engine.clients.memory[name]
+        return self.simulation.engine.clients.memory.whole()[name]
 
     def jobs(self) -> list[tuple[str, tuple[int, ...]]]:
         """("train", clients) and ("<component>.<job>", clients)."""

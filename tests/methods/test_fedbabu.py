@@ -79,7 +79,7 @@ def test_other_methods_see_the_body_only(method: str) -> None:
     before = {key: leaf.clone() for key, leaf in simulation.engine.clients.task.fixed.items()}
     out = simulation.run()
     stored = flatten(
-        {"state": simulation.loop.state.slices, "memory": simulation.engine.clients.memory}
+        {"state": simulation.loop.state.slices, "memory": simulation.engine.clients.memory.whole()}
     )
     assert not {key.rpartition("/")[2] for key in stored} & set(HEAD)
     assert set(before) == set(HEAD)

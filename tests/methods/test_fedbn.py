@@ -138,7 +138,7 @@ def same(found: Params, wanted: dict[str, Tensor], names: Sequence[str]) -> None
 
 
 def personal(of: Simulation, k: int) -> Params:
-    parts: Tree = row(of.engine.clients.memory[PERSONAL], k)
+    parts: Tree = row(of.engine.clients.memory.whole()[PERSONAL], k)
     return parts["params"] | parts["buffers"]
 
 
@@ -211,7 +211,8 @@ def test_other_methods_see_the_shared_part_only(method: str) -> None:
         )
         exchanges = hand.tapped(ours)
         out = ours.run()
-        memory = {key: tree for key, tree in ours.engine.clients.memory.items() if key != PERSONAL}
+        memory = ours.engine.clients.memory.whole()
+        memory.pop(PERSONAL, None)
         sent = [
             {
                 "ask": ask.params | ask.shared | ask.each,

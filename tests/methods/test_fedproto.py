@@ -93,6 +93,6 @@ def test_silos_have_the_models_of_the_simulation(tmp_path: Path) -> None:
     expected = world.simulated("fedproto", {}, True, 2, rounds=3)
     world.compare(silos.server.loop.rows, expected.rows)
     for k, silo in enumerate(silos.silos):
-        for part, tree in silo.engine.clients.memory["own"].items():
+        for part, tree in silo.engine.clients.memory.whole()["own"].items():
             for name, leaf in tree.items():
                 assert torch.equal(leaf[0], expected.personal[part][name][k]), name

@@ -247,7 +247,7 @@ def test_fedbn_keeps_batch_norms_and_no_other_buffers() -> None:
     found = federation.simulation("fedbn", model=own("Averages"))
     found.run()
     assert found.loop.state.buffers.keys() == {"seen"}
-    personal = found.engine.clients.memory["own"]
+    personal = found.engine.clients.memory.whole()["own"]
     assert personal["params"].keys() == {"norm.weight", "norm.bias"}
     assert personal["buffers"].keys() == {"norm.mean", "norm.var"}
 

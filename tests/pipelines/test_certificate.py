@@ -26,7 +26,7 @@ def test_the_same_lock_after_kills_and_on_another_machine(tmp_path: Path) -> Non
     the training at random moments."""
     once, again = Repository(copy(tmp_path / "once")), Repository(copy(tmp_path / "again"))
     once.repro(LONG.replace("{checkpoint_every: 1}", "{processes: 2}"))
-    other = "{processes: 1, memory_mb: 64, checkpoint_every: 2}"
+    other = "{processes: 1, memory_mb: 64, clients_memory: disk, checkpoint_every: 2}"
     settings = LONG.replace("{checkpoint_every: 1}", other)
     (again.folder / "params.yaml").write_text(settings)
     run_stages(again.folder, ("prepare", "partition"))

@@ -164,6 +164,7 @@ ROWS: dict[
         {},
     ),
     "memory_mb": (None, (("{checkpoint_every: 1}", "{memory_mb: 64}"),), {}),
+    "clients_memory": (None, (("{checkpoint_every: 1}", "{clients_memory: disk}"),), {}),
     "checkpoint_every": (None, (("{checkpoint_every: 1}", "{checkpoint_every: 7}"),), {}),
     "processes": (None, (("{checkpoint_every: 1}", "{processes: 2}"),), {}),
     "a scenario that is not run": (

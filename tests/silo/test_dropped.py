@@ -49,7 +49,7 @@ class Ran:
 
     def memory(self, name: str) -> Tree:
         """Of all silos, leaves [N, ...]."""
-        found = [silo.engine.clients.memory[name] for silo in self.silos]
+        found = [silo.engine.clients.memory.whole()[name] for silo in self.silos]
         return {
             key: {p: torch.cat([m[key][p] for m in found]) for p in found[0][key]}
             for key in found[0]
@@ -76,7 +76,7 @@ def upload(client: int, silo: Silo, down: Down) -> wire.Up:
 
 
 def memories(silos: list[Silo]) -> list[Tree]:
-    return [pickle.loads(pickle.dumps(silo.engine.clients.memory)) for silo in silos]
+    return [pickle.loads(pickle.dumps(silo.engine.clients.memory.whole())) for silo in silos]
 
 
 def run(recipe: str, methods: dict, drop: Drop = nobody, cohort: int = 0, rounds: int = 3) -> Ran:
@@ -213,7 +213,10 @@ def test_a_message_that_comes_twice_is_answered_alike_twice() -> None:
     assert all(
         torch.equal(leaf, wire.flatten(second)[key]) for key, leaf in wire.flatten(first).items()
     )
-    dc, c_i = first["upload"]["scaffold"]["dc"], silo.engine.clients.memory["scaffold"]["c_i"]
+    dc, c_i = (
+        first["upload"]["scaffold"]["dc"],
+        silo.engine.clients.memory.whole()["scaffold"]["c_i"],
+    )
     assert all(torch.equal(leaf, c_i[key][0]) for key, leaf in dc.items())  # c_i was 0
 
 

@@ -31,7 +31,7 @@ def test_silos_keep_the_batch_norms_of_the_simulation(tmp_path: Path, cohort: in
     world.compare(silos.server.loop.rows, expected.rows)
     for k, silo in enumerate(silos.silos):
         found, wanted = (
-            flatten(row(silo.engine.clients.memory[PERSONAL], 0)),
+            flatten(row(silo.engine.clients.memory.whole()[PERSONAL], 0)),
             flatten(row(expected.personal, k)),
         )
         assert found.keys() == wanted.keys() and all(
@@ -74,7 +74,7 @@ def test_silos_without_test_samples_leave_the_accuracy_to_the_others(tmp_path: P
         talk(silos)
         found.append(silos.server.loop.rows[-1])
     engine = silos.silos[0].engine
-    (test, *_), mine = world.parts().client_tests(), row(engine.clients.memory[PERSONAL], 0)
+    (test, *_), mine = world.parts().client_tests(), row(engine.clients.memory.whole()[PERSONAL], 0)
     params = silos.server.loop.outcome.params | mine["params"]
     one = evaluate(engine.task.network, params, mine["buffers"], test)
     assert (found[0]["test_accuracy"], found[0]["test_loss"]) == pytest.approx(
