@@ -11,6 +11,7 @@ import typer
 from benchmarks import chaos as killing
 from benchmarks import choosing, everything, gpu_budget, personalised
 from benchmarks import frozen as features
+from benchmarks import sums as exact
 from fedml_noniid.pipelines import edge
 
 ROOT = Path(__file__).parents[1]
@@ -105,6 +106,12 @@ def frozen(
     Interrupted, it goes on where it was.
     """
     features.write(ROOT, raw.resolve(), work.resolve())
+
+
+@app.command()
+def sums() -> None:
+    """Measure what exact sums cost, beside a float32 average. Writes docs/results/sums.md."""
+    exact.write(ROOT)
 
 
 if __name__ == "__main__":
