@@ -12,6 +12,7 @@ from benchmarks import chaos as killing
 from benchmarks import choosing, everything, gpu_budget, personalised
 from benchmarks import frozen as features
 from benchmarks import owners as many_owners
+from benchmarks import sums as exact
 from fedml_noniid.pipelines import edge
 
 ROOT = Path(__file__).parents[1]
@@ -112,6 +113,12 @@ def frozen(
 def owners(work: Annotated[Path, typer.Option(help="Folder of the data and the runs.")]) -> None:
     """Measure data of 1,000 to 1,000,000 owners, from the arrays to the report."""
     many_owners.write(ROOT, work.resolve())
+
+
+@app.command()
+def sums() -> None:
+    """Measure what exact sums cost, beside a float32 average. Writes docs/results/sums.md."""
+    exact.write(ROOT)
 
 
 if __name__ == "__main__":
