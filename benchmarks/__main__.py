@@ -11,6 +11,8 @@ import typer
 from benchmarks import chaos as killing
 from benchmarks import choosing, everything, gpu_budget, personalised
 from benchmarks import frozen as features
+from benchmarks import owners as many_owners
+from benchmarks import sums as exact
 from fedml_noniid.pipelines import edge
 
 ROOT = Path(__file__).parents[1]
@@ -105,6 +107,18 @@ def frozen(
     Interrupted, it goes on where it was.
     """
     features.write(ROOT, raw.resolve(), work.resolve())
+
+
+@app.command()
+def owners(work: Annotated[Path, typer.Option(help="Folder of the data and the runs.")]) -> None:
+    """Measure data of 1,000 to 1,000,000 owners, from the arrays to the report."""
+    many_owners.write(ROOT, work.resolve())
+
+
+@app.command()
+def sums() -> None:
+    """Measure what exact sums cost, beside a float32 average. Writes docs/results/sums.md."""
+    exact.write(ROOT)
 
 
 if __name__ == "__main__":

@@ -132,6 +132,8 @@ MISTAKES = {
     ),
     "changes the replies": (
         """
+    needs: ClassVar[Needs] = Needs(replies=Replies.MODELS)
+
     def step(self, server):
         for leaf in server.replies.deltas.values():
             leaf.mul_(0.5)

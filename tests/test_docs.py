@@ -22,7 +22,9 @@ from markdown.extensions.toc import slugify
 
 import fedml_noniid
 from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.pipelines.tools.recipes import replies
 from fedml_noniid.plugins import models, recipes
+from fedml_noniid.plugins.core.component import Replies
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.partitions import PARTITIONS
 from tests.pipelines.small import ROOT
@@ -248,6 +250,17 @@ def test_the_table_of_methods_has_every_method_and_no_other() -> None:
     assert sorted(row.split("|")[2].strip(" `") for row in rows) == sorted(
         ["fedavg", *recipes.METHODS]
     )
+
+
+def test_the_page_says_what_the_server_reads_of_each_method() -> None:
+    text = (DOCS / "methods.md").read_text().partition("## What the server reads")[2]
+    lists = [re.findall(r"`(\w+)`", part) for part in text.partition("\n\n`")[0].split("\n- ")[1:]]
+    found = {kind: [m for m in sorted(recipes.METHODS) if replies(m) == kind] for kind in Replies}
+    assert lists == [
+        ["fedavg", *found[Replies.SUMS]],
+        found[Replies.SCALARS],
+        found[Replies.MODELS],
+    ]
 
 
 def test_the_page_of_settings_names_every_choice_and_key() -> None:

@@ -18,9 +18,9 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 18400,
-    TESTS: 18400,
-    ("plugins/core",): 1125,
+    SOURCE: 19200,
+    TESTS: 18900,
+    ("plugins/core",): 1340,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1767,
     ("plugins/baselines/scaffold.py",): 28,

@@ -1,4 +1,4 @@
-"""The verbs of a cluster: cluster kit, scheduler, worker."""
+"""The verbs of a cluster: cluster kit, scheduler, worker, slurm."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ def add(app: typer.Typer) -> None:
             "worker file:/shared/cluster/scheduler.json --processes 8",
             "worker tls://10.0.0.5:8786 --kit cluster-kit --threads 4",
         ),
+        (
+            slurm,
+            "slurm --kit /shared/cluster --jobs 16 | sbatch",
+            "slurm --kit /shared/cluster --jobs 4 --processes 32 --sbatch=--partition=cpu",
+        ),
     ):
         typed = [f"noniid cluster {example}" for example in examples]
         verb(cluster, function.__name__, *typed)(function)
@@ -76,6 +81,26 @@ def scheduler(
     processes.serve(kit, listen)
 
 
+def slurm(
+    kit: Annotated[Path, typer.Option(metavar="DIR", help="The kit, which all nodes see.")],
+    jobs: Annotated[int, typer.Option(min=1, help="Jobs of the array.")],
+    processes: Annotated[int, typer.Option(min=1, help="Workers of a job.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="As train.threads.")] = 1,
+    time: Annotated[str, typer.Option(help="Time limit of a job, as sbatch has it.")] = "04:00:00",
+    sbatch: Annotated[
+        list[str] | None, typer.Option(help="An option of sbatch; may be given several times.")
+    ] = None,
+) -> None:
+    """Write an sbatch script that starts a cluster on Slurm.
+
+    Each job of the array runs workers, and the first one also the scheduler. Before its time is
+    over, a job puts itself back into the queue. Trainings go on from their checkpoints.
+    """
+    from fedml_noniid.pipelines.cluster import slurm as scripts
+
+    typer.echo(scripts.script(kit, jobs, processes, threads, time, sbatch or ()), nl=False)
+
+
 def worker(
     address: Annotated[
         str,
@@ -103,4 +128,4 @@ def worker(
     """
     from fedml_noniid.pipelines.cluster import processes as cluster
 
-    cluster.work(Cluster(address, kit), cluster.Workers(processes, threads, device, folder))
+    cluster.work(Cluster(address, kit), processes, threads, device, folder)

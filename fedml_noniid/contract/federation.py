@@ -81,6 +81,7 @@ PLAN: dict[str, Any] = {
     "seed": 3,
     "evaluate_every": 1,
     "engine": "sequential",
+    "memory_mb": 2048,
     "workers": 1,
     "observing": False,
     "clients_memory": "auto",
@@ -95,6 +96,7 @@ LOCAL: dict[str, Any] = {
 }
 AROUND: dict[str, Any] = {
     "absent": nobody,
+    "callbacks": (),
     "checkpoint": None,  # its path
     "checkpoint_every": 1,
     "fingerprint": "",
@@ -120,6 +122,7 @@ def simulation(
         raise TypeError(f"unknown options: {', '.join(options)}")
     of = of or federation(dtype)
     path, every = around["checkpoint"], around["checkpoint_every"]
+    checkpointing = [Checkpointing(Checkpoints(path, around["fingerprint"]), every)] if path else []
     return simulate(
         recipe,
         settings or {},
@@ -127,7 +130,7 @@ def simulation(
             of.train, of.clients, of.test, public=of.public, absent=around["absent"]
         ),
         Plan(model or network(batch_norm), LocalTraining(**local), **plan),
-        [Checkpointing(Checkpoints(path, around["fingerprint"]), every)] if path else [],
+        [*around["callbacks"], *checkpointing],
     )
 
 

@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from distributed import Security
 
@@ -65,24 +65,20 @@ def _security(address: str, folder: Path | None) -> Security:
     return kit.security(folder)
 
 
-class Parts(NamedTuple):
-    """The parts of an address."""
+def checked(address: str) -> SplitResult:
+    """The parts of an address that a process may connect to, or listen at. Raises UserError.
 
-    scheme: str
-    host: str
-    port: int
-
-
-def checked(address: str) -> Parts:
-    """The parts of an address that a process may connect to, or listen at. Raises UserError."""
+    Port 0 is any free one, to listen at.
+    """
+    refused = UserError(where=("--cluster",), value=address, allowed=ALLOWED)
     try:
-        parts = urlsplit(address)
-        found = Parts(parts.scheme, parts.hostname or "", parts.port or 0)
+        found = urlsplit(address)
+        is_whole = found.hostname is not None and found.port is not None
     except ValueError:  # of the port
-        found = Parts("", "", 0)
-    if found.scheme not in ("tls", "tcp") or not found.host or not found.port:
-        raise UserError(where=("--cluster",), value=address, allowed=ALLOWED)
-    if found.scheme == "tcp" and not is_loopback(found.host):
+        raise refused from None
+    if found.scheme not in ("tls", "tcp") or not is_whole:
+        raise refused
+    if found.scheme == "tcp" and not is_loopback(found.hostname or ""):
         raise UserError(
             "is refused: without TLS, everybody who reaches this port could run code here",
             where=("--cluster",),

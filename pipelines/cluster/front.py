@@ -14,7 +14,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import dask
 from distributed import Client, Future, KilledWorker
@@ -68,11 +68,6 @@ def _connected(cluster: Cluster) -> Iterator[Client]:
             yield client
 
 
-class _Attempt(NamedTuple):
-    job: Job
-    future: Future
-
-
 class _Front:
     """Gives items to workers. `wanted`: the traits of a fit worker."""
 
@@ -80,7 +75,7 @@ class _Front:
         self.client, self.wanted = client, wanted
         self.topic = f"noniid-{secrets.token_hex(4)}"
         self.news: queue.SimpleQueue[str | Report] = queue.SimpleQueue()  # str: an attempt's end
-        self.running: dict[str, _Attempt] = {}
+        self.running: dict[str, tuple[Job, Future]] = {}  # by attempt
         self.waiting: deque[Job] = deque()
         self.losses: dict[str, int] = {}  # of an item since its last report; by fingerprint
         self.named: set[str] = set()  # unfit workers that were named
@@ -117,6 +112,8 @@ class _Front:
             )
         new = [line for line in unfit if line not in self.named]
         self.named.update(new)
+        if fit and not self.seen:
+            log.info("%d workers of the cluster may train", fit)
         if fit:
             self.seen = time.monotonic()
         elif unfit and not self.seen:
@@ -138,14 +135,14 @@ class _Front:
             retries=0,
             resources={label(self.wanted): 1},
         )
-        self.running[attempt] = _Attempt(job, future)
+        self.running[attempt] = job, future
         future.add_done_callback(lambda _: self.news.put(attempt))
 
     def _heard(self, news: str | Report) -> Iterator[tuple[Job, News]]:
         """Yields a report, or the end of an attempt unless the item begins again."""
         if isinstance(news, Report):
             if news.attempt in self.running:
-                job = self.running[news.attempt].job
+                job = self.running[news.attempt][0]
                 self.losses.pop(job.fingerprint, None)
                 yield job, news
             return

@@ -66,10 +66,6 @@ class Done(NamedTuple):
     report: Report  # of all rounds
 
 
-class Cancelled(Exception):  # noqa: N818, it is no error: nobody waits for the item any more
-    """Nobody waits for the item any more."""
-
-
 def run(job: Job, attempt: str) -> Done | UserError | str:
     """Trains an item, from the newest checkpoint of an earlier attempt.
 
@@ -116,11 +112,11 @@ class _Reporter:
         return Report(self.attempt, self._tags, self._machine, begin, rows)
 
     def on_row(self, _: Row) -> None:
-        """Reports, or raises Cancelled if the front has gone."""
+        """Reports. Raises UserError if the front has gone."""
         worker = get_worker()
         task = worker.state.tasks.get(worker.get_current_task())
         if task is None or task.state == "cancelled":
-            raise Cancelled
+            raise UserError("nobody waits for this item any more")
         if time.monotonic() - self._when >= EVERY_S:
             worker.log_event(self.job.topic, pickle.dumps(self.report(self._told)))
             self._told, self._when = len(self._simulation.loop.rows), time.monotonic()

@@ -23,6 +23,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import replace_folder
 
 FILES = CA, CERTIFICATE, KEY = "ca.crt", "cluster.crt", "cluster.key"
+AUTHORITY = "noniid cluster CA"
 CLOCK_SKEW = datetime.timedelta(minutes=5)  # clocks differ
 MAKE = "`noniid cluster kit` makes one"
 # What is raised for content that is damaged, or of another kit. ssl.SSLError is an OSError.
@@ -35,7 +36,7 @@ def make(folder: Path, days: int) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is not empty; allowed: a new folder for each kit")
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    ca = _signed("noniid cluster CA", ca_key, ca_key, days, is_ca=True)
+    ca = _signed(AUTHORITY, ca_key, ca_key, days, is_ca=True)
     own = _signed("noniid cluster", key, ca_key, days, is_ca=False)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     replace_folder(folder, {CA: ca, CERTIFICATE: own, KEY: private}, private=True)
@@ -82,9 +83,12 @@ def _signed(
 ) -> bytes:
     """The certificate of `key` for so many days from now, as PEM."""
     moment = datetime.datetime.now(datetime.UTC)
+    issuer, subject = (
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (AUTHORITY, name)
+    )
     builder = x509.CertificateBuilder(
-        issuer_name=_named("noniid cluster CA"),
-        subject_name=_named(name),
+        issuer_name=issuer,
+        subject_name=subject,
         public_key=key.public_key(),
         serial_number=x509.random_serial_number(),
         not_valid_before=moment - CLOCK_SKEW,
@@ -96,7 +100,3 @@ def _signed(
         .sign(by, SHA256())
         .public_bytes(Encoding.PEM)
     )
-
-
-def _named(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])

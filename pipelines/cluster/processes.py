@@ -11,10 +11,8 @@ import logging
 import os
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from fedml_noniid.pipelines.experiment.workspace import Cluster
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.simulation import resolve_device
 
+log = logging.getLogger(__name__)
 EVERYWHERE = ("0.0.0.0", "::", "")  # hosts that stand for all addresses of a machine
 START_S = 300  # seconds that a worker waits for its scheduler
 
@@ -50,22 +49,13 @@ class _SilentWorker(Worker):
         """Starts none."""
 
 
-@dataclass(frozen=True)
-class Workers:
-    """The workers that a machine gives to a cluster."""
-
-    processes: int = 1
-    threads: int = 1  # of each training, as train.threads
-    device: str = "auto"  # as train.device
-    folder: Path | None = None  # of data sets and checkpoints, where the front's are not to be seen
-
-
 def serve(folder: Path | None, listen: str) -> None:
     """Runs a scheduler that listens at `listen` until it is stopped.
 
     `folder`: the kit, into which it writes its address; None without TLS, on loopback. UserError.
     """
-    host = address.checked(listen).host
+    place = address.checked(listen)
+    host = place.hostname
     if host in EVERYWHERE:
         raise UserError(
             where=("--listen",),
@@ -75,21 +65,20 @@ def serve(folder: Path | None, listen: str) -> None:
     found = address.located(Cluster(listen, folder))
     file = None if folder is None else folder.resolve() / address.FILE
     settings.apply()
-    _quiet()
 
     async def run() -> None:
         given = {"security": found.security, "scheduler_file": file and str(file)}
         async with _SilentScheduler(
             host=host,
-            port=address.checked(listen).port,
-            protocol=address.checked(listen).scheme,
+            port=place.port,
+            protocol=place.scheme,
             dashboard=False,
             **given,
         ) as scheduler:
-            _say(f"the scheduler listens at {scheduler.address}")
+            log.info("the scheduler listens at %s", scheduler.address)
             if file is not None:
-                _say(f"workers: noniid cluster worker file:{file}")
-                _say(f"items: noniid run --cluster file:{file}")
+                log.info("workers: noniid cluster worker file:%s", file)
+                log.info("items: noniid run --cluster file:%s", file)
             await scheduler.finished()
 
     try:
@@ -100,25 +89,30 @@ def serve(folder: Path | None, listen: str) -> None:
         ) from None
 
 
-def work(cluster: Cluster, workers: Workers) -> None:
-    """Runs workers until their scheduler ends. Raises UserError."""
+def work(
+    cluster: Cluster, processes: int, threads: int, device_name: str, folder: Path | None
+) -> None:
+    """Runs workers until their scheduler ends. Raises UserError.
+
+    `processes`: workers. `threads`: of each training, as train.threads. `device_name`: as
+    train.device. `folder`: of data sets and checkpoints, where those in front are not seen.
+    """
     found = address.located(cluster, START_S)
-    device = resolve_device(workers.device)
+    device = resolve_device(device_name)
     if device.type == "cpu":  # so that `train.device: auto` means the same here as in front
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    torch.set_num_threads(workers.threads)
-    carried = resources(traits(device, workers.threads))
-    if workers.folder is not None:
-        os.environ[FOLDER] = str(workers.folder.resolve())
-    settings.apply(workers.threads)
-    _quiet()
+    torch.set_num_threads(threads)
+    carried = resources(traits(device, threads))
+    if folder is not None:
+        os.environ[FOLDER] = str(folder.resolve())
+    settings.apply(threads)
 
     async def run() -> None:
         with tempfile.TemporaryDirectory(prefix="noniid-", ignore_cleanup_errors=True) as scratch:
-            nannies = [_nanny(found, carried, scratch, n) for n in range(workers.processes)]
+            nannies = [_nanny(found, carried, scratch, n) for n in range(processes)]
             try:
                 await asyncio.gather(*nannies)
-                _say(f"{len(nannies)} workers of {found.address}")
+                log.info("%d workers of %s", len(nannies), found.address)
                 await asyncio.gather(*(nanny.finished() for nanny in nannies))
             finally:
                 await asyncio.gather(*(nanny.close() for nanny in nannies))
@@ -159,13 +153,3 @@ def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
             await task
 
     asyncio.run(until_told())
-
-
-def _quiet() -> None:
-    """dask logs each connection; people read our lines."""
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

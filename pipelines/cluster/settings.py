@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -16,11 +17,9 @@ SETTINGS: dict[str, Any] = {
     "distributed.scheduler.work-stealing": False,  # the front gives a worker one item at a time
     # A worker that computes for minutes without a pause isn't dead.
     "distributed.scheduler.worker-ttl": None,
+    # It moves and drops copies of results; there are none.
     "distributed.scheduler.active-memory-manager.start": False,
-    "distributed.scheduler.http.routes": [],
-    "distributed.worker.http.routes": [],
     "distributed.worker.daemon": False,  # a training may start processes
-    "distributed.worker.multiprocessing-method": "spawn",
     "distributed.worker.profile.enabled": False,  # it stops the training's thread every 10 ms
     # Memory is the training's; nothing of it can be spilled.
     "distributed.worker.memory.target": False,
@@ -30,9 +29,6 @@ SETTINGS: dict[str, Any] = {
     # A worker that trains answers late.
     "distributed.comm.timeouts.connect": "120s",
     "distributed.comm.timeouts.tcp": "300s",
-    "distributed.comm.tls.min-version": 1.3,
-    "distributed.diagnostics.nvml": False,
-    "distributed.admin.tick.limit": "60s",  # no warning when a training holds the interpreter
 }
 
 
@@ -44,5 +40,6 @@ def apply(threads: int = 1) -> None:
     # dask takes these from the environment before it takes them from its settings.
     os.environ.update(dict.fromkeys(THREADS, str(threads)))
     os.environ.pop(TRIM, None)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # people read our lines
     environ = {TRIM: None, **dict.fromkeys(THREADS, threads)}
     dask.config.set(SETTINGS | {"distributed.nanny.pre-spawn-environ": environ})

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import Component, Public, Setting
+from fedml_noniid.plugins.core.component import Component, Public, Replies, Setting
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.own_code import look_in
 
@@ -20,6 +20,13 @@ FEDAVG = (
     "of Deep Networks from "
     "Decentralized Data, AISTATS 2017. https://arxiv.org/abs/1602.05629"
 )
+
+# What the server reads of the clients' answers.
+READS = {
+    Replies.SUMS: "sums over the clients",
+    Replies.SCALARS: "sums, and each client's upload and length of update",
+    Replies.MODELS: "each client's model",
+}
 
 
 def source(kind: type[Component]) -> str:
@@ -35,9 +42,9 @@ def defaults(method: str) -> str:
 
 def listing() -> str:
     """The table of all methods."""
-    lines = [_entry("fedavg", "the empty recipe", FEDAVG)]
+    lines = [_entry("fedavg", "the empty recipe", _reads(Replies.SUMS), FEDAVG)]
     lines += [
-        _entry(method, defaults(method), source(recipes.METHODS[method]))
+        _entry(method, defaults(method), _reads(replies(method)), source(recipes.METHODS[method]))
         for method in sorted(recipes.METHODS)
     ]
     for method in sorted({*recipes.names()} - {*recipes.METHODS}):
@@ -47,6 +54,11 @@ def listing() -> str:
         except UserError as error:  # of another package; ours are listed all the same
             lines.append(_entry(method, str(error)))
     return "\n".join(lines) + "\n"
+
+
+def replies(method: str) -> Replies:
+    """What a method with its defaults reads of the clients' answers."""
+    return recipes.method(method)().needs.replies
 
 
 def one(name: str) -> str:
@@ -65,6 +77,7 @@ def shown(method: str) -> str:
     words = inspect.getdoc(sys.modules[kind.__module__]) or ""
     lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", words, "", "Hyper-parameters:"]
     lines += [f"  {key} = {text}" for key, text in _values(method).items()]
+    lines += ["", _reads(replies(method))]
     return "\n".join([*lines, "", inspect.getsource(kind)])
 
 
@@ -74,19 +87,24 @@ def checked(recipe: str) -> str:
     asks, needs = algorithm.exchanges, algorithm.needs
     lines = [f"{algorithm.name}: composes"]
     lines += [f"  {c.name}: {(type(c).__doc__ or '').strip()}" for c in algorithm.components]
-    uniform = any(c.weights == "uniform" for c in algorithm.components)
-    lines.append(f"  clients' weights to begin with: {'1 / M' if uniform else 'n_k / sum n'}")
+    weights = "1 / M" if algorithm.uniform else "n_k / sum n"
+    lines.append(f"  clients' weights to begin with: {weights}")
     extra = [
         f"{n} {when}"
         for n, when in ((asks.begin, "before the first"), (asks.finish, "after the last"))
         if n
     ]
     lines.append(f"  exchanges: {asks.round} per round" + "".join(f", {words}" for words in extra))
+    lines.append(f"  {_reads(needs.replies)}")
     if needs.public in (Public.LABELLED, Public.UNLABELLED):
         lines.append(f"  needs the public split: {needs.public.name.lower()} samples")
     if algorithm.leak:
         lines.append(f"  LEAK: {algorithm.leak}")
     return "\n".join(lines) + "\n"
+
+
+def _reads(what: Replies) -> str:
+    return f"the server reads: {READS[what]}"
 
 
 def _entry(name: str, *paragraphs: str) -> str:

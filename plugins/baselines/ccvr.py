@@ -39,6 +39,7 @@ from fedml_noniid.plugins.core.component import (
     Exchanges,
     Exclusive,
     Needs,
+    Replies,
     Server,
     Setting,
 )
@@ -46,6 +47,7 @@ from fedml_noniid.plugins.core.data import Batch, Pass, Samples, cross_entropies
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Momentum, Positive, Range
 from fedml_noniid.plugins.core.randomness import fold, normal
+from fedml_noniid.plugins.core.sums import added
 from fedml_noniid.plugins.core.training import Descent, Step, descend
 from fedml_noniid.plugins.core.trees import Params, Tree
 
@@ -55,7 +57,9 @@ class CCVR(Component):
     """Trains the classifier on features drawn from the pooled Gaussian of every class."""
 
     name: ClassVar[str] = "ccvr"
-    needs: ClassVar[Needs] = Needs(local_set=True, features=True, classifier=True, classes=True)
+    needs: ClassVar[Needs] = Needs(
+        local_set=True, features=True, classifier=True, classes=True, replies=Replies.SCALARS
+    )
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.CLASSIFIER})
     ranges: ClassVar[Mapping[str, Range]] = {"n": Range(0)}
 
@@ -117,13 +121,13 @@ class CCVR(Component):
             upload["cov"],
         )  # [M, C], [M, C, d], [M, C, d (d + 1) / 2]
         d = mean_k.shape[2]
-        n = n_k.sum(0)
-        mean = torch.einsum("mc,mcd->cd", n_k, mean_k) / n.clamp(min=1)[:, None]
+        n = added(n_k)
+        mean = added(n_k[:, :, None] * mean_k) / n.clamp(min=1)[:, None]
         i, j = torch.triu_indices(d, d, device=n.device)
         place = torch.zeros(d, d, dtype=torch.int64, device=n.device)
         place = place.index_put((i, j), torch.arange(len(i), device=n.device))
         place = place + place.triu(1).T  # where the triangle has entry (i, j)
-        within = torch.einsum("mc,mcp->cp", (n_k - 1).clamp(min=0), cov_k)[:, place]
+        within = added((n_k - 1).clamp(min=0)[:, :, None] * cov_k)[:, place]
         apart = mean_k - mean
         between = torch.einsum("mci,mcj->cij", n_k[:, :, None] * apart, apart)
         return n, mean, (within + between) / (n - 1).clamp(min=1)[:, None, None]

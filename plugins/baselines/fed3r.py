@@ -53,6 +53,7 @@ from fedml_noniid.plugins.core.component import (
 )
 from fedml_noniid.plugins.core.data import Batch, one_hot
 from fedml_noniid.plugins.core.options import Positive
+from fedml_noniid.plugins.core.sums import added
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree
 
@@ -106,7 +107,7 @@ class Fed3R(Component):
         if server.round > 0:
             return None
         replies = yield Ask("sums", server.cohort, server.params, server.buffers)
-        a, b = (replies.upload[name].sum(0) for name in ("A", "b"))
+        a, b = (added(replies.upload[name]) for name in ("A", "b"))
         found = self._classifier(server.task, a, b)
         w = server.params
         return Change(params=w | {name: leaf.to(w[name]) for name, leaf in found.items()})

@@ -29,13 +29,16 @@ from fedml_noniid.plugins.core.component import (
     Client,
     Component,
     Exclusive,
+    Needs,
+    Replies,
     Server,
     Setting,
     Weights,
 )
 from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.options import Positive, RecipeError, Share
-from fedml_noniid.plugins.core.trees import Params, Tree, add, scale, weighted_sum, zeros_like
+from fedml_noniid.plugins.core.sums import weighted_sum
+from fedml_noniid.plugins.core.trees import Params, Tree, add, scale, zeros_like
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class FedCM(Component):
     """Mixes the mean gradient of the last round into every local step."""
 
     name: ClassVar[str] = "fedcm"
+    needs: ClassVar[Needs] = Needs(replies=Replies.SCALARS)  # it weighs by steps
 
     alpha: Share = 0.1  # FL-Simulator's default; at 1 it is FedAvg
     weights: Weights = "uniform"

@@ -39,6 +39,7 @@ from fedml_noniid.plugins.core.component import (
     Weights,
 )
 from fedml_noniid.plugins.core.options import NonNegative, RecipeError
+from fedml_noniid.plugins.core.sums import added
 from fedml_noniid.plugins.core.trees import Params, Tree, add, sub, tree_map, zeros_like
 
 
@@ -109,7 +110,7 @@ class FedDC(Component):
         over all of h_k."""
 
         def renewed(mean: Tensor, changes: Tensor) -> Tensor:
-            return mean + changes.sum(0) / server.n_clients
+            return mean + added(changes) / server.n_clients
 
         delta = tree_map(renewed, server.state["Delta"], server.replies.upload["dDelta"])
         h = tree_map(renewed, server.state["h"], server.trained)

@@ -31,7 +31,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Change, Component, Exclusive, Needs, Public, Server
+from fedml_noniid.plugins.core.component import (
+    Change,
+    Component,
+    Exclusive,
+    Needs,
+    Public,
+    Replies,
+    Server,
+)
 from fedml_noniid.plugins.core.data import Batch, Pass, Samples
 from fedml_noniid.plugins.core.optimizers import Adam
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Positive
@@ -48,7 +56,9 @@ class FedDF(Component):
     """Distils the ensemble of the clients into their average."""
 
     name: ClassVar[str] = "feddf"
-    needs: ClassVar[Needs] = Needs(public=Public.UNLABELLED, whole_models=True, classes=True)
+    needs: ClassVar[Needs] = Needs(
+        public=Public.UNLABELLED, whole_models=True, classes=True, replies=Replies.MODELS
+    )
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_LEARNING})
 
     steps: CountOrNone = 500  # ours; authors' code: up to 10,000, see above

@@ -33,6 +33,7 @@ from fedml_noniid.plugins.core.component import (
     Weights,
 )
 from fedml_noniid.plugins.core.options import Positive
+from fedml_noniid.plugins.core.sums import added
 from fedml_noniid.plugins.core.trees import Params, Tree, add, tree_map, zeros_like
 
 
@@ -84,7 +85,7 @@ class FedDyn(Component):
         """h <- h - (alpha / N) sum over S of (w_k - w_t); w = mean over S of w_k - h / alpha."""
         fraction = self.alpha / server.n_clients
         h = tree_map(
-            lambda h, delta: h - fraction * delta.sum(0), server.state["h"], server.trained
+            lambda h, delta: h - fraction * added(delta), server.state["h"], server.trained
         )
         return Change(
             {"h": h},

@@ -20,7 +20,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedml_noniid.plugins.core.component import Change, Component, Exclusive, Server, Weights
+from fedml_noniid.plugins.core.component import (
+    Change,
+    Component,
+    Exclusive,
+    Needs,
+    Replies,
+    Server,
+    Weights,
+)
 from fedml_noniid.plugins.core.options import Positive
 from fedml_noniid.plugins.core.trees import add, norm, row_norms, scale
 
@@ -31,6 +39,7 @@ class FedExP(Component):
 
     name: ClassVar[str] = "fedexp"
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_STEP})
+    needs: ClassVar[Needs] = Needs(replies=Replies.SCALARS)
 
     eps: Positive = 1e-3  # the authors' code for CIFAR-10 and CIFAR-100; 0.1 for EMNIST
     weights: Weights = "uniform"

@@ -50,13 +50,7 @@ from fedml_noniid.plugins.baselines.generators import (
     init,
     label_weights,
 )
-from fedml_noniid.plugins.core.component import (
-    Change,
-    Exclusive,
-    Needs,
-    Server,
-    Setting,
-)
+from fedml_noniid.plugins.core.component import Change, Exclusive, Needs, Replies, Server, Setting
 from fedml_noniid.plugins.core.data import Batch, cross_entropies
 from fedml_noniid.plugins.core.optimizers import SGD, Adam
 from fedml_noniid.plugins.core.options import (
@@ -81,7 +75,9 @@ class FedFTG(LabelCounts):
     """Fine-tunes the average with the clients' ensemble on inputs that a generator makes."""
 
     name: ClassVar[str] = "fedftg"
-    needs: ClassVar[Needs] = Needs(local_set=True, whole_models=True, classes=True)
+    needs: ClassVar[Needs] = Needs(
+        local_set=True, whole_models=True, classes=True, replies=Replies.MODELS
+    )
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_LEARNING})
 
     iterations: CountOrNone = 10  # I, per round: authors' code

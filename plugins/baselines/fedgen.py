@@ -47,12 +47,7 @@ from fedml_noniid.plugins.baselines.generators import (
     init,
     label_weights,
 )
-from fedml_noniid.plugins.core.component import (
-    Change,
-    Client,
-    Needs,
-    Server,
-)
+from fedml_noniid.plugins.core.component import Change, Client, Needs, Replies, Server
 from fedml_noniid.plugins.core.data import Batch, cross_entropies
 from fedml_noniid.plugins.core.optimizers import Adam
 from fedml_noniid.plugins.core.options import (
@@ -73,7 +68,9 @@ class FedGen(LabelCounts):
     """Trains a generator of features on the server; the clients learn from its features."""
 
     name: ClassVar[str] = "fedgen"
-    needs: ClassVar[Needs] = Needs(local_set=True, features=True, classifier=True, classes=True)
+    needs: ClassVar[Needs] = Needs(
+        local_set=True, features=True, classifier=True, classes=True, replies=Replies.MODELS
+    )
 
     generative_alpha: NonNegative = 10.0  # of the client's CE on G(y'): authors' code, MNIST
     generative_beta: NonNegative = 10.0  # of the client's KL on G(y): authors' code, MNIST

@@ -48,14 +48,16 @@ from fedml_noniid.plugins.core.component import (
     Component,
     Exclusive,
     Needs,
+    Replies,
     Server,
     Setting,
     Trace,
 )
 from fedml_noniid.plugins.core.optimizers import Adam
 from fedml_noniid.plugins.core.options import NonNegative, Range, RecipeError
+from fedml_noniid.plugins.core.sums import weighted_sum
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Params, tree_map, weighted_sum
+from fedml_noniid.plugins.core.trees import Params, tree_map
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class FedNova(Component):
     """Averages the clients' mean gradients rather than their sums."""
 
     name: ClassVar[str] = "fednova"
-    needs: ClassVar[Needs] = Needs(steps=True)
+    needs: ClassVar[Needs] = Needs(steps=True, replies=Replies.SCALARS)
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset(
         {Exclusive.AVERAGE, Exclusive.PROXIMAL, Exclusive.OPTIMIZER_MEMORY}
     )

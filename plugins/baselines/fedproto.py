@@ -41,12 +41,14 @@ from fedml_noniid.plugins.core.component import (
     Client,
     Component,
     Needs,
+    Replies,
     Server,
     Trace,
     Weights,
 )
 from fedml_noniid.plugins.core.data import Batch, one_hot
 from fedml_noniid.plugins.core.options import NonNegative, Range
+from fedml_noniid.plugins.core.sums import added
 from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.trees import Params, Tree
 
@@ -57,7 +59,11 @@ class FedProto(Component):
 
     name: ClassVar[str] = "fedproto"
     needs: ClassVar[Needs] = Needs(
-        personal=frozenset({HEAD, BODY}), local_set=True, features=True, classes=True
+        personal=frozenset({HEAD, BODY}),
+        local_set=True,
+        features=True,
+        classes=True,
+        replies=Replies.SCALARS,
     )
     ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0)}
 
@@ -102,8 +108,8 @@ class FedProto(Component):
         upload, state = server.replies.upload, server.state
         counts = upload["counts"]
         n = counts if self.weights == "size" else (counts > 0).to(counts.dtype)
-        total = n.sum(0)  # [C]
-        means = torch.einsum("mc,mcd->cd", n, upload["C"]) / total.clamp(min=1).unsqueeze(1)
+        total = added(n)  # [C]
+        means = added(n.unsqueeze(2) * upload["C"]) / total.clamp(min=1).unsqueeze(1)
         there = total > 0
         return Change(
             {

@@ -27,13 +27,15 @@ from fedml_noniid.plugins.core.component import (
     Component,
     Exclusive,
     Needs,
+    Replies,
     Server,
     Trace,
     Weights,
 )
 from fedml_noniid.plugins.core.data import Batch
 from fedml_noniid.plugins.core.options import NonNegative, Range
-from fedml_noniid.plugins.core.trees import Params, Tree, row_norms, weighted_sum
+from fedml_noniid.plugins.core.sums import weighted_sum
+from fedml_noniid.plugins.core.trees import Params, Tree, row_norms
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class QFedAvg(Component):
     """Gives clients with a higher loss more weight, and adapts the step size."""
 
     name: ClassVar[str] = "qfedavg"
-    needs: ClassVar[Needs] = Needs(local_set=True)
+    needs: ClassVar[Needs] = Needs(local_set=True, replies=Replies.SCALARS)
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.AVERAGE})
     ranges: ClassVar[Mapping[str, Range]] = {"F": Range(0)}  # h_k divides by it, to the power of q
     weights: ClassVar[Weights] = "uniform"

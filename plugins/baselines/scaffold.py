@@ -31,6 +31,7 @@ from fedml_noniid.plugins.core.component import (
     Weights,
 )
 from fedml_noniid.plugins.core.options import Positive, RecipeError
+from fedml_noniid.plugins.core.sums import weighted_mean
 from fedml_noniid.plugins.core.trees import Params, Tree, add, scale, sub, tree_map, zeros_like
 
 
@@ -84,8 +85,8 @@ class Scaffold(Component):
     def step(self, server: Server) -> Change:
         """Lines 16-17: x <- x + eta_g mean_S (y_i - x); c <- c + |S|/N mean_S (c_i+ - c_i)."""
         fraction = len(server.replies.clients) / server.n_clients
-        c = tree_map(
-            lambda c, dc: c + fraction * dc.mean(0), server.state["c"], server.replies.upload["dc"]
+        c = add(
+            server.state["c"], scale(fraction, weighted_mean(None, server.replies.upload["dc"]))
         )
         if self.server_lr == 1:
             return Change({"c": c})

@@ -37,7 +37,8 @@ from fedml_noniid.plugins.core.component import (
 )
 from fedml_noniid.plugins.core.optimizers import SGD, Optimizer
 from fedml_noniid.plugins.core.options import Momentum, RecipeError
-from fedml_noniid.plugins.core.trees import Tree, add, tree_map, weighted_sum, zeros_like
+from fedml_noniid.plugins.core.sums import weighted_mean
+from fedml_noniid.plugins.core.trees import Tree, add, tree_map, zeros_like
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class SGDM(SGDMLocal):
 
     def step(self, server: Server) -> Change:
         """v = sum_k p_k v_k."""
-        return Change(weighted_sum(server.weights, server.replies.upload))
+        return Change(weighted_mean(server.omega, server.replies.upload))
 
 
 @dataclass(frozen=True)

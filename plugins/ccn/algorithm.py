@@ -43,6 +43,7 @@ from fedml_noniid.plugins.core.component import (
     Component,
     Exclusive,
     Needs,
+    Replies,
     Server,
     Setting,
     Trace,
@@ -68,7 +69,9 @@ class CCN(Component):
     @property
     def needs(self) -> Needs:
         running = self.z_time == "last_epoch_running"
-        return Needs(features=True, last_epoch=running, local_set=not running)
+        return Needs(
+            features=True, last_epoch=running, local_set=not running, replies=Replies.SCALARS
+        )
 
     @property
     def weights(self) -> Weights:

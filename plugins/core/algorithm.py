@@ -24,6 +24,7 @@ from fedml_noniid.plugins.core.component import (
     Exclusive,
     Needs,
     Public,
+    Replies,
     Reply,
     Server,
     Setting,
@@ -33,8 +34,9 @@ from fedml_noniid.plugins.core.contract import call, check_kind, checked, failur
 from fedml_noniid.plugins.core.errors import shown
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.randomness import identity
+from fedml_noniid.plugins.core.sums import weighted_mean
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Params, Tree, add, weighted_sum
+from fedml_noniid.plugins.core.trees import Params, Tree, add, hidden
 
 T = TypeVar("T")
 TRAIN = "train"  # the job of local training, which no component may ask for
@@ -103,6 +105,11 @@ class Algorithm:
         return Needs(**most | {"personal": frozenset().union(*(part.personal for part in parts))})
 
     @property
+    def uniform(self) -> bool:
+        """Whether all clients weigh the same before `weigh`, and not by their samples."""
+        return any(c.weights == "uniform" for c in self.components)
+
+    @property
     def own_model(self) -> Component | None:
         """The component that gives each client a model of its own, if one does."""
         return next((c for c in self.components if overrides(c, "own_model")), None)
@@ -156,7 +163,11 @@ class Algorithm:
         now = replace(at, params=state.params, buffers=state.buffers)
 
         def each(hook: str) -> dict[Component, Any]:
-            return {c: call(c, hook, _view(now, slices, c)) for c in components}
+            # A hook that no component brings reads nothing.
+            return {
+                c: call(c, hook, _view(now, slices, c) if overrides(c, hook) else now)
+                for c in components
+            }
 
         shared, each_client = _named(each("broadcast")), _named(each("message"))
         replies = yield Ask(TRAIN, at.cohort, now.params, now.buffers, shared, each_client)
@@ -169,19 +180,16 @@ class Algorithm:
             anew = {c: reply.upload for c, reply in refined.items() if reply is not None}
             now = replace(now, replies=replace(found, upload=replies.upload | _named(anew)))
 
-        uniform = any(c.weights == "uniform" for c in components)
-        weights = (torch.ones_like(replies.n) if uniform else replies.n).double()
-        base = weights = weights / weights.sum()  # [M]
+        omega = (torch.ones_like(replies.n) if self.uniform else replies.n).double()
+        base = weights = omega / omega.sum()  # [M]
         for factor in each("weigh").values():
-            weights = (
-                weights
-                if factor is None
-                else weights * factor.double() / (weights @ factor.double())
-            )
-        now = replace(now, base=base, weights=weights)
+            if factor is not None:  # 1 on average: where all are the same, `omega` keeps its bits
+                factor = factor.double() / (weights @ factor.double())
+                omega, weights = omega * factor, weights * factor
+        now = replace(now, base=base, omega=omega, weights=weights)
         average = self.owned(Exclusive.AVERAGE, each("average"))
         now = replace(
-            now, update=weighted_sum(weights, now.replies.deltas) if average is None else average
+            now, update=weighted_mean(omega, now.replies.deltas) if average is None else average
         )
 
         steps = each("step")
@@ -190,7 +198,7 @@ class Algorithm:
         evaluated = self.owned(
             Exclusive.SERVER_STEP, {c: step.evaluated for c, step in steps.items()}
         )
-        buffers = weighted_sum(weights, now.replies.buffers)
+        buffers = weighted_mean(omega, now.replies.buffers)
         now = replace(
             now, params=add(now.start, now.update) if sent is None else sent, buffers=buffers
         )
@@ -248,6 +256,11 @@ def _check(c: Component, setting: Setting) -> None:
             f"{c.name!r} needs a linear classifier that is trained, with features before it, and "
             "the network has none",
             allowed="a network whose logits are a linear layer's output",
+        )
+    if overrides(c, "refine") and c.needs.replies != Replies.MODELS:
+        raise RecipeError(
+            f"{c.name!r} replaces clients' models in `refine`",
+            allowed="with Needs(replies=Replies.MODELS)",
         )
     if c.needs.activations and not setting.activations:
         raise RecipeError(
@@ -322,14 +335,34 @@ def _view(now: Server, slices: Tree, c: Component) -> Server:
     """The server as one component sees it: its own state, key and uploads, and the data that it
     declares."""
     public = now.public if c.needs.public is not Public.NOTHING else Server.public
-    replies = _uploads_of(now.replies, c) if isinstance(now.replies, Reply) else now.replies
+    replies, trained = now.replies, now.trained
+    if isinstance(replies, Reply):
+        replies = _seen(replies, c, now.omega)
+    if c.needs.replies != Replies.MODELS:
+        trained = hidden(trained, now.omega if c.needs.replies == Replies.SUMS else ...)
     return replace(
-        now, state=slices.get(c.name, {}), public=public, replies=replies, scope=identity(c)
+        now,
+        state=slices.get(c.name, {}),
+        public=public,
+        replies=replies,
+        trained=trained,
+        scope=identity(c),
     )
 
 
-def _uploads_of(reply: Reply, c: Component) -> Reply:
-    return replace(reply, upload=reply.upload.get(c.name, {}))
+def _seen(reply: Reply, c: Component, omega: Any = ...) -> Reply:
+    """The answers as one component sees them; `omega`: the clients' weights, if it needs sums."""
+    needs, own = c.needs.replies, reply.upload.get(c.name, {})
+    if needs == Replies.MODELS:
+        return replace(reply, upload=own)
+    sums = needs == Replies.SUMS
+    weights = omega if sums else ...
+    return replace(
+        reply,
+        deltas=hidden(reply.deltas, weights),
+        buffers=hidden(reply.buffers, weights),
+        upload=hidden(own, weights) if sums else own,
+    )
 
 
 def _asked(c: Component, hook: str, server: Server) -> Generator[Ask, Reply, Any]:
@@ -341,7 +374,7 @@ def _asked(c: Component, hook: str, server: Server) -> Generator[Ask, Reply, Any
     reply: Reply | None = None
     while True:
         try:
-            ask = asks.send(None if reply is None else _uploads_of(reply, c))
+            ask = asks.send(None if reply is None else _seen(reply, c))
         except StopIteration as stop:
             return checked(c, hook, stop.value, server)
         except Exception as error:  # of any kind: the code is the method's

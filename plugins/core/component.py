@@ -108,6 +108,14 @@ class Public(IntEnum):
     TEST_SET = 4  # a leak: the test set is handed to the recipe as its public split
 
 
+class Replies(IntEnum):
+    """Says what a method reads of the clients' answers. It sees no more."""
+
+    SUMS = 0  # `plugins.core.sums` of all clients, by the weights `server.omega` or none
+    SCALARS = 1  # sums by any weights; each client's upload too, such as a loss or class counts
+    MODELS = 2  # each client's model
+
+
 @dataclass(frozen=True)
 class Needs:
     """Declares the data that a method takes beside the batches of training."""
@@ -133,6 +141,7 @@ class Needs:
     activations: bool = False  # `task.activations`
     steps: bool = False  # w_k - w_t as the sum of a client's local steps
     classes: bool = False  # targets that are classes, such as label counts or soft labels
+    replies: Replies = Replies.SUMS  # of `server.replies` and `server.trained`
 
 
 # In what `warm_start` returns: the parameters from which local training starts.
@@ -306,6 +315,9 @@ class Server:
     base: Tensor = absent(
         "server.base is there from `average` to `survey`"
     )  # [M], the weights before `weigh`
+    omega: Tensor = absent(
+        "server.omega is there from `average` to `survey`"
+    )  # [M], float64, the weights as a client knows them: n_k or 1, times what `weigh` says
     weights: Tensor = absent(
         "server.weights is there from `average` to `survey`"
     )  # [M], float64, sum to one

@@ -7,18 +7,60 @@ is changed in place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from fedml_noniid.plugins.core.options import RecipeError
+
 Tree = dict[str, Any]
 Params = dict[str, Tensor]
 
+ONE_BY_ONE: Any = object()  # in place of weights: rows are measured, not added up
 NORM_BLOCK = 512  # numbers whose squares are added up one after the other
 
 
-def tree_map(fn: Callable[..., Tensor], tree: Tree, *rest: Tree) -> Tree:
+class Rows:
+    """The rows [M, ...] of a tensor that are added up or measured, and not read by themselves."""
+
+    def __init__(self, rows: Any, weights: Any = ...) -> None:
+        """`weights`: the ones by which they may be added up, beside none; `...`: any."""
+        self._rows, self._weights = rows, weights
+
+    def __getattr__(self, *_: object) -> Any:
+        raise RecipeError(
+            "the method reads what single clients have sent, and declares that it needs sums",
+            allowed="Needs(replies=Replies.SCALARS) for uploads, Replies.MODELS for models",
+        )
+
+    __torch_function__ = __getitem__ = __iter__ = __len__ = __neg__ = __abs__ = __getattr__
+    __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = __getattr__
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __lt__ = __gt__ = __getattr__
+
+
+def hidden(tree: Tree, weights: Any = ...) -> Tree:
+    """A stacked tree of which only sums and norms can be taken, see `Rows`."""
+    return {
+        key: hidden(of, weights) if isinstance(of, dict) else Rows(of, weights)
+        for key, of in tree.items()
+    }
+
+
+def opened(leaf: Any, weights: Tensor | None = None) -> Any:
+    """The tensor, for the functions that add it up by `weights` or measure its rows."""
+    if not isinstance(leaf, Rows):
+        return leaf
+    held = vars(leaf)
+    if weights is not None and held["_weights"] is not ... and held["_weights"] is not weights:
+        raise RecipeError(
+            "the method declares that it needs sums, and measures rows or weighs them by itself",
+            allowed="sums by server.omega or none, or Needs(replies=Replies.SCALARS)",
+        )
+    return held["_rows"]
+
+
+def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """Applies `fn` to the tensors that stand at the same place in all trees.
 
     KeyError if the structures differ.
@@ -76,19 +118,22 @@ def row_norms(stacked: Tree) -> Tensor:
     return together([leaf_row_norms(leaf) for leaf in leaves(stacked)])
 
 
-def leaf_row_norms(leaf: Tensor) -> Tensor:
+def leaf_row_norms(leaf: Tensor | Rows) -> Tensor:
     """The L2 norm of each row of `[M, ...]`, as `[M]`.
 
     Part by part, because torch's kernel adds up a row's squares in few sums. For a million numbers
     in float32 these can be off by a thousandth. Storing the squares first would take three times as
     long.
     """
-    rows = leaf.reshape(len(leaf), -1)
+    of = opened(leaf, ONE_BY_ONE)
+    if not isinstance(of, Tensor):  # which was measured row by row
+        return cast("Tensor", of.norms)
+    rows = of.reshape(len(of), -1)
     whole = rows.shape[1] // NORM_BLOCK * NORM_BLOCK
     if whole <= NORM_BLOCK:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
         return norms
-    parts = torch.linalg.vector_norm(rows[:, :whole].reshape(len(leaf), -1, NORM_BLOCK), dim=2)
+    parts = torch.linalg.vector_norm(rows[:, :whole].reshape(len(of), -1, NORM_BLOCK), dim=2)
     rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)
     return leaf_row_norms(torch.cat([parts, rest], dim=1))
 
@@ -97,18 +142,6 @@ def together(norms: Sequence[Tensor]) -> Tensor:
     """The norms of vectors that consist of parts with these norms, each `[M]`."""
     whole: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), dim=0)
     return whole
-
-
-def weighted_sum(weights: Tensor, stacked: Tree) -> Tree:
-    """sum_i weights[i] * row i; `weights` is `[M]`, leaves are `[M, ...]`."""
-
-    def total(leaf: Tensor) -> Tensor:
-        # Matrix times vector: the product of a row and a matrix takes twice as long.
-        rows = leaf.reshape(len(leaf), -1)
-        summed: Tensor = torch.mv(rows.t(), weights.to(leaf.dtype))
-        return summed.reshape(leaf.shape[1:])
-
-    return tree_map(total, stacked)
 
 
 def row(stacked: Tree, index: int | slice | Tensor) -> Tree:

@@ -17,6 +17,7 @@ from fedml_noniid.plugins.core.contract import call
 from fedml_noniid.plugins.core.data import Pass, Samples
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.randomness import fold, step_key
+from fedml_noniid.plugins.core.sums import Growing
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, leaves, row_norms, tree_map
 from fedml_noniid.plugins.data.batches import Order, epochs, in_order
@@ -30,6 +31,7 @@ from fedml_noniid.plugins.engines.personal import PERSONAL
 from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.storage import numbers as numbers
 from fedml_noniid.plugins.engines.storage import to_device as to_device
+from fedml_noniid.plugins.engines.streaming import Sums
 from fedml_noniid.plugins.models.model import Model
 
 PASS_BATCH = 500  # samples per batch of a pass without training
@@ -189,6 +191,11 @@ class Clients:
         """Whether results of training are stored for further Asks of the same round."""
         return ask.job == TRAIN and self.algorithm.exchanges.round > 1
 
+    def sums(self, ask: Ask) -> Sums:
+        """Empty sums of the answers to training."""
+        n = [len(self.indices[client]) for client in ask.to]
+        return Sums(self.algorithm, torch.tensor(n, device=self.device))
+
     def store(self, client: int, params: Params, buffers: Params) -> None:
         """Stores a client's result of training."""
         # Copies: rows of a stack may be overwritten, and matrix products round differently at their
@@ -232,6 +239,6 @@ def _squares(reply: Reply) -> float:
     """
     total = reply.loss.sum()
     for leaf in (*leaves(reply.deltas), *leaves(reply.upload)):
-        flat = leaf.reshape(-1)
+        flat = leaf.norms if isinstance(leaf, Growing) else leaf.reshape(-1)
         total = total + flat.dot(flat)
     return total.item()

@@ -6,22 +6,17 @@ where they pay.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import platform
-import shlex
-import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from fedml_noniid.plugins.core import native
 from fedml_noniid.plugins.core.data import Pass
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, rows_at
@@ -31,8 +26,7 @@ from fedml_noniid.plugins.models.stacked import Stacked
 
 LOG = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("steps.cpp")
-# environment variable; 0: all steps in Python, 1: compile for short runs too
-SWITCH = "FEDML_NONIID_COMPILED"
+SWITCH = native.SWITCH  # 1: compile for short runs too
 # steps of a run: fewer don't save the time that the compiler takes (docs/performance.md)
 MIN_PLANNED_STEPS = 50_000
 
@@ -123,40 +117,12 @@ def compiled_for(network: Model, memory: Params, planned: int) -> Compiled | Non
 
 
 def library() -> Path:
-    """Where the compiled steps lie: among torch's extensions, by source, version of torch and kind
-    of processor."""
-    kind = f"{torch.__version__} {platform.system()} {platform.machine()}"
-    key = hashlib.sha256(SOURCE.read_bytes() + kind.encode()).hexdigest()[:16]
-    root = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
-    return Path(root) / f"fedml_noniid-{key}.so"
+    """Where the compiled steps lie."""
+    return native.library(SOURCE, torch.__version__)
 
 
-@cache
 def _built(path: Path) -> bool:
-    """Compiles the steps. False if that fails, which is not tried again."""
-    torch_root = Path(torch.__file__).parent
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    flags = [
-        "-O2",
-        "-std=c++17",
-        "-fPIC",
-        "-shared",
-        f"-I{torch_root / 'include'}",
-        f"-L{torch_root / 'lib'}",
-    ]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Its own folder, so that processes can compile at the same time, and that none finds half a
-        # file.
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            command = [*compiler, *flags, str(SOURCE), "-ltorch_cpu", "-lc10", "-o", str(made)]
-            subprocess.run(command, check=True, capture_output=True, text=True)
-            made.replace(path)
-    except (OSError, subprocess.CalledProcessError) as error:
-        reason = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-        LOG.warning(
-            "steps run in Python, because the compiler failed: %s", reason.partition("\n")[0]
-        )
-        return False
-    return True
+    """Compiles the steps. False if that fails."""
+    root = Path(torch.__file__).parent
+    flags = ("-O2", f"-I{root / 'include'}", f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10")
+    return native.built(path, SOURCE, flags)

@@ -22,6 +22,7 @@ from fedml_noniid.plugins.engines.local import ClientAxis, train
 from fedml_noniid.plugins.engines.personal import personalized
 from fedml_noniid.plugins.engines.step_inputs import StepInputs
 from fedml_noniid.plugins.engines.storage import replace_row, rows_for, unaliased
+from fedml_noniid.plugins.engines.streaming import Sums
 
 
 def plain(task: Task) -> Task:
@@ -36,18 +37,27 @@ class Sequential:
     The updates of a round take the memory of the last round's, gradients that of the last client's.
     """
 
-    def __init__(self, clients: Clients, updates: Params | None = None) -> None:
+    def __init__(
+        self, clients: Clients, updates: Params | None = None, streams: bool = False
+    ) -> None:
         """`updates`: memory for the updates of a cohort, as from `rows_for`; made when it is needed
-        if None."""
+        if None. `streams`: whether they are added up one by one instead, see
+        `engines.streaming`."""
         self.clients = clients
         self.updates = updates or {}
         self.gradient: Params = {}
+        self.streams = streams
+        self.sums: Sums | None = None  # of the training that is under way
 
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
         m = len(ask.to)
         if ask.job != TRAIN:
             return Reply(ask.to, **self.some(ask, round_, range(m)))
+        if self.streams:
+            self.sums = self.clients.sums(ask)
+            found = self.some(ask, round_, range(m))
+            return Reply(ask.to, **found, **self.sums.parts)
         if not self.updates or len(next(iter(self.updates.values()))) < m:
             self.updates = rows_for(ask.params, m)
         found = self.some(ask, round_, range(m))
@@ -57,19 +67,25 @@ class Sequential:
     def some(self, ask: Ask, round_: int, positions: Sequence[int]) -> Tree:
         """The fields of a Reply: the stacked answers of the clients at `positions` in `ask.to`.
 
-        Training's have no `deltas`; these are put into the rows `positions` of `updates`.
+        Training's have no `deltas`; these are put into the rows `positions` of `updates`, or with
+        all that is added up into `sums`.
         """
         self.clients.enter(round_)
         self.task = plain(self.clients.task)
         host, training = self.clients.keys(ask, round_), ask.job == TRAIN
+        sums = self.sums if training else None
+        if sums is not None and not self.updates:
+            self.updates = rows_for(ask.params, 1)
         keys = host.to(self.clients.device)
         if self.clients.asked_again(ask):
             self.clients.w_t = tree_map(torch.clone, ask.params)
         stacked: Tree = {}
         for n, position in enumerate(positions):
             if training:
-                out = row(self.updates, position)
+                out = row(self.updates, position if sums is None else 0)
                 one = self._trained(ask, position, round_, keys[position], host[position], out)
+                if sums is not None:
+                    one = sums.take(position, {"deltas": out, **one})
             else:
                 one = self._answered(ask, position, round_, keys[position])
             # Row by row: a list of all answers beside their stack would take twice the memory.

@@ -16,6 +16,7 @@ from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError, known
 from fedml_noniid.plugins.data.ragged import lists_of
 from fedml_noniid.plugins.data.types import Ints
+from fedml_noniid.plugins.engines import streaming
 from fedml_noniid.plugins.engines.callbacks import Callback, Row
 from fedml_noniid.plugins.engines.client_tests import answered, models_of_clients
 from fedml_noniid.plugins.engines.clients import Clients, Engine
@@ -149,13 +150,16 @@ class Simulation:
                 "clients train in one process: autograd has threads, which no fork survives"
             )
             processes = 1
+        streams = streaming.reason(start, callbacks)
+        if streams and self.engine_name == "sequential":
+            LOG.info("updates are added up one by one: %s", streams)
         self.engine: Engine
         if self.engine_name == "vectorized":
             self.engine = Vectorized(store, plan.memory_mb, plan.rounds * int(per_round.max()))
         elif processes > 1:
-            self.engine = Workers(store, processes, plan.cohort)
+            self.engine = Workers(store, processes, plan.cohort, bool(streams))
         else:
-            self.engine = Sequential(store)
+            self.engine = Sequential(store, streams=bool(streams))
         self.loop = Run(start, used, callbacks, clients=store)
         self.start_round = self.loop.done
 

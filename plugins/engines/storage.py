@@ -41,7 +41,7 @@ def rows_for(like: Params, m: int, memory: Callable[[int], Tensor] | None = None
 def unaliased(tree: Tree, scratch: Tree) -> Tree:
     """The tree, with copies of the leaves that lie in the memory of `scratch`, which is used
     again."""
-    used = {_memory(leaf) for leaf in leaves(scratch)}
+    used = {_memory(leaf) for leaf in leaves(scratch) if isinstance(leaf, Tensor)}
     if used.isdisjoint(map(_memory, leaves(tree))):
         return tree
     return tree_map(lambda leaf: leaf.clone() if _memory(leaf) in used else leaf, tree)

@@ -33,6 +33,7 @@ from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.storage import SharedStorage, rows_for, shared
 
 WATCH_S = 0.5
+SUMS = "sums"  # in place of a job: what a process has added up in this round
 # an answer's memory, in models per client: the client's own, and what methods send beside it
 MODELS_PER_ANSWER = 4
 
@@ -74,8 +75,12 @@ class Workers:
     `cohort`: how many clients are asked at a time.
     """
 
-    def __init__(self, clients: Clients, processes: int, cohort: int) -> None:
+    def __init__(
+        self, clients: Clients, processes: int, cohort: int, streams: bool = False
+    ) -> None:
+        """`streams`: as in `Sequential`; each process adds up, and this one adds up their sums."""
         self.clients, self.processes, self.cohort = clients, processes, cohort
+        self.streams = streams
         self._workers: list[_Worker] = []
         self._asks, self._updates = SharedStorage(0), Params()
         self._home: dict[int, int] = {}  # client -> worker that trained it last
@@ -131,14 +136,27 @@ class Workers:
 
         stacked: Tree = tree_map(together, *found)
         if ask.job == TRAIN:
-            stacked["deltas"] = row(self._updates, slice(len(ask.to)))
+            stacked |= self._summed(ask) if self.streams else self._held(ask)
         return Reply(ask.to, **stacked)
+
+    def _held(self, ask: Ask) -> Tree:
+        return {"deltas": row(self._updates, slice(len(ask.to)))}
+
+    def _summed(self, ask: Ask) -> Tree:
+        """The sums of what each process has added up."""
+        sums = self.clients.sums(ask)
+        for number in {self._home[client] for client in ask.to}:
+            worker = self._workers[number]
+            worker.send((SUMS, ask.to, "", {}, 0, [], None, True))
+            sums.absorb(worker.answers.get(worker.receive()))
+        return sums.parts
 
     def _start(self, ask: Ask) -> None:
         model = n_bytes(ask.params) + n_bytes(ask.buffers) + (1 << 20)
         self.clients.memory.share()
         self._asks = SharedStorage(MODELS_PER_ANSWER * model * (1 + self.cohort))
-        self._updates = rows_for(ask.params, self.cohort, shared)
+        if not self.streams:
+            self._updates = rows_for(ask.params, self.cohort, shared)
         context = multiprocessing.get_context("fork")
         for _ in range(self.processes):
             ours, theirs = context.Pipe()
@@ -146,7 +164,7 @@ class Workers:
             others = [*(worker.connection for worker in self._workers), ours]
             given = (
                 os.getpid(),
-                Sequential(self.clients, self._updates),
+                Sequential(self.clients, self._updates, self.streams),
                 self._asks,
                 answers,
                 theirs,
@@ -254,9 +272,14 @@ def _work(
             if first:
                 answers.clear()
             try:
+                if job == SUMS and engine.sums is not None:
+                    connection.send(answers.put(engine.sums.state()))
+                    continue
                 engine.clients.memory.follow(held)
-                found = engine.some(Ask(job, to, owner=owner, **asks.get(slots)), round_, piece)
-                connection.send(answers.put(found))
+                ask = Ask(job, to, owner=owner, **asks.get(slots))
+                if first and engine.streams and job == TRAIN:
+                    engine.sums = engine.clients.sums(ask)
+                connection.send(answers.put(engine.some(ask, round_, piece)))
             except Exception as error:  # of any kind: the main process raises it again
                 error.add_note("in a worker process:\n" + traceback.format_exc())
                 connection.send(error)

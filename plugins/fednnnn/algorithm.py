@@ -37,8 +37,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Change, Component, Exclusive, Server, Weights
+from fedml_noniid.plugins.core.component import (
+    Change,
+    Component,
+    Exclusive,
+    Needs,
+    Replies,
+    Server,
+    Weights,
+)
 from fedml_noniid.plugins.core.options import Momentum, Positive
+from fedml_noniid.plugins.core.sums import weighted_mean
 from fedml_noniid.plugins.core.trees import (
     Params,
     Tree,
@@ -47,7 +56,6 @@ from fedml_noniid.plugins.core.trees import (
     row_norms,
     sub,
     tree_map,
-    weighted_sum,
     zeros_like,
 )
 
@@ -70,6 +78,11 @@ class FedNNNN(Component):
     # with "momentum", it changes the records only
     norm: Literal["all", "per_layer", "with_buffers"] = "all"
     evaluate: Literal["average", "sent"] = "average"  # section 4.1
+
+    @property
+    def needs(self) -> Needs:
+        models = self.norm == "with_buffers"
+        return Needs(replies=Replies.MODELS if models else Replies.SCALARS)
 
     def init_server(self, server: Server) -> Tree:
         """d_0 = 0."""
@@ -118,7 +131,7 @@ class FedNNNN(Component):
         deltas: Params = {name: server.replies.deltas[name] for name in names}
         if self.norm == "with_buffers":
             moved = sub(server.replies.buffers, server.buffers)  # [M, ...]
-            u, deltas = u | weighted_sum(server.weights, moved), deltas | moved
+            u, deltas = u | weighted_mean(server.omega, moved), deltas | moved
         each = row_norms(deltas)  # [M]
         return norm(u), server.weights.to(each.dtype) @ each
 

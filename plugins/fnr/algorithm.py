@@ -46,12 +46,14 @@ from fedml_noniid.plugins.core.component import (
     Exclusive,
     Needs,
     Public,
+    Replies,
     Server,
     Setting,
     Trace,
 )
 from fedml_noniid.plugins.core.data import Batch, cross_entropy, one_hot
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Fraction, Range
+from fedml_noniid.plugins.core.sums import added
 from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.training import Descent, Step, descend
 from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
@@ -73,7 +75,13 @@ class FNR(Component):
 
     @property
     def needs(self) -> Needs:
-        return Needs(public=Public.LABELLED, features=True, whole_models=True, classes=True)
+        return Needs(
+            public=Public.LABELLED,
+            features=True,
+            whole_models=True,
+            classes=True,
+            replies=Replies.MODELS,
+        )
 
     def n_refined(self, cohort: int) -> int:
         """|S_re| = floor(n p); the tiny term undoes binary fractions such as 100 * 0.29 =
@@ -133,7 +141,7 @@ class FNR(Component):
         rest = is_worst.argsort(stable=True)[
             :count
         ]  # a boolean mask would make a GPU's host wait for its number
-        return norms[rest].sum(0).expand(len(worst), -1), count
+        return added(norms[rest]).expand(len(worst), -1), count
 
     def each(self, delta: Tensor, total: Tensor, count: int) -> Tree:
         """What a client needs for its J, leaves [n_re, ...]."""

@@ -35,10 +35,20 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Answer, Asks, Client, Needs, Public, Server, Trace
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Asks,
+    Client,
+    Needs,
+    Public,
+    Replies,
+    Server,
+    Trace,
+)
 from fedml_noniid.plugins.core.data import Batch, one_hot
 from fedml_noniid.plugins.core.optimizers import Adam
 from fedml_noniid.plugins.core.randomness import fold
+from fedml_noniid.plugins.core.sums import added
 from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.fnr.algorithm import FNR, class_sums
@@ -59,7 +69,9 @@ class FNRAuthors(FNR):
     @property
     def needs(self) -> Needs:
         public = Public.TEST_SET if self.public_data == "test" else Public.LABELLED
-        return Needs(public=public, features=True, whole_models=True, classes=True)
+        return Needs(
+            public=public, features=True, whole_models=True, classes=True, replies=Replies.MODELS
+        )
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """With "train", F_i is from the pass in training, A_i with the statistics after it, which
@@ -99,7 +111,7 @@ class FNRAuthors(FNR):
         """With "all_others", all m != j."""
         if self.delta == "rest":
             return super().others(norms, worst)
-        return norms.sum(0) - norms[worst], len(norms) - 1
+        return added(norms) - norms[worst], len(norms) - 1
 
     def each(self, delta: Tensor, total: Tensor, count: int) -> Tree:
         """What J compares with: the sum over the others and their number, their mean, or

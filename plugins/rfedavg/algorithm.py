@@ -45,6 +45,7 @@ from fedml_noniid.plugins.core.component import (
     Exchanges,
     Exclusive,
     Needs,
+    Replies,
     Reply,
     Server,
     Setting,
@@ -53,6 +54,7 @@ from fedml_noniid.plugins.core.component import (
 from fedml_noniid.plugins.core.data import Batch, Pass
 from fedml_noniid.plugins.core.options import Count, NonNegative, RecipeError
 from fedml_noniid.plugins.core.randomness import fold, noisy
+from fedml_noniid.plugins.core.sums import added
 from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row
 
@@ -62,7 +64,7 @@ class MeanFeatures(Component):
     """What both algorithms share: delta, the clients' mean features, and the server's table of
     them."""
 
-    needs: ClassVar[Needs] = Needs(local_set=True, features=True)
+    needs: ClassVar[Needs] = Needs(local_set=True, features=True, replies=Replies.SCALARS)
 
     lam: NonNegative = 1e-4  # lambda, section VI-A, MNIST
     dp: Literal["none", "paper"] = "none"
@@ -143,7 +145,7 @@ class MeanFeatures(Component):
         replies = yield Ask("map", to, server.params, server.buffers)
         state, delta = server.state, replies.upload["delta"]
         if server.round == 0:
-            state = state | {"delta": delta.mean(0).repeat(server.n_clients, 1)}
+            state = state | {"delta": (added(delta) / len(delta)).repeat(server.n_clients, 1)}
         return Change(self.renewed(state, replies))
 
     def renewed(self, state: Tree, replies: Reply) -> Tree:
@@ -216,7 +218,7 @@ class RFedAvgPlus(MeanFeatures):
     def message(self, server: Server) -> Tree:
         """Lines 4 and 18: delta^{-k}, the mean over the other clients, [M, d]."""
         delta = server.state["delta"]
-        return {"mean": (delta.sum(0) - delta[list(server.cohort)]) / (server.n_clients - 1)}
+        return {"mean": (added(delta) - delta[list(server.cohort)]) / (server.n_clients - 1)}
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         """||phi - delta^{-k}||^2 (section IV-C)."""

@@ -54,6 +54,7 @@ from fedml_noniid.plugins.core.component import (
 )
 from fedml_noniid.plugins.core.data import Pass, masked_mean
 from fedml_noniid.plugins.core.randomness import fold, noisy, uniform
+from fedml_noniid.plugins.core.sums import added
 from fedml_noniid.plugins.core.trees import Tree
 from fedml_noniid.plugins.rfedavg.algorithm import MeanFeatures, RFedAvg, RFedAvgPlus
 
@@ -200,7 +201,7 @@ class RFedAvgPlusAuthors(Readings, RFedAvgPlus):
         exists, [M]."""
         delta, known = server.state["delta"].nan_to_num(), self.known(server)
         counted, rows = list(self.counted(server)), list(server.cohort)
-        total, count = delta[counted].sum(0), known[counted].sum()
+        total, count = added(delta[counted]), known[counted].sum()
         others = count - known[rows]  # [M]
         if self.plus == "exclude":
             mean = (total - delta[rows]) / others.clamp(min=1).unsqueeze(1)

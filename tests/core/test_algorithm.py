@@ -21,6 +21,7 @@ from fedml_noniid.plugins.core.component import (
     Exclusive,
     Needs,
     Public,
+    Replies,
     Reply,
     Server,
     Setting,
@@ -28,8 +29,9 @@ from fedml_noniid.plugins.core.component import (
 )
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.sums import weighted_mean, weighted_sum
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Tree, add, scale, tree_map
+from fedml_noniid.plugins.core.trees import Tree, add, row_norms, scale, tree_map
 from fedml_noniid.plugins.models.networks import mlp
 from fedml_noniid.plugins.recipes import METHODS, build
 from tests.recipe_table import BASES, PAIRS, PAPERS, READINGS, REPORTED, UNSOUND, settings
@@ -90,6 +92,7 @@ class Inquires(Component):
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset(
         {Exclusive.REFINEMENT, Exclusive.CLASSIFIER}
     )
+    needs: ClassVar[Needs] = Needs(replies=Replies.MODELS)
 
     def exchanges(self, setting: Setting) -> Exchanges:
         return Exchanges(begin=1, round=2, finish=1)
@@ -345,3 +348,51 @@ def test_what_only_a_simulation_may_do_is_refused_on_real_silos(needs: Needs, wo
     Algorithm.compose([leaking()], SETTING)
     with pytest.raises(RecipeError, match=rf"'leaking' .*{words}"):
         Algorithm.compose([leaking()], SETTING._replace(deployed=True))
+
+
+@pytest.mark.parametrize(
+    ("needs", "reads"),
+    [
+        (Replies.SUMS, lambda server: server.replies.upload["z"] + 1),
+        (Replies.SUMS, lambda server: 2 * server.replies.upload["z"][0]),
+        (Replies.SUMS, lambda server: row_norms(server.replies.deltas)),
+        (Replies.SUMS, lambda server: weighted_sum(server.weights, server.trained)),
+        (Replies.SCALARS, lambda server: server.replies.deltas["w"].norm()),
+        (Replies.SCALARS, lambda server: [*server.client_models()]),
+        (Replies.SCALARS, lambda server: torch.stack([server.replies.deltas["w"]])),
+        (Replies.SCALARS, lambda server: torch.ones(3) @ server.trained["w"]),
+    ],
+)
+def test_a_method_sees_of_the_replies_what_it_declares(needs: Replies, reads: Any) -> None:
+    @dataclass(frozen=True)
+    class Reads(Component):
+        name: ClassVar[str] = "reads"
+
+        def step(self, server: Server) -> Change:
+            assert weighted_sum(None, server.replies.upload)["z"].item() == 6
+            assert weighted_mean(server.omega, server.trained)["w"].item() == 2.5
+            reads(server)
+            return Change()
+
+    def answer(ask: Ask) -> Reply:
+        return replace(reply(ask), upload={"reads": {"z": torch.tensor([1.0, 2.0, 3.0])}})
+
+    for declared in Replies:
+        Reads.needs = Needs(replies=declared)  # type: ignore[method-assign, assignment]  # no property here
+        algorithm, state = started(Reads())
+        if declared > needs:
+            play(algorithm.round(state, server()), answer)
+        else:
+            with pytest.raises(
+                RecipeError, match=r"declares that it needs sums(, and measures .*)?; allowed: "
+            ):
+                play(algorithm.round(state, server()), answer)
+
+
+def test_who_replaces_models_needs_them() -> None:
+    @dataclass(frozen=True)
+    class Refines(Inquires):
+        needs: ClassVar[Needs] = Needs(replies=Replies.SCALARS)
+
+    with pytest.raises(RecipeError, match=r"replaces clients' models in `refine`; allowed: with"):
+        Algorithm.compose([Refines()], SETTING)

@@ -22,6 +22,7 @@ from fedml_noniid.plugins.core.component import (
     Needs,
     OwnModel,
     Public,
+    Replies,
     Server,
     Setting,
     Trace,
@@ -146,7 +147,8 @@ def test_overriding_what_only_one_may_own_is_refused_when_composed(hook: str) ->
     words = rf"'made' changes the {owned.value[0]} .*add {owned} to `exclusive`"
     with pytest.raises(RecipeError, match=words):
         Algorithm.compose([made(hook, does)()], SETTING)
-    Algorithm.compose([made(hook, does, exclusive=frozenset({owned}))()], SETTING)
+    models = Needs(replies=Replies.MODELS)
+    Algorithm.compose([made(hook, does, exclusive=frozenset({owned}), needs=models)()], SETTING)
 
 
 RESULTS: list[tuple[str, Callable[..., Any], Exclusive]] = [

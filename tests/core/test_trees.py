@@ -58,13 +58,6 @@ def test_norms_of_many_small_numbers_are_exact(n: int) -> None:
     assert trees.norm({"w": rows[0], "b": torch.zeros(3)}).item() == pytest.approx(exact, rel=1e-6)
 
 
-def test_weighted_sum_keeps_the_dtype_of_the_leaves() -> None:
-    """0.25 A + 0.75 B, with float64 weights and float32 leaves."""
-    found = trees.weighted_sum(torch.tensor([0.25, 0.75], dtype=torch.float64), stack([A, B]))
-    assert lists(found) == {"w": [[7.75, 14.5]], "inner": {"b": [23.0]}}
-    assert found["w"].dtype == torch.float32
-
-
 def test_stack_and_row_are_inverse() -> None:
     stacked = stack([A, B])
     assert stacked["w"].shape == (2, 1, 2)

@@ -14,6 +14,8 @@ from fedml_noniid.plugins.core.component import (
     Client,
     Component,
     Exclusive,
+    Needs,
+    Replies,
     Server,
     Trace,
 )
@@ -60,6 +62,7 @@ def keeper() -> tuple[type[Component], Seen]:
     class Keeps(Component):
         name: ClassVar[str] = "keeps"
         exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_STEP})
+        needs: ClassVar[Needs] = Needs(replies=Replies.MODELS)
 
         def init_server(self, server: Server) -> Tree:
             stacked = tree_map(lambda leaf: leaf.expand(COHORT, *leaf.shape).clone(), server.params)

@@ -15,7 +15,8 @@ from fedml_noniid.plugins.core.component import (
     Trace,
 )
 from fedml_noniid.plugins.core.options import NonNegative
-from fedml_noniid.plugins.core.trees import Params, Tree, scale, sub, tree_map, zeros_like
+from fedml_noniid.plugins.core.sums import weighted_mean
+from fedml_noniid.plugins.core.trees import Params, Tree, scale, sub, zeros_like
 
 
 @dataclass(frozen=True)
@@ -47,4 +48,4 @@ class FedMean(Component):
 
     def step(self, server: Server) -> Change:
         """m <- mean of m_i."""
-        return Change({"m": tree_map(lambda m_i: m_i.mean(0), server.replies.upload["m_i"])})
+        return Change({"m": weighted_mean(None, server.replies.upload["m_i"])})

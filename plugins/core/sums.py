@@ -1,0 +1,277 @@
+"""Adds up clients' tensors exactly: the same bits in every order, in any parts, on any device.
+
+An addend weights[k] * x_k is rounded once, to a multiple of 2^-s, and added as a 64-bit integer.
+The sum of all |weights| decides s, such that addends with |x| <= 2^6 can't overflow. A row of a
+tensor that reaches further is rounded to a multiple of 2^(24 - s), 2^(48 - s) and so on, and such
+rows are added by themselves. So no row costs another one a bit, and no finite number is refused up
+to 2^126. Beyond, and for what is not finite, the sum is NaN.
+
+Of float32, products with the weights are exact in float64, since weights are rounded to 29 bits
+first. So it does not matter whether a device fuses product and sum. Of float64, weights stay as
+they are, and what the rounding takes away is added by itself, to 40 more bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections.abc import Callable, Sequence
+from functools import cache, reduce
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from fedml_noniid.plugins.core import native
+from fedml_noniid.plugins.core.trees import Rows, Tree, leaf_row_norms, opened, tree_map
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
+SUM_BITS = 62  # of an int64: one is the sign's, one is left
+# Rows whose numbers don't exceed 2^NEAR are level 0, those up to 2^(NEAR + STEP) are level 1, ...
+NEAR, STEP, LEVELS = 6, 24, 6
+SPLIT = 20  # bits of the lower half of a sum
+REST = 40  # bits behind the point that float64 keeps of an addend
+SHORT = 2.0**24 + 1  # leaves the upper 29 of a float64's 53 bits
+SMALLEST = 2.0**-100  # of all weights together, so that the scale stays finite
+PIECE = 8192  # numbers of each row at a time in torch, so that they stay in the cache
+ON_GPU = 2**24  # numbers of all rows at a time: few kernels, in bounded memory
+
+
+class Weights(NamedTuple):
+    """Holds clients' weights as they multiply numbers of one dtype."""
+
+    factors: Tensor  # [M], float64: omega 2^s
+    unit: Tensor  # 0-d, what the sum of the rounded products is multiplied by
+
+    @staticmethod
+    def of(weights: Tensor, dtype: torch.dtype, divided: bool) -> Weights:
+        """`divided`: whether the sum is divided by that of the weights [M]."""
+        omega = weights.double()
+        if dtype != torch.float64:
+            high = omega * SHORT
+            omega = high - (high - omega)
+        total = omega.abs().sum().clamp(min=SMALLEST)
+        mantissa, _ = torch.frexp(total)  # total / mantissa is the next power of 2
+        scale = 2.0 ** (SUM_BITS - NEAR) * (mantissa / total)
+        factors = omega * scale
+        return Weights(factors, 1 / (factors.round().long().sum().double() if divided else scale))
+
+
+# By level: the sum of the rounded numbers, int64 [P], and of what float64 keeps behind the point.
+# LEVELS, if it is there: NaN.
+Parts = dict[int, tuple[Tensor, Tensor | None]]
+
+
+def weighted_sum(weights: Tensor | None, stacked: Tree) -> Tree:
+    """sum_k weights[k] * row k; `weights` is `[M]`, leaves are `[M, ...]`. None: all are 1."""
+    return _total(weights, stacked, False)
+
+
+def weighted_mean(weights: Tensor | None, stacked: Tree) -> Tree:
+    """That sum, divided once by the sum of the weights."""
+    return _total(weights, stacked, True)
+
+
+def added(rows: Tensor | Rows) -> Tensor:
+    """The sum of the rows, [M, ...] -> [...]."""
+    total: Tensor = weighted_sum(None, {"": rows})[""]
+    return total
+
+
+class Growing:
+    """Adds the rows of a tensor up as they come, in any order and in several processes.
+
+    It stands in a Reply in place of the tensor, [M, ...], where only sums and norms are taken.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, omega: Tensor, plain: bool):
+        """`shape`, `dtype`: of a row. `omega` [M]: the weights. `plain`: whether the rows are added
+        up without weights too; else there is one sum."""
+        self.dtype, self.shape = dtype, (len(omega), *shape)
+        self.norms = omega.new_zeros(len(omega), dtype=dtype)
+        self._weights = [omega, *([torch.ones_like(omega)] if plain else [])]
+        self._parts: list[Parts] = [{} for _ in self._weights]
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    def put(self, position: int, row: Tensor) -> None:
+        """Adds the row of one position."""
+        rows = row.reshape(1, -1)
+        self.norms[position : position + 1] = leaf_row_norms(rows)
+        for parts, omega in zip(self._parts, self._weights, strict=True):
+            factors = Weights.of(omega, self.dtype, False).factors[position : position + 1]
+            _absorb(parts, _parts(rows, factors))
+
+    def total(self, weights: Tensor | None, divided: bool) -> Tensor:
+        """The sum of all rows, [...]."""
+        number = len(self._weights) - 1 if weights is None else 0
+        of = Weights.of(self._weights[number], self.dtype, divided)
+        return (_value(self._parts[number]) * of.unit).to(self.dtype).reshape(self.shape[1:])
+
+    def state(self) -> Tree:
+        """What another process absorbs."""
+        sums = {
+            f"{number}/{level}": {str(i): leaf for i, leaf in enumerate(of) if leaf is not None}
+            for number, parts in enumerate(self._parts)
+            for level, of in parts.items()
+        }
+        return {"norms": self.norms, "shape": torch.tensor(self.shape), "sums": sums}
+
+    def absorb(self, state: Tree) -> None:
+        """Adds the rows of another process."""
+        self.norms = self.norms + state["norms"]
+        for key, of in state["sums"].items():
+            number, level = map(int, key.split("/"))
+            _absorb(self._parts[number], {level: (of["0"].clone(), of.get("1"))})
+
+
+def _total(weights: Tensor | None, stacked: Tree, divided: bool) -> Tree:
+    made: dict[torch.dtype, Weights] = {}
+
+    def total(given: Tensor | Rows) -> Tensor:
+        leaf = opened(given, weights)
+        if isinstance(leaf, Growing):
+            return leaf.total(weights, divided)
+        if leaf.dtype not in made:
+            omega = leaf.new_ones(len(leaf)) if weights is None else weights
+            made[leaf.dtype] = Weights.of(omega, leaf.dtype, divided)
+        of, rows = made[leaf.dtype], leaf.reshape(len(leaf), leaf.shape[1:].numel())
+        parts = (_parts_on_gpu if rows.is_cuda else _parts)(rows, of.factors)
+        return (_value(parts) * of.unit).to(leaf.dtype).reshape(leaf.shape[1:])
+
+    return tree_map(total, stacked)
+
+
+def _parts(rows: Tensor, factors: Tensor) -> Parts:
+    """The sums of row k times factors[k], each product rounded, of [M, P]; on the CPU. Level 0 is
+    always there."""
+    whole = _compiled(rows, factors)
+    if whole is not None:
+        return {0: (whole, None)}
+    most = _largest(rows)
+    if bool((most <= 2.0**NEAR).all()):
+        return {0: _rounded(rows, factors, PIECE, _sum)}
+    level = _levels(most)
+    there = set(level.tolist())
+    found: Parts = {LEVELS: (factors.new_tensor(math.nan), None)} if LEVELS in there else {}
+    for at in {0, *there} - {LEVELS}:
+        mine = level == at
+        chosen = rows if bool(mine.all()) else rows[mine]
+        found[at] = _rounded(chosen, factors[mine] / 2.0 ** (STEP * at), PIECE, _sum)
+    return found
+
+
+def _parts_on_gpu(rows: Tensor, factors: Tensor) -> Parts:
+    """The same where the host would wait for an answer, so every level is there."""
+    level = _levels(_largest(rows))
+    units = factors.new_full((LEVELS + 1,), 2.0**STEP).cumprod(0) / 2.0**STEP
+
+    def by_level(rounded: Tensor) -> Tensor:
+        return rounded.new_zeros(LEVELS + 1, rounded.shape[1]).index_add_(0, level, rounded)
+
+    size = max(PIECE, ON_GPU // max(len(rows), 1))
+    whole, rest = _rounded(rows, factors / units[level], size, by_level)
+    found = {at: (whole[at], None if rest is None else rest[at]) for at in range(LEVELS)}
+    beyond = units[0].masked_fill((level == LEVELS).any(), torch.nan) - 1  # 0 or NaN
+    return found | {LEVELS: (beyond, None)}
+
+
+def _levels(most: Tensor) -> Tensor:
+    """The level of rows whose largest number is `most`, [M]; LEVELS for NaN and beyond the last."""
+    edges = most.new_full((LEVELS,), 2.0**STEP).cumprod(0) * 2.0 ** (NEAR - STEP)
+    return torch.searchsorted(edges, most)
+
+
+def _rounded(
+    rows: Tensor, factors: Tensor, size: int, adds: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """What `adds` makes of the rounded products, `size` columns at a time, and of what rounding
+    took away; the last of float64 only."""
+    wholes, rests = [], []
+    for at in range(0, max(rows.shape[1], 1), size):
+        products = rows[:, at : at + size].double() * factors.unsqueeze(1)
+        whole = products.round()
+        wholes.append(adds(whole.long()))
+        if rows.dtype == torch.float64:
+            rests.append(adds(((products - whole) * 2.0**REST).round().long()))
+    return torch.cat(wholes, dim=-1), torch.cat(rests, dim=-1) if rests else None
+
+
+def _sum(rounded: Tensor) -> Tensor:
+    return rounded.sum(0)
+
+
+def _absorb(parts: Parts, others: Parts) -> None:
+    """Adds the sums of other rows."""
+    for level, (whole, rest) in others.items():
+        old = parts.get(level)
+        if old is not None:
+            whole = old[0].add_(whole)
+            rest = None if old[1] is None or rest is None else old[1] + rest
+        parts[level] = whole, rest
+
+
+def _value(parts: Parts) -> Tensor:
+    """The sum of all parts, [P], float64."""
+    levels = sorted(parts.keys() - {LEVELS})
+    if levels == [0]:
+        found = _exact(*parts[0])
+    else:
+        wholes, rests = zip(*(parts[level] for level in levels), strict=True)
+        rest = None if rests[0] is None else torch.stack(rests)
+        exact, units = _exact(torch.stack(wholes), rest), (2.0 ** (STEP * at) for at in levels)
+        found = reduce(torch.add, (one * unit for one, unit in zip(exact, units, strict=True)))
+    return found + parts[LEVELS][0] if LEVELS in parts else found
+
+
+def _exact(whole: Tensor, rest: Tensor | None) -> Tensor:
+    """A sum and what it keeps behind the point as float64."""
+    if rest is None:
+        return whole.double()
+    upper = whole >> SPLIT << SPLIT  # each half is exact in float64
+    return upper.double() + ((whole - upper).double() + rest.double() / 2.0**REST)
+
+
+def _largest(rows: Tensor) -> Tensor:
+    """The largest |x| of each row, [M, P] -> [M], float64; NaN if there is one."""
+    if not rows.numel():
+        return rows.new_zeros(len(rows), dtype=torch.float64)
+    low, high = torch.aminmax(rows, dim=1)
+    return torch.maximum(high, -low).double()
+
+
+def _compiled(rows: Tensor, factors: Tensor) -> Tensor | None:
+    """As `_rounded` at level 0, several times as fast; None if rows reach too far, or without a
+    compiler."""
+    add = _library() if rows.dtype == torch.float32 else None
+    if add is None:
+        return None
+    (m, n), rows = rows.shape, rows.contiguous()
+    added = rows.new_zeros(n, dtype=torch.int64)
+    most = add(added.data_ptr(), rows.data_ptr(), factors.data_ptr(), m, n)
+    return added if most <= 2.0**NEAR else None
+
+
+@cache
+def _library() -> Callable[..., float] | None:
+    """The function of sums.cpp, if this machine has it compiled, or has a compiler."""
+    path = native.library(SOURCE)
+    if os.environ.get(native.SWITCH) == "0":
+        return None
+    if not path.exists() and not native.built(path, SOURCE, FLAGS):
+        return None
+    try:
+        found = ctypes.CDLL(str(path)).add_rows
+    except OSError as error:
+        native.LOG.warning("sums run in Python: the compiled ones can't be loaded: %s", error)
+        return None
+    found.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2]
+    found.restype = ctypes.c_float
+    return cast("Callable[..., float]", found)

@@ -1,0 +1,80 @@
+"""Adds a cohort's updates up while its clients train, where one model in memory has to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Replies, overrides
+from fedml_noniid.plugins.core.sums import Growing
+from fedml_noniid.plugins.core.trees import Tree, n_bytes, tree_map
+from fedml_noniid.plugins.engines.callbacks import Callback
+from fedml_noniid.plugins.engines.plan import Start
+
+ADDED = ("deltas", "buffers", "upload")  # parts of a reply
+
+
+def reason(start: Start, callbacks: Iterable[Callback]) -> str:
+    """Why the updates of this run are added up as they come; "" if they are held.
+
+    The result has the same bits.
+    """
+    plan, of = start.plan, start.algorithm
+    size = plan.cohort * (n_bytes(start.params) + n_bytes(start.buffers)) >> 20
+    if size < plan.memory_mb or not _only_sums(of) or plan.observing:
+        return ""
+    if any(_reads(callback) for callback in callbacks):
+        return ""
+    return f"{size} MB of updates in a round, more than machine.memory_mb = {plan.memory_mb}"
+
+
+def _only_sums(of: Algorithm) -> bool:
+    weighed = any(overrides(c, hook) for c in of.components for hook in ("weigh", "average"))
+    return of.needs.replies == Replies.SUMS and of.exchanges.round == 1 and not weighed
+
+
+def _reads(callback: Callback) -> bool:
+    """Whether a callback may read single updates."""
+    hooks = ("on_exchange", "measure")
+    return any(getattr(type(callback), hook) is not getattr(Callback, hook) for hook in hooks)
+
+
+class Sums:
+    """The sums of the clients' answers to training."""
+
+    def __init__(self, algorithm: Algorithm, n: Tensor) -> None:
+        """`n` [M]: the samples of each client of the cohort."""
+        self.omega = (torch.ones_like(n) if algorithm.uniform else n).double()
+        self.plain = bool(algorithm.components) and not algorithm.uniform
+        self.parts: Tree = {}
+
+    def take(self, position: int, answer: Tree) -> Tree:
+        """Adds the answer of one client, and returns what is not added up."""
+        given = {key: answer[key] for key in ADDED}
+        self.parts = self.parts or tree_map(lambda x: self._growing(x.shape, x.dtype), given)
+        tree_map(lambda sums, leaf: sums.put(position, leaf), self.parts, given)
+        return {key: of for key, of in answer.items() if key not in ADDED}
+
+    def state(self) -> Tree:
+        """What another process absorbs; a tensor's part has the name "" below its own."""
+        found: Tree = tree_map(lambda sums: {"": sums.state()}, self.parts)
+        return found
+
+    def absorb(self, state: Tree) -> None:
+        """Adds what another process has added up."""
+        self.parts = self._absorbed(self.parts, state)
+
+    def _absorbed(self, mine: Any, state: Tree) -> Any:
+        if "" not in state:
+            return {key: self._absorbed((mine or {}).get(key), of) for key, of in state.items()}
+        part = state[""]
+        sums = mine or self._growing(part["shape"].tolist()[1:], part["norms"].dtype)
+        sums.absorb(part)
+        return sums
+
+    def _growing(self, shape: Sequence[int], dtype: torch.dtype) -> Growing:
+        return Growing(shape, dtype, self.omega, self.plain)

@@ -1,0 +1,156 @@
+"""Exact sums of clients' tensors: rounded once each, and then the same in every order."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedml_noniid.plugins.core import native, sums
+from fedml_noniid.plugins.core.sums import added, weighted_mean, weighted_sum
+from fedml_noniid.plugins.engines.packing import stack
+from tests.core.test_trees import A, B, lists
+
+
+def drawn(
+    m: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Weights such as numbers of samples, and numbers of 1e-8 to 1."""
+    generator = torch.Generator().manual_seed(seed)
+    size = 10 ** (-8 * torch.rand(m, n, generator=generator, dtype=torch.float64))
+    sign = torch.randint(0, 2, (m, n), generator=generator) * 2 - 1
+    return torch.randint(1, 500, (m,), generator=generator).double(), (size * sign).to(dtype)
+
+
+def exact_mean(weights: Tensor, rows: Tensor) -> list[Fraction]:
+    omega = [Fraction(w) for w in weights.tolist()]
+    columns = rows.double().T.tolist()
+    return [
+        sum(w * Fraction(x) for w, x in zip(omega, column, strict=True)) / sum(omega)
+        for column in columns
+    ]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The lines in C++."""
+    monkeypatch.setenv(native.SWITCH, "1")
+    sums._library.cache_clear()
+    if sums._library() is None:
+        pytest.skip("needs a C++ compiler; this machine has none")
+    yield
+    sums._library.cache_clear()
+
+
+def test_sums_keep_the_dtype_of_the_leaves() -> None:
+    """0.25 A + 0.75 B, with float64 weights and float32 leaves."""
+    found = weighted_sum(torch.tensor([0.25, 0.75], dtype=torch.float64), stack([A, B]))
+    assert lists(found) == {"w": [[7.75, 14.5]], "inner": {"b": [23.0]}}
+    assert found["w"].dtype == torch.float32
+    twice = weighted_mean(torch.tensor([1, 3]), stack([A, B]))
+    assert lists(twice) == lists(found)
+    assert lists(weighted_mean(None, stack([A, B]))) == {"w": [[5.5, 9.0]], "inner": {"b": [16.0]}}
+
+
+@pytest.mark.parametrize("m", [1, 2, 10, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_mean_is_that_of_fractions(m: int, dtype: torch.dtype) -> None:
+    """float32: to six units in the last place, also where addends cancel. float64: to one of the
+    mean of |x|, since products with weights are rounded."""
+    weights, rows = drawn(m, 50, dtype)
+    found = weighted_mean(weights, {"w": rows})["w"].tolist()
+    sizes = exact_mean(weights, rows.abs())
+    for mine, exact, size in zip(found, exact_mean(weights, rows), sizes, strict=True):
+        bound = 6 * abs(exact) if dtype == torch.float32 else 2 * size
+        assert abs(Fraction(mine) - exact) <= bound * Fraction(torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("far", [False, True])
+def test_twenty_orders_have_the_same_bits(dtype: torch.dtype, far: bool) -> None:
+    weights, rows = drawn(40, 300, dtype)
+    if far:
+        rows[3] *= 1e5
+        rows[20] *= 1e9
+    first = weighted_mean(weights, {"w": rows})["w"]
+    plain = [torch.mv(rows.T, weights.to(dtype))]
+    for seed in range(20):
+        order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(weighted_mean(weights[order], {"w": rows[order]})["w"], first)
+        plain.append(torch.mv(rows[order].T, weights[order].to(dtype)))
+    assert any(not torch.equal(plain[0], other) for other in plain)  # else nothing was tested
+
+
+@pytest.mark.parametrize("size", [1, 7, 2047, 2049, 70_001])
+@pytest.mark.usefixtures("compiled")
+def test_compiled_lines_have_the_same_bits(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, rows = drawn(9, size)
+    rows[:, 0] = torch.tensor([0.5, -0.5, 1.5, -1.5, 2.5, 64, -64, 0.0, -0.0])  # ties, both ends
+    for omega in (weights, weights / 3, torch.full((9,), 2.0**-60), -weights):
+        mine = sums._compiled(rows, (found := sums.Weights.of(omega, rows.dtype, True)).factors)
+        assert mine is not None
+        plain, _ = sums._rounded(rows, found.factors, sums.PIECE, sums._sum)
+        assert torch.equal(mine, plain)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_compiled_lines_leave_large_numbers_to_torch() -> None:
+    weights, rows = drawn(3, 5000)
+    for value in (65.0, -65.0, math.inf, -math.inf, math.nan):
+        rows[1, 4321] = value
+        factors = sums.Weights.of(weights, rows.dtype, True).factors
+        assert sums._compiled(rows, factors) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("power", [6, 7, 30, 31, 54, 78, 100, 110])
+def test_a_large_row_costs_the_others_nothing(dtype: torch.dtype, power: int) -> None:
+    """As scaffold's when it diverges. Its own numbers keep the precision of the largest."""
+    weights, rows = drawn(5, 200, dtype)
+    without = weighted_sum(weights[1:], {"w": rows[1:]})["w"] if power > 6 else None
+    rows[0] = 0
+    rows[0, 0] = 2.0**power
+    found = weighted_sum(weights, {"w": rows})["w"]
+    assert found[0].item() == pytest.approx(weights[0].item() * 2.0**power, rel=1e-6)
+    if without is not None:
+        torch.testing.assert_close(found[1:], without[1:], rtol=2e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_nan_and_not_a_number(value: float) -> None:
+    """An integer would hide it."""
+    weights, rows = drawn(4, 10)
+    rows[2, 5] = value
+    assert weighted_sum(weights, {"w": rows})["w"].isnan().all()
+    assert not weighted_sum(weights[:2], {"w": rows[:2]})["w"].isnan().any()
+
+
+def test_equal_rows_have_themselves_as_their_mean() -> None:
+    _, rows = drawn(1, 500)
+    for dtype in (torch.float32, torch.float64):
+        same = rows.to(dtype).expand(30, -1)
+        many, _ = drawn(30, 1)
+        found = weighted_mean(many, {"w": same})["w"]
+        torch.testing.assert_close(found, same[0], rtol=torch.finfo(dtype).eps, atol=0)
+
+
+def test_a_common_factor_of_the_weights_changes_no_bit_where_it_is_a_power_of_two() -> None:
+    weights, rows = drawn(12, 400)
+    first = weighted_mean(weights, {"w": rows})["w"]
+    for factor in (2.0**-70, 0.5, 2.0**40):
+        assert torch.equal(weighted_mean(weights * factor, {"w": rows})["w"], first)
+
+
+def test_nothing_adds_up_to_nothing() -> None:
+    assert added(torch.zeros(0, 3)).tolist() == [0.0] * 3
+    assert weighted_sum(None, {"w": torch.zeros(4, 0)})["w"].shape == (0,)
+    assert weighted_sum(torch.zeros(2), {"w": torch.ones(2, 3)})["w"].tolist() == [0.0] * 3
+
+
+def test_the_suite_runs_in_torch() -> None:
+    assert os.environ[native.SWITCH] == "0"
