@@ -159,7 +159,9 @@ class _Front:
                     f"{job.unit.key}: {losses} workers died with it, one after the other; is their "
                     "memory enough?"
                 ) from None
-            log.warning("%s: lost worker %s, goes on elsewhere", job.unit.key, error.last_worker)
+            log.warning(
+                "%s: lost worker %s, goes on elsewhere", job.unit.key, error.last_worker.name
+            )
             self.waiting.appendleft(job)
         except (OSError, CancelledError) as error:
             raise UserError(f"the cluster is lost ({error}); {CONTINUES}") from None
