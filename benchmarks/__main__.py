@@ -11,6 +11,7 @@ import typer
 from benchmarks import chaos as killing
 from benchmarks import choosing, everything, gpu_budget, personalised
 from benchmarks import frozen as features
+from benchmarks import owners as many_owners
 from benchmarks import sums as exact
 from fedml_noniid.pipelines import edge
 
@@ -106,6 +107,12 @@ def frozen(
     Interrupted, it goes on where it was.
     """
     features.write(ROOT, raw.resolve(), work.resolve())
+
+
+@app.command()
+def owners(work: Annotated[Path, typer.Option(help="Folder of the data and the runs.")]) -> None:
+    """Measure data of 1,000 to 1,000,000 owners, from the arrays to the report."""
+    many_owners.write(ROOT, work.resolve())
 
 
 @app.command()

@@ -18,11 +18,13 @@ from fedml_noniid.plugins.core.errors import UserError, closest, located
 from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.data.inputs import Input, Inputs, moments, total
 from fedml_noniid.plugins.data.strata import Strata, strata
+from fedml_noniid.plugins.data.types import Floats
 
 # The mean and the deviation of pixels from 0 to 1; None: those of each channel.
 NORMALISATIONS = {"channel": None, "half": (0.5, 0.5), "none": (0.0, 1.0)}
 TENSORS = ("train_x", "train_y", "test_x", "test_y")
 OPTIONAL = ("train_owner", "test_owner", "embedding")
+PIECE = 2**16  # samples that are copied at a time
 LEAK = "LEAK: "  # begins the note that says which test samples training has seen
 
 
@@ -214,6 +216,8 @@ def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """
     n = x.numel() // x.shape[1]
     axes = (0, *range(2, x.ndim))
+    if x.is_floating_point() and x.ndim == 2 and x.shape[1] > 1:
+        return _moments_of_features(x.numpy())
     if x.is_floating_point():
         wide = x.double().numpy()
         # Rounding may give a constant channel a tiny deviation.
@@ -228,3 +232,20 @@ def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(s / n for s, _ in sums), tuple(
         math.sqrt(n * q - s * s) / n or 1.0 for s, q in sums
     )
+
+
+def _moments_of_features(x: Floats) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """As `_moments`, of features [n, d]: NumPy's bits, without a copy of all samples in float64."""
+    n = len(x)
+
+    def added(mean: Floats | float, power: int) -> Floats:
+        """The sum of (row - mean)^power. NumPy adds rows in their order, here too."""
+        found = np.zeros((0, x.shape[1]))
+        for piece in np.split(x, range(PIECE, n, PIECE)):
+            terms: Floats = (piece.astype(np.float64) - mean) ** power
+            found = np.concatenate([found, terms]).sum(0, keepdims=True)
+        return found.ravel()
+
+    mean = added(0.0, 1) / n
+    std = np.where(x.min(0) == x.max(0), 1.0, np.sqrt(added(mean, 2) / n))
+    return tuple(mean.tolist()), tuple(std.tolist())

@@ -339,22 +339,23 @@ def _labels(parts: Sequence[_Part]) -> tuple[list[str], list[Array]]:
                 )
             found = [names[y] for y in found]
         order = names.tolist()
-    texts = [y.astype(str).tolist() for y in found]
-    for part, labels in zip(parts, texts, strict=True):
-        empty = [i for i, label in enumerate(labels) if not label.strip()]
-        if empty:
-            raise UserError(f"{part.where('y')}[{empty[0]}] is empty; every sample needs a label")
-    return user_data.classified(texts, [p.where("y") for p in parts], lambda i: f"y[{i}]", order)
+    labels = [user_data.Labels.of(y) for y in found]
+    for part, one in zip(parts, labels, strict=True):
+        empty = one.first(lambda text: not text.strip())
+        if empty is not None:
+            raise UserError(f"{part.where('y')}[{empty}] is empty; every sample needs a label")
+    return user_data.classified(labels, [p.where("y") for p in parts], lambda i: f"y[{i}]", order)
 
 
-def _owners(parts: Sequence[_Part]) -> list[list[Any]] | None:
+def _owners(parts: Sequence[_Part]) -> list[Array | list[Any]] | None:
     """client of each part."""
     missing = [part.where("client") for part in parts if "client" not in part.arrays]
     if len(missing) == len(parts):
         return None
     if missing:
         raise UserError(f"{missing[0]} is missing; allowed: owners of both parts or of none")
-    return [client.tolist() for client in _whole_or_text(parts, "client")]
+    found = _whole_or_text(parts, "client")
+    return [client if client.dtype.kind in "iu" else client.tolist() for client in found]
 
 
 def _whole_or_text(parts: Sequence[_Part], key: str) -> list[Array]:

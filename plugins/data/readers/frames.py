@@ -333,5 +333,7 @@ def rows_of(tables: Sequence[Table], who: Who, test_share: float | None) -> user
         names, y = user_data.targets(columns, list(who.targets), where, lambda i: f"row {i + 1}")
         return user_data.rows_of(names, y, owners, test_share, sources)
     labels = [names_of(table, who.label) for table in tables]
-    classes, numbers = user_data.classified(labels, where, lambda i: f"row {i + 1}")
+    classes, numbers = user_data.classified(
+        [*map(user_data.Labels.of, labels)], where, lambda i: f"row {i + 1}"
+    )
     return user_data.rows_of(classes, [*numbers], owners, test_share, sources)

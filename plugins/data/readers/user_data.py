@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ Share = Annotated[float, Range(0, 1, "()")]
 TEST_SHARE = 0.2  # of the samples that becomes the test set, if none is given
 FAR = 10  # from here on, a mean or a deviation of a target gets a note
 MAX_LISTED = 5  # names that a message or a note lists
+PIECE = 2**24  # bytes that are copied at a time
 FRACTION = r"[-+]?\d*[.,]\d*[1-9]\d*(e[-+]?\d+)?"  # a number that isn't whole
 
 
@@ -122,37 +122,63 @@ def cut(
     return train, test, note
 
 
+class Labels(NamedTuple):
+    """The labels of samples as text: each different one once, and which one a sample has."""
+
+    texts: list[str]
+    number: Ints  # [n], in `texts`
+
+    @staticmethod
+    def of(labels: NDArray[Any] | Sequence[str]) -> Labels:
+        """Labels that are whole numbers in an array, or texts."""
+        if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
+            values, number = np.unique(labels, return_inverse=True)
+            return Labels(values.astype(str).tolist(), number)
+        texts = labels.tolist() if isinstance(labels, np.ndarray) else labels
+        place = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+        return Labels([*place], np.fromiter(map(place.__getitem__, texts), np.int64, len(texts)))
+
+    def first(self, wrong: Callable[[str], object]) -> int | None:
+        """The first sample with a label that is `wrong`; None if there is none."""
+        numbers = [i for i, text in enumerate(self.texts) if wrong(text)]
+        return int(np.isin(self.number, numbers).argmax()) if numbers else None
+
+    def of_sample(self, i: int) -> str:
+        """The label of a sample."""
+        return self.texts[int(self.number[i])]
+
+
 def classified(
-    texts: Sequence[Sequence[str]],
+    labels: Sequence[Labels],
     where: Sequence[str],
     at: Callable[[int], str],
     names: Sequence[str] | None = None,
 ) -> tuple[list[str], list[Ints]]:
-    """(the classes, the labels as their numbers) of labels as text: those of training, and of the
-    test set if there is one.
+    """(the classes, the labels as their numbers) of `labels`: those of training, and of the test
+    set if there is one.
 
     The names are sorted: as numbers if all are whole numbers, otherwise as text; `names` has them
-    in another order. `where` begins a message on each of `texts`, `at(i)` names label i. UserError
+    in another order. `where` begins a message on each of `labels`, `at(i)` names label i. UserError
     for fewer than two classes, for measurements and identifiers in place of classes, and for test
     labels that no training sample has.
     """
-    train = texts[0]
-    found = set(train)
-    for i, label in enumerate(train):
-        if re.fullmatch(FRACTION, label.strip()):
-            raise UserError(
-                f"{where[0]} is {label!r} in {at(i)}, a measurement; allowed: whole numbers or "
-                f"text (with {len(found)} different values it looks like a regression target: of "
-                "a table, name the column in `target` in place of `label`; arrays have floats; "
-                "and choose a loss for it, such as mse)"
-            )
+    train = labels[0]
+    found, n = set(train.texts), len(train.number)
+    i = train.first(lambda text: re.fullmatch(FRACTION, text.strip()))
+    if i is not None:
+        raise UserError(
+            f"{where[0]} is {train.of_sample(i)!r} in {at(i)}, a measurement; allowed: whole "
+            f"numbers or text (with {len(found)} different values it looks like a regression "
+            "target: of a table, name the column in `target` in place of `label`; arrays have "
+            "floats; and choose a loss for it, such as mse)"
+        )
     if len(found) < 2:
         raise UserError(
             f"{where[0]} is always {shown(next(iter(found)))}; at least 2 classes are needed"
         )
-    if 2 * len(found) > len(train):
+    if 2 * len(found) > n:
         raise UserError(
-            f"{where[0]} has {len(found)} different labels in {len(train)} samples; allowed: "
+            f"{where[0]} has {len(found)} different labels in {n} samples; allowed: "
             "classes with 2 samples or more on average (is it an identifier or a regression "
             "target, or are these too few rows?)"
         )
@@ -165,20 +191,24 @@ def classified(
         )
         raise UserError(f"{where[0]}: classes has to name each class once; not so: {listed(odd)}")
     number = {name: i for i, name in enumerate(names)}
-    for i, label in enumerate(texts[-1]):
-        if label not in number:
-            raise UserError(
-                f"{where[-1]} is {shown(label)} in {at(i)}, but no training sample "
-                f"is{nearest(label, names)}; allowed: {listed(names, 10)}"
-            )
-    y = [np.array([number[label] for label in part], dtype=np.int64) for part in texts]
+    i = labels[-1].first(lambda text: text not in number)
+    if i is not None:
+        text = labels[-1].of_sample(i)
+        raise UserError(
+            f"{where[-1]} is {shown(text)} in {at(i)}, but no training sample "
+            f"is{nearest(text, names)}; allowed: {listed(names, 10)}"
+        )
+    y = [
+        np.array([number[text] for text in part.texts], dtype=np.int64)[part.number]
+        for part in labels
+    ]
     return list(names), y
 
 
 def rows_of(
     classes: list[str],
     y: list[NDArray[Any]],
-    owners: Sequence[Sequence[Any]] | None,
+    owners: Sequence[Sequence[Any] | NDArray[Any]] | None,
     test_share: float | None,
     sources: Sequence[str],
 ) -> Rows:
@@ -194,8 +224,7 @@ def rows_of(
     if same := [repr(name) for name in classes if alike[_plainly(name)] > 1]:
         notes.append(f"classes that differ only in blanks or case: {', '.join(same)}")
     if owners is not None:
-        number = {name: i for i, name in enumerate(sorted(set().union(*owners)))}
-        numbers = [np.array([number[name] for name in part], np.int64) for part in owners]
+        numbers = _numbered(owners)
     if len(y) == 2:
         if test_share is not None:
             raise refusal("test_share", test_share, f"none, since {sources[-1]} is the test set")
@@ -216,6 +245,16 @@ def rows_of(
     if numbers is not None:
         notes += _owners_apart(*numbers)
     return Rows(train, test, y, classes, numbers, notes)
+
+
+def _numbered(owners: Sequence[Sequence[Any] | NDArray[Any]]) -> list[Ints]:
+    """The owners [n] and [m] by their numbers in the sorted order of their names in all parts."""
+    whole = np.concatenate(owners) if isinstance(owners[0], np.ndarray) else np.empty(0)
+    if whole.dtype.kind in "iu":
+        number = np.unique(whole, return_inverse=True)[1]
+        return np.split(number, np.cumsum([len(part) for part in owners])[:-1])
+    place = {name: i for i, name in enumerate(sorted(set().union(*owners)))}
+    return [np.array([place[name] for name in part], np.int64) for part in owners]
 
 
 def targets(
@@ -283,10 +322,24 @@ def _repeated(train_x: Tensor, test_x: Tensor) -> list[str]:
     """A note on the test samples that are equal to a training sample, byte by byte."""
     if train_x.shape[1:] != test_x.shape[1:] or train_x.dtype is not test_x.dtype:
         return []  # images before they are scaled
-
-    def digests(x: Tensor) -> list[bytes]:
-        return [blake2b(row.tobytes(), digest_size=16).digest() for row in x.contiguous().numpy()]
-
-    known = set(digests(train_x))
-    n = sum(digest in known for digest in digests(test_x))
+    n = int(np.isin(_hashes(test_x), _hashes(train_x)).sum())
     return [f"{n} of {len(test_x)} test samples are equal to a training sample"] if n else []
+
+
+def _hashes(x: Tensor) -> NDArray[np.uint64]:
+    """A number of 64 bits for the bytes of each sample, [n].
+
+    Of a million samples, two that differ have the same number with a chance of one to 10^7.
+    """
+    rows = x.contiguous().numpy().reshape(len(x), -1).view(np.uint8)
+    width = rows.shape[1]
+    words = -(-width // 8)
+    first, second = np.random.default_rng(0).integers(1, 2**64, (2, words), np.uint64)
+    found = [np.empty(0, np.uint64)]
+    for piece in np.array_split(rows, 1 + rows.size // PIECE):
+        whole = np.zeros((len(piece), 8 * words), np.uint8)
+        whole[:, :width] = piece
+        mixed = whole.view(np.uint64) * (first | np.uint64(1))
+        mixed = (mixed ^ (mixed >> np.uint64(32))) * (second | np.uint64(1))
+        found.append((mixed ^ (mixed >> np.uint64(29))).sum(1, dtype=np.uint64))
+    return np.concatenate(found)

@@ -1,0 +1,83 @@
+"""Arrays of a user with very many samples and owners are read in array code."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import fedml_noniid as nd
+from fedml_noniid.plugins.data import dataset
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.readers import arrays, user_data
+from tests.work import calls, peak_bytes
+
+FEATURES = 4
+
+
+def of(n: int) -> Dataset:
+    """`n` training samples of n / 2 owners, half as many test samples."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(n, FEATURES)).astype(np.float32), rng.integers(3, 8, n)
+    owner = rng.permutation(n) // 2
+    train, test = ({"x": x[:m], "y": y[:m], "client": owner[:m]} for m in (n, n // 2))
+    return Dataset.of("made", arrays.of_arrays(train, test))
+
+
+def test_no_python_for_each_sample_or_owner() -> None:
+    few, many = 5_000, 40_000
+    of(few)  # what is imported and cached on the first use
+    before = calls(lambda: of(few))
+    assert calls(lambda: of(many)) < before + (many - few) / 100
+    grown = peak_bytes(lambda: of(many)) - peak_bytes(lambda: of(few))
+    assert grown < 300 * (many - few)  # bytes, of samples with 32
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 20])
+def test_equal_samples_are_counted_byte_by_byte(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_data, "PIECE", 300)
+    rng = np.random.default_rng(width)
+    train, test = (rng.integers(0, 2, (n, width), np.uint8) for n in (60, 200))
+    known = {row.tobytes() for row in train}
+    wanted = sum(row.tobytes() in known for row in test)
+    notes = user_data._repeated(torch.from_numpy(train), torch.from_numpy(test))
+    assert notes == [f"{wanted} of 200 test samples are equal to a training sample"] or not wanted
+    assert len(np.unique(user_data._hashes(torch.from_numpy(train)))) == len(known)
+
+
+def test_samples_that_differ_in_few_bits_have_other_hashes() -> None:
+    """Each pair of bits of 24 bytes is turned: sums of products alone would be equal for some."""
+    bits = np.eye(192, dtype=np.uint8)
+    pairs = np.maximum(bits[:, None], bits[None]).reshape(-1, 192)
+    rows = torch.from_numpy(np.packbits(np.unique(pairs, axis=0), axis=1))
+    assert len(np.unique(user_data._hashes(rows))) == len(rows) == 192 * 193 // 2
+
+
+def test_zeros_of_two_signs_are_different_samples() -> None:
+    x = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+    assert user_data._repeated(x, torch.tensor([[-0.0, 1.0]])) == []
+    assert len(user_data._repeated(x, torch.tensor([[0.0, 1.0], [-0.0, 1.0]]))) == 1
+
+
+@pytest.mark.parametrize(("n", "d"), [(3, 2), (100, 5), (101, 17), (1000, 64)])
+def test_mean_and_deviation_have_the_bits_of_numpy(
+    n: int, d: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset, "PIECE", 50)
+    rng = np.random.default_rng(n)
+    x = (rng.normal(size=(n, d)) * 10.0 ** rng.integers(-3, 4, d)).astype(np.float32)
+    x[:, 0] = 0.1
+    mean, std = dataset._moments(torch.from_numpy(x))
+    wide = x.astype(np.float64)
+    assert mean == tuple(wide.mean(0).tolist())
+    assert std == (1.0, *wide.std(0)[1:].tolist())
+
+
+def test_owners_of_unlike_types_are_numbered_by_their_values() -> None:
+    x, y = np.arange(12.0).reshape(6, 2), np.arange(6) % 2
+    owner, other = np.array([7, 7, -1, -1, 3, 3]), np.array([3, 2**63], np.uint64)
+    found = nd.from_arrays(x, y, x[:2] + 100, y[:2], owner=owner, test_owner=other).dataset
+    assert found.train_owner is not None and found.test_owner is not None
+    assert found.train_owner.tolist() == [2, 2, 0, 0, 1, 1] and found.test_owner.tolist() == [1, 3]
