@@ -278,12 +278,8 @@ class OnDisk:
         self._remove_unused()
         new = [client for client in self._slots if client in self._changed]
         if new:
-            index = numbers((self._slots[client] for client in new), self._device)
-            tree_map(
-                lambda out, leaf: out[: len(new)].copy_(leaf.index_select(0, index)),
-                self._staging,
-                self._window,
-            )
+            for position, client in enumerate(new):  # row by row: fresh memory costs page faults
+                replace_row(self._staging, position, row(self._window, self._slots[client]))
             number = self._next
             self._next += 1
             self._staged = number
