@@ -3,7 +3,9 @@ hand."""
 
 from __future__ import annotations
 
+import csv
 import importlib
+import io
 import json
 import os
 import re
@@ -23,6 +25,7 @@ from benchmarks import (
     engines,
     everything,
     ours,
+    owners,
     pfl_cifar10,
     processes,
     repeatability,
@@ -40,6 +43,7 @@ from benchmarks.workloads import WORKLOADS, Workload, write_job
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.compiled import SWITCH
 from fedml_noniid.plugins.engines.plan import initial_model
+from tests.pipelines.small import run_stages
 
 NOTHING: dict[str, Any] = {
     "quick": False,
@@ -231,6 +235,31 @@ def test_the_page_on_scale_has_the_numbers_of_the_benchmark() -> None:
     found["scaling"]["cohort"]["engines"]["ours, sequential"]["wall_s"][0] = 0.5
     assert re.search(r"\| sequential +\| 0\.5 ", report.on_scale(page, found))
     assert report.on_scale("no marks", found) == "no marks"
+
+
+def test_the_page_on_scale_has_the_numbers_of_owners() -> None:
+    """The table and the sentences of docs/scale.md are of docs/results/owners.csv."""
+    root = Path(__file__).parents[1]
+    page, content = (root / owners.PAGE).read_text(), (root / owners.FILE).read_text()
+    assert page == owners.on_page(page, content)
+    rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(io.StringIO(content))]
+    assert [row["owners"] for row in rows] == [*owners.SIZES]
+    assert f"| `partition`, s | {rows[0]['partition_s']:.3g} |" in page
+    changed = owners.on_page(page, content.replace(f"{rows[0]['partition_s']:.8g}", "0.125"))
+    assert "| `partition`, s | 0.125 |" in changed
+    assert owners.table(rows) == content
+
+
+def test_data_of_owners_run_through_a_stage_and_rounds(tmp_path: Path) -> None:
+    folders = [tmp_path / str(size) for size in (100, 200)]
+    for folder, size in zip(folders, (100, 200), strict=True):
+        owners.write_study(folder, size, 2)
+        run_stages(folder, ("prepare", "partition"))
+    assert all(seconds > 0 for seconds in owners.in_turns(folders, "scaffold", 2))
+    seconds, mb = owners.stage(folders[0], "plan")
+    assert seconds > 0.1 and mb > 50
+    with pytest.raises(UserError, match="stage none failed"):
+        owners.stage(folders[0], "none")
 
 
 def test_rounds_take_turns(tmp_path: Path) -> None:
