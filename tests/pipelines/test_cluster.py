@@ -382,6 +382,31 @@ def tasks(dask_worker: Any) -> int:
 
 
 @pytest.mark.slow
+def test_a_lost_scheduler_ends_workers_and_run_in_one_line(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without TLS, on loopback."""
+    _, there = copies(prepared, tmp_path, LONG)
+    named = Cluster(f"tcp://127.0.0.1:{free_port()}")
+    scheduler = start("scheduler", "--listen", named.address)
+    workers = start("worker", named.address)
+    monkeypatch.setattr(front, "CONNECT_S", 3)
+    killer = threading.Thread(
+        target=lambda: (
+            until(lambda: [*there.glob(".resume/*/*/checkpoint.safetensors")]),
+            scheduler.kill(),
+        )
+    )
+    killer.start()
+    with pytest.raises(UserError, match="has ended, or can't be reached any more; the same"):
+        train.run(Workspace.of(there, {CLUSTER: named.address}))
+    killer.join()
+    assert workers.wait(60) == 0
+    for process in (scheduler, workers):
+        process.communicate()
+
+
+@pytest.mark.slow
 def test_a_worker_that_does_not_see_the_experiment_has_a_folder_of_its_own(
     cluster: Running, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
