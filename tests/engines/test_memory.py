@@ -84,3 +84,51 @@ def test_500_clients_of_cifar_10_in_6_gb() -> None:
     )
     assert found.returncode == 0, found.stderr
     assert int(found.stdout) < 6e9
+
+
+MANY_CLIENTS = """
+import resource, sys, time
+from pathlib import Path
+import numpy as np, torch
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.engines.checkpoint import Checkpoints
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
+from fedml_noniid.plugins.engines.run import Checkpointing
+from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.simulate import simulate
+
+class Timed(Checkpointing):
+    seconds = []
+
+    def on_round(self, run, row):
+        began = time.perf_counter()
+        super().on_round(run, row)
+        self.seconds.append(time.perf_counter() - began)
+
+torch.set_num_threads(1)
+train = Samples(torch.randn(1000, 784), torch.arange(1000) % 10)
+clients = list(np.random.default_rng(0).integers(0, 1000, (100_000, 8)))
+local = LocalTraining(lr=0.05, epochs=5, batch_size=4)
+plan = Plan(build("mlp", (784,), 10, {"hidden": 1256}), local, 8, 20, 0)
+of = Federation.of(train, clients, Samples(train.x[:100], train.y[:100]))
+saves = Timed(Checkpoints(Path(sys.argv[1]) / "run.safetensors", ""))
+simulate("scaffold", {}, of, plan, [saves]).run()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, min(saves.seconds))
+"""
+
+
+@pytest.mark.slow
+def test_100_000_clients_with_a_million_numbers_each_in_4_gb(tmp_path: Path) -> None:
+    """SCAFFOLD: the memories of all clients would be 400 GB. A checkpoint takes less than a
+    second."""
+    found = subprocess.run(
+        [sys.executable, "-c", MANY_CLIENTS, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    resident, seconds = map(float, found.stdout.split())
+    assert resident < 4e9 and seconds < 1
