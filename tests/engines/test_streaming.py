@@ -25,8 +25,8 @@ def streamed(entry: str, **options: Any) -> Simulation:
 @pytest.mark.parametrize("entry", ADDED)
 def test_streaming_changes_no_bit(entry: str) -> None:
     recipe, methods = ADDED[entry]
-    expected = federation.run(recipe, methods, batch_norm=True)
-    simulation = streamed(entry)
+    expected = federation.run(recipe, methods, batch_norm=True, rounds=2)
+    simulation = streamed(entry, rounds=2)
     assert simulation.engine.streams and federation.equal(simulation.run(), expected)
     assert len(next(iter(simulation.engine.updates.values()), [0])) == 1  # a client's, not M
 

@@ -319,7 +319,7 @@ def _owners_apart(train: Ints, test: Ints) -> list[str]:
 
 
 def _repeated(train_x: Tensor, test_x: Tensor) -> list[str]:
-    """A note on the test samples that are equal to a training sample, byte by byte."""
+    """A note on the test samples that are equal to a training sample, by a hash of their bytes."""
     if train_x.shape[1:] != test_x.shape[1:] or train_x.dtype is not test_x.dtype:
         return []  # images before they are scaled
     n = int(np.isin(_hashes(test_x), _hashes(train_x)).sum())
