@@ -33,6 +33,7 @@ WORKER_S = 300  # seconds without a fit worker, then the run ends
 LOOK_S = 2.0  # seconds between two looks at the workers
 # An item that loses so many workers without one more round done ends the run: it may kill them.
 MAX_LOSSES = 5
+LOST = "the scheduler of the cluster has ended, or can't be reached any more"
 CONTINUES = "the same command goes on from here"
 News = Report | Done | UserError  # a UserError is the item's own
 
@@ -51,6 +52,7 @@ def trained(
 @contextlib.contextmanager
 def _connected(cluster: Cluster) -> Iterator[Client]:
     found = address.located(cluster)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # people read our lines
     with dask.config.set(SETTINGS):
         try:
             client = Client(
@@ -97,12 +99,13 @@ class _Front:
 
     def _fit(self) -> int:
         """The number of fit workers. Names the others, once. Raises UserError."""
-        try:
-            found: Mapping[str, Any] = self.client.scheduler_info()["workers"]
-        except OSError as error:
-            raise UserError(f"the cluster is lost ({error}); {CONTINUES}") from None
+        info: Mapping[str, Any] = {}
+        with contextlib.suppress(OSError):
+            info = self.client.scheduler_info()
+        if "workers" not in info:  # as of a client that could not connect again
+            raise UserError(f"{LOST}; {CONTINUES}")
         asked, fit, unfit = label(self.wanted), 0, []
-        for worker in found.values():
+        for worker in info["workers"].values():
             if asked in worker["resources"]:
                 fit += 1
                 continue
@@ -159,8 +162,10 @@ class _Front:
                     f"{job.unit.key}: {losses} workers died with it, one after the other; is their "
                     "memory enough?"
                 ) from None
-            log.warning("%s: lost worker %s, goes on elsewhere", job.unit.key, error.last_worker)
+            log.warning(
+                "%s: lost worker %s, goes on elsewhere", job.unit.key, error.last_worker.name
+            )
             self.waiting.appendleft(job)
-        except (OSError, CancelledError) as error:
-            raise UserError(f"the cluster is lost ({error}); {CONTINUES}") from None
+        except (OSError, CancelledError):
+            raise UserError(f"{LOST}; {CONTINUES}") from None
         future.release()

@@ -24,7 +24,7 @@ from fedml_noniid.plugins.data.types import Floats
 NORMALISATIONS = {"channel": None, "half": (0.5, 0.5), "none": (0.0, 1.0)}
 TENSORS = ("train_x", "train_y", "test_x", "test_y")
 OPTIONAL = ("train_owner", "test_owner", "embedding")
-PIECE = 2**16  # samples that are copied at a time
+PIECE = 2**12  # samples that are copied at a time
 LEAK = "LEAK: "  # begins the note that says which test samples training has seen
 
 

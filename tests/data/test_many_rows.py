@@ -33,6 +33,14 @@ def test_no_python_for_each_sample_or_owner() -> None:
     assert grown < 300 * (many - few)  # bytes, of samples with 32
 
 
+def test_samples_are_copied_once() -> None:
+    """The data set is a copy of the user's arrays; nothing else of their size is made."""
+    x = np.random.default_rng(0).normal(size=(40_000, 64)).astype(np.float32)
+    part = {"x": x, "y": np.arange(40_000) % 2}
+    peak = peak_bytes(lambda: Dataset.of("made", arrays.of_arrays(part, {**part, "x": x[::-1]})))
+    assert 2 * x.nbytes <= peak < 3.0 * x.nbytes
+
+
 @pytest.mark.parametrize("width", [1, 7, 8, 20])
 def test_equal_samples_are_counted_byte_by_byte(
     width: int, monkeypatch: pytest.MonkeyPatch

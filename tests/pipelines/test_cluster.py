@@ -25,6 +25,8 @@ from fedml_noniid.cli.app import main
 from fedml_noniid.pipelines.experiment import resume
 from fedml_noniid.pipelines.experiment.workspace import CLUSTER, Cluster, Workspace
 from fedml_noniid.pipelines.stages import train
+from fedml_noniid.pipelines.tracking import live
+from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.plugins.core.errors import UserError
 from tests.files import contents
 from tests.pipelines.small import PARAMS, ROOT, Repository, copy, run_stages
@@ -35,7 +37,12 @@ from fedml_noniid.pipelines.cluster import address, front, kit, traits
 from fedml_noniid.pipelines.cluster.job import Job
 
 # What imports dask and TLS leave to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    # mlflow's own use of SQLAlchemy, and its own type hints.
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),
+    pytest.mark.filterwarnings("ignore:.*type hint is inferred as AnyType"),
+]
 LONG = PARAMS.replace("rounds: 3, epochs: 1", "rounds: 40, epochs: 5").replace(
     "[fedavg, scaffold+fnr]", "[scaffold+fnr]"
 )
@@ -164,9 +171,12 @@ def test_an_item_goes_on_after_its_worker_is_killed(
     prepared: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """MLflow has one run of it, with every round once."""
     here, there = copies(prepared, tmp_path, LONG)
     run_stages(here, ("train",))
+    monkeypatch.setattr(live, "SOON_S", 0)
     seconds: list[float] = []
 
     def kill() -> None:
@@ -186,6 +196,8 @@ def test_an_item_goes_on_after_its_worker_is_killed(
     assert contents(there / "runs") == contents(here / "runs")
     (made,) = (json.loads(path.read_text()) for path in there.glob(".items/*/made.json"))
     assert 0 < len(seconds) < 40 and made["seconds"][: len(seconds)] == seconds, "trained twice"
+    logged = Store(there, None).client().get_metric_history(made["run_id"], "test_accuracy")
+    assert [point.step for point in logged] == list(range(1, 41))
 
 
 def found_seconds(rounds: bytes) -> list[bytes]:
@@ -379,6 +391,31 @@ def test_workers_are_free_soon_after_the_front_is_killed(
 
 def tasks(dask_worker: Any) -> int:
     return len(dask_worker.state.tasks)
+
+
+@pytest.mark.slow
+def test_a_lost_scheduler_ends_workers_and_run_in_one_line(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without TLS, on loopback."""
+    _, there = copies(prepared, tmp_path, LONG)
+    named = Cluster(f"tcp://127.0.0.1:{free_port()}")
+    scheduler = start("scheduler", "--listen", named.address)
+    workers = start("worker", named.address)
+    monkeypatch.setattr(front, "CONNECT_S", 3)
+    killer = threading.Thread(
+        target=lambda: (
+            until(lambda: [*there.glob(".resume/*/*/checkpoint.safetensors")]),
+            scheduler.kill(),
+        )
+    )
+    killer.start()
+    with pytest.raises(UserError, match="has ended, or can't be reached any more; the same"):
+        train.run(Workspace.of(there, {CLUSTER: named.address}))
+    killer.join()
+    assert workers.wait(60) == 0
+    for process in (scheduler, workers):
+        process.communicate()
 
 
 @pytest.mark.slow

@@ -235,7 +235,7 @@ def _samples(part: _Part, layout: str) -> tuple[Tensor, list[str]]:
         )
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):  # too large for float32: becomes infinite, and is refused
-            x = x.astype(np.float32)
+            x = x.astype(np.float32, copy=False)
         finite = np.isfinite(x)
         if not finite.all():
             place = np.unravel_index(int(finite.argmin()), x.shape)

@@ -24,7 +24,7 @@ Share = Annotated[float, Range(0, 1, "()")]
 TEST_SHARE = 0.2  # of the samples that becomes the test set, if none is given
 FAR = 10  # from here on, a mean or a deviation of a target gets a note
 MAX_LISTED = 5  # names that a message or a note lists
-PIECE = 2**24  # bytes that are copied at a time
+PIECE = 2**20  # bytes that are copied at a time
 FRACTION = r"[-+]?\d*[.,]\d*[1-9]\d*(e[-+]?\d+)?"  # a number that isn't whole
 
 
