@@ -55,15 +55,13 @@ class InMemory:
         """`places`: client -> its row."""
         self.first, self.at_once, self._places = first, len(places), places
         self._folder = Path()
+        self._last: tuple[tuple[int, ...], Tensor] = ((), torch.empty(0))
         n = len(places)
         self._tree: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
 
     def row(self, client: int) -> Tree:
-        """A copy of a client's row, leaves [...]."""
-        # A copy: what a component uploads may be its memory, which is replaced before the replies
-        # are stacked.
-        at = self._places[client]
-        return tree_map(lambda leaf: leaf[at].clone(), self._tree)
+        """A client's row, leaves [...], perhaps as views of what `put_row` changes."""
+        return row(self._tree, self._places[client])
 
     def rows(self, clients: Sequence[int]) -> Tree:
         """Copies of the rows of these clients, leaves [M, ...]."""
@@ -132,8 +130,12 @@ class InMemory:
         return memory_sha256(self.first, b"".join(map(bytes.fromhex, digests)))
 
     def _index(self, clients: Sequence[int]) -> torch.Tensor:
-        device = next(leaves(self._tree), torch.empty(0)).device
-        return numbers(map(self._places.__getitem__, clients), device)
+        """Their places; for the clients of the last call without another copy to the device."""
+        if self._last[0] != tuple(clients):
+            device = next(leaves(self._tree), torch.empty(0)).device
+            index = numbers(map(self._places.__getitem__, clients), device)
+            self._last = tuple(clients), index
+        return self._last[1]
 
 
 Memory = InMemory | OnDisk

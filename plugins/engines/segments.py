@@ -117,7 +117,7 @@ class OnDisk:
         slot = self._slot(client)
         if slot is None:
             return row(self.rows((client,)), 0)
-        return tree_map(lambda leaf: leaf[slot].clone(), self._window)
+        return row(self._window, slot)
 
     def rows(self, clients: Sequence[int]) -> Tree:
         slots = [self._slot(client) for client in clients]

@@ -112,7 +112,7 @@ class Sequential:
         trees: Tree = {
             "key": key,
             "each": row(ask.each, position),
-            "memory": clients.memory.row(client),
+            "memory": self._memory(client),
         }
         inputs = StepInputs(steps, clients.drawn(ask, host_key, [order]), out)
         found, answers = train(
@@ -136,7 +136,7 @@ class Sequential:
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.trained[client]
         model = ask._replace(params=params, buffers=buffers)
         view = self._client(model, round_, key, client)
-        sent, memory = ask._replace(each=row(ask.each, position)), clients.memory.row(client)
+        sent, memory = ask._replace(each=row(ask.each, position)), self._memory(client)
         found = answer(clients.algorithm, personalized(view, memory), sent, memory)
         clients.memory.put_row(client, {ask.owner: found.memory})
         zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
@@ -151,6 +151,11 @@ class Sequential:
     def _counts(self, client: int, steps: Tensor, loss: Tensor) -> Tree:
         n = torch.tensor(len(self.clients.indices[client]), device=self.clients.device)
         return {"n": n, "steps": steps, "loss": loss / steps.clamp(min=1)}
+
+    def _memory(self, client: int) -> Tree:
+        # A copy: what a component uploads may be its memory, which is replaced before the replies
+        # are stacked.
+        return tree_map(torch.clone, self.clients.memory.row(client))
 
     def _client(self, ask: Ask, round_: int, key: Tensor, client: int) -> Client:
         clients, local_set = self.clients, Client.local_set

@@ -32,7 +32,7 @@ class Plain(Sequential):
         clients, client = self.clients, ask.to[position]
         read, _ = clients.reads(key)
         steps = self._steps(clients.steps(client, round_), read)
-        memory = clients.memory.row(client)
+        memory = self._memory(client)
         # The plain loop trains whatever it is given, so here the client's own part too.
         params, buffers = joined(ask.params, ask.buffers, memory)
         model = ask._replace(params=params, buffers=buffers)

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import tree_map
 from fedml_noniid.plugins.engines import segments
 from fedml_noniid.plugins.engines.memory import InMemory, Memory, memory_for
 from fedml_noniid.plugins.engines.packing import flatten
@@ -77,7 +78,7 @@ def test_the_sha256_is_of_every_row(path: Path) -> None:
     of = made("scaffold", path, rounds=1)
     of.run()
     before, (name, *_) = memory_of(of).sha256(), memory_of(of).whole()["scaffold"]["c_i"]
-    changed = memory_of(of).row(5)
+    changed = tree_map(torch.clone, memory_of(of).row(5))
     changed["scaffold"]["c_i"][name].view(-1)[0] += 1
     memory_of(of).put_row(5, changed)
     assert memory_of(of).sha256() != before
