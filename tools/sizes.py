@@ -18,8 +18,8 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 19200,
-    TESTS: 18900,
+    SOURCE: 18735,
+    TESTS: 18600,
     ("plugins/core",): 1340,
     ("plugins/privacy",): 49,
     ("plugins/silo",): 1767,
