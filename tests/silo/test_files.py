@@ -260,6 +260,7 @@ def test_loopback_empties_its_own_folder(tmp_path):
 def test_shards_command_line(folder, capsys):
     assert main(["deploy", "shards", "--data", "none", "--indices", "none.json", "--out", "x"]) == 2
     assert capsys.readouterr().err == (
-        "error: none.json: not a readable partition (No such file or directory); the partition "
+        "error: none.json: not a readable partition (No such file or directory: "
+        "none.json); the partition "
         "stage writes it\n"
     )
