@@ -11,6 +11,7 @@ import typer
 from benchmarks import chaos as killing
 from benchmarks import choosing, everything, gpu_budget, personalised
 from benchmarks import frozen as features
+from benchmarks import memories as on_disk
 from benchmarks import owners as many_owners
 from benchmarks import sums as exact
 from fedml_noniid.pipelines import edge
@@ -113,6 +114,12 @@ def frozen(
 def owners(work: Annotated[Path, typer.Option(help="Folder of the data and the runs.")]) -> None:
     """Measure data of 1,000 to 1,000,000 owners, from the arrays to the report."""
     many_owners.write(ROOT, work.resolve())
+
+
+@app.command()
+def memories() -> None:
+    """Measure what clients' memories on disk cost. Writes docs/results/memories.md."""
+    on_disk.write(ROOT)
 
 
 @app.command()
