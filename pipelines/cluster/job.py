@@ -75,7 +75,7 @@ def run(job: Job, attempt: str) -> Done | UserError | str:
         return _trained(job, attempt)
     except UserError as error:
         return error.with_traceback(None)
-    except Exception:  # of any kind: the front shows it, and ends
+    except Exception:  # of any kind: the item may run a user's code. The front shows it, and ends
         return traceback.format_exc()
 
 

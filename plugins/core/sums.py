@@ -3,8 +3,8 @@
 An addend weights[k] * x_k is rounded once, to a multiple of 2^-s, and added as a 64-bit integer.
 The sum of all |weights| decides s, such that addends with |x| <= 2^6 can't overflow. A row of a
 tensor that reaches further is rounded to a multiple of 2^(24 - s), 2^(48 - s) and so on, and such
-rows are added by themselves. So no row costs another one a bit, and no finite number is refused up
-to 2^126. Beyond, and for what is not finite, the sum is NaN.
+rows are added by themselves. So no row costs another one a bit. Every number up to 2^126 is
+taken. A larger one makes the sum NaN, as infinity and NaN do.
 
 Of float32, products with the weights are exact in float64, since weights are rounded to 29 bits
 first. So it does not matter whether a device fuses product and sum. Of float64, weights stay as
@@ -93,6 +93,7 @@ class Growing:
         self.dtype, self.shape = dtype, (len(omega), *shape)
         self.norms = omega.new_zeros(len(omega), dtype=dtype)
         self._weights = [omega, *([torch.ones_like(omega)] if plain else [])]
+        self._factors = [Weights.of(of, dtype, False).factors for of in self._weights]
         self._parts: list[Parts] = [{} for _ in self._weights]
 
     def numel(self) -> int:
@@ -105,9 +106,8 @@ class Growing:
         """Adds the row of one position."""
         rows = row.reshape(1, -1)
         self.norms[position : position + 1] = leaf_row_norms(rows)
-        for parts, omega in zip(self._parts, self._weights, strict=True):
-            factors = Weights.of(omega, self.dtype, False).factors[position : position + 1]
-            _absorb(parts, _parts(rows, factors))
+        for parts, factors in zip(self._parts, self._factors, strict=True):
+            _absorb(parts, _parts(rows, factors[position : position + 1]))
 
     def total(self, weights: Tensor | None, divided: bool) -> Tensor:
         """The sum of all rows, [...]."""

@@ -44,6 +44,7 @@ class Federation:
     def of(train: Samples, clients: Sequence[Ints], test: Samples, **more: object) -> Federation:
         """All clients in one process, numbered from 0; `more`: the other fields."""
         by_client = ByClient(Ragged.of(clients))
+        # The caller's fields have types of their own.
         found = Federation(len(clients), train, by_client, test, **more)  # type: ignore[arg-type]
         return replace(
             found,
@@ -53,7 +54,8 @@ class Federation:
     @staticmethod
     def of_server(size: int, test: Samples, **more: object) -> Federation:
         """What the server of a deployment has; `more`: the other fields."""
-        return Federation(size, Samples(test.x[:0], test.y[:0]), {}, test, **more)  # type: ignore[arg-type]
+        nothing = Samples(test.x[:0], test.y[:0])
+        return Federation(size, nothing, {}, test, **more)  # type: ignore[arg-type]  # as above
 
     @property
     def n_public(self) -> int:

@@ -53,7 +53,7 @@ class Sums:
         self.parts: Tree = {}
 
     def take(self, position: int, answer: Tree) -> Tree:
-        """Adds the answer of one client, and returns what is not added up."""
+        """Adds a client's model and uploads. Returns the rest of its answer."""
         given = {key: answer[key] for key in ADDED}
         self.parts = self.parts or tree_map(lambda x: self._growing(x.shape, x.dtype), given)
         tree_map(lambda sums, leaf: sums.put(position, leaf), self.parts, given)

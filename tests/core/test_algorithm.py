@@ -368,6 +368,12 @@ def test_a_method_sees_of_the_replies_what_it_declares(needs: Replies, reads: An
     class Reads(Component):
         name: ClassVar[str] = "reads"
 
+        declared: Replies = Replies.SUMS
+
+        @property
+        def needs(self) -> Needs:
+            return Needs(replies=self.declared)
+
         def step(self, server: Server) -> Change:
             assert weighted_sum(None, server.replies.upload)["z"].item() == 6
             assert weighted_mean(server.omega, server.trained)["w"].item() == 2.5
@@ -378,8 +384,7 @@ def test_a_method_sees_of_the_replies_what_it_declares(needs: Replies, reads: An
         return replace(reply(ask), upload={"reads": {"z": torch.tensor([1.0, 2.0, 3.0])}})
 
     for declared in Replies:
-        Reads.needs = Needs(replies=declared)  # type: ignore[method-assign, assignment]  # no property here
-        algorithm, state = started(Reads())
+        algorithm, state = started(Reads(declared))
         if declared > needs:
             play(algorithm.round(state, server()), answer)
         else:

@@ -264,7 +264,8 @@ def targets(
     is one.
 
     `where` has the words that a message begins with, for each of `ys`. `at(i)` names row i.
-    UserError for what is not finite in float32, and if each target is constant in training.
+    Raises UserError for a target that float32 can't hold. Raises it too if all training samples
+    have the same targets.
     """
     found = []
     for y, source in zip(ys, where, strict=True):
