@@ -47,15 +47,19 @@ class Weights(NamedTuple):
     unit: Tensor  # 0-d, what the sum of the rounded products is multiplied by
 
     @staticmethod
-    def of(weights: Tensor, dtype: torch.dtype, divided: bool) -> Weights:
-        """`divided`: whether the sum is divided by that of the weights [M]."""
+    def of(
+        weights: Tensor, dtype: torch.dtype, divided: bool, total: float | None = None
+    ) -> Weights:
+        """`divided`: whether the sum is divided by that of the weights [M]. `total`: the sum of the
+        weights' sizes, if others have some of the weights."""
         omega = weights.double()
+        size = omega.abs().sum() if total is None else omega.new_tensor(total)
+        size = size.clamp(min=SMALLEST)
         if dtype != torch.float64:
             high = omega * SHORT
             omega = high - (high - omega)
-        total = omega.abs().sum().clamp(min=SMALLEST)
-        mantissa, _ = torch.frexp(total)  # total / mantissa is the next power of 2
-        scale = 2.0 ** (SUM_BITS - NEAR) * (mantissa / total)
+        mantissa, _ = torch.frexp(size)  # size / mantissa is the next power of 2
+        scale = 2.0 ** (SUM_BITS - NEAR) * (mantissa / size)
         factors = omega * scale
         return Weights(factors, 1 / (factors.round().long().sum().double() if divided else scale))
 
@@ -79,6 +83,17 @@ def added(rows: Tensor | Rows) -> Tensor:
     """The sum of the rows, [M, ...] -> [...]."""
     total: Tensor = weighted_sum(None, {"": rows})[""]
     return total
+
+
+def addend(row: Tensor, omega: float, total: float) -> list[Tensor]:
+    """What a client adds to a sum by weights that add up to `total`, its own being `omega`: its
+    rounded product, int64 [P], and of float64 what rounding takes away. Empty if a number reaches
+    beyond 2^NEAR, or is NaN."""
+    factors = Weights.of(
+        torch.tensor([omega], dtype=torch.float64, device=row.device), row.dtype, False, total
+    ).factors
+    parts = _parts(row.reshape(1, -1), factors)
+    return [of for of in parts[0] if of is not None] if parts.keys() == {0} else []
 
 
 class Growing:
@@ -112,6 +127,10 @@ class Growing:
         """The sum of all rows, [...]."""
         of = Weights.of(self._omega, self.dtype, divided)
         return (_value(self._parts) * of.unit).to(self.dtype).reshape(self.shape[1:])
+
+    def put_sum(self, addends: Sequence[Tensor]) -> None:
+        """Adds the sum of all clients' addends; the lengths of their rows stay unknown, and 0."""
+        _absorb(self._parts, {0: (addends[0], addends[1] if len(addends) > 1 else None)})
 
     def state(self) -> Tree:
         """What another process absorbs."""

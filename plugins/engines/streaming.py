@@ -25,22 +25,22 @@ def reason(start: Start, callbacks: Iterable[Callback]) -> str:
     """
     plan, of = start.plan, start.algorithm
     size = plan.cohort * (n_bytes(start.params) + n_bytes(start.buffers)) >> 20
-    if size < plan.memory_mb or not _only_sums(of) or plan.observing:
-        return ""
-    if any(_reads(callback) for callback in callbacks):
+    if size < plan.memory_mb or reader(of, callbacks) or plan.observing:
         return ""
     return f"{size} MB of updates in a round, more than machine.memory_mb = {plan.memory_mb}"
 
 
-def _only_sums(of: Algorithm) -> bool:
-    weighed = any(overrides(c, hook) for c in of.components for hook in ("weigh", "average"))
-    return of.needs.replies == Replies.SUMS and of.exchanges.round == 1 and not weighed
-
-
-def _reads(callback: Callback) -> bool:
-    """Whether a callback may read single updates."""
-    hooks = ("on_exchange", "measure")
-    return any(getattr(type(callback), hook) is not getattr(Callback, hook) for hook in hooks)
+def reader(of: Algorithm, callbacks: Iterable[Callback]) -> str:
+    """Who may read updates of single clients; "" if nobody does."""
+    for c in of.components:
+        weighs = any(overrides(c, hook) for hook in ("weigh", "average"))
+        if c.needs.replies != Replies.SUMS or weighs or c.exchanges(of.setting).round:
+            return f"method {c.name!r}"
+    for callback in callbacks:
+        hooks = ("on_exchange", "measure")
+        if any(getattr(type(callback), hook) is not getattr(Callback, hook) for hook in hooks):
+            return f"callback {type(callback).__name__}"
+    return ""
 
 
 class Sums:

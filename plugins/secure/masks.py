@@ -1,0 +1,117 @@
+"""Masks that hide one silo's numbers, and cancel in the sum over a set of silos.
+
+Each two silos of a set share a secret: X25519 of two keys that serve one exchange. HKDF makes a
+seed of it, and ChaCha20 makes the seed a stream of 64-bit integers. One silo adds the stream, the
+other subtracts it, modulo 2^64. So a masked vector tells nothing by itself, and the sum over the
+whole set is that of the numbers, to the bit.
+
+The seed is bound to all of a request: run, terms, exchange, attempt, scale, silos and their keys.
+So no stream serves twice. A silo's key is signed with the key of its certificate, so a server can't
+put in keys of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedml_noniid.plugins.core.errors import UserError
+
+PIECE = 1 << 15  # numbers: their 256 kB of stream stay in the cache
+ZEROS = bytes(8 * PIECE)
+SIGN, SEED = b"noniid secure sum, key 1", b"noniid secure sum, seed 1"
+
+
+class Exchange(NamedTuple):
+    """What one key of a silo is for."""
+
+    run: str
+    terms: str  # fingerprint of the configuration
+    number: int
+
+
+class Request(NamedTuple):
+    """A sum that the server asks for."""
+
+    exchange: Exchange
+    attempt: int  # at a sum of this exchange, from 0
+    total: float  # of the set's weights
+    clients: tuple[int, ...]  # the set, ascending
+    keys: tuple[bytes, ...]  # of the same clients: 32 bytes of X25519
+
+    def digest(self) -> bytes:
+        """32 bytes that stand for all of it."""
+        numbers = (self.attempt, self.total.hex(), *self.clients)
+        return _digest(SEED, *_fields(self.exchange), *map(_text, numbers), *self.keys)
+
+
+def signature(key: ec.EllipticCurvePrivateKey, of: Exchange, client: int, public: bytes) -> bytes:
+    """A silo's signature, by the key of its certificate, of its key for an exchange."""
+    return key.sign(_digest(SIGN, *_fields(of), _text(client), public), ec.ECDSA(SHA256()))
+
+
+def check_signature(
+    key: ec.EllipticCurvePublicKey, of: Exchange, client: int, public: bytes, signed: bytes
+) -> None:
+    """UserError unless the holder of `key` has signed."""
+    try:
+        message = _digest(SIGN, *_fields(of), _text(client), public)
+        key.verify(signed, message, ec.ECDSA(SHA256()))
+    except InvalidSignature:
+        raise UserError(
+            f"the key of silo {client} (rank {client + 1}) is not signed by it"
+        ) from None
+
+
+def mask(numbers: Tensor, own: X25519PrivateKey, client: int, request: Request) -> None:
+    """Adds the masks of `client` for a set of which it is one to `numbers`, int64 [L], in place.
+
+    UserError if a key is none.
+    """
+    values, info = numbers.numpy(), request.digest()
+    for other, public in zip(request.clients, request.keys, strict=True):
+        if other != client:
+            try:
+                secret = own.exchange(X25519PublicKey.from_public_bytes(public))
+            except ValueError:  # not 32 bytes, or a point that gives everybody the same secret
+                raise UserError(f"the key of silo {other} (rank {other + 1}) is none") from None
+            seed = HKDF(SHA256(), 32, salt=None, info=info).derive(secret)
+            _add_stream(values, seed, np.add if client < other else np.subtract)
+
+
+def _add_stream(values: NDArray[np.int64], seed: bytes, put: np.ufunc) -> None:
+    """values += or -= the stream of a seed, which must serve once: its nonce is 0."""
+    cipher = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    stream = np.empty(PIECE, dtype="<i8")
+    into = stream.data.cast("B")
+    for at in range(0, len(values), PIECE):
+        part = values[at : at + PIECE]
+        size = 8 * len(part)
+        cipher.update_into(memoryview(ZEROS)[:size], into[:size])
+        put(part, stream[: len(part)], out=part)
+
+
+def _fields(of: Exchange) -> tuple[bytes, ...]:
+    return _text(of.run), _text(of.terms), _text(of.number)
+
+
+def _text(value: object) -> bytes:
+    return str(value).encode()
+
+
+def _digest(*fields: bytes) -> bytes:
+    """SHA-256 of fields: other ones, or the same bytes cut elsewhere, have another."""
+    made = hashlib.sha256()
+    for field in fields:
+        made.update(len(field).to_bytes(8, "little") + field)
+    return made.digest()

@@ -1,0 +1,85 @@
+"""A sum of silos' vectors gives the bits of the sum of their replies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Setting
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.sums import weighted_mean, weighted_sum
+from fedml_noniid.plugins.core.trees import Tree
+from fedml_noniid.plugins.engines.packing import stack
+from fedml_noniid.plugins.secure import vectors
+from fedml_noniid.plugins.secure.vectors import Weighing
+
+N = [3.0, 1.0, 400.0, 17.0]
+
+
+def drawn(k: int, dtype: torch.dtype) -> Tree:
+    """A silo's reply, with numbers of 1e-8 to 1."""
+    generator = torch.Generator().manual_seed(k)
+
+    def numbers(*shape: int) -> Tensor:
+        size = 10 ** (-8 * torch.rand(shape, generator=generator, dtype=torch.float64))
+        sign = torch.randint(0, 2, shape, generator=generator) * 2 - 1
+        return (size * sign).to(dtype)
+
+    return {
+        "deltas": {"w": numbers(5, 40), "b": numbers(7)},
+        "buffers": {"mean": numbers(7), "seen": torch.tensor(k)},
+        "upload": {"scaffold": {"dc": {"w": numbers(5, 40)}}, "other": {"v": numbers(3)}},
+        "n": torch.tensor(N[k]),
+    }
+
+
+def recipe(name: str, **methods: object) -> Algorithm:
+    return recipes.build(name, methods, Setting(4, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("algorithm", "job", "plain"),
+    [
+        (recipe("scaffold", scaffold={"weights": "size"}), "train", ("scaffold",)),
+        (recipe("scaffold"), "train", ("scaffold", "other")),
+        (recipe("fedavg"), "train", ()),
+        (recipe("fed3r"), "statistics", ("scaffold", "other")),
+    ],
+)
+def test_the_sum_of_vectors_is_that_of_replies(
+    algorithm: Algorithm, job: str, plain: tuple[str, ...], dtype: torch.dtype
+) -> None:
+    """`plain`: uploads that have the weight 1."""
+    replies = [drawn(k, dtype) for k in range(4)]
+    by, whole = Weighing.of(algorithm, job), stack(replies)
+    parts = [vectors.packed(reply, by, sum(N), 4) for reply in replies]
+    assert {len(part) for part in parts} == {vectors.length(replies[0])}
+    found = vectors.sums(torch.stack(parts).sum(0), replies[0], by, whole["n"])
+    ones = len(plain) == 2
+    omega = torch.ones(4) if ones else whole["n"]
+    for part in ("deltas", "buffers"):
+        for of in (weighted_mean, weighted_sum):
+            assert_equal(of(omega, found[part]), of(omega, whole[part]))
+    for name, tree in whole["upload"].items():
+        weights = None if name in plain else whole["n"]
+        assert_equal(weighted_mean(weights, found["upload"][name]), weighted_mean(weights, tree))
+
+
+def assert_equal(a: Tree, b: Tree) -> None:
+    for key, leaf in b.items():
+        if isinstance(leaf, dict):
+            assert_equal(a[key], leaf)
+        else:
+            assert torch.equal(a[key], leaf) and a[key].dtype == leaf.dtype
+
+
+@pytest.mark.parametrize("value", [65.0, -1e9, torch.nan, torch.inf])
+def test_a_silo_refuses_to_add_what_sums_can_not_hold(value: float) -> None:
+    reply = drawn(0, torch.float32)
+    reply["upload"]["other"]["v"][1] = value
+    with pytest.raises(UserError, match=r"'upload/other/v' has .*; allowed in a secure sum: at mo"):
+        vectors.packed(reply, Weighing(False, frozenset()), sum(N), 4)
