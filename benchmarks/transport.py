@@ -1,5 +1,5 @@
-"""Seconds per round of our transport and of stock FedML's gRPC, with the same silos: `python -m
-benchmarks.transport`.
+"""Seconds per round of our transport, plain and with secure sums, and of stock FedML's gRPC, with
+the same silos: `python -m benchmarks.transport`.
 
 Both run FedAvg with a wide MLP and one step on a few samples per silo, so the exchange of the
 models takes most of a round. The runs take turns (ours, stock, ours, ...). The first round of a run
@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -21,6 +22,7 @@ from statistics import median
 import numpy as np
 import pandas as pd
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from benchmarks import stock_fedml
 from benchmarks.processes import ROOT
@@ -29,10 +31,12 @@ from fedml_noniid.pipelines.experiment import provenance
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.secure import masks
 from fedml_noniid.plugins.silo import loopback, settings
 from fedml_noniid.plugins.silo.shards import Parts
 
-OURS, STOCK = "ours", "stock FedML"
+OURS, SECURE, STOCK = "ours", "ours, secure sums", "stock FedML"
+NUMBERS = 11_181_642  # of ResNet-18
 FEATURES, CLASSES, SAMPLES = 64, 10, 8  # samples of a silo, and of the test set
 Turn = dict[str, list[float]]  # transport -> seconds of its measured rounds
 OPTIONS = (  # name, least, default, what
@@ -78,6 +82,26 @@ def ours(terms: settings.Deployment, parts: Parts, folder: Path) -> tuple[str, l
     return loopback.run(terms, parts, folder), stock_fedml.seconds_by_round(folder / "run")
 
 
+def secure(terms: settings.Deployment, parts: Parts, folder: Path) -> tuple[str, list[float]]:
+    """The same with sums over all silos alone."""
+    train = terms.train_args.model_copy(update={"secure_sums": terms.silos})
+    return ours(terms.model_copy(update={"train_args": train}), parts, folder)
+
+
+def mask_seconds(silos: int, numbers: int) -> float:
+    """How long a silo masks so many numbers for a sum over so many silos; the least of three."""
+    own = [X25519PrivateKey.generate() for _ in range(silos)]
+    keys = tuple(key.public_key().public_bytes_raw() for key in own)
+    of, vector = masks.Exchange("run", "terms", 0), torch.zeros(numbers, dtype=torch.int64)
+    found = []
+    for attempt in range(3):
+        began = time.perf_counter()
+        request = masks.Request(of, attempt, float(silos), b"", tuple(range(silos)), keys)
+        masks.mask(vector, own[0], 0, request)
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
 def stock(terms: settings.Deployment, parts: Parts, folder: Path) -> tuple[str, list[float]]:
     """The same under stock FedML."""
     return stock_fedml.run(terms, parts, folder), stock_fedml.seconds_by_round(folder)
@@ -85,6 +109,7 @@ def stock(terms: settings.Deployment, parts: Parts, folder: Path) -> tuple[str, 
 
 TRANSPORTS: Mapping[str, Callable[[settings.Deployment, Parts, Path], tuple[str, list[float]]]] = {
     OURS: ours,
+    SECURE: secure,
     STOCK: stock,
 }
 
@@ -126,15 +151,15 @@ def rounds(turns: Sequence[Turn]) -> pd.DataFrame:
 
 
 def table(turns: Sequence[Turn]) -> list[list[str]]:
-    """Medians per transport, and how many times longer stock FedML takes."""
+    """Medians per transport, and how many times as long as ours the others take."""
     frame = rounds(turns)
     medians = frame.groupby(["turn", "transport"])["seconds"].median().unstack()
-    ratios = medians[STOCK] / medians[OURS]
     cells = [["transport", "s per round", "range", "times as long as ours", "range over turns"]]
     for name in TRANSPORTS:
         seconds = frame.loc[frame["transport"] == name, "seconds"]
-        cells.append([name, f"{seconds.median():.2f}", _range(seconds), "1", ""])
-    cells[-1][3:] = f"{ratios.median():.2f}", _range(ratios)
+        ratios = medians[name] / medians[OURS]
+        times = ["1", ""] if name == OURS else [f"{ratios.median():.2f}", _range(ratios)]
+        cells.append([name, f"{seconds.median():.2f}", _range(seconds), *times])
     return cells
 
 
@@ -175,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "samples": SAMPLES,
         "sha": sha,
         "table": table(turns),
+        "masks": [(silos, NUMBERS, mask_seconds(silos, NUMBERS)) for silos in (4, 12)],
     }
     text = render("transport.md.j2", context)
     sys.stdout.write(text)

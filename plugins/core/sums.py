@@ -85,15 +85,17 @@ def added(rows: Tensor | Rows) -> Tensor:
     return total
 
 
-def addend(row: Tensor, omega: float, total: float) -> list[Tensor]:
-    """What a client adds to a sum by weights that add up to `total`, its own being `omega`: its
-    rounded product, int64 [P], and of float64 what rounding takes away. Empty if a number reaches
-    beyond 2^NEAR, or is NaN."""
-    factors = Weights.of(
-        torch.tensor([omega], dtype=torch.float64, device=row.device), row.dtype, False, total
-    ).factors
-    parts = _parts(row.reshape(1, -1), factors)
-    return [of for of in parts[0] if of is not None] if parts.keys() == {0} else []
+def level(row: Tensor) -> int:
+    """The level at which a tensor is added; LEVELS if a sum with it would be NaN."""
+    return int(_levels(_largest(row.reshape(1, -1))))
+
+
+def addend(row: Tensor, omega: float, total: float, level: int) -> list[Tensor]:
+    """What a client adds at its level to a sum by weights that add up to `total`, its own being
+    `omega`: its rounded product, int64 [P], and of float64 what rounding takes away."""
+    weights = torch.tensor([omega / 2.0 ** (STEP * level)], dtype=torch.float64, device=row.device)
+    factors = Weights.of(weights, row.dtype, False, total).factors
+    return [of for of in _rounded(row.reshape(1, -1), factors, PIECE, _sum) if of is not None]
 
 
 class Growing:
@@ -128,9 +130,9 @@ class Growing:
         of = Weights.of(self._omega, self.dtype, divided)
         return (_value(self._parts) * of.unit).to(self.dtype).reshape(self.shape[1:])
 
-    def put_sum(self, addends: Sequence[Tensor]) -> None:
-        """Adds the sum of all clients' addends; the lengths of their rows stay unknown, and 0."""
-        _absorb(self._parts, {0: (addends[0], addends[1] if len(addends) > 1 else None)})
+    def put_sum(self, level: int, addends: Sequence[Tensor]) -> None:
+        """Adds the sum of all clients' addends at a level; the lengths of their rows stay 0."""
+        _absorb(self._parts, {level: (addends[0], addends[1] if len(addends) > 1 else None)})
 
     def state(self) -> Tree:
         """What another process absorbs."""

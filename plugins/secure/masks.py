@@ -5,7 +5,7 @@ seed of it, and ChaCha20 makes the seed a stream of 64-bit integers. One silo ad
 other subtracts it, modulo 2^64. So a masked vector tells nothing by itself, and the sum over the
 whole set is that of the numbers, to the bit.
 
-The seed is bound to all of a request: run, terms, exchange, attempt, scale, silos and their keys.
+The seed is bound to all of a request: run, terms, exchange, attempt, scales, silos and their keys.
 So no stream serves twice. A silo's key is signed with the key of its certificate, so a server can't
 put in keys of its own.
 """
@@ -18,6 +18,10 @@ from typing import NamedTuple
 import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    decode_dss_signature,
+    encode_dss_signature,
+)
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -29,6 +33,7 @@ from fedml_noniid.plugins.core.errors import UserError
 
 PIECE = 1 << 15  # numbers: their 256 kB of stream stay in the cache
 ZEROS = bytes(8 * PIECE)
+SIGNATURE_BYTES = 64
 SIGN, SEED = b"noniid secure sum, key 1", b"noniid secure sum, seed 1"
 
 
@@ -46,18 +51,21 @@ class Request(NamedTuple):
     exchange: Exchange
     attempt: int  # at a sum of this exchange, from 0
     total: float  # of the set's weights
+    levels: bytes  # which there are, see `vectors.together`
     clients: tuple[int, ...]  # the set, ascending
     keys: tuple[bytes, ...]  # of the same clients: 32 bytes of X25519
 
     def digest(self) -> bytes:
         """32 bytes that stand for all of it."""
         numbers = (self.attempt, self.total.hex(), *self.clients)
-        return _digest(SEED, *_fields(self.exchange), *map(_text, numbers), *self.keys)
+        fields = (*_fields(self.exchange), *map(_text, numbers), self.levels, *self.keys)
+        return _digest(SEED, *fields)
 
 
 def signature(key: ec.EllipticCurvePrivateKey, of: Exchange, client: int, public: bytes) -> bytes:
-    """A silo's signature, by the key of its certificate, of its key for an exchange."""
-    return key.sign(_digest(SIGN, *_fields(of), _text(client), public), ec.ECDSA(SHA256()))
+    """A silo's signature, by the key of its certificate, of its key for an exchange: 64 bytes."""
+    signed = key.sign(_digest(SIGN, *_fields(of), _text(client), public), ec.ECDSA(SHA256()))
+    return b"".join(number.to_bytes(32, "big") for number in decode_dss_signature(signed))
 
 
 def check_signature(
@@ -66,7 +74,8 @@ def check_signature(
     """UserError unless the holder of `key` has signed."""
     try:
         message = _digest(SIGN, *_fields(of), _text(client), public)
-        key.verify(signed, message, ec.ECDSA(SHA256()))
+        numbers = (int.from_bytes(half, "big") for half in (signed[:32], signed[32:]))
+        key.verify(encode_dss_signature(*numbers), message, ec.ECDSA(SHA256()))
     except InvalidSignature:
         raise UserError(
             f"the key of silo {client} (rank {client + 1}) is not signed by it"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import TRAIN, Algorithm
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.sums import NEAR, Growing, addend
+from fedml_noniid.plugins.core.sums import LEVELS, Growing, addend, level
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.engines.streaming import ADDED
@@ -34,44 +34,60 @@ class Weighing(NamedTuple):
         return self.uniform or (part == "upload" and name.partition("/")[0] in self.unweighted)
 
 
-def length(schema: Tree) -> int:
-    """The numbers in the vector of a reply with this structure."""
-    return sum(leaf.numel() * _pieces(leaf.dtype) for leaf in _added(schema).values())
+def levels(leaves: Params) -> Tensor:
+    """The level of each tensor of a flat reply, uint8 [T]: 0 if its numbers are at most 64.
 
-
-def packed(reply: Tree, by: Weighing, total: float, silos: int) -> Tensor:
-    """The vector of a reply for a sum over `silos` whose n_k add up to `total`, int64 [L].
-
-    UserError if a number is out of the range of such sums.
+    UserError if a tensor can't be added up.
     """
-    n, parts = reply["n"].item(), [torch.zeros(0, dtype=torch.int64)]
-    for key, leaf in _added(reply).items():
-        found = addend(leaf, 1, silos) if by.ones(key) else addend(leaf, n, total)
-        if not found:
-            raise UserError(
-                f"{key!r} has {leaf.abs().max().item():g}; allowed in a secure sum: at most "
-                f"{2.0**NEAR:g}; lower the learning rate or the method's coefficients"
-            )
-        parts += found
+    found = {key: level(leaf) for key, leaf in _added(leaves).items()}
+    for key, at in found.items():
+        if at == LEVELS:
+            largest = leaves[key].abs().max().item()
+            raise UserError(f"{key!r} has {largest:g}, which can't be added up")
+    return torch.tensor([*found.values()], dtype=torch.uint8)
+
+
+def together(levels: Tensor) -> Tensor:
+    """The levels at which there are tensors of any silo, bool [T, LEVELS]; `levels`: [M, T]."""
+    return (levels.long().unsqueeze(2) == torch.arange(LEVELS)).any(0)
+
+
+def length(leaves: Params, there: Tensor) -> int:
+    """The numbers in the vector of a reply with these tensors; `there`: as from `together`."""
+    sizes = [leaf.numel() * _pieces(leaf.dtype) for leaf in _added(leaves).values()]
+    return sum(size * n for size, n in zip(sizes, there.sum(1).tolist(), strict=True))
+
+
+def packed(leaves: Params, by: Weighing, total: float, there: Tensor, silos: int) -> Tensor:
+    """The vector of a flat reply for a sum over `silos` whose n_k add up to `total`, int64 [L]."""
+    n, parts = leaves["n"].item(), [torch.zeros(0, dtype=torch.int64)]
+    own = levels(leaves).tolist()
+    for (key, leaf), mine, at in zip(_added(leaves).items(), own, there, strict=True):
+        omega, of = (1, silos) if by.ones(key) else (n, total)
+        zeros = [torch.zeros(leaf.numel(), dtype=torch.int64)] * _pieces(leaf.dtype)
+        for level_ in at.nonzero().flatten().tolist():
+            parts += addend(leaf, omega, of, mine) if level_ == mine else zeros
     return torch.cat(parts)
 
 
-def sums(vector: Tensor, schema: Tree, by: Weighing, n: Tensor) -> Tree:
+def sums(vector: Tensor, schema: Tree, by: Weighing, there: Tensor, n: Tensor) -> Tree:
     """The parts of a Reply in the sum of all silos' vectors; `n` [M]: their samples."""
-    leaves = _added(schema)
-    sizes = [leaf.numel() for leaf in leaves.values() for _ in range(_pieces(leaf.dtype))]
-    pieces, found = iter(torch.split(vector, sizes)), {}
-    for key, leaf in leaves.items():
+    found, place = {}, 0
+    for (key, leaf), at in zip(_added(flatten(schema)).items(), there, strict=True):
         omega = (torch.ones_like(n) if by.ones(key) else n).double()
         found[key] = Growing(leaf.shape, leaf.dtype, omega)
-        found[key].put_sum([next(pieces) for _ in range(_pieces(leaf.dtype))])
+        for level_ in at.nonzero().flatten().tolist():
+            size = leaf.numel() * _pieces(leaf.dtype)
+            pieces = vector[place : place + size].chunk(_pieces(leaf.dtype))
+            found[key].put_sum(level_, pieces)
+            place += size
     # A Growing stands in a Reply in place of a tensor.
     return unflatten(cast("Params", found), {key: schema[key] for key in ADDED})
 
 
-def _added(reply: Tree) -> Params:
-    """The tensors of a reply that are added up, by name."""
-    return flatten({key: reply[key] for key in ADDED})
+def _added(leaves: Params) -> Params:
+    """The tensors of a flat reply that are added up, by name, in an order of their own."""
+    return {key: leaves[key] for key in sorted(leaves) if key.partition("/")[0] in ADDED}
 
 
 def _pieces(dtype: torch.dtype) -> int:

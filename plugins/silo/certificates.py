@@ -52,7 +52,7 @@ class Kit:
         key = read(key_path, AGAIN, private=True)
         key_of(certificate, key_path, key, AGAIN)
         check_issued(path, certificate, ca, AGAIN)
-        if (found := _common_name(certificate)) != name(rank):
+        if (found := common_name(certificate)) != name(rank):
             raise UserError(
                 f"{path}: belongs to {shown(found)}, but this process is {name(rank)!r}; "
                 f"use the kit of rank {rank}"
@@ -96,7 +96,7 @@ class Admission:
         try:
             found = x509.load_pem_x509_certificate(pem)
             found.verify_directly_issued_by(self._ca)
-            return _common_name(found), found.serial_number, found.not_valid_after_utc
+            return common_name(found), found.serial_number, found.not_valid_after_utc
         except BROKEN:
             return None
 
@@ -212,7 +212,7 @@ def _check_dates(path: Path, certificate: x509.Certificate, wanted: str, command
         )
 
 
-def _common_name(certificate: x509.Certificate) -> str:
+def common_name(certificate: x509.Certificate) -> str:
     """The CN, or "" without one."""
     return next(
         (

@@ -123,32 +123,34 @@ class Coordinator:
                 return wire.row_of(self._down, client)
             return self._ending
 
-    def expected(self, client: int, exchange: int) -> Tree:
-        """The structure of the answer. Raises RefusedError if none is expected."""
+    def expected(self, client: int, at: tuple[int, int]) -> Tree:
+        """The structure of the answer to (exchange, step). Raises RefusedError if none is
+        expected."""
         with self._lock:
-            self._refuse_unexpected(client, exchange)
+            self._refuse_unexpected(client, at)
             return self._schema
 
     def accept(self, client: int, answer: wire.Answer, leaves: Params) -> None:
         """Takes an answer; an upload is checked first. Raises RefusedError."""
         if answer.failed:
-            self.fail(client, answer.exchange, answer.failed[:500])
+            self.fail(client, answer.at, answer.failed[:500])
             return
         assert self._check is not None, "an answer is expected"
         up = wire.Up(client=client, exchange=answer.exchange, leaves=leaves)
         reply = self._check(up, client, self._samples.get(client))
         with self._lock:
-            self._refuse_unexpected(client, answer.exchange)
+            self._refuse_unexpected(client, answer.at)
             self._answers[client] = reply or {}
             self._left.remove(client)
             over = not self._left
         if over:
             self._news.set()
 
-    def fail(self, client: int, exchange: int, why: str) -> None:
-        """Notes that a silo can't answer this exchange, or that its answer is of no use."""
+    def fail(self, client: int, at: tuple[int, int], why: str) -> None:
+        """Notes that a silo can't answer this (exchange, step), or that its answer is of no
+        use."""
         with self._lock:
-            if self._down is None or exchange != self._down.exchange or client not in self._left:
+            if self._down is None or at != self._down.at or client not in self._left:
                 return
             who = wire.silo(client)
             self._failed[client] = one_line(why if who in why else f"{who}: {why}")
@@ -211,12 +213,12 @@ class Coordinator:
             self._wait()
         self._began = time.monotonic()  # who was never there is gone some time after this
 
-    def ask(self, down: Down, schema: Tree, check: Check) -> dict[int, Tree]:
+    def ask(self, down: Down, schema: Tree, check: Check, quorum: int = 0) -> dict[int, Tree]:
         """Sends a message and returns the checked replies, ascending.
 
         The exchange ends when all have answered. With a quorum it also ends at the deadline, or
         when the others can't answer or are gone. Raises QuorumError if there is no quorum after
-        `patience_s`, or there can't be one.
+        `patience_s`, or there can't be one. `quorum`: another one than the settings'.
         """
         assert down.ask is not None, "there is something to do"
         asked = down.ask.to
@@ -228,7 +230,7 @@ class Coordinator:
                 self._lines[client].wake()
         while True:
             with self._lock:
-                if self._is_over(down, min(self.comm.quorum or self.silos, len(asked))):
+                if self._is_over(down, min(quorum or self.comm.quorum or self.silos, len(asked))):
                     self._down, self._left = None, set()
                     return dict(sorted(self._answers.items()))
             self._wait()
@@ -278,9 +280,9 @@ class Coordinator:
             )
         return False
 
-    def _refuse_unexpected(self, client: int, exchange: int) -> None:
-        where = wire.silo(client)
-        if self._down is None or exchange != self._down.exchange:
+    def _refuse_unexpected(self, client: int, at: tuple[int, int]) -> None:
+        where, (exchange, _) = wire.silo(client), at
+        if self._down is None or at != self._down.at:
             raise RefusedError("stale", f"{where}: answer is to exchange {exchange}, which is over")
         if client not in self._left:
             why = f"has answered exchange {exchange} already, or was not asked in it"

@@ -206,6 +206,8 @@ class HostAggregator(ServerAggregator):
             known("defense_args.defense_type", args.defense_type, sorted(DEFENSES))
         super().__init__(model, args)
         _refuse_protection(terms)
+        if terms.secure_sums:
+            _refuse_what_sees_models(args, file)
         every = [*deployment.train_args.built_callbacks(), *callbacks]
         self.server_run = ServerRun(terms, shard, every, self._hook_model, file)
 
@@ -229,7 +231,7 @@ class HostAggregator(ServerAggregator):
 
     def hook(self, replies: dict[int, Tree]) -> dict[int, Tree]:
         """The replies by client after FedML's hook, which sees models."""
-        if not any(reply["deltas"] for reply in replies.values()):
+        if not any(reply.get("deltas") for reply in replies.values()):
             return replies
         # w_t: FedML's hooks take models, replies are differences to it.
         start = self.server_run.loop.state.params
@@ -303,6 +305,22 @@ def _samples(data: Any) -> Samples:
             for leaves in zip(*data, strict=True)
         )
     )
+
+
+def _refuse_what_sees_models(args: Any, file: RunFile | None) -> None:
+    """UserError if something but the recipe needs the silos' models. `file`: None with FedML's own
+    transport."""
+    attacks, defends = getattr(args, "enable_attack", False), getattr(args, "enable_defense", False)
+    sees = "an attack" * bool(attacks) or "a defence" * bool(defends)
+    if not sees and getattr(args, "max_grad_norm", None) is not None:
+        sees = "dp_args.max_grad_norm"
+    if file is None:
+        sees = "FedML's own transport"
+    if sees:
+        raise UserError(
+            f"train_args.secure_sums: {sees} needs the model of every silo, which the server does "
+            "not see then; allowed: 0, or without it"
+        )
 
 
 def _refuse_protection(terms: settings.Terms) -> None:

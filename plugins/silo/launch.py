@@ -191,6 +191,8 @@ class Process:
         absences.write(self.folder / results.ABSENT, server_run.missing)
 
     def _silo(self) -> None:
+        from fedml_noniid.plugins.secure.silo import SecureSilo
+        from fedml_noniid.plugins.silo import certificates
         from fedml_noniid.plugins.silo.silo_client import SiloClient
 
         args, model, (trainer_class, _) = self._fedml()
@@ -211,7 +213,11 @@ class Process:
             trainer.begin(
                 results.RunFile(memory, client.run), kit.with_name(f"{kit.name}.noise.key")
             )
-            client.serve(trainer.answered)
+            answered = trainer.answered
+            if terms.secure_sums:
+                own, sets = certificates.Kit.read(kit, self.rank), memory.with_suffix(".sums")
+                answered = SecureSilo(answered, terms, own, client.run, sets).answered
+            client.serve(answered)
         LOG.info("the run is over")
 
     def _fedml(self) -> tuple[Any, Any, tuple[type[HostTrainer], type[HostAggregator]]]:

@@ -21,11 +21,13 @@ from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.packing import stack
 from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.run import Checkpointing, Run
+from fedml_noniid.plugins.secure import server as secure
+from fedml_noniid.plugins.secure.vectors import Weighing
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.results import RunFile
-from fedml_noniid.plugins.silo.settings import DeviceArgs, Terms
+from fedml_noniid.plugins.silo.settings import DeviceArgs, Terms, refuse_what_reads_more
 from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
@@ -55,6 +57,8 @@ class ServerRun:
         exists, the run goes on from there, under the name that it had. UserError if the file is
         damaged or of other settings.
         """
+        if terms.secure_sums:
+            refuse_what_reads_more(terms.algorithm, terms.tests, callbacks)
         self.terms = terms
         # (round, exchange in it) -> silos that did not answer
         self.missing: dict[tuple[int, int], frozenset[int]] = {}
@@ -98,7 +102,10 @@ class ServerRun:
     @property
     def schema(self) -> Tree:
         """The structure of an answer to the present message; empty if there is nothing to do."""
-        return {} if self.down.ask is None else self._schemas[wire.name(self.down.ask)]
+        if self.down.ask is None:
+            return {}
+        whole = self._schemas[wire.name(self.down.ask)]
+        return secure.announced(whole) if self.terms.secure_sums else whole
 
     def serve(self, coordinator: Coordinator, hooks: Hooks = lambda replies: replies) -> None:
         """Runs to the end with the silos of a coordinator. Raises UserError.
@@ -109,15 +116,25 @@ class ServerRun:
             if self.down.ask is not None:
                 coordinator.gather(self.resumed)
             while (ask := self.down.ask) is not None:
-                replies = coordinator.ask(self.down, self.schema, self.opened)
+                replies, sums = self._replies(coordinator)
                 self.without([client for client in ask.to if client not in replies])
-                self.feed(hooks(replies))
+                self.feed(hooks(replies), sums)
         except UserError as error:
             # The reason may quote a silo, which is not for the others.
             few = isinstance(error, QuorumError)
             coordinator.finish("stop", "too few silos answered" if few else "the server has failed")
             raise
         coordinator.finish("over")
+
+    def _replies(self, coordinator: Coordinator) -> tuple[dict[int, Tree], Tree]:
+        """The replies to the present message, and of secure sums what only their sum is known
+        of."""
+        terms, ask = self.terms, self.down.ask
+        if ask is None or not terms.secure_sums:
+            return coordinator.ask(self.down, self.schema, self.opened), {}
+        by, whole = Weighing.of(terms.algorithm, ask.job), self._schemas[wire.name(ask)]
+        least = terms.secure_sums
+        return secure.summed(coordinator, self.down, whole, by, least, self.opened)
 
     def open(self, uploads: Mapping[int, Up]) -> dict[int, Tree]:
         """The checked replies of the clients that were asked, ascending.
@@ -148,7 +165,7 @@ class ServerRun:
     def _refuse_overflow(self, reply: Tree, where: str) -> None:
         """Raises RefusedError if the model of a reply overflows: a deep network multiplies its
         weights."""
-        if reply["deltas"]:
+        if reply.get("deltas"):
             params = add(self.loop.state.params, reply["deltas"])
             with torch.no_grad():
                 out = self.loop.start.task.eval(params, reply["buffers"], self._sample)
@@ -165,8 +182,9 @@ class ServerRun:
         if late:
             self.missing[self._round, self.loop.exchange] = frozenset(late)
 
-    def feed(self, replies: Mapping[int, Tree]) -> Down:
-        """Goes on with the replies of all clients that were asked, or of some.
+    def feed(self, replies: Mapping[int, Tree], sums: Tree | None = None) -> Down:
+        """Goes on with the replies of all clients that were asked, or of some. `sums`: parts that
+        are added up already.
 
         Returns the next message.
         """
@@ -175,7 +193,7 @@ class ServerRun:
         if not replies:
             raise UserError(f"round {self._round}: no silo is left to average")
         clients = tuple(sorted(replies))
-        reply = Reply(clients, **stack([replies[client] for client in clients]))
+        reply = Reply(clients, **stack([replies[client] for client in clients]), **(sums or {}))
         self._counted |= dict.fromkeys(clients, self._exchange)
         self._samples |= {client: int(replies[client]["n"]) for client in clients}
         self._exchange += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,6 +31,8 @@ from fedml_noniid.plugins.core.options import (
 )
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.data.yaml_files import parsed
+from fedml_noniid.plugins.engines import streaming
+from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.local_training import LearningRate, Optimizer
 from fedml_noniid.plugins.engines.personal import split_personal
@@ -82,6 +84,8 @@ class TrainArgs(RunSettings):
     settings: dict[str, dict[str, Any]] = Field(default={})
     rounds: Count = 2  # ours; FedML's comm_round is computed from it
     cohort: CountOrNone = 0  # ours: silos per round, 0 for all
+    # Ours: the least silos of a sum that the server may see; 0: it sees each silo's upload.
+    secure_sums: CountOrNone = 0
     client_id_list: Literal["[]"] = "[]"  # a list here would give every silo the first id
     client_num_in_total: Count = 3
     client_num_per_round: Count = 3
@@ -106,6 +110,13 @@ class TrainArgs(RunSettings):
         if self.cohort > silos:
             raise UserError(
                 where=("cohort",), value=self.cohort, allowed=f"0 (all) to {silos} silos"
+            )
+        if self.secure_sums == 1 or self.secure_sums > (self.cohort or silos):
+            raise UserError(
+                where=("secure_sums",),
+                value=self.secure_sums,
+                allowed="0 (the server sees each silo's upload), or 2 to the "
+                f"{self.cohort or silos} silos of a round",
             )
         with located("settings"):
             recipes.check_settings(self.recipe, self.settings)
@@ -308,6 +319,7 @@ class Terms:
     device: DeviceArgs = field(default_factory=DeviceArgs)
     # What is not ours -> SHA-256 of its source. The fingerprint has it too.
     code: Mapping[str, str] = field(default_factory=dict)
+    secure_sums: int = 0  # the least silos of a sum; 0: the server sees each upload
 
     @property
     def ranges(self) -> wire.Ranges:
@@ -364,4 +376,23 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
         *_, personal = split_personal(network, parts, *initial_model(network, 0, torch.zeros(())))
     tests = plan.evaluations if personal or algorithm.own_model is not None else 0
     device = deployment.device_args
-    return Terms(algorithm, plan, deployment.silos, fingerprint, tests, device, own)
+    if train.secure_sums:
+        refuse_what_reads_more(algorithm, tests)
+    silos, least = deployment.silos, train.secure_sums
+    return Terms(algorithm, plan, silos, fingerprint, tests, device, own, least)
+
+
+def refuse_what_reads_more(
+    algorithm: Algorithm, tests: int, callbacks: Sequence[Callback] = ()
+) -> None:
+    """UserError if the server needs more than sums."""
+    reader = streaming.reader(algorithm, callbacks)
+    why = f"{reader} reads what single silos send" if reader else ""
+    if tests:
+        why = "silos test models of their own, and the server reads each silo's result"
+    if why:
+        raise UserError(
+            f"recipe {algorithm.name!r} can't run with train_args.secure_sums: {why}; allowed: 0, "
+            "and then the server sees each silo's upload; or a recipe that needs sums "
+            "(`noniid methods`)"
+        )

@@ -156,18 +156,21 @@ class SiloClient:
                 self._answered = "", {}
                 trees, counted = wire.nested(message.tensors), {self._client: task.counted}
                 ask = Ask(task.job, (self._client,), **trees, owner=task.owner)
-                down = Down(task.exchange, task.round, ask, self._hello.terms, counted)
+                terms, step = self._hello.terms, task.step
+                down = Down(task.exchange, task.round, ask, terms, counted, step=step)
                 self._answered = digest, answered(down)
         except UserError as error:
             LOG.warning("exchange %d: %s", task.exchange, error)
             why, last = one_line(str(error), 500), isinstance(error, SetBackError)
-            self._send(wire.Answer(exchange=task.exchange, failed=why, last=last))
+            self._send(wire.Answer(exchange=task.exchange, step=task.step, failed=why, last=last))
             if last:
                 with self._within(WELCOME_S), suppress(grpc.RpcError):
                     next(self._stream, None)  # until the server has read it
                 raise
         else:
-            self._send(wire.Answer(exchange=task.exchange), self._answered[1]["leaves"])
+            self._send(
+                wire.Answer(exchange=task.exchange, step=task.step), self._answered[1]["leaves"]
+            )
         return True
 
     def _refuse_oversize(self, table: wire.Table) -> None:

@@ -250,13 +250,16 @@ class SiloServer:
             return False
         self._check(call)  # again: it may be revoked since the call began
         await call.write(wire.Task.of(found), wire.tensors(found))
-        return await self._upload(client, found.exchange, call)
+        return await self._upload(client, found.at, call)
 
-    async def _upload(self, client: int, exchange: int, call: Call) -> bool:
-        """Takes the answer to the exchange; False if it is the silo's last. Raises RefusedError."""
+    async def _upload(self, client: int, at: tuple[int, int], call: Call) -> bool:
+        """Takes the answer to (exchange, step); False if it is the silo's last.
+
+        Raises RefusedError.
+        """
 
         def look(answer: wire.Answer, table: wire.Table) -> bool:
-            wire.fit(table, self._coordinator.expected(client, answer.exchange), wire.silo(client))
+            wire.fit(table, self._coordinator.expected(client, answer.at), wire.silo(client))
             return True
 
         try:
@@ -269,7 +272,7 @@ class SiloServer:
             return not answer.head.last
         except RefusedError as refusal:
             if refusal.name not in MAY_TRY_AGAIN:
-                self._coordinator.fail(client, exchange, str(refusal))
+                self._coordinator.fail(client, at, str(refusal))
             raise
 
     # who may call

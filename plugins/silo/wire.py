@@ -85,6 +85,12 @@ class Down(NamedTuple):
     # By client: the last exchange in which the server counted the client's answer.
     counted: Mapping[int, int] = {}
     code: Mapping[str, str] = {}  # the server's methods that are not ours -> hash of their source
+    step: int = 0  # of an exchange with secure sums: questions have even ones, sums odd ones
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """(exchange, step)."""
+        return self.exchange, self.step
 
 
 def other_configuration(code: Mapping[str, str], servers: Mapping[str, str]) -> str:
@@ -195,12 +201,18 @@ class Answer(Head):
     `last` one it ends."""
 
     exchange: int
+    step: int = 0
     failed: str = ""
     last: bool = False
 
     @property
     def has_tensors(self) -> bool:
         return not self.failed
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """(exchange, step)."""
+        return self.exchange, self.step
 
 
 class Task(Head):
@@ -209,6 +221,7 @@ class Task(Head):
     kind: Literal["ask", "over", "stop"]
     why: str = ""
     exchange: int = 0
+    step: int = 0
     round: int = 0
     job: str = ""
     owner: str = ""
@@ -226,6 +239,7 @@ class Task(Head):
         return Task(
             kind="ask",
             exchange=down.exchange,
+            step=down.step,
             round=down.round,
             job=down.ask.job,
             owner=down.ask.owner,

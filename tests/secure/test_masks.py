@@ -21,7 +21,7 @@ EXCHANGE = Exchange("a4b38af3faee982c", "f" * 64, 7)
 def parties(silos: int, attempt: int = 0) -> tuple[list[X25519PrivateKey], Request]:
     own = [X25519PrivateKey.from_private_bytes(bytes([k + 1]) * 32) for k in range(silos)]
     keys = tuple(key.public_key().public_bytes_raw() for key in own)
-    return own, Request(EXCHANGE, attempt, 1437.0, tuple(range(silos)), keys)
+    return own, Request(EXCHANGE, attempt, 1437.0, b"\1\0", tuple(range(silos)), keys)
 
 
 def masked(own: list[X25519PrivateKey], request: Request, numbers: torch.Tensor) -> torch.Tensor:
@@ -61,6 +61,7 @@ def test_no_stream_serves_twice() -> None:
     changed = [
         request._replace(attempt=1),
         request._replace(total=1438.0),
+        request._replace(levels=b"\0\1"),
         request._replace(keys=(*request.keys[:2], other)),
         request._replace(clients=(0, 1), keys=request.keys[:2]),
         *(request._replace(exchange=EXCHANGE._replace(**one)) for one in (
@@ -158,7 +159,9 @@ def digest(*fields: bytes) -> bytes:
 def test_the_masks_of_a_second_implementation() -> None:
     own, request = parties(3, attempt=2)
     words = [EXCHANGE.run, EXCHANGE.terms, "7", "2", (1437.0).hex(), "0", "1", "2"]
-    info = digest(b"noniid secure sum, seed 1", *(w.encode() for w in words), *request.keys)
+    info = digest(
+        b"noniid secure sum, seed 1", *(w.encode() for w in words), b"\1\0", *request.keys
+    )
     expected = [0] * 20
     for other, sign in ((0, -1), (2, 1)):
         secret = x25519(own[1].private_bytes_raw(), request.keys[other])
@@ -171,7 +174,7 @@ def test_the_masks_of_a_second_implementation() -> None:
 
 # By the second implementation, for `parties(2)` and silo 0. Other releases and other programs have
 # to make the same masks.
-VECTOR = ["a9ddf449028b894c", "c440112bb6a60c50", "b1fe7d9f64cea583", "dee917ad57f6d7cb"]
+VECTOR = ["6a4685a1e2870128", "86ceb11d81f8f874", "1fff17273c250e8d", "89a34e92cd01d7c5"]
 
 
 def test_masks_are_those_of_the_committed_vector() -> None:

@@ -1,0 +1,114 @@
+"""The server's half of secure sums: it asks for counts and keys, names a set of silos, and adds up
+what they send, masked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.core.trees import Tree, row
+from fedml_noniid.plugins.engines.packing import flatten, stack
+from fedml_noniid.plugins.secure import vectors
+from fedml_noniid.plugins.secure.silo import ANNOUNCED, COUNTS, SUM
+from fedml_noniid.plugins.secure.vectors import Weighing
+from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
+from fedml_noniid.plugins.silo.exit_codes import QuorumError
+from fedml_noniid.plugins.silo.wire import Down, Up
+
+LOG = logging.getLogger(__name__)
+
+
+def announced(schema: Tree) -> Tree:
+    """The structure of what a silo sends first, in place of a reply of this structure."""
+    keys = {key: torch.zeros(size, dtype=torch.uint8) for key, size in ANNOUNCED.items()}
+    keys["levels"] = vectors.levels(flatten(schema))
+    return {key: schema[key] for key in COUNTS} | {"secure": keys}
+
+
+def summed(
+    coordinator: Coordinator, down: Down, schema: Tree, by: Weighing, least: int, check: Check
+) -> tuple[dict[int, Tree], Tree]:
+    """The counts of the silos whose answers to `down` were added up, and the sums, as parts of a
+    Reply.
+
+    A silo that is lost while sums are made begins the exchange again, with those that are left:
+    with the same set, or with `least` silos less. Raises QuorumError if neither can be.
+
+    `schema`: the structure of a reply. `check` takes the counts.
+    """
+    assert down.ask is not None, "there is something to do"
+    first, quorum = down.ask.to, max(coordinator.comm.quorum or len(down.ask.to), least)
+    earlier: tuple[int, ...] = ()  # the set of the last attempt
+    for attempt in count():
+        smaller = len(earlier) - least
+        wanted = quorum if smaller >= quorum else len(earlier)
+        question = _to(down, earlier or first)._replace(step=2 * attempt)
+        counts = coordinator.ask(question, announced(schema), check, wanted or quorum)
+        clients = tuple(counts)
+        if earlier and clients != earlier:
+            clients = clients[:smaller]  # a difference of fewer silos would show what they sent
+        if len(clients) < quorum:
+            raise QuorumError(
+                f"round {down.round}: a sum without {_named(earlier, clients)} would have fewer "
+                f"silos than the quorum, {quorum}; start the server again to go on"
+            )
+        counts = {client: counts[client] for client in clients}
+        whole = stack([counts[client] for client in clients])
+        there = vectors.together(whole["secure"].pop("levels"))
+        adding = _Adding(vectors.length(flatten(schema), there))
+        sum_ = _request(question, clients, whole, there)
+        found = coordinator.ask(sum_, {SUM: adding.total}, adding.check, 1)
+        if len(found) == len(clients):
+            kept = {k: {key: of[key] for key in COUNTS} for k, of in counts.items()}
+            return kept, vectors.sums(adding.total, schema, by, there, whole["n"])
+        LOG.warning(
+            "round %d: %s sent no part of the sum; the exchange begins again",
+            down.round,
+            _named(clients, tuple(found)),
+        )
+        earlier = clients
+    raise AssertionError("counts without end")
+
+
+class _Adding:
+    """Adds up the silos' masked vectors as they come."""
+
+    def __init__(self, length: int) -> None:
+        self.total, self._added = torch.zeros(length, dtype=torch.int64), set[int]()
+
+    def check(self, up: Up, client: int, _: int | None) -> Tree:
+        """Adds an upload; a silo that sends it again adds nothing. Raises RefusedError."""
+        leaves: Mapping[str, Tensor] = up["leaves"]
+        wire.fit(leaves, {SUM: self.total}, wire.silo(client))
+        if client not in self._added:
+            self._added.add(client)
+            self.total += leaves[SUM]  # modulo 2^64
+        return {}
+
+
+def _request(question: Down, clients: tuple[int, ...], whole: Tree, there: Tensor) -> Down:
+    """The sum over a set; `whole`: what its silos have sent, stacked; `there`: their levels."""
+    shared = whole["secure"] | {
+        "levels": there.byte(),
+        "clients": torch.tensor(clients),
+        "total": whole["n"].double().abs().sum(),
+    }
+    return question._replace(step=question.step + 1, ask=Ask(SUM, clients, shared=shared))
+
+
+def _to(down: Down, clients: tuple[int, ...]) -> Down:
+    """The message to some of its silos."""
+    ask = down.ask
+    assert ask is not None, "there is something to do"
+    rows = torch.tensor([ask.to.index(client) for client in clients])
+    return down._replace(ask=ask._replace(to=clients, each=row(ask.each, rows)))
+
+
+def _named(silos: tuple[int, ...], without: tuple[int, ...]) -> str:
+    return ", ".join(wire.silo(k) for k in silos if k not in without)

@@ -1,0 +1,226 @@
+"""A silo's half of secure sums: it answers a question with its counts and a key, and later adds its
+masked vector to the sum over a set that the server names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from torch import Tensor
+
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.sums import LEVELS
+from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.data.files import append
+from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.secure import masks, vectors
+from fedml_noniid.plugins.secure.vectors import Weighing
+from fedml_noniid.plugins.silo import certificates, wire
+from fedml_noniid.plugins.silo.settings import Terms
+from fedml_noniid.plugins.silo.wire import Down, Up
+
+SUM = "sum"  # the job of adding up
+COUNTS = ("n", "steps", "loss")  # of a reply; the server sees them
+CERTIFICATE_BYTES = 2048  # of a certificate as DER, with zeros behind it
+# What a silo sends beside its counts.
+ANNOUNCED = {"key": 32, "signature": masks.SIGNATURE_BYTES, "certificate": CERTIFICATE_BYTES}
+
+
+class _Made(NamedTuple):
+    """What a silo holds between its two answers."""
+
+    exchange: int
+    job: str
+    question: str
+    leaves: Params  # the whole reply
+    key: X25519PrivateKey
+
+
+class SecureSilo:
+    """Stands between a silo and its connection: `answered` in place of the silo's own."""
+
+    def __init__(
+        self,
+        answered: Callable[[Down], Up],
+        terms: Terms,
+        kit: certificates.Kit,
+        run: str,
+        path: Path,
+    ) -> None:
+        """`path`: the file with the sets that this silo has added to. It survives restarts."""
+        self._inner, self._terms, self._run, self._sets = answered, terms, run, Sets(path)
+        self._ca = x509.load_pem_x509_certificate(kit.ca)
+        self._certificate = x509.load_pem_x509_certificate(kit.certificate)
+        self._key = load_pem_private_key(kit.key, password=None)
+        self._made: _Made | None = None
+
+    def answered(self, down: Down) -> Up:
+        """The upload to a message. Raises UserError if this silo does not add its numbers."""
+        assert down.ask is not None, "there is something to do"
+        (client,) = down.ask.to
+        if (down.ask.job, down.ask.owner) == (SUM, ""):
+            return {"client": client, "exchange": down.exchange, "leaves": self._added(down)}
+        question = _question(down)
+        if self._made is not None and self._made.question == question:
+            leaves = self._made.leaves
+        else:
+            leaves = self._inner(down)["leaves"]
+        own = X25519PrivateKey.generate()
+        self._made = _Made(down.exchange, down.ask.job, question, leaves, own)
+        public = own.public_key().public_bytes_raw()
+        assert isinstance(self._key, EllipticCurvePrivateKey), "kits have keys of this kind"
+        signed = masks.signature(self._key, self._exchange(down), client, public)
+        der = self._certificate.public_bytes(Encoding.DER).ljust(CERTIFICATE_BYTES, b"\0")
+        announced = dict(zip(ANNOUNCED, (public, signed, der), strict=True))
+        sent = {key: leaves[key] for key in COUNTS}
+        sent |= {f"secure/{key}": _tensor(value) for key, value in announced.items()}
+        sent["secure/levels"] = vectors.levels(leaves)
+        return {"client": client, "exchange": down.exchange, "leaves": sent}
+
+    def _exchange(self, down: Down) -> masks.Exchange:
+        return masks.Exchange(self._run, self._terms.fingerprint, down.exchange)
+
+    def _added(self, down: Down) -> Params:
+        """The masked vector for the sum over a set. Raises UserError."""
+        assert down.ask is not None, "there is something to do"
+        (client,), made = down.ask.to, self._made
+        if made is None or made.exchange != down.exchange:
+            raise UserError("this process has made no key for this sum: it has come again")
+        request, by = (
+            self._request(down, vectors.levels(made.leaves)),
+            Weighing.of(self._terms.algorithm, made.job),
+        )
+        own = made.key.public_key().public_bytes_raw()
+        if dict(zip(request.clients, request.keys, strict=True)).get(client) != own:
+            raise UserError("the sum is over a set without this silo, or with another key of it")
+        if not made.leaves["n"].item() <= request.total < math.inf:
+            raise UserError(
+                f"the weights can't add up to {request.total:g}: this silo's exceeds it"
+            )
+        there, n = down.ask.shared["levels"].bool(), len(request.clients)
+        vector = vectors.packed(made.leaves, by, request.total, there, n)
+        self._sets.add(made.question, request.clients, self._terms.secure_sums)
+        masks.mask(vector, made.key, client, request)
+        return {"sum": vector}
+
+    def _request(self, down: Down, own: Tensor) -> masks.Request:
+        """The sum that is asked for; `own`: the levels of this silo's tensors. UserError unless it
+        is one over enough silos of this federation, with these levels."""
+        assert down.ask is not None, "there is something to do"
+        given, (me,) = down.ask.shared, down.ask.to
+        wire.fit(flatten(given), _schema(given, own), "sum")
+        clients = tuple(given["clients"].tolist())
+        least, silos = self._terms.secure_sums, self._terms.silos
+        if [*clients] != sorted({*clients} & {*range(silos)}) or len(clients) < least:
+            raise UserError(
+                f"sum over the silos {list(clients)}; allowed: {least} or more of {silos}, each "
+                "once, ascending"
+            )
+        if not given["levels"].gather(1, own.long().unsqueeze(1)).all():
+            raise UserError("the sum leaves out numbers of this silo: their level is missing")
+        exchange, keys = self._exchange(down), tuple(map(_bytes, given["key"]))
+        rows = zip(clients, keys, given["signature"], given["certificate"], strict=True)
+        for client, key, signed, certificate in rows:
+            if client != me:
+                public = self._public(client, _bytes(certificate))
+                masks.check_signature(public, exchange, client, key, _bytes(signed))
+        total, levels = given["total"].item(), _bytes(given["levels"])
+        return masks.Request(exchange, down.step, total, levels, clients, keys)
+
+    def _public(self, client: int, padded: bytes) -> EllipticCurvePublicKey:
+        """The key of a silo's certificate. UserError unless it is one of this federation."""
+        length = 4 + int.from_bytes(padded[2:4], "big")  # DER: 30 82, then two bytes of length
+        with suppress(*certificates.BROKEN):
+            found = x509.load_der_x509_certificate(padded[:length])
+            found.verify_directly_issued_by(self._ca)
+            key, named = found.public_key(), certificates.common_name(found)
+            fits = named == certificates.name(client + 1)
+            is_valid = certificates.now() <= found.not_valid_after_utc
+            if fits and is_valid and isinstance(key, EllipticCurvePublicKey):
+                return key
+        raise UserError(f"{wire.silo(client)} has no valid certificate of this federation")
+
+
+def _schema(given: Tree, own: Tensor) -> Params:
+    """The tensors of a request, for as many silos as it names and this silo's levels [T]."""
+    clients = given.get("clients")
+    n = clients.numel() if isinstance(clients, Tensor) else 0
+    rows = {key: torch.zeros(n, size, dtype=torch.uint8) for key, size in ANNOUNCED.items()}
+    return rows | {
+        "clients": torch.zeros(n, dtype=torch.int64),
+        "total": torch.zeros((), dtype=torch.float64),
+        "levels": torch.zeros(len(own), LEVELS, dtype=torch.uint8),
+    }
+
+
+class Sets:
+    """Remembers over which sets a silo has added up its answer to a question.
+
+    The difference between two sums is the sum over the silos that are in one set only. So two sets
+    of one question are equal, or differ by as many silos as a sum has at least.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """`path`: a file that grows by a line per sum. Raises UserError if it is damaged."""
+        self._path, self._known = path, dict[str, list[set[int]]]()
+        content = path.read_bytes() if path.exists() else b""
+        self._size = content.rfind(b"\n") + 1  # a killed process may leave a part of a line
+        for line in content[: self._size].splitlines():
+            try:
+                question, clients = json.loads(line)
+                self._known.setdefault(question, []).append({*clients})
+            except (ValueError, TypeError):
+                raise UserError(
+                    f"{path}: is damaged; it says which sums this silo has been part of; restore "
+                    "it, or start a new run with another seed"
+                ) from None
+
+    def add(self, question: str, clients: Sequence[int], least: int) -> None:
+        """Notes a set, on the disk. UserError if it comes too close to an earlier one."""
+        earlier, now = self._known.setdefault(question, []), {*clients}
+        for one in earlier:
+            if 0 < len(one ^ now) < least:
+                raise UserError(
+                    f"this silo is part of a sum over the silos {sorted(one)}; with one over "
+                    f"{sorted(now)} the server could see what {len(one ^ now)} of them sent; "
+                    f"allowed: the same silos, or {least} more or fewer"
+                )
+        if now not in earlier:
+            line = json.dumps([question, sorted(now)]).encode() + b"\n"
+            append(self._path, self._size, line, private=True)
+            self._size += len(line)
+            earlier.append(now)
+
+
+def _question(down: Down) -> str:
+    """SHA-256 of what a silo is asked; equal questions have equal answers."""
+    ask = down.ask
+    assert ask is not None, "there is something to do"
+    made = hashlib.sha256(
+        repr((down.round, ask.job, ask.owner, sorted(down.counted.items()))).encode()
+    )
+    for key, leaf in sorted(wire.tensors(down).items()):
+        made.update(f"{key} {leaf.dtype} {list(leaf.shape)} ".encode())
+        made.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return made.hexdigest()
+
+
+def _tensor(value: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(value), dtype=torch.uint8)
+
+
+def _bytes(row: Tensor) -> bytes:
+    return row.numpy().tobytes()

@@ -1,0 +1,395 @@
+"""A deployment whose server sees sums alone ends with the bits of the simulation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from fedml_noniid.contract import silos
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.component import Ask, Replies, Setting
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import Tree
+from fedml_noniid.plugins.secure import vectors
+from fedml_noniid.plugins.secure.silo import SUM, SecureSilo, Sets
+from fedml_noniid.plugins.silo import authority, certificates, loopback, settings, shards, wire
+from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
+from fedml_noniid.plugins.silo.exit_codes import QuorumError
+from fedml_noniid.plugins.silo.results import RunFile
+from fedml_noniid.plugins.silo.server_run import ServerRun
+from fedml_noniid.plugins.silo.shards import Parts, Shard
+from fedml_noniid.plugins.silo.silo import Silo
+from fedml_noniid.plugins.silo.silo_client import SiloClient
+from fedml_noniid.plugins.silo.silo_server import SiloServer
+from tests.recipe_table import ALONE
+from tests.silo import world
+from tests.silo.federation_server import LONG, address
+
+MOST = 20  # silos
+
+
+@pytest.fixture(scope="session")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kits")
+    authority.make(folder, MOST)
+    return folder
+
+
+def parts(n: int) -> Parts:
+    """Three to seven samples of each silo."""
+    whole = world.parts()
+    sizes = [3 + k % 5 for k in range(n)]
+    edges = np.cumsum((0, *sizes))
+    clients = [np.arange(a, b) for a, b in pairwise(edges)]
+    train = Samples(whole.train.x[: edges[-1]], whole.train.y[: edges[-1]])
+    return replace(whole, train=train, clients=clients, tests=None)
+
+
+def deployment(recipe: str, n: int, least: int, **train: object) -> settings.Deployment:
+    more = {"client_num_in_total": n, "client_num_per_round": n, "secure_sums": least}
+    return world.deployment(recipe, **more | train)
+
+
+# (client, message) -> None, or whether the process that is lost now is started again
+Lose = Callable[[int, wire.Down], bool | None]
+
+
+class LostError(Exception):
+    """A silo's process ends; `again`: and is started again."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.again = again
+
+
+class Running:
+    """A server and silos, each in a thread, as `noniid deploy` runs them without FedML."""
+
+    def __init__(
+        self, terms: settings.Deployment, data: Parts, kits: Path, folder: Path, lose: Lose
+    ) -> None:
+        self.deployment, self.kits, self.folder, self.lose = terms, kits, folder, lose
+        self.comm = terms.comm_args.model_copy(update={"server": address()})
+        self.shards: list[Shard] = list(shards.split(data))
+        train, network = terms.train_args, world.network(True)
+        self.terms = settings.terms(terms, train.recipe, network, self.shards[0].n_public)
+        self.server_run = ServerRun(self.terms, self.shards[0])
+        self.seen: list[dict[str, torch.Tensor]] = []  # what left the silos
+        self.asked: list[wire.Down] = []
+        self.errors: dict[int, UserError] = {}
+
+    def run(self) -> str:
+        """SHA-256 of the final weights. Raises UserError."""
+        terms = self.terms
+        coordinator = Coordinator(self.comm, terms.silos, terms.fingerprint, "this run")
+        threads = [
+            threading.Thread(target=self._silo, args=(k,), daemon=True) for k in range(terms.silos)
+        ]
+        with SiloServer(self.comm, self.kits / "0", coordinator):
+            for thread in threads:
+                thread.start()
+            self.server_run.serve(coordinator)
+            for thread in threads:
+                thread.join(LONG)
+        return world.digest(self.server_run.loop.outcome)
+
+    def _silo(self, client: int) -> None:
+        while True:
+            try:
+                self._process(client)
+                return
+            except LostError as lost:
+                if not lost.again:
+                    return
+            except UserError as error:
+                self.errors[client] = error
+                return
+
+    def _process(self, client: int) -> None:
+        shard, kit = self.shards[client + 1], self.kits / str(client + 1)
+        hello = wire.Hello(
+            session=f"{client}-{len(self.asked)}",
+            terms=self.terms.fingerprint,
+            samples=len(shard.parts["train"].y),
+        )
+        with SiloClient(self.comm, kit, client, hello) as calls:
+            memory = self.folder / f"silo-{client}.safetensors"
+            silo = Silo(self.terms, client, shard, RunFile(memory, calls.run))
+
+            def own(down: wire.Down) -> wire.Up:
+                return wire.up(client, down.exchange, silo.answer(down))
+
+            mine = certificates.Kit.read(kit, client + 1)
+            secure = SecureSilo(own, self.terms, mine, calls.run, memory.with_suffix(".sums"))
+
+            def answered(down: wire.Down) -> wire.Up:
+                self.asked.append(down)
+                if (again := self.lose(client, down)) is not None:
+                    raise LostError(again)
+                found = secure.answered(down)
+                self.seen.append(found["leaves"])
+                return found
+
+            calls.serve(answered)
+
+
+def nobody(client: int, down: wire.Down) -> None:
+    """Loses nobody."""
+
+
+class Once:
+    """Loses silos at a place of the run, once each."""
+
+    def __init__(self, clients: Collection[int], exchange: int, step: int, again: bool) -> None:
+        self.left, self.at, self.again = {*clients}, (exchange, step), again
+
+    def __call__(self, client: int, down: wire.Down) -> bool | None:
+        if down.at != self.at or client not in self.left:
+            return None
+        self.left.remove(client)
+        return self.again
+
+
+@pytest.mark.parametrize(
+    ("recipe", "n"),
+    [("fedavg", 4), ("scaffold", 4), ("fedavg", 12), ("sgdm", 12), ("fedavg", 20), ("fed3r", 4)],
+)
+def test_masked_plain_and_simulated_weights_are_the_same(
+    recipe: str, n: int, kits: Path, tmp_path: Path
+) -> None:
+    """And nothing that leaves a silo is its update."""
+    data = parts(n)
+    terms = deployment(recipe, n, 3)
+    running = Running(terms, data, kits, tmp_path, nobody)
+    assert running.run() == loopback.simulate(terms, data)
+    vectors = [leaves[SUM] for leaves in running.seen if SUM in leaves]
+    assert len(vectors) == n * running.server_run.down.exchange
+    for sent in running.seen:
+        assert {*sent} in ({SUM}, {"n", "steps", "loss", "secure/levels", *KEYS})
+    for vector in vectors:  # of 64 random bits, none is small
+        assert len(vector) < 50 or (vector.abs() < 2**50).double().mean() < 0.1
+
+
+class Direct:
+    """A coordinator whose silos answer at once, and never fail."""
+
+    def __init__(self, silos: Sequence[SecureSilo]) -> None:
+        self.silos, self.comm = silos, settings.CommArgs()
+
+    def ask(self, down: wire.Down, schema: Tree, check: Check, quorum: int) -> dict[int, Tree]:
+        found = {}
+        for k in down.ask.to:
+            up = self.silos[k].answered(wire.row_of(down, k))
+            wire.fit(up["leaves"], schema, wire.silo(k))
+            found[k] = check(up, k, None)
+        return found
+
+    def gather(self, resumed: bool) -> None:
+        """All are there."""
+
+    def finish(self, kind: str, why: str = "") -> None:
+        assert kind == "over", why
+
+
+def secure_silos(terms: settings.Terms, data: Parts, kits: Path, folder: Path) -> list[SecureSilo]:
+    def made(client: int, silo: Silo) -> SecureSilo:
+        def own(down: wire.Down) -> wire.Up:
+            return wire.up(client, down.exchange, silo.answer(down))
+
+        kit = certificates.Kit.read(kits / str(client + 1), client + 1)
+        return SecureSilo(own, terms, kit, "this run", folder / f"{client}.sums")
+
+    return [made(k, silo) for k, silo in enumerate(world.silos_of(terms, data))]
+
+
+def agreed(recipe: str, methods: Mapping[str, object], data: Parts) -> settings.Terms:
+    made = silos.deployment(recipe, methods, secure_sums=2)
+    return settings.terms(made, recipe, world.network(True), len(data.public.y))
+
+
+@pytest.mark.parametrize("entry", ALONE)
+def test_every_recipe_has_the_simulations_bits_or_is_refused(
+    entry: str, kits: Path, tmp_path: Path
+) -> None:
+    (recipe, methods), data = ALONE[entry], world.parts()
+    algorithm = recipes.build(recipe, methods, Setting(3, 3, n_public=len(data.public.y)))
+    tests_models = algorithm.needs.personal or algorithm.own_model is not None
+    if algorithm.needs.replies > Replies.SUMS or tests_models:
+        with pytest.raises(UserError, match=r"run with train_args.secure_sums: .* allowed: 0"):
+            agreed(recipe, methods, data)
+        return
+    terms = agreed(recipe, methods, data)
+    server = ServerRun(terms, world.shards_of(data)[0])
+    server.serve(Direct(secure_silos(terms, data, kits, tmp_path)))
+    assert world.digest(server.loop.outcome) == world.digest(world.simulated(recipe, methods, True))
+
+
+# A server that lies
+# --------------------------------------------------------------------------------------------------
+
+
+class Sum(NamedTuple):
+    """Three silos that have answered, and the sum over all of them."""
+
+    silos: list[SecureSilo]
+    down: wire.Down
+
+    def asked(self, client: int, **changed: object) -> dict[str, torch.Tensor]:
+        """What a silo sends; `changed`: of what it is asked."""
+        shared = self.down.ask.shared | changed
+        ask = self.down.ask._replace(to=(client,), shared=shared)
+        return self.silos[client].answered(self.down._replace(ask=ask))["leaves"]
+
+
+@pytest.fixture
+def sum_of_three(kits: Path, tmp_path: Path) -> Sum:
+    data = world.parts()
+    terms = agreed("fedavg", {}, data)
+    made, down = (
+        secure_silos(terms, data, kits, tmp_path),
+        ServerRun(terms, world.shards_of(data)[0]).down,
+    )
+    first = [silo.answered(wire.row_of(down, k))["leaves"] for k, silo in enumerate(made)]
+    shared = {key.removeprefix("secure/"): torch.stack([one[key] for one in first]) for key in KEYS}
+    levels = vectors.together(torch.stack([one["secure/levels"] for one in first])).byte()
+    shared |= {"clients": torch.arange(3), "total": torch.tensor(120.0).double(), "levels": levels}
+    return Sum(made, down._replace(step=1, ask=Ask(SUM, (0, 1, 2), shared=shared)))
+
+
+def part(of: Tree, clients: slice) -> Tree:
+    """The sum over some of the three."""
+    return {key: of[key][clients] for key in ("clients", "key", "signature", "certificate")}
+
+
+def swapped(rows: torch.Tensor) -> torch.Tensor:
+    """The rows of silos 1 and 2 exchanged."""
+    return rows[[0, 2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda of: {"clients": torch.tensor([0, 2, 1])}, "sum over the silos"),
+        (lambda of: {"clients": torch.tensor([0, 0, 1])}, "sum over the silos"),
+        (lambda of: {"clients": torch.tensor([0, 1, 7])}, "sum over the silos"),
+        (lambda of: part(of, slice(1)), "allowed: 2 or more"),
+        (lambda of: part(of, slice(1, 3)), "without this silo"),
+        (lambda of: {"key": swapped(of["key"])}, r"silo 1 \(rank 2\) is not signed by it"),
+        (lambda of: {"signature": of["signature"] * 0}, "is not signed by it"),
+        (lambda of: {"certificate": swapped(of["certificate"])}, "no valid certificate"),
+        (lambda of: {"certificate": of["certificate"] * 0}, "no valid certificate"),
+        (lambda of: {"key": of["key"] + torch.tensor([[1], [0], [0]]).byte()}, "another key of it"),
+        (lambda of: {"levels": of["levels"] * 0}, "their level is missing"),
+        (lambda of: {"levels": of["levels"][1:]}, "levels"),
+        (lambda of: {"clients": torch.tensor(3)}, "key"),
+        (lambda of: {"key": of["key"][:, 1:]}, "key"),
+        (lambda of: {"key": {"a": of["key"]}}, "key"),
+        (lambda of: {"total": torch.tensor(120)}, "total"),
+        (lambda of: {"more": torch.tensor(120)}, "more"),
+        (lambda of: {"total": torch.tensor(16.0).double()}, "add up to 16: this silo's exceeds"),
+        (lambda of: {"total": torch.tensor(torch.nan).double()}, "add up to nan"),
+        (lambda of: {"total": torch.tensor(torch.inf).double()}, "add up to inf"),
+    ],
+)
+def test_a_silo_adds_nothing_to_a_sum_that_is_not_one(
+    changed: Callable[[Tree], Tree], words: str, sum_of_three: Sum
+) -> None:
+    with pytest.raises(UserError, match=words):
+        sum_of_three.asked(0, **changed(sum_of_three.down.ask.shared))
+    assert len(sum_of_three.asked(0)[SUM]) > 100  # and goes on
+
+
+def test_no_two_sums_differ_by_fewer_silos_than_a_sum_has(
+    sum_of_three: Sum, kits: Path, tmp_path: Path
+) -> None:
+    """Also after the silo was started again; the same set may be asked for once more."""
+    sum_of_three.asked(0)
+    two = part(sum_of_three.down.ask.shared, slice(2))
+    close = (
+        r"part of a sum over the silos \[0, 1, 2\]; with one over \[0, 1\] .* what 1 of them sent"
+    )
+    with pytest.raises(UserError, match=close):
+        sum_of_three.asked(0, **two)
+    sum_of_three.asked(0)
+    again = Sets(tmp_path / "0.sums")
+    (question,) = again._known
+    with pytest.raises(UserError, match=close):
+        again.add(question, (0, 1), 2)
+    again.add("another question", (0, 1), 2)
+
+
+def test_a_file_of_sets_that_a_kill_has_cut_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "0.sums"
+    Sets(path).add("q", (0, 1, 2), 2)
+    with path.open("a") as file:
+        file.write('["q", [0,')
+    again = Sets(path)
+    again.add("r", (0, 1), 2)
+    assert path.read_text() == '["q", [0, 1, 2]]\n["r", [0, 1]]\n'
+    path.write_text('["q", [0, 1\n')
+    with pytest.raises(UserError, match=r"0.sums: is damaged; .* another seed"):
+        Sets(path)
+
+
+def test_a_process_that_has_answered_nothing_adds_nothing(
+    sum_of_three: Sum, kits: Path, tmp_path: Path
+) -> None:
+    data = world.parts()
+    (fresh, *_) = secure_silos(agreed("fedavg", {}, data), data, kits, tmp_path)
+    with pytest.raises(UserError, match="has made no key for this sum: it has come again"):
+        fresh.answered(wire.row_of(sum_of_three.down, 0))
+
+
+KEYS = ("secure/key", "secure/signature", "secure/certificate")
+
+
+@pytest.mark.parametrize(("recipe", "step"), [("fedavg", 0), ("fedavg", 1), ("scaffold", 1)])
+def test_a_silo_that_comes_again_is_in_the_sum(
+    recipe: str, step: int, kits: Path, tmp_path: Path
+) -> None:
+    """Lost before it answers, or before it adds its part. All make new keys, and none trains
+    again."""
+    data, terms = parts(4), deployment(recipe, 4, 3)
+    running = Running(terms, data, kits, tmp_path, Once([1], 1, step, again=True))
+    assert running.run() == loopback.simulate(terms, data)
+    assert not running.server_run.missing
+    keys = [bytes(sent[KEYS[0]].tolist()) for sent in running.seen if SUM not in sent]
+    assert len(keys) == len({*keys}) == (8 if step == 0 else 12)
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "scaffold"])
+def test_a_silo_that_is_lost_takes_others_with_it(recipe: str, kits: Path, tmp_path: Path) -> None:
+    """Two of twelve go while the sum is made: a third is left out, so that no difference of sums is
+    that of two. One goes before: the set is the others."""
+    data = parts(12)
+    comm = {"quorum": 6, "deadline_s": 30.0, "gone_s": 0.2}
+    terms = deployment(recipe, 12, 3, comm=comm, rounds=3)
+    losses = [Once([4, 7], 1, 1, again=False), Once([2], 2, 0, again=False)]
+
+    def lose(client: int, down: wire.Down) -> bool | None:
+        found = [once(client, down) for once in losses]
+        return False if False in found else None
+
+    running = Running(terms, data, kits, tmp_path, lose)
+    digest, missing = running.run(), running.server_run.missing
+    assert missing == {(2, 0): {4, 7, 11}, (3, 0): {2, 4, 7}}
+    assert digest == loopback.simulate(terms, data, missing)
+    for sets in tmp_path.glob("*.sums"):  # and no silo was asked for more
+        assert len(sets.read_text().splitlines()) <= 4
+
+
+def test_without_enough_silos_the_server_ends(kits: Path, tmp_path: Path) -> None:
+    data, comm = parts(4), {"quorum": 3, "deadline_s": 30.0, "gone_s": 0.2, "patience_s": 1.0}
+    terms = deployment("fedavg", 4, 3, comm=comm)
+    running = Running(terms, data, kits, tmp_path, Once([1], 0, 1, again=False))
+    with pytest.raises(QuorumError, match=r"3 of 4 silos answered in .* and the quorum is 4"):
+        running.run()
