@@ -7,6 +7,7 @@ SHELL := bash
 PYTHON ?= python3.11
 VENV ?= $(CURDIR)/.venv
 UV := uv==0.13.8
+CYCLONEDX := cyclonedx-bom==7.5.0
 # The bits of dvc.lock and of tests/golden.json were made with these. torchvision's wheels are CUDA builds and need the
 # CUDA build of the same torch; both run on a CPU.
 TORCH := torch==2.11.0 torchvision==0.26.0
@@ -30,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
 .NOTPARALLEL:  # one DVC at a time
-.PHONY: help papers $(PAPER_TARGETS) table figure claims repro test test-slow test-core check format docs ui experiments bench chaos silo clean env lock
+.PHONY: help papers $(PAPER_TARGETS) table figure claims repro test test-slow test-core check format docs ui experiments bench chaos silo clean env bom lock
 
 help:  ## Lists the targets. `.venv/bin/noniid` lists the verbs that they call.
 	@awk -F ': .*## |:  ## ' '/^[a-z$$][^=]*:.*  ## / { sub(/^[$$].*/, "paper-<name>", $$1); printf "%-14s %s\n", $$1, $$2 }' Makefile
@@ -111,6 +112,10 @@ env:  ## Makes the environment in .venv, if it is not that of requirements.lock.
 	  uv pip install --quiet --python "$(VENV)/bin/python" --no-deps --no-build-isolation -e .; \
 	  cp requirements.lock "$(VENV)/installed.lock"; \
 	}
+
+bom: env  ## Writes bom.cdx.json: a bill of materials in CycloneDX's form, from requirements.lock.
+	@PYTHONWARNINGS=ignore uv tool run --quiet --from "$(CYCLONEDX)" cyclonedx-py requirements requirements.lock \
+	  --pyproject pyproject.toml --output-reproducible --output-file bom.cdx.json
 
 lock: env  ## Resolves all extras of pyproject.toml again and writes requirements.lock.
 	@uv pip compile --quiet --no-annotate --no-header --python-version 3.11 --upgrade --all-extras \
