@@ -111,6 +111,28 @@ def test_local_noise_and_its_secret_survive_kills(tmp_path):
         assert len((processes.output / results.ROUNDS).read_text().splitlines()) == 1 + 10
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["fedavg", "scaffold"])
+def test_secure_sums_survive_kills(recipe, tmp_path):
+    """Of a silo, of the server, and of both at once."""
+    terms = world.deployment(recipe, rounds=40, secure_sums=2)
+    with running(terms, tmp_path) as processes:
+
+        def rounds() -> int:
+            return len((processes.output / results.ROUNDS).read_text().splitlines()) - 1
+
+        for at, ranks in ((3, [SILOS[1]]), (12, [SERVER]), (21, [SILOS[0], SERVER])):
+            until(lambda at=at: rounds() >= at, "a round")
+            for rank in ranks:
+                processes.kill(rank)
+            for rank in ranks:
+                processes.start(rank)
+        assert ended(processes) == [0] * 4
+        assert processes.digest() == simulated(terms)
+        sums = (processes.output / "silo-1.sums").read_text().splitlines()
+        assert len(sums) == len({*sums}) == 40
+
+
 def audited(rank: int, config: str, output: str) -> None:
     """A process that writes down what it unpickles, runs or connects to."""
     seen = Path(output) / f"audit-{rank}"
