@@ -138,7 +138,7 @@ def copies(prepared: Path, folder: Path, params: str) -> tuple[Path, Path]:
 
 def asked(cluster: Running, function: Callable[..., Any], of_scheduler: bool = False) -> Any:
     """What a function returns in the scheduler, or in each worker."""
-    with front._connected(cluster.named) as client:
+    with front.connected(cluster.named) as client:
         return (client.run_on_scheduler if of_scheduler else client.run)(function)
 
 
