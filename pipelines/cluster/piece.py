@@ -32,7 +32,7 @@ from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.streaming import ADDED
 
 OP = "noniid_piece"  # dask's name of the handler in a worker
-LOOK_S = 1.0  # seconds between two looks whether the front is still there
+LOOK_S = 0.2  # seconds between two looks whether the front is still there
 
 
 class Packed(NamedTuple):

@@ -1,0 +1,270 @@
+"""Clients of a round on the workers of a cluster: the bits of one process, whatever dies, and no
+model through the scheduler."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from fedml_noniid.pipelines.experiment.workspace import CLUSTER, CLUSTER_KIT, Workspace
+from fedml_noniid.pipelines.stages import train
+from fedml_noniid.plugins.core.errors import UserError
+from tests.files import contents
+from tests.pipelines.small import PARAMS, copy, run_stages
+
+pytest.importorskip("distributed", reason="a cluster needs [cluster]")
+
+from fedml_noniid.pipelines.cluster import address, rounds
+from fedml_noniid.pipelines.cluster.rounds import Divided, balanced
+from tests.pipelines.test_cluster import Running, start, until
+from tests.pipelines.test_cluster import cluster as cluster
+from tests.pipelines.test_cluster import pytestmark as pytestmark
+
+NETWORK = {"model": "mlp", "model_options": {"hidden": 1000}}  # 75,010 parameters
+MODEL = 4 * 75_010  # bytes
+# Sums of updates, memories too; one upload of each client; models, which clients go on from in a
+# further exchange; an exchange with everybody; parts that clients keep, and test.
+RECIPES = ["fedavg", "scaffold", "qfedavg", "scaffold+fnr", "rfedavg_plus", "fedper"]
+
+
+def settings(*recipes: str, **train: Any) -> str:
+    """The small experiment with clients that miss exchanges, its rounds divided."""
+    found = yaml.safe_load(PARAMS)
+    found["recipe_names"], found["recipes"] = [*recipes], dict.fromkeys(recipes)
+    found["train"] |= {"engine": "sequential", **NETWORK, **train}
+    found["scenarios"]["skewed"] |= {"clients": 7, "participation": 0.8}
+    found["scenarios"]["skewed"]["availability"] = {"rate": 0.15}
+    found["machine"]["on_cluster"] = "clients"
+    return yaml.safe_dump(found)
+
+
+@contextmanager
+def relay(port: int) -> Iterator[tuple[int, list[int]]]:
+    """(a port that leads to another one of this machine, bytes of what went through)."""
+    moved, opened = [0], []
+    entry = socket.create_server(("127.0.0.1", 0))
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        try:
+            while content := source.recv(1 << 16):
+                moved[0] += len(content)
+                target.sendall(content)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def accept() -> None:
+        while True:
+            try:
+                ends = entry.accept()[0], socket.create_connection(("127.0.0.1", port))
+            except OSError:
+                return
+            opened.extend(ends)
+            for pair in (ends, ends[::-1]):
+                threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield entry.getsockname()[1], moved
+    finally:
+        entry.shutdown(socket.SHUT_RDWR)
+        for one in (entry, *opened):
+            one.close()
+
+
+def copies(folder: Path, params: str) -> tuple[Path, Path]:
+    """Two copies of an experiment that is partitioned; the first one is trained here."""
+    found = folder / "here", folder / "there"
+    for one in found:
+        one.mkdir()
+        (one / "params.yaml").write_text(params)
+        run_stages(one, ("prepare", "partition"))
+    run_stages(found[0], ("train",))
+    return found
+
+
+def test_bits_of_one_process_and_no_model_through_the_scheduler(
+    cluster: Running, tmp_path: Path
+) -> None:
+    here, there = copies(tmp_path, settings(*RECIPES))
+    found = address.located(cluster.named)
+    with relay(int(found.address.rpartition(":")[2])) as (port, moved):
+        named = {CLUSTER: f"tls://127.0.0.1:{port}", CLUSTER_KIT: str(cluster.kit)}
+        train.run(Workspace.of(there, named))
+    assert len(contents(here / "runs")) == 5 * len(RECIPES)
+    assert contents(there / "runs") == contents(here / "runs")
+    # Each worker gets the model in each of the three rounds, and sends an update.
+    assert 0 < moved[0] < MODEL * len(RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("on_cluster", "least", "engine", "said"),
+    [
+        ("auto", 75_010, "sequential", ""),
+        ("auto", 75_009, "sequential", "no other item is left, and 75,010 parameters are more"),
+        ("items", 0, "sequential", ""),
+        ("clients", 75_010, "sequential", "machine.on_cluster is clients"),
+        ("clients", 0, "vectorized", "a worker trains the whole item: its engine is vectorized"),
+    ],
+)
+def test_the_rule(
+    cluster: Running,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    on_cluster: str,
+    least: int,
+    engine: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr(rounds, "MIN_PARAMETERS", least)
+    params = settings("fedavg", rounds=1, engine=engine)
+    (tmp_path / "params.yaml").write_text(
+        params.replace("on_cluster: clients", f"on_cluster: {on_cluster}")
+    )
+    run_stages(tmp_path, ("prepare", "partition"))
+    with caplog.at_level(logging.INFO):
+        cluster.train(tmp_path)
+    lines = [line for line in caplog.messages if "divided" in line or "whole item" in line]
+    assert [said in line for line in lines] == [True] * bool(said)
+
+
+def test_pieces_by_hand() -> None:
+    """The largest client first, each to the piece with fewest samples."""
+    assert balanced([3, 9, 4, 4, 1], 2) == [[1, 4], [0, 2, 3]]
+    assert balanced([5, 5], 3) == [[0], [1]]
+    assert balanced([2, 2, 2], 1) == [[0, 1, 2]]
+
+
+LONG = settings("scaffold+fnr", rounds=12, epochs=20)
+
+
+def losses(cluster: Running, there: Path, moments: Iterator[Callable[[], None]]) -> None:
+    """Trains while a thread kills a worker at each of some moments."""
+    over = threading.Event()
+
+    def kill() -> None:
+        for wait in moments:
+            wait()
+            if over.is_set():
+                return
+            found = cluster.worker_processes()
+            if len(found) == 2:
+                random.choice(found).kill()
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    cluster.train(there)
+    over.set()
+
+
+def trained_again(there: Path) -> None:
+    """Has an experiment begin again."""
+    import shutil
+
+    for name in ("runs", ".items", ".resume"):
+        shutil.rmtree(there / name, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_twenty_kills_in_twenty_runs_change_no_bit(
+    cluster: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In ten runs at a random moment, in ten between two exchanges of a round."""
+    here, there = copies(tmp_path, LONG)
+    drawn = random.Random(0)
+    lost = 0
+    for number in range(20):
+        trained_again(there)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), pytest.MonkeyPatch.context() as patch:
+            if number % 2:
+                moments = between_exchanges(patch, drawn.randrange(1, 12))
+            else:
+                moments = at_random(there, drawn.uniform(0, 4))
+            losses(cluster, there, moments)
+        lost += "lost worker" in caplog.text
+        assert contents(there / "runs") == contents(here / "runs"), number
+    assert lost == 20
+
+
+def at_random(there: Path, seconds: float) -> Iterator[Callable[[], None]]:
+    """A moment after the first round."""
+
+    def wait() -> None:
+        until(lambda: [*there.glob(".resume/*/checkpoint.safetensors")])
+        time.sleep(seconds)
+
+    yield wait
+
+
+def between_exchanges(patch: pytest.MonkeyPatch, round_: int) -> Iterator[Callable[[], None]]:
+    """The moment when clients have trained in a round, and are not asked again yet."""
+    now, on, answer = threading.Event(), threading.Event(), Divided._answer
+
+    def answered(self: Divided, ask: Any, at: int) -> Any:
+        if at == round_ and ask.owner:
+            now.set()
+            assert on.wait(60)
+        return answer(self, ask, at)
+
+    patch.setattr(Divided, "_answer", answered)
+    yield lambda: (now.wait(300), None)[1]
+    yield lambda: on.set()
+
+
+@pytest.mark.slow
+def test_clients_that_kill_their_workers_end_the_run(
+    cluster: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "MAX_LOSSES", 2)
+    _, there = copies(tmp_path, LONG)
+
+    def moments() -> Iterator[Callable[[], None]]:
+        yield lambda: until(lambda: [*there.glob(".resume/*/checkpoint.safetensors")])
+        while True:
+            yield lambda: time.sleep(0.1)
+
+    with pytest.raises(UserError, match="2 workers died with the same clients of round"):
+        losses(cluster, there, moments())
+
+
+@pytest.mark.slow
+def test_workers_in_other_clones(cluster: Running, tmp_path: Path) -> None:
+    """Two copies of this checkout, each with one worker over TLS; ports as those of items."""
+    here, there = copies(tmp_path, settings("scaffold+fnr", threads=2))
+    workers = []
+    for name in ("one", "two"):
+        clone = copy(tmp_path / name)
+        words = ["worker", f"file:{cluster.kit / address.FILE}", "--threads", "2"]
+        workers.append(start(*words, folder=clone))
+    try:
+        cluster.train(there)
+        for process in workers:
+            below = psutil.Process(process.pid).children(recursive=True)
+            listening = [
+                one.laddr.ip
+                for each in below
+                for one in each.net_connections("tcp")
+                if one.status == psutil.CONN_LISTEN
+            ]
+            assert set(listening) == {"127.0.0.1"}
+    finally:
+        for process in workers:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+    assert contents(there / "runs") == contents(here / "runs")
