@@ -3,15 +3,15 @@ model through the scheduler."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
-import os
 import random
+import shutil
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,25 +20,31 @@ import psutil
 import pytest
 import yaml
 
+import fedml_noniid
 from fedml_noniid.pipelines.experiment.workspace import CLUSTER, CLUSTER_KIT, Workspace
 from fedml_noniid.pipelines.stages import train
+from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError
 from tests.files import contents
 from tests.pipelines.small import PARAMS, copy, run_stages
 
 pytest.importorskip("distributed", reason="a cluster needs [cluster]")
 
-from fedml_noniid.pipelines.cluster import address, rounds
+from fedml_noniid.pipelines.cluster import address, front, rounds
+from fedml_noniid.pipelines.cluster.piece import Piece
 from fedml_noniid.pipelines.cluster.rounds import Divided, balanced
-from tests.pipelines.test_cluster import Running, start, until
+from tests.pipelines.test_cluster import Running, asked, start, until
 from tests.pipelines.test_cluster import cluster as cluster
 from tests.pipelines.test_cluster import pytestmark as pytestmark
 
 NETWORK = {"model": "mlp", "model_options": {"hidden": 1000}}  # 75,010 parameters
 MODEL = 4 * 75_010  # bytes
-# Sums of updates, memories too; one upload of each client; models, which clients go on from in a
-# further exchange; an exchange with everybody; parts that clients keep, and test.
-RECIPES = ["fedavg", "scaffold", "qfedavg", "scaffold+fnr", "rfedavg_plus", "fedper"]
+# Sums, of memories too; each client's loss; models, and a further exchange without one; parts that
+# clients keep, and test.
+RECIPES = ["scaffold", "qfedavg", "scaffold+fnr", "fedper"]
+# An exchange with everybody before the first round and in each; models that clients remember; each
+# client's upload; the client's own model; labels that a server counts.
+MORE = ["rfedavg_plus", "fed3r", "ccvr", "moon+ccn", "apfl", "feddyn_authors", "fedbabu"]
 
 
 def settings(*recipes: str, **train: Any) -> str:
@@ -49,6 +55,7 @@ def settings(*recipes: str, **train: Any) -> str:
     found["scenarios"]["skewed"] |= {"clients": 7, "participation": 0.8}
     found["scenarios"]["skewed"]["availability"] = {"rate": 0.15}
     found["machine"]["on_cluster"] = "clients"
+    del found["deploy"]
     return yaml.safe_dump(found)
 
 
@@ -97,18 +104,19 @@ def copies(folder: Path, params: str) -> tuple[Path, Path]:
     return found
 
 
+@pytest.mark.parametrize("recipes", [RECIPES, pytest.param(MORE, marks=pytest.mark.slow)])
 def test_bits_of_one_process_and_no_model_through_the_scheduler(
-    cluster: Running, tmp_path: Path
+    cluster: Running, tmp_path: Path, recipes: list[str]
 ) -> None:
-    here, there = copies(tmp_path, settings(*RECIPES))
+    here, there = copies(tmp_path, settings(*recipes))
     found = address.located(cluster.named)
     with relay(int(found.address.rpartition(":")[2])) as (port, moved):
         named = {CLUSTER: f"tls://127.0.0.1:{port}", CLUSTER_KIT: str(cluster.kit)}
         train.run(Workspace.of(there, named))
-    assert len(contents(here / "runs")) == 5 * len(RECIPES)
+    assert len(contents(here / "runs")) == 5 * len(recipes)
     assert contents(there / "runs") == contents(here / "runs")
     # Each worker gets the model in each of the three rounds, and sends an update.
-    assert 0 < moved[0] < MODEL * len(RECIPES)
+    assert 0 < moved[0] < MODEL * len(recipes)
 
 
 @pytest.mark.parametrize(
@@ -150,81 +158,52 @@ def test_pieces_by_hand() -> None:
     assert balanced([2, 2, 2], 1) == [[0, 1, 2]]
 
 
-LONG = settings("scaffold+fnr", rounds=12, epochs=20)
+def all_there(cluster: Running) -> bool:
+    """Whether both workers are there."""
+    with front.connected(cluster.named) as client:
+        return len(client.scheduler_info()["workers"]) == 2
 
 
-def losses(cluster: Running, there: Path, moments: Iterator[Callable[[], None]]) -> None:
-    """Trains while a thread kills a worker at each of some moments."""
-    over = threading.Event()
+def kill_in(
+    patch: pytest.MonkeyPatch, cluster: Running, round_: int, is_later: bool, part: float
+) -> None:
+    """Has a worker killed in a round: after a part of the time that its clients train, or, if
+    `is_later`, when they have trained and are not asked again yet."""
+    answer, took, killed = Divided._answer, [0.0], []
 
-    def kill() -> None:
-        for wait in moments:
-            wait()
-            if over.is_set():
-                return
-            found = cluster.worker_processes()
-            if len(found) == 2:
-                random.choice(found).kill()
+    def answered(self: Divided, ask: Ask, at: int) -> Reply:
+        began = time.monotonic()
+        if at == round_ and bool(ask.owner) == is_later and not killed:
+            killed.append(random.choice(cluster.worker_processes()))
+            if is_later:
+                killed[0].kill()
+            else:
+                threading.Timer(part * took[-1], killed[0].kill).start()
+        found = answer(self, ask, at)
+        if not ask.owner:
+            took.append(time.monotonic() - began)
+        return found
 
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    cluster.train(there)
-    over.set()
-
-
-def trained_again(there: Path) -> None:
-    """Has an experiment begin again."""
-    import shutil
-
-    for name in ("runs", ".items", ".resume"):
-        shutil.rmtree(there / name, ignore_errors=True)
+    patch.setattr(Divided, "_answer", answered)
 
 
 @pytest.mark.slow
 def test_twenty_kills_in_twenty_runs_change_no_bit(
     cluster: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In ten runs at a random moment, in ten between two exchanges of a round."""
-    here, there = copies(tmp_path, LONG)
+    """In ten runs at a random moment of training, in ten between two exchanges of a round."""
+    here, there = copies(tmp_path, settings("scaffold+fnr", rounds=6, epochs=5))
     drawn = random.Random(0)
-    lost = 0
     for number in range(20):
-        trained_again(there)
+        until(lambda: all_there(cluster), 300)
+        for name in ("runs", ".items", ".resume"):
+            shutil.rmtree(there / name, ignore_errors=True)
         caplog.clear()
         with caplog.at_level(logging.WARNING), pytest.MonkeyPatch.context() as patch:
-            if number % 2:
-                moments = between_exchanges(patch, drawn.randrange(1, 12))
-            else:
-                moments = at_random(there, drawn.uniform(0, 4))
-            losses(cluster, there, moments)
-        lost += "lost worker" in caplog.text
+            kill_in(patch, cluster, drawn.randrange(2, 5), number % 2 == 1, drawn.random())
+            cluster.train(there)
+        assert caplog.text.count("lost worker") == 1
         assert contents(there / "runs") == contents(here / "runs"), number
-    assert lost == 20
-
-
-def at_random(there: Path, seconds: float) -> Iterator[Callable[[], None]]:
-    """A moment after the first round."""
-
-    def wait() -> None:
-        until(lambda: [*there.glob(".resume/*/checkpoint.safetensors")])
-        time.sleep(seconds)
-
-    yield wait
-
-
-def between_exchanges(patch: pytest.MonkeyPatch, round_: int) -> Iterator[Callable[[], None]]:
-    """The moment when clients have trained in a round, and are not asked again yet."""
-    now, on, answer = threading.Event(), threading.Event(), Divided._answer
-
-    def answered(self: Divided, ask: Any, at: int) -> Any:
-        if at == round_ and ask.owner:
-            now.set()
-            assert on.wait(60)
-        return answer(self, ask, at)
-
-    patch.setattr(Divided, "_answer", answered)
-    yield lambda: (now.wait(300), None)[1]
-    yield lambda: on.set()
 
 
 @pytest.mark.slow
@@ -232,15 +211,20 @@ def test_clients_that_kill_their_workers_end_the_run(
     cluster: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "MAX_LOSSES", 2)
-    _, there = copies(tmp_path, LONG)
+    send = Divided._send
 
-    def moments() -> Iterator[Callable[[], None]]:
-        yield lambda: until(lambda: [*there.glob(".resume/*/checkpoint.safetensors")])
-        while True:
-            yield lambda: time.sleep(0.1)
+    def fatal(self: Divided, piece: Piece, name: str) -> None:
+        send(self, piece, name)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends already
+            for process in cluster.worker_processes():
+                process.kill()
 
-    with pytest.raises(UserError, match="2 workers died with the same clients of round"):
-        losses(cluster, there, moments())
+    monkeypatch.setattr(Divided, "_send", fatal)
+    until(lambda: all_there(cluster), 300)
+    (tmp_path / "params.yaml").write_text(settings("fedavg", epochs=50))
+    run_stages(tmp_path, ("prepare", "partition"))
+    with pytest.raises(UserError, match="2 workers died with the same clients of round 1"):
+        cluster.train(tmp_path)
 
 
 @pytest.mark.slow
@@ -254,6 +238,8 @@ def test_workers_in_other_clones(cluster: Running, tmp_path: Path) -> None:
         workers.append(start(*words, folder=clone))
     try:
         cluster.train(there)
+        paths = asked(cluster, lambda: list(fedml_noniid.__path__)).values()
+        assert {Path(path).parent for (path,) in paths} >= {tmp_path / "one", tmp_path / "two"}
         for process in workers:
             below = psutil.Process(process.pid).children(recursive=True)
             listening = [
