@@ -50,7 +50,7 @@ from fedml_noniid.plugins.engines.workers import in_parts, together
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-# With smaller models, messages take longer than what they save (docs/results/rounds.md).
+# A round of a smaller model is soon over, and items are worth more than a share of one.
 MIN_PARAMETERS = 1_000_000
 JOIN_S = 10.0  # seconds after the first ready worker that a run waits for the others
 

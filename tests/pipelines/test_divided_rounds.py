@@ -120,13 +120,13 @@ def test_bits_of_one_process_and_no_model_through_the_scheduler(
 
 
 @pytest.mark.parametrize(
-    ("on_cluster", "least", "engine", "said"),
+    ("given", "said"),
     [
-        ("auto", 75_010, "sequential", ""),
-        ("auto", 75_009, "sequential", "no other item is left, and 75,010 parameters are more"),
-        ("items", 0, "sequential", ""),
-        ("clients", 75_010, "sequential", "machine.on_cluster is clients"),
-        ("clients", 0, "vectorized", "a worker trains the whole item: its engine is vectorized"),
+        (("auto", 75_010, "sequential"), ""),
+        (("auto", 75_009, "sequential"), "no other item is left, and 75,010 parameters are more"),
+        (("items", 0, "sequential"), ""),
+        (("clients", 75_010, "sequential"), "machine.on_cluster is clients"),
+        (("clients", 0, "vectorized"), "a worker trains the whole item: its engine is vectorized"),
     ],
 )
 def test_the_rule(
@@ -134,11 +134,11 @@ def test_the_rule(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    on_cluster: str,
-    least: int,
-    engine: str,
+    given: tuple[str, int, str],
     said: str,
 ) -> None:
+    """`given`: machine.on_cluster, MIN_PARAMETERS, train.engine. `said`: in the log."""
+    on_cluster, least, engine = given
     monkeypatch.setattr(rounds, "MIN_PARAMETERS", least)
     params = settings("fedavg", rounds=1, engine=engine)
     (tmp_path / "params.yaml").write_text(
@@ -188,6 +188,7 @@ def kill_in(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_twenty_kills_in_twenty_runs_change_no_bit(
     cluster: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
