@@ -53,11 +53,16 @@ class Weights(NamedTuple):
         if dtype != torch.float64:
             high = omega * SHORT
             omega = high - (high - omega)
-        total = omega.abs().sum().clamp(min=SMALLEST)
-        mantissa, _ = torch.frexp(total)  # total / mantissa is the next power of 2
-        scale = 2.0 ** (SUM_BITS - NEAR) * (mantissa / total)
+        scale = _scale(omega.abs().sum())
         factors = omega * scale
         return Weights(factors, 1 / (factors.round().long().sum().double() if divided else scale))
+
+
+def _scale(total: Tensor) -> Tensor:
+    """2^s for weights that are `total` together."""
+    total = total.clamp(min=SMALLEST)
+    mantissa, _ = torch.frexp(total)  # total / mantissa is the next power of 2
+    return 2.0 ** (SUM_BITS - NEAR) * (mantissa / total)
 
 
 # By level: the sum of the rounded numbers, int64 [P], and of what float64 keeps behind the point.
@@ -79,6 +84,29 @@ def added(rows: Tensor | Rows) -> Tensor:
     """The sum of the rows, [M, ...] -> [...]."""
     total: Tensor = weighted_sum(None, {"": rows})[""]
     return total
+
+
+def integers(rows: Tensor, n: int) -> Tensor:
+    """The sum of M of `n` rows in which rows come and go, [M, ...] -> int64 [LEVELS + 1, 1 or 2,
+    ...].
+
+    Add what comes, subtract what goes: `from_integers` has the bits of `added` of those there.
+    """
+    flat = rows.reshape(len(rows), rows.shape[1:].numel())
+    scale = _scale(flat.new_tensor(n, dtype=torch.float64))
+    level, sums = _by_level(flat, scale.expand(len(flat)))
+    found = torch.stack([sum_ for sum_ in sums if sum_ is not None], dim=1)
+    found[LEVELS] = (level == LEVELS).sum()  # rows that make the sum NaN
+    return found.reshape(*found.shape[:2], *rows.shape[1:])
+
+
+def from_integers(found: Tensor, n: int) -> Tensor:
+    """The sum of `n` rows, [...], of their `integers`."""
+    exact = found.shape[1] > 1  # float64 has a rest behind the point
+    parts: Parts = {at: (found[at, 0], found[at, 1] if exact else None) for at in range(LEVELS)}
+    parts[LEVELS] = _nan_if(found[LEVELS, 0] > 0), None
+    scale = _scale(found.new_tensor(n, dtype=torch.float64))
+    return (_value(parts) * (1 / scale)).to(torch.float64 if exact else torch.float32)
 
 
 class Growing:
@@ -170,6 +198,13 @@ def _parts(rows: Tensor, factors: Tensor) -> Parts:
 
 def _parts_on_gpu(rows: Tensor, factors: Tensor) -> Parts:
     """The same where the host would wait for an answer, so every level is there."""
+    level, (whole, rest) = _by_level(rows, factors)
+    found = {at: (whole[at], None if rest is None else rest[at]) for at in range(LEVELS)}
+    return found | {LEVELS: (_nan_if((level == LEVELS).any()), None)}
+
+
+def _by_level(rows: Tensor, factors: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
+    """(the level of each row [M], the sums of their products by level [LEVELS + 1, P])."""
     level = _levels(_largest(rows))
     units = factors.new_full((LEVELS + 1,), 2.0**STEP).cumprod(0) / 2.0**STEP
 
@@ -177,10 +212,14 @@ def _parts_on_gpu(rows: Tensor, factors: Tensor) -> Parts:
         return rounded.new_zeros(LEVELS + 1, rounded.shape[1]).index_add_(0, level, rounded)
 
     size = max(PIECE, ON_GPU // max(len(rows), 1))
-    whole, rest = _rounded(rows, factors / units[level], size, by_level)
-    found = {at: (whole[at], None if rest is None else rest[at]) for at in range(LEVELS)}
-    beyond = units[0].masked_fill((level == LEVELS).any(), torch.nan) - 1  # 0 or NaN
-    return found | {LEVELS: (beyond, None)}
+    return level, _rounded(rows, factors / units[level], size, by_level)
+
+
+def _nan_if(condition: Tensor) -> Tensor:
+    """NaN where the condition holds, else 0."""
+    return condition.new_zeros(condition.shape, dtype=torch.float64).masked_fill(
+        condition, torch.nan
+    )
 
 
 def _levels(most: Tensor) -> Tensor:
