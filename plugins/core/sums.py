@@ -53,16 +53,11 @@ class Weights(NamedTuple):
         if dtype != torch.float64:
             high = omega * SHORT
             omega = high - (high - omega)
-        scale = _scale(omega.abs().sum())
+        total = omega.abs().sum().clamp(min=SMALLEST)
+        mantissa, _ = torch.frexp(total)  # total / mantissa is the next power of 2
+        scale = 2.0 ** (SUM_BITS - NEAR) * (mantissa / total)
         factors = omega * scale
         return Weights(factors, 1 / (factors.round().long().sum().double() if divided else scale))
-
-
-def _scale(total: Tensor) -> Tensor:
-    """2^s for weights that are `total` together."""
-    total = total.clamp(min=SMALLEST)
-    mantissa, _ = torch.frexp(total)  # total / mantissa is the next power of 2
-    return 2.0 ** (SUM_BITS - NEAR) * (mantissa / total)
 
 
 # By level: the sum of the rounded numbers, int64 [P], and of what float64 keeps behind the point.
@@ -87,26 +82,28 @@ def added(rows: Tensor | Rows) -> Tensor:
 
 
 def integers(rows: Tensor, n: int) -> Tensor:
-    """The sum of M of `n` rows in which rows come and go, [M, ...] -> int64 [LEVELS + 1, 1 or 2,
-    ...].
+    """The sum of M of `n` rows in which rows come and go, [M, ...] -> int64 [LEVELS + 1, ...].
 
-    Add what comes, subtract what goes: `from_integers` has the bits of `added` of those there.
+    Add what comes, subtract what goes: `from_integers` has the bits of `added` of the rows there,
+    if they are float32.
     """
     flat = rows.reshape(len(rows), rows.shape[1:].numel())
-    scale = _scale(flat.new_tensor(n, dtype=torch.float64))
-    level, sums = _by_level(flat, scale.expand(len(flat)))
-    found = torch.stack([sum_ for sum_ in sums if sum_ is not None], dim=1)
+    factors = flat.new_full((len(flat),), _scale(n), dtype=torch.float64)
+    level, (found, _) = _by_level(flat, factors)
     found[LEVELS] = (level == LEVELS).sum()  # rows that make the sum NaN
-    return found.reshape(*found.shape[:2], *rows.shape[1:])
+    return found.reshape(LEVELS + 1, *rows.shape[1:])
 
 
-def from_integers(found: Tensor, n: int) -> Tensor:
+def from_integers(found: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """The sum of `n` rows, [...], of their `integers`."""
-    exact = found.shape[1] > 1  # float64 has a rest behind the point
-    parts: Parts = {at: (found[at, 0], found[at, 1] if exact else None) for at in range(LEVELS)}
-    parts[LEVELS] = _nan_if(found[LEVELS, 0] > 0), None
-    scale = _scale(found.new_tensor(n, dtype=torch.float64))
-    return (_value(parts) * (1 / scale)).to(torch.float64 if exact else torch.float32)
+    parts: Parts = {at: (found[at], None) for at in range(LEVELS)}
+    parts[LEVELS] = _nan_if(found[LEVELS] > 0), None
+    return (_value(parts) / _scale(n)).to(dtype)
+
+
+def _scale(n: int) -> float:
+    """2^s where `n` weights are 1, as in `Weights.of`."""
+    return 2.0 ** (SUM_BITS - NEAR - math.frexp(n)[1])
 
 
 class Growing:

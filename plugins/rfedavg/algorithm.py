@@ -247,7 +247,8 @@ class RFedAvgPlus(MeanFeatures):
 
     def total(self, server: Server) -> Tensor:
         """The sum of all delta, [d]."""
-        return from_integers(server.state["sum"], server.n_clients)
+        state = server.state
+        return from_integers(state["sum"], server.n_clients, state["delta"].dtype)
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         """||phi - delta^{-k}||^2 (section IV-C)."""
