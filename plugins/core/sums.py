@@ -97,7 +97,7 @@ def integers(rows: Tensor, n: int) -> Tensor:
 def from_integers(found: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """The sum of `n` rows, [...], of their `integers`."""
     parts: Parts = {at: (found[at], None) for at in range(LEVELS)}
-    parts[LEVELS] = _nan_if(found[LEVELS] > 0), None
+    parts[LEVELS] = 0.0 / (found[LEVELS] == 0), None  # 0, or NaN
     return (_value(parts) / _scale(n)).to(dtype)
 
 
@@ -194,7 +194,7 @@ def _parts_on_gpu(rows: Tensor, factors: Tensor) -> Parts:
     """The same where the host would wait for an answer, so every level is there."""
     level, (whole, rest) = _by_level(rows, factors)
     found = {at: (whole[at], None if rest is None else rest[at]) for at in range(LEVELS)}
-    return found | {LEVELS: (_nan_if((level == LEVELS).any()), None)}
+    return found | {LEVELS: (0.0 / (level != LEVELS).all(), None)}  # 0, or NaN
 
 
 def _by_level(rows: Tensor, factors: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
@@ -207,13 +207,6 @@ def _by_level(rows: Tensor, factors: Tensor) -> tuple[Tensor, tuple[Tensor, Tens
 
     size = max(PIECE, ON_GPU // max(len(rows), 1))
     return level, _rounded(rows, factors / units[level], size, by_level)
-
-
-def _nan_if(condition: Tensor) -> Tensor:
-    """NaN where the condition holds, else 0."""
-    return condition.new_zeros(condition.shape, dtype=torch.float64).masked_fill(
-        condition, torch.nan
-    )
 
 
 def _levels(most: Tensor) -> Tensor:

@@ -105,9 +105,11 @@ class MeanFeatures(Component):
 
     def init_server(self, server: Server) -> Tree:
         some = next(iter(server.params.values()))
-        return {
-            "delta": some.new_zeros(server.n_clients, server.task.network.feature_size)
-        }  # [N, d]
+        return self.filled(some.new_zeros(server.task.network.feature_size), server.n_clients)
+
+    def filled(self, delta: Tensor, n: int) -> Tree:
+        """The state in which all `n` clients have the same delta [d]."""
+        return {"delta": delta.repeat(n, 1)}  # [N, d]
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         """r_k of a mean feature phi [d], 0-d; `others` is what `message` sent."""
@@ -147,10 +149,6 @@ class MeanFeatures(Component):
         if server.round == 0:
             state = state | self.filled(added(delta) / len(delta), server.n_clients)
         return Change(self.renewed(state, replies))
-
-    def filled(self, delta: Tensor, n: int) -> Tree:
-        """The state in which all `n` clients have the same delta [d]."""
-        return {"delta": delta.repeat(n, 1)}
 
     def renewed(self, state: Tree, replies: Reply) -> Tree:
         """The table with the rows of the clients that replied."""
@@ -220,25 +218,16 @@ class RFedAvgPlus(MeanFeatures):
     def exchanges(self, setting: Setting) -> Exchanges:
         return Exchanges(begin=1, round=1)
 
-    def init_server(self, server: Server) -> Tree:
-        state = super().init_server(server)
-        return state | self.summed(state["delta"][:1], server.n_clients)
-
     def filled(self, delta: Tensor, n: int) -> Tree:
-        return super().filled(delta, n) | self.summed(delta.unsqueeze(0), n)
-
-    def summed(self, rows: Tensor, n: int) -> Tree:
-        """The sum of the table, of `n` clients with the same row [1, d]."""
-        return {"sum": n * integers(rows, n)}
+        return super().filled(delta, n) | {"sum": n * integers(delta.unsqueeze(0), n)}
 
     def renewed(self, state: Tree, replies: Reply) -> Tree:
         """Exchanges the rows in the sum too: it is exact, so it has the bits of a new one."""
         found, table = super().renewed(state, replies), state["delta"]
-        if "sum" not in state:
-            return found
-        come = integers(replies.upload["delta"], len(table))
-        gone = integers(table[list(replies.clients)], len(table))
-        return found | {"sum": state["sum"] + come - gone}
+        if "sum" in state:
+            come, gone = replies.upload["delta"], table[list(replies.clients)]
+            found["sum"] = state["sum"] + integers(come, len(table)) - integers(gone, len(table))
+        return found
 
     def message(self, server: Server) -> Tree:
         """Lines 4 and 18: delta^{-k}, the mean over the other clients, [M, d]."""
@@ -247,8 +236,8 @@ class RFedAvgPlus(MeanFeatures):
 
     def total(self, server: Server) -> Tensor:
         """The sum of all delta, [d]."""
-        state = server.state
-        return from_integers(state["sum"], server.n_clients, state["delta"].dtype)
+        delta = server.state["delta"]
+        return from_integers(server.state["sum"], len(delta), delta.dtype)
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         """||phi - delta^{-k}||^2 (section IV-C)."""

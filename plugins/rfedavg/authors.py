@@ -215,11 +215,12 @@ class RFedAvgPlusAuthors(Readings, RFedAvgPlus):
             {"known": (others > 0).to(mean.dtype)} if "known" in server.state else {}
         )
 
-    def summed(self, rows: Tensor, n: int) -> Tree:
-        return {} if self.delta_scope == "sampled" else super().summed(rows, n)
+    def filled(self, delta: Tensor, n: int) -> Tree:
+        state = super().filled(delta, n)
+        return state if self.delta_scope == "known" else {"delta": state["delta"]}
 
     def total(self, server: Server) -> Tensor:
-        if self.delta_scope != "sampled":
+        if self.delta_scope == "known":
             return super().total(server)
         return added(server.state["delta"][list(server.cohort)])
 
