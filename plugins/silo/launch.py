@@ -8,6 +8,7 @@ few silos answered, 4 not admitted, 5 no contact with the server, 6 stopped on r
 
 from __future__ import annotations
 
+import datetime
 import fcntl
 import json
 import logging
@@ -39,6 +40,7 @@ from fedml_noniid.plugins.engines.record import rounds_csv
 from fedml_noniid.plugins.metrics import main_of, metric_of
 from fedml_noniid.plugins.models import model as models
 from fedml_noniid.plugins.silo import exit_codes, results, settings, shards, wire
+from fedml_noniid.plugins.site.policy import Agreed, Site, read_agreed
 
 if TYPE_CHECKING:
     from fedml_noniid.plugins.silo.host import HostAggregator, HostTrainer
@@ -53,8 +55,13 @@ class Process:
     """One process. All that can be checked before FedML is imported has been checked."""
 
     rank: int
-    deployment: settings.Deployment
+    agreed: Agreed
     shard: shards.Shard
+
+    @property
+    def deployment(self) -> settings.Deployment:
+        """Its settings."""
+        return self.agreed.deployment
 
     @property
     def folder(self) -> Path:
@@ -64,17 +71,21 @@ class Process:
     @staticmethod
     def of(rank: int, config: Path) -> Process:
         """Reads and checks configuration and shard. Raises UserError; writes nothing."""
-        deployment = settings.read(config)
+        agreed = read_agreed(config, rank)
+        deployment = agreed.deployment
         if not 0 <= rank <= deployment.silos:
             raise UserError(
                 f"--rank {rank}: allowed: 1 to {deployment.silos} "
                 f"(train_args.client_num_in_total in {config})"
             )
         shard = shards.read(deployment.shard(rank), rank, deployment.silos)
-        process = Process(rank, deployment, shard)
+        process = Process(rank, agreed, shard)
+        samples = shard.parts["train" if rank else "test"].y
+        agreed.check(Site(len(samples), datetime.date.today()))
         terms = settings.terms(
             deployment, deployment.train_args.recipe, process.network, process.shard.n_public
         )
+        agreed.signed.study.check_terms(terms)
         terms.plan.local.check(
             process.input_shape, terms.device.of_silo if rank else torch.device("cpu")
         )
@@ -152,7 +163,7 @@ class Process:
             console.write(f"{line}\n")
             console.flush()
 
-        args, model, (_, aggregator_class) = self._fedml()
+        args, model, (_, aggregator_class) = self.fedml()
         file = results.RunFile(self.folder / results.CHECKPOINT, secrets.token_hex(8))
         aggregator = aggregator_class(model, args, self.shard, [OnRow(on_round)], file)
         server_run = aggregator.server_run
@@ -193,7 +204,7 @@ class Process:
     def _silo(self) -> None:
         from fedml_noniid.plugins.silo.silo_client import SiloClient
 
-        args, model, (trainer_class, _) = self._fedml()
+        args, model, (trainer_class, _) = self.fedml()
         trainer = trainer_class(model, args, self.shard)
         terms, train = trainer.terms, self.shard.parts["train"].y
         # As answers count: with the public samples that every client trains on.
@@ -202,13 +213,27 @@ class Process:
         with SiloClient(comm, kit, self.rank - 1, terms.fingerprint, n, terms.code) as client:
             LOG.info("run %s: %s has joined", client.run, wire.silo(self.rank - 1))
             memory = self.folder / f"silo-{self.rank}.safetensors"
-            trainer.begin(
-                results.RunFile(memory, client.run), kit.with_name(f"{kit.name}.noise.key")
-            )
+            trainer.begin(results.RunFile(memory, client.run), self.noise_key)
             client.serve(trainer.answered)
         LOG.info("the run is over")
 
-    def _fedml(self) -> tuple[Any, Any, tuple[type[HostTrainer], type[HostAggregator]]]:
+    @property
+    def audit_log(self) -> Path:
+        """The audit log of this process."""
+        return self.folder / f"audit-{self.rank}.jsonl"
+
+    @property
+    def kept(self) -> Path:
+        """The folder of what a replay needs."""
+        return self.folder / f"replay-{self.rank}"
+
+    @property
+    def noise_key(self) -> Path:
+        """The secret of this silo's privacy noise."""
+        kit = self.deployment.kit(self.rank)
+        return kit.with_name(f"{kit.name}.noise.key")
+
+    def fedml(self) -> tuple[Any, Any, tuple[type[HostTrainer], type[HostAggregator]]]:
         """(args, model, pair): the first steps of a FedML user's main.py, without `fedml.init`.
 
         That would ask FedML's host for its configuration, and seed the generators that privacy
@@ -291,7 +316,7 @@ def status(config: Path) -> str:
     """The state of the server as JSON. Raises UserError."""
     from fedml_noniid.plugins.silo import silo_client
 
-    deployment = settings.read(config)
+    deployment = read_agreed(config, 0).deployment
     folder = Path(deployment.tracking_args.output_dir)
     try:
         found = silo_client.status(deployment.comm_args, deployment.kit(0))

@@ -271,12 +271,17 @@ def table(frame: bytes) -> Table:
         raise RefusedError("malformed", "this is no table of tensors") from None
 
 
-def body(tensors: Params) -> Iterator[bytes]:
-    """Tensors as frames: their table, then the bytes of one after the other."""
-    entries = {
+def table_of(tensors: Params) -> Table:
+    """The table of tensors."""
+    return {
         key: Entry(dtype=_dtype(leaf), shape=tuple(leaf.shape), order=_order(leaf))
         for key, leaf in tensors.items()
     }
+
+
+def body(tensors: Params) -> Iterator[bytes]:
+    """Tensors as frames: their table, then the bytes of one after the other."""
+    entries = table_of(tensors)
     yield TABLE.dump_json(entries)
     for key, leaf in tensors.items():
         flat = leaf.detach().permute(entries[key].order).contiguous().reshape(-1)
@@ -397,19 +402,19 @@ def fit(leaves: Mapping[str, object], schema: Tree, where: str) -> None:
     for key in (*expected, *leaves):
         if key not in leaves:
             raise RefusedError(
-                "missing", f"{where}: upload lacks {key!r}; expected {_form(expected[key])}"
+                "missing", f"{where}: upload lacks {key!r}; expected {form(expected[key])}"
             )
         if key not in expected:
             raise RefusedError(
                 "extra", f"{where}: upload has {key!r}, which the server did not ask for"
             )
-        found, wanted = _form(leaves[key]), _form(expected[key])
+        found, wanted = form(leaves[key]), form(expected[key])
         if found != wanted:
             kind = "shape" if found.split()[0] == wanted.split()[0] else "dtype"
             raise RefusedError(kind, f"{where}: upload's {key!r} is {found}; expected {wanted}")
 
 
-def _form(leaf: object) -> str:
+def form(leaf: object) -> str:
     """Dtype and shape in words."""
     if not isinstance(leaf, Tensor | Entry):
         return type(leaf).__name__

@@ -1,0 +1,153 @@
+"""Keeps what a silo's answers depend on, and computes them again from it: `noniid audit replay`.
+
+Beside the shard and the study, an answer depends on the question (the tensors that came down), and
+on the silo's memory before it. Both are kept in one file per answer, in a folder with a limit: the
+oldest files go first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.data import tensor_file
+from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo.results import RunFile
+from fedml_noniid.plugins.silo.silo import Silo
+from fedml_noniid.plugins.silo.wire import Down, Up
+from fedml_noniid.plugins.site.audit import SENT, Log, chained
+
+if TYPE_CHECKING:
+    from fedml_noniid.plugins.silo.launch import Process
+
+Answered = Callable[[Down], Up]
+Begin = Callable[[str], tuple[Silo, Answered]]  # for a run: the silo, and what its process answers
+KIND, KEPT = "asked", "kept"  # of a file; of its line in the log
+ASKED, MEMORY = "ask/", "memory/"  # before the names of tensors
+
+
+class Kept:
+    """The folder of one silo."""
+
+    def __init__(self, folder: Path, most_mb: int, log: Log) -> None:
+        """`most_mb`: 0 keeps nothing."""
+        self.folder, self._most, self._log = folder, most_mb * 1_000_000, log
+
+    def keep(self, silo: Silo, down: Down) -> None:
+        """Writes the file of the next answer. Raises UserError."""
+        if not self._most:
+            return
+        assert down.ask is not None, "there is a question"
+        memory, question = silo.memory(), wire.tensors(down)
+        # Names in their order, and the axes in theirs: both decide about the bits of the answer.
+        orders = {key: entry.order for key, entry in wire.table_of(question).items()}
+        head = {
+            "orders": orders,
+            "question": [down.exchange, down.round, down.ask.job, down.ask.owner],
+            "terms": down.terms,
+            "counted": down.counted[silo.client],
+            "memory": memory.head,
+        }
+        tensors = {f"{ASKED}{key}": question[key].permute(axes) for key, axes in orders.items()}
+        tensors |= {f"{MEMORY}{key}": leaf for key, leaf in memory.tensors.items()}
+        made = tensor_file.Tensors(head, tensors)
+        facts = {"run": memory.head["run"], "exchange": down.exchange, "content": made.checksum}
+        line = self._log.write(KEPT, **facts)
+        path = self.folder / f"{line['n']:08d}.safetensors"
+        tensor_file.write(path, KIND, head, tensors, made.checksum, private=True)
+        sizes = {file: file.stat().st_size for file in sorted(self.folder.glob("*.safetensors"))}
+        while sum(sizes.values()) > self._most:
+            oldest = next(iter(sizes))
+            oldest.unlink()
+            del sizes[oldest]
+
+
+def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
+    """Computes the kept answers of a log again; a line for each.
+
+    `exchange`: only this one. UserError if an answer is not the one that was sent, or nothing is
+    kept.
+    """
+    lines, said = [line.body for line in chained(log, log.read_bytes())], ""
+    for place, line in enumerate(lines):
+        path = folder / f"{place:08d}.safetensors"
+        wanted = exchange in (None, line.get("exchange"))
+        if line["kind"] != KEPT or not wanted or not path.is_file():
+            continue
+        sent = [
+            found["sha256"]
+            for found in lines[place : place + 3]
+            if found["kind"] == SENT and found.get("exchange") == line["exchange"]
+        ]
+        if not sent:  # a kill came before the answer
+            continue
+        where = f"exchange {line['exchange']} (line {place + 1})"
+        found = _answer(path, line["content"], *begin(line["run"]))
+        if found != sent[0]:
+            raise UserError(f"{where}: sent {sent[0]}, computed {found}")
+        said += f"{where}: the same SHA-256 {found}\n"
+    if not said:
+        raise UserError(f"{folder}: has nothing of it; comm_args.replay_mb limits what is kept")
+    return said
+
+
+def _answer(path: Path, content: str, silo: Silo, answered: Answered) -> str:
+    """The SHA-256 of the answer to a kept question."""
+    asked = tensor_file.read(
+        path, KIND, tensor_file.Tensors, what="a kept question", origin="", remedy="restore it"
+    )
+    if asked.checksum != content:
+        raise UserError(f"{path}: is not what the log says was kept")
+    head, here = asked.head, (silo.client,)
+    memory = {
+        key.removeprefix(MEMORY): leaf
+        for key, leaf in asked.tensors.items()
+        if key.startswith(MEMORY)
+    }
+    silo.go_on_from(head["memory"], memory)
+    exchange, round_, job, owner = head["question"]
+    # Copies are aligned, as messages are.
+    leaves = {
+        key: asked.tensors[f"{ASKED}{key}"]
+        .clone()
+        .permute([axes.index(n) for n in range(len(axes))])
+        for key, axes in head["orders"].items()
+    }
+    ask = Ask(job, here, **wire.nested(leaves), owner=owner)
+    counted = {silo.client: head["counted"]}
+    return sha256(answered(Down(exchange, round_, ask, head["terms"], counted))["leaves"])
+
+
+def sha256(tensors: Params) -> str:
+    """The SHA-256 of tensors as they are sent."""
+    made = hashlib.sha256()
+    for frame in wire.body(tensors):
+        made.update(frame)
+    return made.hexdigest()
+
+
+def of_process(process: Process, exchange: int | None) -> str:
+    """`replay` of a silo's process. Raises UserError."""
+    torch.set_num_threads(process.deployment.device_args.threads)
+    with tempfile.TemporaryDirectory() as place, redirect_stdout(io.StringIO()):  # FedML prints
+        args, model, (trainer_class, _) = process.fedml()
+
+        @cache
+        def begin(run: str) -> tuple[Silo, Answered]:
+            trainer = trainer_class(model, args, process.shard)
+            trainer.begin(RunFile(Path(place) / run, run), process.noise_key)
+            assert trainer.silo is not None, "made by now"
+            return trainer.silo, trainer.answered
+
+        return replay(process.audit_log, process.kept, exchange, begin)
