@@ -20,7 +20,7 @@ STUDY = Path("study.yaml")
 def add(app: typer.Typer, deploy: typer.Typer) -> None:
     """Adds the groups."""
     study = group(
-        "Make, sign and show studies.\n\nA study is what the server and all silos of a run hold to.",
+        "Make, sign and show studies.\n\nThe server and all silos of a run hold to it.",
         "noniid deploy study key owner.key",
         "noniid deploy study make --config fedml_config.yaml --name trial-7 --days 90",
         "noniid deploy study sign study.yaml --key owner.key",

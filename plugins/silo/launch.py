@@ -41,6 +41,7 @@ from fedml_noniid.plugins.metrics import main_of, metric_of
 from fedml_noniid.plugins.models import model as models
 from fedml_noniid.plugins.silo import exit_codes, results, settings, shards, wire
 from fedml_noniid.plugins.site.policy import Agreed, Site, read_agreed
+from fedml_noniid.plugins.site.witness import Guard, Witness
 
 if TYPE_CHECKING:
     from fedml_noniid.plugins.silo.host import HostAggregator, HostTrainer
@@ -175,15 +176,14 @@ class Process:
             )
         if server_run.loop.rows:  # a kill may have come between the checkpoint and the tables
             self._write_tables(server_run)
-        terms = server_run.terms
-        coordinator = Coordinator(
-            comm, silos, terms.fingerprint, server_run.run, rounds, terms.code
-        )
+        witness = Witness.of(self)
+        study = self.agreed.signed.sha256
+        coordinator = Coordinator(comm, silos, study, server_run.run, rounds, witness.refused)
         start = server_run.loop.done + 1
         LOG.info(
             "run %s: round %d of %d is next, at %s", server_run.run, start, rounds, comm.server
         )
-        silo_server = SiloServer(comm, self.deployment.kit(0), coordinator)
+        silo_server = SiloServer(comm, self.deployment.kit(0), coordinator, witness)
         try:
             with silo_server:
                 server_run.serve(coordinator, aggregator.hook)
@@ -210,22 +210,16 @@ class Process:
         # As answers count: with the public samples that every client trains on.
         n = len(train) + round(terms.algorithm.needs.shared * self.shard.n_public)
         comm, kit = self.deployment.comm_args, self.deployment.kit(self.rank)
-        with SiloClient(comm, kit, self.rank - 1, terms.fingerprint, n, terms.code) as client:
+        witness = Witness.of(self)
+        guard = Guard(self, witness.log)
+        study = self.agreed.signed.sha256
+        hello = wire.Hello(session=secrets.token_hex(8), study=study, samples=n)
+        with SiloClient(comm, kit, self.rank - 1, hello, guard.admit, witness) as client:
             LOG.info("run %s: %s has joined", client.run, wire.silo(self.rank - 1))
             memory = self.folder / f"silo-{self.rank}.safetensors"
             trainer.begin(results.RunFile(memory, client.run), self.noise_key)
-            client.serve(trainer.answered)
+            client.serve(guard.answering(trainer))
         LOG.info("the run is over")
-
-    @property
-    def audit_log(self) -> Path:
-        """The audit log of this process."""
-        return self.folder / f"audit-{self.rank}.jsonl"
-
-    @property
-    def kept(self) -> Path:
-        """The folder of what a replay needs."""
-        return self.folder / f"replay-{self.rank}"
 
     @property
     def noise_key(self) -> Path:

@@ -150,7 +150,6 @@ class CommArgs(Section):
     gone_s: NonNegative = 10.0  # seconds without contact after which a silo is not waited for
     lost_s: Positive = 3600.0  # seconds that a silo looks for the server
     max_samples: Count = 10_000_000  # the most that a silo may say it has
-    max_message_mb: Count = 2048  # the most that a silo takes at once
 
     @property
     def place(self) -> tuple[str, int]:

@@ -109,9 +109,7 @@ class Silo:
         Raises NonFiniteError, UserError.
         """
         if down.terms != self.terms.fingerprint:
-            raise UserError(
-                f"{wire.silo(self.client)}: {wire.other_configuration(self.terms.code, down.code)}"
-            )
+            raise UserError(f"{wire.silo(self.client)}: {wire.OTHER_CONFIGURATION}")
         ask, clients = down.ask, self.engine.clients
         self._set_memory(down)
         if ask is None or self.client not in ask.to:

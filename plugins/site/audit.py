@@ -33,6 +33,7 @@ from fedml_noniid.plugins.data.files import append
 from fedml_noniid.plugins.silo import certificates
 from fedml_noniid.plugins.silo.certificates import Kit
 
+FILE = "audit-{}.jsonl"  # of a rank
 CONTEXT = "noniid audit 1"  # before what is signed
 SIGNED = re.compile(rb'(\{.*),"signature":"([\w+/=]+)"\}', re.ASCII)
 START = "start"  # the kind of a process's first line: it has the certificate

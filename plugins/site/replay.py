@@ -26,28 +26,26 @@ from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, Up
-from fedml_noniid.plugins.site.audit import SENT, Log, chained
+from fedml_noniid.plugins.site.audit import FILE, SENT, Log, chained
 
 if TYPE_CHECKING:
     from fedml_noniid.plugins.silo.launch import Process
 
 Answered = Callable[[Down], Up]
 Begin = Callable[[str], tuple[Silo, Answered]]  # for a run: the silo, and what its process answers
-KIND, KEPT = "asked", "kept"  # of a file; of its line in the log
+KIND, ANSWERS = "asked", "answers"  # of a file; of a line before an answer is computed
 ASKED, MEMORY = "ask/", "memory/"  # before the names of tensors
 
 
 class Kept:
-    """The folder of one silo."""
+    """The folder of one silo's questions."""
 
-    def __init__(self, folder: Path, most_mb: int, log: Log) -> None:
-        """`most_mb`: 0 keeps nothing."""
-        self.folder, self._most, self._log = folder, most_mb * 1_000_000, log
+    def __init__(self, process: Process, log: Log) -> None:
+        self.folder, self._log = folder_of(process), log
+        self._most = process.deployment.comm_args.replay_mb * 1_000_000  # 0: nothing is kept
 
     def keep(self, silo: Silo, down: Down) -> None:
-        """Writes the file of the next answer. Raises UserError."""
-        if not self._most:
-            return
+        """Notes that an answer is computed, and writes its file. Raises UserError."""
         assert down.ask is not None, "there is a question"
         memory, question = silo.memory(), wire.tensors(down)
         # Names in their order, and the axes in theirs: both decide about the bits of the answer.
@@ -63,7 +61,9 @@ class Kept:
         tensors |= {f"{MEMORY}{key}": leaf for key, leaf in memory.tensors.items()}
         made = tensor_file.Tensors(head, tensors)
         facts = {"run": memory.head["run"], "exchange": down.exchange, "content": made.checksum}
-        line = self._log.write(KEPT, **facts)
+        line = self._log.write(ANSWERS, **facts)
+        if not self._most:
+            return
         path = self.folder / f"{line['n']:08d}.safetensors"
         tensor_file.write(path, KIND, head, tensors, made.checksum, private=True)
         sizes = {file: file.stat().st_size for file in sorted(self.folder.glob("*.safetensors"))}
@@ -83,7 +83,7 @@ def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
     for place, line in enumerate(lines):
         path = folder / f"{place:08d}.safetensors"
         wanted = exchange in (None, line.get("exchange"))
-        if line["kind"] != KEPT or not wanted or not path.is_file():
+        if line["kind"] != ANSWERS or not wanted or not path.is_file():
             continue
         sent = [
             found["sha256"]
@@ -132,7 +132,7 @@ def _answer(path: Path, content: str, silo: Silo, answered: Answered) -> str:
 def sha256(tensors: Params) -> str:
     """The SHA-256 of tensors as they are sent."""
     made = hashlib.sha256()
-    for frame in wire.body(tensors):
+    for frame in wire.body(wire.table_of(tensors), tensors):
         made.update(frame)
     return made.hexdigest()
 
@@ -150,4 +150,10 @@ def of_process(process: Process, exchange: int | None) -> str:
             assert trainer.silo is not None, "made by now"
             return trainer.silo, trainer.answered
 
-        return replay(process.audit_log, process.kept, exchange, begin)
+        log = process.folder / FILE.format(process.rank)
+        return replay(log, folder_of(process), exchange, begin)
+
+
+def folder_of(process: Process) -> Path:
+    """The folder of what a silo keeps."""
+    return process.folder / f"replay-{process.rank}"

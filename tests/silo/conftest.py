@@ -68,6 +68,6 @@ def foreign(tmp_path: Path, others_kits: Path) -> Path:
 def idle(kits: Path) -> Iterator[Idle]:
     """A server of two silos that asks nothing, with kits of its own."""
     comm = CommArgs(server=address(), quorum=1, deadline_s=0.2)
-    coordinator = Coordinator(comm, 2, "terms", "run")
+    coordinator = Coordinator(comm, 2, "study", "run")
     with SiloServer(comm, kits / "0", coordinator) as server:
         yield Idle(coordinator, server, comm, kits)

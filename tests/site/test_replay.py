@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def recorded(folder: Path, kits: Path, recipe: str, most_mb: int = 100) -> tuple
     """The log of silo 0 in a run of which it misses an answer, and the folder of its questions."""
     terms = world.terms(*DEPLOYED[recipe], batch_norm=True, rounds=3)
     log = audit.Log(folder / "audit-1.jsonl", Kit.read(kits / "1", 1))
-    kept = replay.Kept(folder / "replay-1", most_mb, log)
+    kept = replay.Kept(process(folder, most_mb), log)
     server, silos = ServerRun(terms, world.shards_of()[0]), world.silos_of(terms)
     while (down := server.down).ask is not None:
         ups = {}
@@ -40,6 +41,12 @@ def recorded(folder: Path, kits: Path, recipe: str, most_mb: int = 100) -> tuple
             server.without([0] if 0 in down.ask.to else [])
         server.feed(server.open(ups))
     return log.path, kept
+
+
+def process(folder: Path, most_mb: int) -> SimpleNamespace:
+    """Of rank 1, with this folder for its output."""
+    deployment = world.deployment("fedavg", comm={"replay_mb": most_mb})
+    return SimpleNamespace(folder=folder, rank=1, deployment=deployment)
 
 
 def fresh(recipe: str) -> Silo:
@@ -104,6 +111,7 @@ def test_the_folder_has_a_limit(
     assert sum(path.stat().st_size for path in left) <= kept._most
     with pytest.raises(UserError, match="has nothing of it; comm_args"):
         replayed(log, kept, fresh("scaffold"), exchange=0)
-    nothing = replay.Kept(tmp_path / "none", 0, audit.Log(tmp_path / "b", Kit.read(kits / "1", 1)))
+    none = process(tmp_path / "none", 0)
+    nothing = replay.Kept(none, audit.Log(tmp_path / "b", Kit.read(kits / "1", 1)))
     nothing.keep(silo, wire.row_of(server.down, 0))
     assert not nothing.folder.exists()

@@ -183,11 +183,20 @@ def wider(table: wire.Table) -> wire.Table:
 
 LIES: list[tuple[str, Callable[[int, int, str, wire.Table], tuple]]] = [
     ("float32 .4096", lambda e, r, j, t: (e, r, j, wider(t))),
-    ("as float64|is float64", lambda e, r, j, t: (
-        e, r, j, {k: v.model_copy(update={"dtype": "float64"}) for k, v in t.items()})),
+    (
+        "as float64|is float64",
+        lambda e, r, j, t: (
+            e,
+            r,
+            j,
+            {k: v.model_copy(update={"dtype": "float64"}) for k, v in t.items()},
+        ),
+    ),
     ("no tensor", lambda e, r, j, t: (e, r, j, dict(list(t.items())[1:]))),
-    ("study says no tensor", lambda e, r, j, t: (
-        e, r, j, t | {"/".join("a" * 900): next(iter(t.values()))})),
+    (
+        "study says no tensor",
+        lambda e, r, j, t: (e, r, j, t | {"/".join("a" * 900): next(iter(t.values()))}),
+    ),
     ("has none like it", lambda e, r, j, t: (e, 10**6, j, t)),
     ("has none like it", lambda e, r, j, t: (-7, r, j, t)),
     ("has none like it", lambda e, r, j, t: (10**9, r, j, t)),
@@ -196,7 +205,7 @@ LIES: list[tuple[str, Callable[[int, int, str, wire.Table], tuple]]] = [
     ("job 'test'; the study has only train", lambda e, r, j, t: (e, r, "test", t)),
     ("job 'other.train'", lambda e, r, j, t: (e, r, "other.train", t)),
     ("job ''", lambda e, r, j, t: (e, r, "", t)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("words", "lie"), LIES)
