@@ -31,6 +31,7 @@ from fedml_noniid.plugins.site import study
 from fedml_noniid.plugins.site.study import SHARED, PublicKey, Signed
 
 TEMPLATE = Path(__file__).with_name("policy.yaml")
+ANY = "*"
 Patterns = Annotated[list[str], Field(min_length=1)]
 
 
@@ -57,7 +58,7 @@ class Policy(Section):
     min_group: Count = 1  # silos in the smallest sum that the server sees
     noise: bool = False  # whether clipped answers with noise are all that may leave
     max_epsilon: Positive | None = None  # of all answers together
-    own_code: list[str] = Field(default=[])  # SHA-256 of the packages that may run beside ours
+    own_code: list[str] = Field(default=[])  # SHA-256 of what may run beside ours, or "*"
 
     @staticmethod
     def read(path: Path) -> Policy:
@@ -70,7 +71,8 @@ class Policy(Section):
             )
         with located(source=str(path)):
             found = validated(Policy, parsed(path, str(path)))
-        own_code.import_only(found.own_code, f"own_code in {path}")
+        if ANY not in found.own_code:
+            own_code.import_only(found.own_code, f"own_code in {path}")
         return found
 
     def check(self, path: Path, signed: Signed, deployment: Deployment, site: Site) -> None:
@@ -189,4 +191,5 @@ def admit_own(deployment: Deployment, shard: Shard, folder: Path) -> None:
     made = study.make(deployment, shard, "on this machine", tomorrow)
     write_whole(path, study.text(made))
     study.sign(path, key)
-    write_whole(folder / "policy.yaml", template("this machine", public))
+    admitted = template("this machine", public).replace("own_code: []", 'own_code: ["*"]')
+    write_whole(folder / "policy.yaml", admitted)

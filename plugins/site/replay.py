@@ -22,6 +22,7 @@ from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data import tensor_file
+from fedml_noniid.plugins.data.files import remove_abandoned
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.silo import Silo
@@ -42,6 +43,7 @@ class Kept:
 
     def __init__(self, process: Process, log: Log) -> None:
         self.folder, self._log = folder_of(process), log
+        remove_abandoned(self.folder, ["*.safetensors"])
         self._most = process.deployment.comm_args.replay_mb * 1_000_000  # 0: nothing is kept
 
     def keep(self, silo: Silo, down: Down) -> None:
@@ -146,7 +148,9 @@ def of_process(process: Process, exchange: int | None) -> str:
         @cache
         def begin(run: str) -> tuple[Silo, Answered]:
             trainer = trainer_class(model, args, process.shard)
-            trainer.begin(RunFile(Path(place) / run, run), process.noise_key)
+            # The server has chosen the name of the run: it may be no name of a file.
+            memory = Path(place) / hashlib.sha256(run.encode()).hexdigest()
+            trainer.begin(RunFile(memory, run), process.noise_key)
             assert trainer.silo is not None, "made by now"
             return trainer.silo, trainer.answered
 
