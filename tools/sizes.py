@@ -20,9 +20,9 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 STATEMENTS = {
     SOURCE: 20100,
     TESTS: 20000,
-    ("plugins/core",): 1350,
+    ("plugins/core",): 1355,
     ("plugins/privacy",): 400,
-    ("plugins/silo",): 1861,
+    ("plugins/silo",): 1821,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,
@@ -30,12 +30,13 @@ STATEMENTS = {
     ("plugins/fednnnn/algorithm.py",): 90,
     ("plugins/ccn/algorithm.py",): 90,
     ("plugins/fednlr/algorithm.py",): 90,
-    ("plugins/rfedavg/algorithm.py",): 90,
+    ("plugins/rfedavg/algorithm.py",): 100,
 }
 PARAMETERS = 7  # of a function, without `self`
 PER_OPTION = "one parameter per option, as documented"
 WIDER = {  # functions with more parameters, and why
     "init": "nine options",
+    "claims": PER_OPTION,
     "run": "a run in files, by hand, in the tests",
     "partition": "of the training samples: labels, owners and the partition's own options",
     "sweep": "the arguments of `run`, and the values of the sweep",
