@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -23,6 +23,9 @@ T = TypeVar("T")
 OURS = "fedml_noniid"  # the name that all our modules are imported by
 UNKNOWN_SOURCE = "unknown"  # in place of a hash
 TORCH = "/site-packages/torch/"  # no place for a user to look at
+_only: tuple[Collection[str], str] | None = (
+    None  # SHA-256 of the packages that may run; who says so
+)
 _given: dict[str, Any] = {}  # objects that this process was given, by the name that they got
 
 
@@ -167,8 +170,16 @@ def load(what: str, module: str, attribute: str, kind: type[T], allowed: str) ->
     return found
 
 
+def import_only(hashes: Collection[str], rule: str) -> None:
+    """Lets this process import packages with these SHA-256 only; `rule`: who says so."""
+    global _only
+    _only = hashes, rule
+
+
 def imported(what: str, module: str, attribute: str, allowed: str) -> Any:
     """What a user's module has under a name. `what` begins the UserError."""
+    if _only is not None and (sha := source_of(module)) not in _only[0]:
+        raise UserError(f"{what}: its package has the SHA-256 {sha}", allowed=_only[1])
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # of any kind: the code is the user's

@@ -24,6 +24,7 @@ EVERYTHING = {
     "recipes",
     "privacy",
     "silo",
+    "site",
     "extras",
 } | METHODS
 EVERYTHING |= {"foreign", "losses", "metrics", "own_code", "rates", "simulate"}
@@ -44,6 +45,7 @@ ALLOWED = {
     "simulate": {"core", "engines", "recipes"},
     "privacy": {"core", "data"},
     "silo": EVERYTHING,
+    "site": {"core", "data", "engines", "own_code", "silo"},
     **{method: {"core"} | METHODS for method in METHODS},
 }
 # What each room imports of the extras, at once or later. Every other room needs the base package
@@ -52,6 +54,7 @@ OF_EXTRAS = {
     "plugins/data": {"pyarrow"},
     "plugins/privacy": {"cryptography"},
     "plugins/silo": {"cryptography", "fedml", "grpc", "yaml"},
+    "plugins/site": {"cryptography", "yaml"},
     "pipelines/cluster": {"cryptography", "dask", "distributed"},
     "pipelines/reporting": {"jinja2", "markdown_it"},
     "pipelines/tracking": {"mlflow"},

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fedml_noniid.cli import site
 from fedml_noniid.cli.verb import Root, group, verb, workspace
 from fedml_noniid.pipelines import edge
 from fedml_noniid.plugins.core.errors import UserError
@@ -75,6 +76,7 @@ def add(app: typer.Typer) -> None:
         typed = [f"noniid deploy {example}" for example in examples]
         verb(of, function.__name__, *typed)(function)
     deploy.add_typer(kits, name="kits")
+    site.add(app, deploy)
     app.add_typer(deploy, name="deploy")
 
 

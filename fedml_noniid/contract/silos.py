@@ -271,9 +271,10 @@ def digest(outcome: Outcome) -> str:
 
 def _journey(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors after the journey as bytes."""
-    steps, found = wire.arriving(wire.Answer, lambda *_: True), None
+    steps, found = wire.arriving(wire.Answer), None
     next(steps)
-    for frame in wire.leaving(wire.Answer(exchange=0), dict(tensors), lambda _: None):
+    answer = wire.Answer(exchange=0)
+    for frame in wire.leaving(answer, dict(tensors), lambda message: message.head):
         found = steps.send(frame)
     assert found is not None, "the last frame ends the message"
     return found.tensors

@@ -29,9 +29,9 @@ def read(folder: Path, config: Path) -> Finished:
     UserError if it is not over, or if a file can't be read.
     """
     from fedml_noniid.plugins.engines import absences
-    from fedml_noniid.plugins.silo import settings
+    from fedml_noniid.plugins.site.policy import read_agreed
 
-    deployment, rows = settings.read(config), results.rows(folder / ROUNDS)
+    deployment, rows = read_agreed(config, 0).deployment, results.rows(folder / ROUNDS)
     rounds, files = deployment.train_args.rounds, [folder / name for name in FILES]
     if len(rows) > rounds:
         raise UserError(

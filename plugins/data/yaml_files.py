@@ -42,6 +42,11 @@ def parsed(path: Path, name: str) -> object:
         raise UserError(
             f"{name}: can't be read ({error.strerror or error}); it belongs into {path.parent}"
         ) from None
+    return loaded(content, name)
+
+
+def loaded(content: bytes, name: str) -> object:
+    """What YAML holds that was read already. UserErrors as above."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:

@@ -5,7 +5,7 @@ seed of it, and ChaCha20 makes the seed a stream of 64-bit integers. One silo ad
 other subtracts it, modulo 2^64. So a masked vector tells nothing by itself, and the sum over the
 whole set is that of the numbers, to the bit.
 
-The seed is bound to all of a request: run, terms, exchange, attempt, scales, silos and their keys.
+The seed is bound to all of a request: run, study, exchange, attempt, scales, silos and their keys.
 So no stream serves twice. A silo's key is signed with the key of its certificate, so a server can't
 put in keys of its own.
 """
@@ -41,7 +41,7 @@ class Exchange(NamedTuple):
     """What one key of a silo is for."""
 
     run: str
-    terms: str  # fingerprint of the configuration
+    study: str  # its SHA-256
     number: int
 
 
@@ -111,7 +111,7 @@ def _add_stream(values: NDArray[np.int64], seed: bytes, put: np.ufunc) -> None:
 
 
 def _fields(of: Exchange) -> tuple[bytes, ...]:
-    return _text(of.run), _text(of.terms), _text(of.number)
+    return _text(of.run), _text(of.study), _text(of.number)
 
 
 def _text(value: object) -> bytes:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.sums import LEVELS
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.files import append
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.secure import masks, vectors
@@ -57,11 +57,12 @@ class SecureSilo:
         answered: Callable[[Down], Up],
         terms: Terms,
         kit: certificates.Kit,
-        run: str,
+        of: tuple[str, str],
         path: Path,
     ) -> None:
-        """`path`: the file with the sets that this silo has added to. It survives restarts."""
-        self._inner, self._terms, self._run, self._sets = answered, terms, run, Sets(path)
+        """`of`: the run and the SHA-256 of the study. `path`: the file with the sets that this silo
+        has added to. It survives restarts."""
+        self._inner, self._terms, self._of, self._sets = answered, terms, of, Sets(path)
         self._ca = x509.load_pem_x509_certificate(kit.ca)
         self._certificate = x509.load_pem_x509_certificate(kit.certificate)
         self._key = load_pem_private_key(kit.key, password=None)
@@ -91,7 +92,7 @@ class SecureSilo:
         return {"client": client, "exchange": down.exchange, "leaves": sent}
 
     def _exchange(self, down: Down) -> masks.Exchange:
-        return masks.Exchange(self._run, self._terms.fingerprint, down.exchange)
+        return masks.Exchange(*self._of, down.exchange)
 
     def _added(self, down: Down) -> Params:
         """The masked vector for the sum over a set. Raises UserError."""
@@ -121,12 +122,14 @@ class SecureSilo:
         is one over enough silos of this federation, with these levels."""
         assert down.ask is not None, "there is something to do"
         given, (me,) = down.ask.shared, down.ask.to
-        wire.fit(flatten(given), _schema(given, own), "sum")
+        named = given.get("clients")
+        silos = named.numel() if isinstance(named, Tensor) else 0
+        wire.fit(flatten(given), requested(silos, len(own)), "sum")
         clients = tuple(given["clients"].tolist())
-        least, silos = self._terms.secure_sums, self._terms.silos
-        if [*clients] != sorted({*clients} & {*range(silos)}) or len(clients) < least:
+        least, most = self._terms.secure_sums, self._terms.silos
+        if [*clients] != sorted({*clients} & {*range(most)}) or len(clients) < least:
             raise UserError(
-                f"sum over the silos {list(clients)}; allowed: {least} or more of {silos}, each "
+                f"sum over the silos {list(clients)}; allowed: {least} or more of {most}, each "
                 "once, ascending"
             )
         if not given["levels"].gather(1, own.long().unsqueeze(1)).all():
@@ -154,15 +157,13 @@ class SecureSilo:
         raise UserError(f"{wire.silo(client)} has no valid certificate of this federation")
 
 
-def _schema(given: Tree, own: Tensor) -> Params:
-    """The tensors of a request, for as many silos as it names and this silo's levels [T]."""
-    clients = given.get("clients")
-    n = clients.numel() if isinstance(clients, Tensor) else 0
-    rows = {key: torch.zeros(n, size, dtype=torch.uint8) for key, size in ANNOUNCED.items()}
+def requested(silos: int, tensors: int) -> Params:
+    """The structure of a request for a sum over so many silos, of so many tensors."""
+    rows = {key: torch.zeros(silos, size, dtype=torch.uint8) for key, size in ANNOUNCED.items()}
     return rows | {
-        "clients": torch.zeros(n, dtype=torch.int64),
+        "levels": torch.zeros(tensors, LEVELS, dtype=torch.uint8),
+        "clients": torch.zeros(silos, dtype=torch.int64),
         "total": torch.zeros((), dtype=torch.float64),
-        "levels": torch.zeros(len(own), LEVELS, dtype=torch.uint8),
     }
 
 

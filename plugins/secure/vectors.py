@@ -39,7 +39,7 @@ def levels(leaves: Params) -> Tensor:
 
     UserError if a tensor can't be added up.
     """
-    found = {key: level(leaf) for key, leaf in _added(leaves).items()}
+    found = {key: level(leaf) for key, leaf in added(leaves).items()}
     for key, at in found.items():
         if at == LEVELS:
             largest = leaves[key].abs().max().item()
@@ -54,7 +54,7 @@ def together(levels: Tensor) -> Tensor:
 
 def length(leaves: Params, there: Tensor) -> int:
     """The numbers in the vector of a reply with these tensors; `there`: as from `together`."""
-    sizes = [leaf.numel() * _pieces(leaf.dtype) for leaf in _added(leaves).values()]
+    sizes = [leaf.numel() * _pieces(leaf.dtype) for leaf in added(leaves).values()]
     return sum(size * n for size, n in zip(sizes, there.sum(1).tolist(), strict=True))
 
 
@@ -62,7 +62,7 @@ def packed(leaves: Params, by: Weighing, total: float, there: Tensor, silos: int
     """The vector of a flat reply for a sum over `silos` whose n_k add up to `total`, int64 [L]."""
     n, parts = leaves["n"].item(), [torch.zeros(0, dtype=torch.int64)]
     own = levels(leaves).tolist()
-    for (key, leaf), mine, at in zip(_added(leaves).items(), own, there, strict=True):
+    for (key, leaf), mine, at in zip(added(leaves).items(), own, there, strict=True):
         omega, of = (1, silos) if by.ones(key) else (n, total)
         zeros = [torch.zeros(leaf.numel(), dtype=torch.int64)] * _pieces(leaf.dtype)
         for level_ in at.nonzero().flatten().tolist():
@@ -73,7 +73,7 @@ def packed(leaves: Params, by: Weighing, total: float, there: Tensor, silos: int
 def sums(vector: Tensor, schema: Tree, by: Weighing, there: Tensor, n: Tensor) -> Tree:
     """The parts of a Reply in the sum of all silos' vectors; `n` [M]: their samples."""
     found, place = {}, 0
-    for (key, leaf), at in zip(_added(flatten(schema)).items(), there, strict=True):
+    for (key, leaf), at in zip(added(flatten(schema)).items(), there, strict=True):
         omega = (torch.ones_like(n) if by.ones(key) else n).double()
         found[key] = Growing(leaf.shape, leaf.dtype, omega)
         for level_ in at.nonzero().flatten().tolist():
@@ -85,7 +85,7 @@ def sums(vector: Tensor, schema: Tree, by: Weighing, there: Tensor, n: Tensor) -
     return unflatten(cast("Params", found), {key: schema[key] for key in ADDED})
 
 
-def _added(leaves: Params) -> Params:
+def added(leaves: Params) -> Params:
     """The tensors of a flat reply that are added up, by name, in an order of their own."""
     return {key: leaves[key] for key in sorted(leaves) if key.partition("/")[0] in ADDED}
 

@@ -31,6 +31,16 @@ COPY_LIST = "copy crl.pem from the operator's ca folder"
 BROKEN = (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion)
 
 
+def issued(pem: bytes, ca: x509.Certificate) -> x509.Certificate | None:
+    """The certificate in PEM; None if it is damaged, or the CA has not signed it."""
+    try:
+        found = x509.load_pem_x509_certificate(pem)
+        found.verify_directly_issued_by(ca)
+        return found
+    except BROKEN:
+        return None
+
+
 def name(rank: int) -> str:
     """The name in the certificate of a process: the CN and the only DNS name."""
     return SERVER if rank == 0 else f"silo-{rank}"
@@ -93,12 +103,10 @@ class Admission:
 
     def _parsed(self, pem: bytes) -> tuple[str, int, datetime.datetime] | None:
         """(name, serial number, last moment) of a certificate; None if the CA has not signed it."""
-        try:
-            found = x509.load_pem_x509_certificate(pem)
-            found.verify_directly_issued_by(self._ca)
-            return common_name(found), found.serial_number, found.not_valid_after_utc
-        except BROKEN:
+        found = issued(pem, self._ca)
+        if found is None:
             return None
+        return common_name(found), found.serial_number, found.not_valid_after_utc
 
     def _revoked(self) -> frozenset[int]:
         """The serial numbers on the list as it is now; a bad file leaves the last good list."""

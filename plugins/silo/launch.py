@@ -8,6 +8,7 @@ few silos answered, 4 not admitted, 5 no contact with the server, 6 stopped on r
 
 from __future__ import annotations
 
+import datetime
 import fcntl
 import json
 import logging
@@ -39,6 +40,8 @@ from fedml_noniid.plugins.engines.record import rounds_csv
 from fedml_noniid.plugins.metrics import main_of, metric_of
 from fedml_noniid.plugins.models import model as models
 from fedml_noniid.plugins.silo import exit_codes, results, settings, shards, wire
+from fedml_noniid.plugins.site.policy import Agreed, Site, read_agreed
+from fedml_noniid.plugins.site.witness import Guard, Witness
 
 if TYPE_CHECKING:
     from fedml_noniid.plugins.silo.host import HostAggregator, HostTrainer
@@ -53,8 +56,13 @@ class Process:
     """One process. All that can be checked before FedML is imported has been checked."""
 
     rank: int
-    deployment: settings.Deployment
+    agreed: Agreed
     shard: shards.Shard
+
+    @property
+    def deployment(self) -> settings.Deployment:
+        """Its settings."""
+        return self.agreed.deployment
 
     @property
     def folder(self) -> Path:
@@ -64,17 +72,21 @@ class Process:
     @staticmethod
     def of(rank: int, config: Path) -> Process:
         """Reads and checks configuration and shard. Raises UserError; writes nothing."""
-        deployment = settings.read(config)
+        agreed = read_agreed(config, rank)
+        deployment = agreed.deployment
         if not 0 <= rank <= deployment.silos:
             raise UserError(
                 f"--rank {rank}: allowed: 1 to {deployment.silos} "
                 f"(train_args.client_num_in_total in {config})"
             )
         shard = shards.read(deployment.shard(rank), rank, deployment.silos)
-        process = Process(rank, deployment, shard)
+        process = Process(rank, agreed, shard)
+        samples = shard.parts["train" if rank else "test"].y
+        agreed.check(Site(len(samples), datetime.date.today()))
         terms = settings.terms(
             deployment, deployment.train_args.recipe, process.network, process.shard.n_public
         )
+        agreed.signed.study.check_terms(terms)
         terms.plan.local.check(
             process.input_shape, terms.device.of_silo if rank else torch.device("cpu")
         )
@@ -152,7 +164,7 @@ class Process:
             console.write(f"{line}\n")
             console.flush()
 
-        args, model, (_, aggregator_class) = self._fedml()
+        args, model, (_, aggregator_class) = self.fedml()
         file = results.RunFile(self.folder / results.CHECKPOINT, secrets.token_hex(8))
         aggregator = aggregator_class(model, args, self.shard, [OnRow(on_round)], file)
         server_run = aggregator.server_run
@@ -164,15 +176,14 @@ class Process:
             )
         if server_run.loop.rows:  # a kill may have come between the checkpoint and the tables
             self._write_tables(server_run)
-        terms = server_run.terms
-        coordinator = Coordinator(
-            comm, silos, terms.fingerprint, server_run.run, rounds, terms.code
-        )
+        witness = Witness.of(self)
+        study = self.agreed.signed.sha256
+        coordinator = Coordinator(comm, silos, study, server_run.run, rounds, witness.refused)
         start = server_run.loop.done + 1
         LOG.info(
             "run %s: round %d of %d is next, at %s", server_run.run, start, rounds, comm.server
         )
-        silo_server = SiloServer(comm, self.deployment.kit(0), coordinator)
+        silo_server = SiloServer(comm, self.deployment.kit(0), coordinator, witness)
         try:
             with silo_server:
                 server_run.serve(coordinator, aggregator.hook)
@@ -195,32 +206,34 @@ class Process:
         from fedml_noniid.plugins.silo import certificates
         from fedml_noniid.plugins.silo.silo_client import SiloClient
 
-        args, model, (trainer_class, _) = self._fedml()
+        args, model, (trainer_class, _) = self.fedml()
         trainer = trainer_class(model, args, self.shard)
         terms, train = trainer.terms, self.shard.parts["train"].y
         # As answers count: with the public samples that every client trains on.
         n = len(train) + round(terms.algorithm.needs.shared * self.shard.n_public)
         comm, kit = self.deployment.comm_args, self.deployment.kit(self.rank)
-        hello = wire.Hello(
-            session=secrets.token_hex(8),
-            terms=terms.fingerprint,
-            samples=n,
-            code=dict(terms.code),
-        )
-        with SiloClient(comm, kit, self.rank - 1, hello) as client:
+        witness = Witness.of(self)
+        guard = Guard(self, witness.log)
+        study = self.agreed.signed.sha256
+        hello = wire.Hello(session=secrets.token_hex(8), study=study, samples=n)
+        with SiloClient(comm, kit, self.rank - 1, hello, guard.admit, witness) as client:
             LOG.info("run %s: %s has joined", client.run, wire.silo(self.rank - 1))
             memory = self.folder / f"silo-{self.rank}.safetensors"
-            trainer.begin(
-                results.RunFile(memory, client.run), kit.with_name(f"{kit.name}.noise.key")
-            )
-            answered = trainer.answered
+            trainer.begin(results.RunFile(memory, client.run), self.noise_key)
+            answered = guard.answering(trainer)
             if terms.secure_sums:
                 own, sets = certificates.Kit.read(kit, self.rank), memory.with_suffix(".sums")
-                answered = SecureSilo(answered, terms, own, client.run, sets).answered
+                answered = SecureSilo(answered, terms, own, (client.run, study), sets).answered
             client.serve(answered)
         LOG.info("the run is over")
 
-    def _fedml(self) -> tuple[Any, Any, tuple[type[HostTrainer], type[HostAggregator]]]:
+    @property
+    def noise_key(self) -> Path:
+        """The secret of this silo's privacy noise."""
+        kit = self.deployment.kit(self.rank)
+        return kit.with_name(f"{kit.name}.noise.key")
+
+    def fedml(self) -> tuple[Any, Any, tuple[type[HostTrainer], type[HostAggregator]]]:
         """(args, model, pair): the first steps of a FedML user's main.py, without `fedml.init`.
 
         That would ask FedML's host for its configuration, and seed the generators that privacy
@@ -303,7 +316,7 @@ def status(config: Path) -> str:
     """The state of the server as JSON. Raises UserError."""
     from fedml_noniid.plugins.silo import silo_client
 
-    deployment = settings.read(config)
+    deployment = read_agreed(config, 0).deployment
     folder = Path(deployment.tracking_args.output_dir)
     try:
         found = silo_client.status(deployment.comm_args, deployment.kit(0))

@@ -31,6 +31,7 @@ from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.plugins.silo import authority, launch, results, settings, shards, wire
 from fedml_noniid.plugins.silo.shards import Parts
 from fedml_noniid.plugins.simulate import simulate as simulated
+from fedml_noniid.plugins.site import policy
 
 CONFIG = Path(__file__).with_name("fedml_config.yaml")
 OWNERSHIP_FILE = "loopback.txt"
@@ -61,6 +62,7 @@ class Processes:
         shutil.rmtree(self.output, ignore_errors=True)  # a new run, not one that goes on
         shards.write(deployment.data_args.shard, parts)
         authority.make(folder / "kits", deployment.silos)
+        policy.admit_own(deployment, next(shards.split(parts)), folder)
         write_whole(self.config, deployment.yaml())
         self.output.mkdir(parents=True)
         self.running: dict[int, BaseProcess] = {}
@@ -241,8 +243,9 @@ def _moved(deployment: settings.Deployment, folder: Path) -> settings.Deployment
     )
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
+    places = {key: str(folder / f"{key}.yaml") for key in ("study", "policy")}
     comm = deployment.comm_args.model_copy(
-        update={"server": address, "kit": str(folder / "kits" / "{rank}")}
+        update={"server": address, "kit": str(folder / "kits" / "{rank}"), **places}
     )
     tracking = deployment.tracking_args.model_copy(update={"output_dir": str(folder / "run")})
     return deployment.model_copy(

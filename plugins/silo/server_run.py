@@ -211,8 +211,7 @@ class ServerRun:
             self._schemas[wire.name(ask)] = row(answer, 0)
         sent = None if ask is None else wire.mapped(wire.compact, ask)
         fingerprint, counted = self.terms.fingerprint, dict(self._counted)
-        code = self.terms.code
-        return Down(self._exchange, self._round, sent, fingerprint, counted, code)
+        return Down(self._exchange, self._round, sent, fingerprint, counted)
 
     def _rounds(self) -> Generator[Ask, Reply, None]:
         loop = self.loop

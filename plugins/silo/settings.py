@@ -150,6 +150,9 @@ class CommArgs(Section):
     # Where the server listens, and where silos find it.
     server: Annotated[str, AfterValidator(_address)] = "127.0.0.1:8890"
     kit: Template = "kits/{rank}"  # certificates of this process
+    study: str = "study.yaml"  # what its owner has signed
+    policy: str = "policy.yaml"  # of a silo: which studies it takes part in
+    replay_mb: CountOrNone = 1024  # the most that a silo keeps for `noniid audit replay`
     quorum: CountOrNone = 0  # answers without which an exchange can't end; 0: of all that are asked
     # Seconds that an exchange waits for more answers than the quorum.
     deadline_s: Positive = 600.0
@@ -158,7 +161,6 @@ class CommArgs(Section):
     gone_s: NonNegative = 10.0  # seconds without contact after which a silo is not waited for
     lost_s: Positive = 3600.0  # seconds that a silo looks for the server
     max_samples: Count = 10_000_000  # the most that a silo may say it has
-    max_message_mb: Count = 2048  # the most that a silo takes at once
 
     @property
     def place(self) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import Tree, leaves, row, tree_map
+from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
 from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.engines.client_tests import answered
 from fedml_noniid.plugins.engines.clients import Clients, refuse_non_finite
@@ -109,9 +109,7 @@ class Silo:
         Raises NonFiniteError, UserError.
         """
         if down.terms != self.terms.fingerprint:
-            raise UserError(
-                f"{wire.silo(self.client)}: {wire.other_configuration(self.terms.code, down.code)}"
-            )
+            raise UserError(f"{wire.silo(self.client)}: {wire.OTHER_CONFIGURATION}")
         ask, clients = down.ask, self.engine.clients
         self._set_memory(down)
         if ask is None or self.client not in ask.to:
@@ -164,23 +162,32 @@ class Silo:
 
     def _save(self) -> None:
         """Writes the file."""
+        if self._file is not None and self._remembers:
+            made = self.memory()
+            tensor_file.write(
+                self._file.path, "silo", made.head, made.tensors, made.checksum, private=True
+            )
+
+    def memory(self) -> tensor_file.Tensors:
+        """All that an answer depends on beside the question and the samples.
+
+        The tensors are those of the silo, which the next answer changes.
+        """
         clients = self.engine.clients
-        if self._file is None or not self._remembers:
-            return
         trees: Tree = {f"state/{exchange}": tree for exchange, tree in self._states.items()}
         if self._further and self.client in clients.trained:
             params, buffers = clients.trained[self.client]
             trees |= {"params": params, "buffers": buffers, "start": clients.w_t}
         head: dict[str, Any] = {
-            "run": self._file.run,
+            "run": "" if self._file is None else self._file.run,
             "silo": self.client,
             "round": self._round,
             "trained": self._trained,
             "states": list(self._states),
             "held": "params" in trees,
         }
-        made = tensor_file.Tensors(head, {key: leaf.cpu() for key, leaf in flatten(trees).items()})
-        tensor_file.write(self._file.path, "silo", head, made.tensors, made.checksum, private=True)
+        flat = {key: leaf.cpu() for key, leaf in flatten(trees).items()}
+        return tensor_file.Tensors(head, flat)
 
     def _restore(self, file: RunFile) -> None:
         found = tensor_file.read(
@@ -191,20 +198,26 @@ class Silo:
             origin="",
             remedy="delete it to start the run again",
         )
-        head, clients = found.head, self.engine.clients
+        head = found.head
         if (head["run"], head["silo"]) != (file.run, self.client):
             raise UserError(
                 f"{file.path}: is the memory of {wire.silo(head['silo'])} in run {head['run']}; "
                 f"this is {wire.silo(self.client)} in run {file.run}; delete it to join this run"
             )
+        self.go_on_from(head, found.tensors)
+
+    def go_on_from(self, head: dict[str, Any], tensors: Params) -> None:
+        """Goes on from a `memory`."""
+        clients = self.engine.clients
         # Copies are aligned. The file's tensors need not be, and then matrix products round
         # differently.
-        flat = {key: leaf.clone().to(clients.device) for key, leaf in found.tensors.items()}
+        flat = {key: leaf.clone().to(clients.device) for key, leaf in tensors.items()}
         params, buffers = self.initial
         self._round, self._trained = head["round"], head["trained"]
         self._states = {
             n: unflatten(flat, clients.memory.first, f"state/{n}/") for n in head["states"]
         }
+        clients.trained.clear()
         if head["held"]:
             trained = unflatten(flat, {"params": params, "buffers": buffers, "start": params})
             clients.trained[self.client] = trained["params"], trained["buffers"]

@@ -52,8 +52,8 @@ NOT_COUNTED = -1  # the exchange before any: no answer has been counted yet
 # update that helps is far smaller.
 MAX_MAGNITUDE = 2.0**30
 OTHER_CONFIGURATION = (
-    "its configuration is not the server's; train_args, model_args, device_args, random_seed must "
-    "be the same in both files"
+    "its configuration is not the server's; train_args, model_args, device_args, random_seed, and "
+    "the packages of methods that are not ours must be the same on both"
 )
 REMEDY = "lower the learning rate or the method's coefficients"
 Ranges = Mapping[str, Range]  # by name of a tensor of an upload, or of a tree of them
@@ -84,25 +84,12 @@ class Down(NamedTuple):
     terms: str  # fingerprint of the server's configuration
     # By client: the last exchange in which the server counted the client's answer.
     counted: Mapping[int, int] = {}
-    code: Mapping[str, str] = {}  # the server's methods that are not ours -> hash of their source
     step: int = 0  # of an exchange with secure sums: questions have even ones, sums odd ones
 
     @property
     def at(self) -> tuple[int, int]:
         """(exchange, step)."""
         return self.exchange, self.step
-
-
-def other_configuration(code: Mapping[str, str], servers: Mapping[str, str]) -> str:
-    """Why a silo is refused whose fingerprint is not the server's; `code`: that of the silo."""
-    # A silo may name anything. So only the server's names are looked up and told.
-    other = [name for name, sha in servers.items() if code.get(name) != sha]
-    if not other:
-        return OTHER_CONFIGURATION
-    return (
-        f"its code of {', '.join(map(repr, other))} is not the server's; install the same version "
-        "of the package on both"
-    )
 
 
 def mapped(fn: Callable[[Tensor], Tensor], ask: Ask) -> Ask:
@@ -180,30 +167,35 @@ class Head(BaseModel):
         return self.model_dump_json().encode()
 
 
-class Hello(Head):
-    """A silo comes. `session`: of its process; `samples`: n_k; `code`: its methods that are not
-    ours -> hash of their source."""
+class Sealed(Head):
+    """The head of a message of a stream. Its sender's `Witness` seals it (`plugins.site.audit`);
+    the first one has the sender's certificate, in PEM."""
+
+    seal: tuple[str, int, str, str] | None = None
+    certificate: str = ""
+
+
+class Hello(Sealed):
+    """A silo comes. `session`: of its process; `study`: the SHA-256 of its study; `samples`:
+    n_k."""
 
     session: Annotated[str, Field(max_length=32)]
-    terms: str
+    study: str
     samples: int
-    code: dict[str, str] = {}
 
 
-class Welcome(Head):
+class Welcome(Sealed):
     """The reply to Hello."""
 
     run: str
 
 
-class Answer(Head):
-    """What a silo says to a Task: an upload follows, or `failed` says why there is none. After the
-    `last` one it ends."""
+class Answer(Sealed):
+    """What a silo says to a Task: an upload follows, or `failed` says why there is none."""
 
     exchange: int
     step: int = 0
     failed: str = ""
-    last: bool = False
 
     @property
     def has_tensors(self) -> bool:
@@ -215,7 +207,7 @@ class Answer(Head):
         return self.exchange, self.step
 
 
-class Task(Head):
+class Task(Sealed):
     """What a silo has to do. Tensors follow "ask"; nothing follows the others."""
 
     kind: Literal["ask", "over", "stop"]
@@ -320,24 +312,23 @@ def body(entries: Table, tensors: Params) -> Iterator[bytes]:
 class Body:
     """Takes the bytes behind a table, frame by frame. A check of the table comes before."""
 
-    def __init__(self, entries: Table, keep: bool = True) -> None:
-        """Reserves memory for the tensors, unless their bytes are dropped (`keep` is False)."""
+    def __init__(self, entries: Table, dropped: object = False) -> None:
+        """Reserves memory for the tensors, unless their bytes are to be dropped."""
         # Memory of its own: matrix products round differently at addresses that are not aligned.
         self._leaves = {
             key: torch.empty([entry.shape[axis] for axis in entry.order], dtype=DTYPES[entry.dtype])
             for key, entry in entries.items()
-            if keep
+            if not dropped
         }
-        self._entries, self.size = entries, sum(entry.size for entry in entries.values())
-        self.left = self.size
+        self._entries, self.left = entries, size_of(entries)
         views = (leaf.reshape(-1).view(torch.uint8) for leaf in self._leaves.values())
         self._parts = deque(view.numpy().data for view in views if view.numel())
 
     def take(self, frame: bytes) -> None:
-        """Takes the next frame. Raises RefusedError if it is empty or too long."""
-        if not 0 < len(frame) <= self.left:
-            kind = "oversize" if frame else "malformed"
-            raise RefusedError(kind, f"a frame of {len(frame)} bytes; expected: {self.left} more")
+        """Takes the next frame. Raises RefusedError if it is too long."""
+        if len(frame) > self.left:
+            why = f"a frame of {len(frame)} bytes; expected: {self.left} more"
+            raise RefusedError("oversize", why)
         rest, self.left = memoryview(frame), self.left - len(frame)
         while rest and self._parts:
             part = self._parts.popleft()
@@ -359,56 +350,65 @@ class Message(NamedTuple, Generic[H]):
 
     head: H
     table: Table  # empty if no tensors follow the head
-    sha256: str  # of its frames, one behind the other
+    sha256: str  # of the frames behind its head
     tensors: Params  # of an arrived one, unless they were dropped
 
 
 # Called with the head and the table of a message before a byte of its tensors is read. It returns
-# whether they are kept, or raises RefusedError.
-Look = Callable[[Any, Table], bool]
-# Called with (name in the other side's certificate, whether the message left, message) of every
-# message that arrived or left whole.
-Witness = Callable[[str, bool, Message[Any]], object]
+# whether they are dropped, or raises RefusedError.
+Look = Callable[[Any, Table], object]
+# Called with (name in the other side's certificate, whether the message leaves, message) of every
+# message before it leaves, and once it has arrived whole. It returns the head to send.
+Witness = Callable[[str, bool, Message[Any]], Head]
 
 
-def arriving(kind: type[H], look: Look) -> Generator[Message[H] | None, bytes, None]:
+def unwitnessed(_: str, leaves: bool, message: Message[Head]) -> Head:
+    """A `Witness` that sees nothing."""
+    return message.head
+
+
+def arriving(
+    kind: type[H], look: Look = lambda *_: False
+) -> Generator[Message[H] | None, bytes, None]:
     """Reads a message from the frames that are sent to this generator: it yields None after each,
-    the message after the last.
+    the message after the last. An empty frame stands for the end of the stream.
 
     Raises RefusedError at the first frame that is wrong.
     """
-    frame = yield None
-    digest, head = sha256(frame), parsed(frame, kind)
-    entries, rest = Table(), Body({})
-    if head.has_tensors:
-        frame = yield None
+    digest, head, entries, rest = sha256(), None, Table(), None
+    while rest is None or rest.left:
+        if not (frame := (yield None)):
+            raise RefusedError("truncated", "the message ended too early")
+        if head is None:
+            head = parsed(frame, kind)
+            rest = None if head.has_tensors else Body({})
+            continue
         digest.update(frame)
-        entries = table(frame)
-        rest = Body(entries, look(head, entries))
-    while rest.left:
-        frame = yield None
-        digest.update(frame)
-        rest.take(frame)
+        if rest is None:
+            entries = table(frame)
+            rest = Body(entries, look(head, entries))
+        else:
+            rest.take(frame)
+    assert head is not None, "it comes first"
     yield Message(head, entries, digest.hexdigest(), rest.tensors())
 
 
 def leaving(
-    head: Head, tensors: Params | None, left: Callable[[Message[Head]], object]
+    head: Head, tensors: Params | None, witnessed: Callable[[Message[Head]], Head]
 ) -> Iterator[bytes]:
-    """The frames of a message; `left` is called once the last one has been taken."""
-    digest, entries, frames = sha256(), table_of(tensors or {}), [head.frame()]
-    for frame in frames if tensors is None else chain(frames, body(entries, tensors)):
-        digest.update(frame)
-        yield frame
-    left(Message(head, entries, digest.hexdigest(), {}))
+    """The frames of a message. `witnessed` is called before the first one, and returns the head
+    that is sent."""
+    digest, entries = sha256(), table_of(tensors or {})
+    if tensors is not None:
+        for frame in body(entries, tensors):
+            digest.update(frame)
+    sent = witnessed(Message(head, entries, digest.hexdigest(), {}))
+    return chain([sent.frame()], () if tensors is None else body(entries, tensors))
 
 
-def following(frames: Iterator[bytes]) -> bytes:
-    """The next frame. Raises RefusedError if there is none."""
-    frame = next(frames, None)
-    if frame is None:
-        raise RefusedError("truncated", "the message ended too early")
-    return frame
+def size_of(entries: Table) -> int:
+    """The bytes behind a table."""
+    return sum(entry.size for entry in entries.values())
 
 
 def _order(leaf: Tensor) -> tuple[int, ...]:
@@ -487,19 +487,19 @@ def fit(leaves: Mapping[str, object], schema: Tree, where: str) -> None:
     for key in (*expected, *leaves):
         if key not in leaves:
             raise RefusedError(
-                "missing", f"{where}: upload lacks {key!r}; expected {_form(expected[key])}"
+                "missing", f"{where}: upload lacks {key!r}; expected {form(expected[key])}"
             )
         if key not in expected:
             raise RefusedError(
                 "extra", f"{where}: upload has {key!r}, which the server did not ask for"
             )
-        found, wanted = _form(leaves[key]), _form(expected[key])
+        found, wanted = form(leaves[key]), form(expected[key])
         if found != wanted:
             kind = "shape" if found.split()[0] == wanted.split()[0] else "dtype"
             raise RefusedError(kind, f"{where}: upload's {key!r} is {found}; expected {wanted}")
 
 
-def _form(leaf: object) -> str:
+def form(leaf: object) -> str:
     """Dtype and shape in words."""
     if not isinstance(leaf, Tensor | Entry):
         return type(leaf).__name__

@@ -200,7 +200,7 @@ def test_an_interrupt_ends_with_130_and_a_line(
     ("words", "found"),
     [
         ("noniid pa", {"partition", "papers"}),
-        ("noniid deploy s", {"shards", "server", "silo", "status"}),
+        ("noniid deploy s", {"shards", "server", "silo", "status", "study"}),
         ("noniid run e", {"evaluate"}),
         ("noniid papers run f", {"fnr", "fednnnn", "fednlr"}),
         ("noniid papers run fnr --size ", set(SIZES)),

@@ -616,7 +616,15 @@ def deployed(
     content = {
         name: DEPLOYMENT.get(name, {}) | sections.get(name, {}) for name in {*DEPLOYMENT, *sections}
     }
+    content["comm_args"] = content["comm_args"] | {"study": str(place / "study.yaml")}
     config.write_text(json.dumps(content))  # JSON is YAML
+    if "quorom" not in content["train_args"]:
+        pytest.importorskip("grpc", reason="of the extra [deploy]")
+        from fedml_noniid.plugins.silo import settings
+        from fedml_noniid.plugins.site import policy
+        from tests.silo import world
+
+        policy.admit_own(settings.check(content, ""), world.shards_of()[0], place)
     return folder, config
 
 

@@ -54,7 +54,7 @@ def test_masked_numbers_look_random() -> None:
 
 
 def test_no_stream_serves_twice() -> None:
-    """Another attempt, scale, set, run, terms, exchange or key of anyone has other masks."""
+    """Another attempt, scale, set, run, study, exchange or key of anyone has other masks."""
     own, request = parties(3)
     zeros = torch.zeros(64, dtype=torch.int64)
     other = X25519PrivateKey.from_private_bytes(bytes([9]) * 32).public_key().public_bytes_raw()
@@ -65,7 +65,7 @@ def test_no_stream_serves_twice() -> None:
         request._replace(keys=(*request.keys[:2], other)),
         request._replace(clients=(0, 1), keys=request.keys[:2]),
         *(request._replace(exchange=EXCHANGE._replace(**one)) for one in (
-            {"run": "b"}, {"terms": "e"}, {"number": 8}, {"run": EXCHANGE.run + "f"}
+            {"run": "b"}, {"study": "e"}, {"number": 8}, {"run": EXCHANGE.run + "f"}
         )),
     ]  # fmt: skip
     seen = []
@@ -158,7 +158,7 @@ def digest(*fields: bytes) -> bytes:
 
 def test_the_masks_of_a_second_implementation() -> None:
     own, request = parties(3, attempt=2)
-    words = [EXCHANGE.run, EXCHANGE.terms, "7", "2", (1437.0).hex(), "0", "1", "2"]
+    words = [EXCHANGE.run, EXCHANGE.study, "7", "2", (1437.0).hex(), "0", "1", "2"]
     info = digest(
         b"noniid secure sum, seed 1", *(w.encode() for w in words), b"\1\0", *request.keys
     )

@@ -90,7 +90,7 @@ class Running:
     def run(self) -> str:
         """SHA-256 of the final weights. Raises UserError."""
         terms = self.terms
-        coordinator = Coordinator(self.comm, terms.silos, terms.fingerprint, "this run")
+        coordinator = Coordinator(self.comm, terms.silos, "study", "this run")
         threads = [
             threading.Thread(target=self._silo, args=(k,), daemon=True) for k in range(terms.silos)
         ]
@@ -118,7 +118,7 @@ class Running:
         shard, kit = self.shards[client + 1], self.kits / str(client + 1)
         hello = wire.Hello(
             session=f"{client}-{len(self.asked)}",
-            terms=self.terms.fingerprint,
+            study="study",
             samples=len(shard.parts["train"].y),
         )
         with SiloClient(self.comm, kit, client, hello) as calls:
@@ -126,10 +126,13 @@ class Running:
             silo = Silo(self.terms, client, shard, RunFile(memory, calls.run))
 
             def own(down: wire.Down) -> wire.Up:
-                return wire.up(client, down.exchange, silo.answer(down))
+                asked = down._replace(terms=self.terms.fingerprint)
+                return wire.up(client, down.exchange, silo.answer(asked))
 
             mine = certificates.Kit.read(kit, client + 1)
-            secure = SecureSilo(own, self.terms, mine, calls.run, memory.with_suffix(".sums"))
+            secure = SecureSilo(
+                own, self.terms, mine, (calls.run, "study"), memory.with_suffix(".sums")
+            )
 
             def answered(down: wire.Down) -> wire.Up:
                 self.asked.append(down)
@@ -206,7 +209,7 @@ def secure_silos(terms: settings.Terms, data: Parts, kits: Path, folder: Path) -
             return wire.up(client, down.exchange, silo.answer(down))
 
         kit = certificates.Kit.read(kits / str(client + 1), client + 1)
-        return SecureSilo(own, terms, kit, "this run", folder / f"{client}.sums")
+        return SecureSilo(own, terms, kit, ("this run", "study"), folder / f"{client}.sums")
 
     return [made(k, silo) for k, silo in enumerate(world.silos_of(terms, data))]
 

@@ -9,11 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from fedml_noniid.plugins import own_code
 from fedml_noniid.plugins.silo.authority import make
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo_server import SiloServer
 from tests.silo.federation_server import Idle, address
+
+
+@pytest.fixture(autouse=True)
+def _any_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a silo's policy lets this process import is forgotten after the test."""
+    monkeypatch.setattr(own_code, "_only", None)
 
 
 @pytest.fixture
@@ -61,6 +68,6 @@ def foreign(tmp_path: Path, others_kits: Path) -> Path:
 def idle(kits: Path) -> Iterator[Idle]:
     """A server of two silos that asks nothing, with kits of its own."""
     comm = CommArgs(server=address(), quorum=1, deadline_s=0.2)
-    coordinator = Coordinator(comm, 2, "terms", "run")
+    coordinator = Coordinator(comm, 2, "study", "run")
     with SiloServer(comm, kits / "0", coordinator) as server:
         yield Idle(coordinator, server, comm, kits)

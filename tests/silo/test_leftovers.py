@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.plugins.silo import authority, launch, loopback, results, settings
+from fedml_noniid.plugins.site import policy
 from tests.silo import world
 from tests.silo.federation_server import address
 
@@ -85,10 +86,12 @@ def test_a_process_removes_what_it_left_and_its_log_has_one_line_per_line(tmp_pa
 
 def test_status_after_the_end_says_that_the_run_is_over(tmp_path, capsys, all_kits):
     """Before the run, nobody answers. After it, the server's files do."""
-    content = {"comm_args": {"server": address(), "kit": str(all_kits / "{rank}")}}
+    places = {"kit": str(all_kits / "{rank}"), "study": str(tmp_path / "study.yaml")}
+    content = {"comm_args": {"server": address(), **places}}
     content["tracking_args"] = {"output_dir": str(tmp_path)}
     config, model = tmp_path / "config.yaml", tmp_path / results.MODEL
     config.write_text(settings.check(content, "test").yaml())
+    policy.admit_own(settings.check(content, "test"), world.shards_of()[0], tmp_path)
     assert main(["deploy", "status", "--config", str(config)]) == 5
     assert "is the server running?" in capsys.readouterr().err
     model.write_bytes(b"weights")

@@ -3,24 +3,25 @@ refused by the method's name before anything is trained."""
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import pytest
 
 from fedml_noniid.plugins import foreign
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.exit_codes import NotAdmittedError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo_client import SiloClient
 from fedml_noniid.plugins.silo.silo_server import SiloServer
+from fedml_noniid.plugins.site import study
 from tests import own_package
 from tests.silo import world
-from tests.silo.federation_server import Line, address, hello_of
+from tests.silo.federation_server import address, hello_of
 
 FEDX = {"fedx": {"mu": 0.3}}
-WORDS = r"silo 1 \(rank 2\): its code of 'fedx' is not the server's"
+WORDS = "the packages of methods that are not ours must be the same"
 
 
 @pytest.fixture
@@ -56,33 +57,25 @@ def test_a_silo_with_other_code_is_refused_before_it_trains(file, monkeypatch):
         other.answer(down)
 
 
-def test_the_server_refuses_it_when_it_says_hello(file):
-    """Only names of the server are told: a silo may send any."""
-    mine = world.terms(f"{file.parent.name}.fedx.FedX", FEDX)
-    state = Coordinator(CommArgs(), 3, mine.fingerprint, "r", code=mine.code)
-    hello = wire.Hello(session="s", terms=mine.fingerprint, samples=17, code=dict(mine.code))
-    assert state.join(1, hello, Line()).run == "r"
-    for code in ({"fedx": "0" * 64}, {}, {"evil": "x", "fedx": ""}):
-        with pytest.raises(wire.RefusedError, match=WORDS) as error:
-            state.join(1, hello.model_copy(update={"terms": "other", "code": code}), Line())
-        assert "evil" not in str(error.value)
-    with pytest.raises(wire.RefusedError, match="its configuration is not the server's"):
-        state.join(1, hello.model_copy(update={"terms": "other"}), Line())
-
-
-def test_over_the_network_it_is_not_admitted(file, kits):
-    """The silo's own process hears why."""
-    mine = world.terms(f"{file.parent.name}.fedx.FedX", FEDX)
+def test_a_study_names_the_code_that_is_not_the_signed_one(file):
+    recipe = f"{file.parent.name}.fedx.FedX"
+    made = world.deployment(recipe, settings=FEDX)
+    signed = study.make(made, world.shards_of()[0], "of fedx", datetime.date(2030, 1, 1))
+    signed.check_terms(world.terms(recipe, FEDX, batch_norm=True))
     file.write_text(f"{file.read_text()}# another release\n")
-    theirs = world.terms(f"{file.parent.name}.fedx.FedX", FEDX)
+    with pytest.raises(UserError, match="the code of 'fedx' is not what was signed"):
+        signed.check_terms(world.terms(recipe, FEDX, batch_norm=True))
+
+
+def test_a_silo_with_another_study_is_not_admitted(kits):
+    """The silo's own process hears why."""
     comm = CommArgs(server=address(), quorum=1, deadline_s=0.2)
-    state = Coordinator(comm, 2, mine.fingerprint, "the run", code=mine.code)
+    state = Coordinator(comm, 2, "this study", "the run")
     with SiloServer(comm, kits / "0", state):
-        with SiloClient(comm, kits / "1", 0, hello_of(mine.fingerprint)) as good:
+        with SiloClient(comm, kits / "1", 0, hello_of("this study")) as good:
             assert good.run == "the run"
-        changed = hello_of(theirs.fingerprint).model_copy(update={"code": dict(theirs.code)})
-        other = SiloClient(comm, kits / "2", 1, changed)
-        with pytest.raises(NotAdmittedError, match=WORDS):
+        other = SiloClient(comm, kits / "2", 1, hello_of("another"))
+        with pytest.raises(NotAdmittedError, match=r"silo 1 \(rank 2\): its study is not the ser"):
             other.__enter__()
         other.__exit__()
     assert state.status()["refused"] == {"configuration": 1}

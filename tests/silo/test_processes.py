@@ -18,6 +18,7 @@ import pytest
 from benchmarks import chaos
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import exit_codes, launch, loopback, results, settings, silo_client
+from fedml_noniid.plugins.site import audit, replay
 from tests.silo import world
 
 DEADLINE_S = 120.0
@@ -83,6 +84,14 @@ def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, tmp_
     assert all(0 <= float(row.split(",")[1]) <= 1 for row in rows[1:])
     log = launch.log_file(tmp_path / "run", 0).read_text().splitlines()
     assert len(log) <= 1 + 5 * world.ROUNDS
+    whole(tmp_path)
+
+
+def whole(folder: Path) -> None:
+    """The audit logs of the silos and the server are whole, and agree."""
+    server, *silos = (folder / "run" / audit.FILE.format(rank) for rank in (SERVER, *SILOS))
+    for log in silos:
+        assert "agree with it" in audit.verify(log, folder / "kits" / "0" / "ca.crt", server)
 
 
 def test_local_noise_and_its_secret_survive_kills(tmp_path):
@@ -109,6 +118,9 @@ def test_local_noise_and_its_secret_survive_kills(tmp_path):
         assert [path.read_bytes() for path in paths] == before
         assert not processes.deployment.kit(SERVER).with_name("0.noise.key").exists()
         assert len((processes.output / results.ROUNDS).read_text().splitlines()) == 1 + 10
+    whole(tmp_path)
+    process = launch.Process.of(SILOS[1], processes.config)
+    assert replay.of_process(process, None).count("the same SHA-256") >= 10, "with its noise"
 
 
 @pytest.mark.slow

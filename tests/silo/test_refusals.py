@@ -170,7 +170,7 @@ def coordinator(**comm: float) -> Coordinator:
     return Coordinator(CommArgs(**patient | comm), 3, "t", "r")
 
 
-HELLO = wire.Hello(session="s", terms="t", samples=17)
+HELLO = wire.Hello(session="s", study="t", samples=17)
 AGAIN = HELLO.model_copy(update={"session": "another process"})
 
 

@@ -22,6 +22,7 @@ from fedml_noniid.plugins.models.recurrent import EMBEDDING
 from fedml_noniid.plugins.silo import launch, settings, shards, wire
 from fedml_noniid.plugins.silo.shards import Parts
 from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.plugins.site import policy
 from tests.silo import world
 from tests.silo.federation_server import address
 
@@ -96,6 +97,7 @@ def test_a_process_takes_the_network_from_its_shard(tmp_path, monkeypatch):
     )
     config.write_text(deployment.yaml())
     shards.write(deployment.data_args.shard, data)
+    policy.admit_own(deployment, next(shards.split(data)), Path())
     for rank in range(4):
         process = launch.Process.of(rank, config)
         assert torch.equal(process.network.init(torch.Generator())[0][EMBEDDING], data.embedding)

@@ -1,0 +1,204 @@
+"""The verbs of a study's owner and of a site: deploy study, deploy policy, audit."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedml_noniid.cli.verb import group, verb
+from fedml_noniid.plugins.core.errors import UserError
+
+Study = Annotated[Path, typer.Argument(metavar="FILE", help="The study file.")]
+Config = Annotated[Path, typer.Option(help="fedml_config.yaml of this machine.")]
+STUDY = Path("study.yaml")
+
+
+def add(app: typer.Typer, deploy: typer.Typer) -> None:
+    """Adds the groups."""
+    study = group(
+        "Make, sign and show studies.\n\nThe server and all silos of a run hold to it.",
+        "noniid deploy study key owner.key",
+        "noniid deploy study make --config fedml_config.yaml --name trial-7 --days 90",
+        "noniid deploy study sign study.yaml --key owner.key",
+    )
+    audit = group(
+        "Check the audit log of a server or silo.",
+        "noniid audit verify run/audit-1.jsonl --ca kits/1/ca.crt --against audit-0.jsonl",
+        "noniid audit replay --rank 1 --config fedml_config.yaml",
+    )
+    for of, prefix, function, *examples in (
+        (study, "deploy study ", key, "key owner.key", "key keys/owner.key"),
+        (
+            study,
+            "deploy study ",
+            make,
+            "make --config fedml_config.yaml --name trial-7 --days 90",
+            "make study-2.yaml --config fedml_config.yaml --name trial-8 --days 30",
+        ),
+        (
+            study,
+            "deploy study ",
+            sign,
+            "sign study.yaml --key owner.key",
+            "sign study-2.yaml --key keys/owner.key",
+        ),
+        (
+            study,
+            "deploy study ",
+            show,
+            "show study.yaml",
+            "show study.yaml --rank 1 --config fedml_config.yaml",
+        ),
+        (
+            deploy,
+            "deploy ",
+            policy,
+            "policy --owner owner.pub",
+            "policy site/policy.yaml --owner owner.pub --name 'Dr Owner'",
+        ),
+        (
+            audit,
+            "audit ",
+            verify,
+            "verify run/audit-1.jsonl --ca kits/1/ca.crt",
+            "verify run/audit-1.jsonl --ca kits/1/ca.crt --against from-server/audit-0.jsonl",
+        ),
+        (
+            audit,
+            "audit ",
+            replay,
+            "replay --rank 1 --config fedml_config.yaml",
+            "replay --rank 1 --config fedml_config.yaml --exchange 12",
+        ),
+    ):
+        typed = [f"noniid {prefix}{example}" for example in examples]
+        verb(of, function.__name__, *typed)(function)
+    deploy.add_typer(study, name="study")
+    app.add_typer(audit, name="audit")
+
+
+def key(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="File for the private key.")],
+) -> None:
+    """Make the key of a study's owner, once.
+
+    The public key is written beside it, to the same name with .pub. Sites put it into their policy.
+    """
+    from fedml_noniid.plugins.site import study
+
+    public = study.make_key(path)
+    sys.stdout.write(f"{path} stays with you; {path.with_suffix('.pub')} goes to sites: {public}\n")
+
+
+def make(
+    config: Annotated[Path, typer.Option(help="A whole fedml_config.yaml.")],
+    name: Annotated[str, typer.Option(help="Name of the study.")],
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days for which it holds.")],
+    path: Study = STUDY,
+) -> None:
+    """Write a study file, to be signed.
+
+    It has all settings that server and silos must share, the SHA-256 of the code that runs, and
+    names, types and shapes of all tensors that will be sent. The shapes are those of the server's
+    data file, which must be there.
+    """
+    from fedml_noniid.plugins.data.files import write_whole
+    from fedml_noniid.plugins.silo import settings, shards
+    from fedml_noniid.plugins.site import study
+
+    deployment = settings.read(config)
+    shard = shards.read(deployment.shard(0), 0, deployment.silos)
+    last = datetime.date.today() + datetime.timedelta(days=days)
+    write_whole(path, study.text(study.make(deployment, shard, name, last)))
+    sys.stdout.write(f"{path}: read it, then sign it with `noniid deploy study sign`\n")
+
+
+def sign(
+    key: Annotated[Path, typer.Option(help="Private key of the owner.")],
+    path: Study = STUDY,
+) -> None:
+    """Sign a study file as it lies. The signature is written beside it, to FILE.sig."""
+    from fedml_noniid.plugins.site import study
+
+    public = study.sign(path, key)
+    where = study.signature_of(path)
+    sys.stdout.write(f"{where}: signed by {public}; both files go to the server and all sites\n")
+
+
+def show(
+    path: Study = STUDY,
+    rank: Annotated[int | None, typer.Option(min=1, help="Rank of this silo.")] = None,
+    config: Annotated[Path | None, typer.Option(help="fedml_config.yaml of this silo.")] = None,
+) -> None:
+    """Show a study, once its signature is checked.
+
+    With the rank and the configuration of a silo, its policy is asked too, and its data file and
+    its code are checked. Nothing is run.
+    """
+    from fedml_noniid.plugins.site.study import Signed, text
+
+    if (rank is None) != (config is None):
+        raise UserError("--rank and --config go together: they name the silo whose policy is asked")
+    if rank is None or config is None:
+        signed, said = Signed.read(path), "no policy was asked"
+    else:
+        from fedml_noniid.plugins.silo.launch import Process
+
+        agreed = Process.of(rank, config).agreed
+        signed, said = agreed.signed, f"{agreed.deployment.comm_args.policy} admits it"
+        if Signed.read(path).sha256 != signed.sha256:
+            raise UserError(f"{config}: comm_args.study names another study than {path}")
+    sys.stdout.write(f"{text(signed.study)}# signed by {signed.owner}; {said}\n")
+
+
+def policy(
+    owner: Annotated[Path, typer.Option(help="Public key of a study's owner: a .pub file.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path(
+        "policy.yaml"
+    ),
+    name: Annotated[str, typer.Option(help="The owner's name, for people.")] = "owner",
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write the policy of a site to start from: it admits one owner. Comments explain each rule."""
+    from fedml_noniid.plugins.data.files import write_whole
+    from fedml_noniid.plugins.site import policy as policies
+    from fedml_noniid.plugins.site import study
+
+    if path.exists() and not force:
+        raise UserError(f"{path}: exists; allowed: another path, or --force to replace it")
+    write_whole(path, policies.template(name, study.public_key(owner)))
+    sys.stdout.write(f"{path}: it admits {name}; read its rules, and set those that you need\n")
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="An audit log.")],
+    ca: Annotated[Path, typer.Option(help="ca.crt of a kit.")],
+    against: Annotated[Path | None, typer.Option(help="The log of the other side.")] = None,
+) -> None:
+    """Check that nobody has changed an audit log.
+
+    The first line that is wrong is named. Only the log of the other side shows lines that the
+    log's own process has removed from its end, or written anew.
+    """
+    from fedml_noniid.plugins.site import audit
+
+    sys.stdout.write(audit.verify(path, ca, against))
+
+
+def replay(
+    rank: Annotated[int, typer.Option(min=1, help="Rank of this silo.")],
+    config: Config,
+    exchange: Annotated[int | None, typer.Option(help="Only this exchange.")] = None,
+) -> None:
+    """Compute a silo's answers again, and compare their SHA-256 with its audit log.
+
+    For all answers whose questions were kept, see comm_args.replay_mb.
+    """
+    from fedml_noniid.plugins.silo.launch import Process
+    from fedml_noniid.plugins.site.replay import of_process
+
+    sys.stdout.write(of_process(Process.of(rank, config), exchange))

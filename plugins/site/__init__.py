@@ -1,0 +1,2 @@
+"""What a site decides and can prove: signed studies, its policy, its audit log, and the replay of
+what it has sent."""

@@ -1,0 +1,259 @@
+"""The audit log of one process: JSON lines, each with the hash of the one before, each signed with
+the key of the process's certificate.
+
+Line n is `{"n": n, "log": ..., "at": ..., "kind": ..., ..., "prev": ..., "signature": ...}`. `log`
+is drawn when the file is begun. `prev` is the SHA-256 of the line before, without its signature.
+The signature is over log, n and the SHA-256 of the line without it: together they are a `Seal`.
+Silo and server send each other the seals of their last lines, and write down what they get. So
+nobody can take lines from the end of a log, or write a log anew, without the other one's log
+showing it: `verify`.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import json
+import re
+import secrets
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from fedml_noniid.plugins.core.errors import Mistake, UserError
+from fedml_noniid.plugins.data.files import append
+from fedml_noniid.plugins.silo import certificates
+from fedml_noniid.plugins.silo.certificates import Kit
+
+FILE = "audit-{}.jsonl"  # of a rank
+CONTEXT = "noniid audit 1"  # before what is signed
+SIGNED = re.compile(rb'(\{.*),"signature":"([\w+/=]+)"\}', re.ASCII)
+START = "start"  # the kind of a process's first line: it has the certificate
+SENT, ARRIVED = "sent", "arrived"  # of a message with tensors
+NONE = "0" * 64  # in place of the hash of the line before the first
+
+
+class Seal(NamedTuple):
+    """The end of a log, signed by its process."""
+
+    log: str
+    n: int
+    head: str  # SHA-256 of line n, hexadecimal
+    signature: str
+
+    def signed_by(self, certificate: str) -> bool:
+        """Whether the key of a certificate, in PEM, has made the signature."""
+        try:
+            key = x509.load_pem_x509_certificate(certificate.encode()).public_key()
+            if isinstance(key, ec.EllipticCurvePublicKey):
+                made = base64.b64decode(self.signature)
+                key.verify(made, _signed(*self[:3]), ec.ECDSA(SHA256()))
+                return True
+        except (*certificates.BROKEN, InvalidSignature):
+            pass
+        return False
+
+
+def seal_of(given: object) -> Seal | None:
+    """The seal in a line or a message; None if it is none."""
+    if isinstance(given, list | tuple) and [type(part) for part in given] == [str, int, str, str]:
+        return Seal(*given)
+    return None
+
+
+class Line(NamedTuple):
+    """A line as it lies in a file."""
+
+    body: dict[str, Any]
+    seal: Seal
+
+
+class Log:
+    """Writes the log of one process. Threads may share it."""
+
+    def __init__(self, path: Path, kit: Kit, **facts: object) -> None:
+        """Goes on with the file, or begins it; `facts`: of the first line of this process.
+
+        A line that a kill has cut is removed. UserError if the file is damaged or not ours.
+        """
+        key = load_pem_private_key(kit.key, None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey), "kits have no other"
+        self.path, self._key, self._lock = path, key, threading.Lock()
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        self.lines = [line.body for line in chained(path, whole)]
+        last = whole.splitlines()[-1] if whole else b""
+        self._log = self.lines[0]["log"] if self.lines else secrets.token_hex(8)
+        self._n, self._prev = len(self.lines), _sha(_body(last)) if last else NONE
+        self._seal: Seal | None = None
+        self._synced = True
+        self._size = len(whole)
+        cut = {"cut_bytes": len(content) - len(whole)} if len(content) > len(whole) else {}
+        self.write(START, certificate=kit.certificate.decode(), **facts, **cut)
+
+    def write(self, kind: str, **facts: object) -> dict[str, Any]:
+        """Appends a line, which survives a kill of this process."""
+        with self._lock:
+            at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+            body = {"n": self._n, "log": self._log, "at": at, "kind": kind, **facts}
+            raw = json.dumps(body | {"prev": self._prev}, separators=(",", ":")).encode()
+            head = _sha(raw)
+            made = self._key.sign(_signed(self._log, self._n, head), ec.ECDSA(SHA256()))
+            self._seal = Seal(self._log, self._n, head, base64.b64encode(made).decode())
+            whole = raw[:-1] + f',"signature":"{self._seal.signature}"}}\n'.encode()
+            append(self.path, self._size, whole, private=True, sync=False)
+            self._n, self._prev, self._size = self._n + 1, head, self._size + len(whole)
+            self._synced = False
+            return body
+
+    def seal(self) -> Seal:
+        """The seal of the last line; all lines are on the disk."""
+        with self._lock:
+            assert self._seal is not None, "there is a first line"
+            if not self._synced:
+                append(self.path, self._size, b"", private=True)
+                self._synced = True
+            return self._seal
+
+
+def chained(path: Path, content: bytes) -> Iterator[Line]:
+    """The lines of a log, each checked against the one before, without signatures.
+
+    UserError names the first line that is wrong, counted from 1.
+    """
+    log, prev = "", NONE
+    for n, raw in enumerate(content.splitlines()):
+        where, found = f"{path}: line {n + 1}", SIGNED.fullmatch(raw)
+        try:
+            body = json.loads(_body(raw)) if found else None
+        except ValueError:
+            body = None
+        if found is None or not isinstance(body, dict) or not {"n", "log", "kind"} <= {*body}:
+            raise UserError(f"{where}: is no line of an audit log; it was changed")
+        log = log or body["log"]
+        if body.get("prev") != prev or (body["n"], body["log"]) != (n, log):
+            raise UserError(
+                f"{where}: does not follow the line before: lines were changed, added, removed or "
+                f"moved (it has n = {body['n']!r})"
+            )
+        prev = _sha(_body(raw))
+        yield Line(body, Seal(log, n, prev, found[2].decode()))
+
+
+class Checked(NamedTuple):
+    """A log whose chain and signatures are right."""
+
+    path: Path
+    name: str  # in the certificate of its process
+    lines: list[Line]
+    certificates: list[str]  # by line
+    half_line: int  # bytes behind the last whole line: a kill has cut it
+
+    @staticmethod
+    def of(path: Path, ca: x509.Certificate) -> Checked:
+        """Reads a log. UserError names the first line that is wrong."""
+        content = certificates.read(path, "name the file audit-<rank>.jsonl")
+        whole = content[: content.rfind(b"\n") + 1]
+        name, certificate, signers = "", "", list[str]()
+        lines = list(chained(path, whole))
+        for line in lines:
+            where = f"{path}: line {line.seal.n + 1}"
+            if line.body["kind"] == START:
+                certificate = str(line.body.get("certificate"))
+                found = certificates.issued(certificate.encode(), ca)
+                who = "a stranger" if found is None else certificates.common_name(found)
+                name = name or who
+                if found is None or who != name:
+                    raise UserError(f"{where}: has the certificate of {who}")
+            if not line.seal.signed_by(certificate):
+                raise UserError(f"{where}: is not signed by the process that wrote the log")
+            signers.append(certificate)
+        if not lines:
+            raise UserError(f"{path}: has no whole line")
+        if (rank := re.fullmatch(r"audit-(\d+)\.jsonl", path.name)) and name != certificates.name(
+            int(rank[1])
+        ):
+            raise UserError(f"{path}: is the log of {name}")
+        return Checked(path, name, lines, signers, len(content) - len(whole))
+
+    def against(self, other: Checked) -> Iterator[str]:
+        """What the other side's log shows to be wrong with this one."""
+        sent = {key for line in self.lines if (key := _message(line, SENT, other.name))}
+        heard = 0
+        for line in other.lines:
+            if line.body.get("peer") != self.name:
+                continue
+            where = f"{other.path}: line {line.seal.n + 1}"
+            if seal := seal_of(line.body.get("seal")):
+                heard += 1
+                yield from self._refuted(seal, where)
+            got = _message(line, ARRIVED, self.name)
+            if got and got not in sent:
+                yield f"{where}: got a message of exchange {got[0]} that is not in {self.path}"
+        if not heard:
+            yield f"{other.path}: knows nothing of {self.name}"
+
+    def _refuted(self, seal: Seal, where: str) -> Iterator[str]:
+        """What a seal of this log's process, which the other one has written down, shows."""
+        end, known = len(self.lines), seal.n if 0 <= seal.n < len(self.lines) else -1
+        if not seal.signed_by(self.certificates[known]):
+            yield f"{where}: has a seal that {self.name} has not signed"
+        elif seal.log != self.lines[0].seal.log:
+            yield f"{where}: {self.name} wrote the log {seal.log}; {self.path} is another one"
+        elif seal.n >= end:
+            yield (
+                f"{where}: {self.name} had signed {seal.n + 1} lines; {self.path} ends with line "
+                f"{end}: lines were removed"
+            )
+        elif self.lines[seal.n].seal.head != seal.head:
+            yield f"{where}: {self.name} had signed another line {seal.n + 1} than {self.path} has"
+
+
+def verify(path: Path, ca: Path, against: Path | None = None) -> str:
+    """What was checked, in words, once a log is found to be whole.
+
+    UserError with all that is wrong. `against`: the log of the other side. It shows what one log
+    can't: lines that its own process removed from the end, or wrote anew.
+    """
+    authority = certificates.read_certificate(ca, certificates.AGAIN)
+    mine = Checked.of(path, authority)
+    said = f"{path}: {len(mine.lines)} lines of {mine.name}, each as it was signed\n"
+    if mine.half_line:
+        said += (
+            f"its last {mine.half_line} bytes are a line that a kill has cut; it does not count\n"
+        )
+    if against is None:
+        return said + "lines removed from its end show only with --against\n"
+    other = Checked.of(against, authority)
+    if found := [*mine.against(other), *other.against(mine)]:
+        raise UserError.of(map(Mistake, found))
+    return said + f"{against}: {len(other.lines)} lines of {other.name} agree with it\n"
+
+
+def _message(line: Line, kind: str, peer: str) -> tuple[str, str] | None:
+    """(exchange, SHA-256) of a message to or from a process."""
+    body = line.body
+    is_one = (body["kind"], body.get("peer")) == (kind, peer) and "sha256" in body
+    return (str(body.get("exchange")), str(body["sha256"])) if is_one else None
+
+
+def _body(raw: bytes) -> bytes:
+    """A line without its signature."""
+    found = SIGNED.fullmatch(raw)
+    return found[1] + b"}" if found else raw
+
+
+def _signed(log: str, n: int, head: str) -> bytes:
+    return f"{CONTEXT} {log} {n} {head}".encode()
+
+
+def _sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

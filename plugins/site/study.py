@@ -1,0 +1,329 @@
+"""The study file: what its owner has signed. The server and all silos of a run hold to it.
+
+It has every setting that they must share, the code that runs, and the messages of the run: jobs,
+and names, dtypes and shapes of all tensors that go down and up. The signature is over the bytes of
+the file as they lie, and stands beside it, in `<file>.sig`.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from pydantic import AfterValidator, Field, model_validator
+from torch import Tensor
+
+from fedml_noniid.plugins.core.errors import UserError, located, shown
+from fedml_noniid.plugins.core.options import Count, CountOrNone, Section, validated
+from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.yaml_files import loaded
+from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.own_code import OURS, files_of
+from fedml_noniid.plugins.secure import server as secure
+from fedml_noniid.plugins.secure import vectors
+from fedml_noniid.plugins.secure.silo import SUM, requested
+from fedml_noniid.plugins.silo import certificates, settings, wire
+from fedml_noniid.plugins.silo.server_run import ServerRun
+from fedml_noniid.plugins.silo.settings import Deployment, Terms
+from fedml_noniid.plugins.silo.shards import Shard
+from fedml_noniid.plugins.silo.wire import RefusedError
+
+CONTEXT = b"noniid study 1\n"  # before the signed bytes: a key's other signatures say nothing here
+SHARED = ("common_args", "model_args", "train_args", "device_args")  # sections of a Deployment
+OF_SERVER = {"callbacks", "metrics"}  # keys of train_args that stay in the server's own file
+ASK_AGAIN = "ask the study's owner for both files again"
+Forms = dict[str, str]  # name of a tensor -> dtype and shape, such as "float32 [16, 8]"
+
+
+def _key(text: str) -> str:
+    try:
+        Ed25519PublicKey.from_public_bytes(base64.b64decode(text, validate=True))
+    except ValueError:
+        allowed = "the line of an owner's .pub file (`noniid deploy study key`)"
+        raise UserError(value=text, allowed=allowed) from None
+    return text
+
+
+PublicKey = Annotated[str, AfterValidator(_key)]  # of Ed25519, base64
+
+
+class Messages(Section):
+    """The tensors of one job: from the server to a silo, and back. `added`: what leaves in secure
+    sums alone."""
+
+    down: Forms
+    up: Forms
+    added: Forms = Field(default={})
+
+    @property
+    def up_bytes(self) -> int:
+        """The size of an answer's tensors; of those that are added up, 64 bits for 32."""
+        return sum(map(_size, self.up.values())) + sum(2 * _size(of) for of in self.added.values())
+
+
+class Asks(Section):
+    """How many questions a silo may be asked, see `Terms.comm_round`."""
+
+    begin: CountOrNone
+    round: Count
+    finish: CountOrNone
+    tests: CountOrNone
+
+
+class Study(Section):
+    """A study file."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    expires: datetime.date  # the last day
+    silos: list[str]  # by the names in their certificates
+    common_args: settings.CommonArgs
+    model_args: settings.ModelArgs
+    train_args: settings.TrainArgs
+    device_args: settings.DeviceArgs
+    fingerprint: str  # of all that these settings make, see `settings.terms`
+    code: dict[str, str]  # package -> SHA-256 of its source; ours is among them
+    asks: Asks
+    messages: dict[str, Messages]  # by job
+
+    @model_validator(mode="after")
+    def _runs(self) -> Study:
+        names = [certificates.name(k + 1) for k in range(self.train_args.client_num_in_total)]
+        if self.silos != names:
+            raise UserError(
+                where=("silos",), value=self.silos, allowed=f"{', '.join(names)}: as train_args say"
+            )
+        return self
+
+    def refuse_message(self, exchange: int, round_: int, job: str, table: wire.Table) -> None:
+        """Raises RefusedError unless the study has such a message to a silo.
+
+        Called before a tensor is read: it bounds sizes too.
+        """
+        where, asks, rounds = (
+            f"exchange {exchange}, round {round_}",
+            self.asks,
+            self.train_args.rounds,
+        )
+        if job not in self.messages and not (job == SUM and self.train_args.secure_sums):
+            known = ", ".join(self.messages)
+            raise RefusedError("study", f"{where}: job {shown(job)}; the study has only {known}")
+        first = asks.begin + (round_ - 1) * asks.round if round_ else 0
+        last = first + (asks.round if round_ else asks.begin) - 1 + asks.tests + asks.finish
+        if not (0 <= round_ <= rounds and first <= exchange <= last):
+            raise RefusedError("study", f"{where}: the study of {rounds} rounds has none like it")
+        found, expected = forms(table), self._expected(job, table)
+        for key in {**expected, **found}:
+            mine, theirs = expected.get(key, "no tensor"), found.get(key, "no tensor")
+            if mine != theirs:
+                why = f"{where}, job {job!r}: {shown(key)} is {theirs}; the study says {mine}"
+                raise RefusedError("study", why)
+
+    def _expected(self, job: str, table: wire.Table) -> Forms:
+        """The tensors that a question may have. A sum is over any of the silos, and of what the
+        answer to any question has."""
+        if job != SUM:
+            return self.messages[job].down
+
+        def rows(key: str) -> int:
+            shape = table[key].shape if key in table else ()
+            return shape[0] if shape else 0
+
+        tensors = [len(of.added) for of in self.messages.values()]
+        asked = rows("shared/levels")
+        levels = asked if asked in tensors else max(tensors)
+        return _request(min(rows("shared/clients"), len(self.silos)), levels)
+
+    def check_terms(self, terms: Terms) -> None:
+        """UserError unless this process runs what was signed."""
+        code = {OURS: source_of_ours(), **terms.code}
+        other = [name for name in self.code | code if self.code.get(name) != code.get(name)]
+        if other:
+            raise UserError(
+                f"the code of {', '.join(map(repr, other))} is not what was signed; install the "
+                "release with which the study was made"
+            )
+        if self.fingerprint != terms.fingerprint:
+            raise UserError(
+                "the data file's public samples, or the model's fixed parameters, are not those "
+                "with which the study was made"
+            )
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A study, its owner and its name among all studies."""
+
+    study: Study
+    owner: str  # the public key
+    sha256: str  # of the file, hexadecimal
+
+    @staticmethod
+    def read(path: Path, owners: Collection[str] | None = None) -> Signed:
+        """The study in a file, once signature and owner are checked. Raises UserError.
+
+        `owners`: the public keys that may sign; None: any.
+        """
+        content, signature = certificates.read(path, ASK_AGAIN), signature_of(path)
+        try:
+            found = validated(_Signature, json.loads(certificates.read(signature, ASK_AGAIN)))
+            key = Ed25519PublicKey.from_public_bytes(base64.b64decode(found.owner))
+            key.verify(base64.b64decode(found.signature), CONTEXT + content)
+        except InvalidSignature:
+            raise UserError(f"{path}: was changed after it was signed; {ASK_AGAIN}") from None
+        except ValueError as error:
+            raise UserError(f"{signature}: is no signature ({error}); {ASK_AGAIN}") from None
+        if owners is not None and found.owner not in owners:
+            raise UserError(
+                f"{path}: is signed by {found.owner}",
+                allowed=f"the owners of the site's policy: {', '.join(owners)}",
+            )
+        with located(source=str(path)):
+            study = validated(Study, loaded(content, str(path)))
+        return Signed(study, found.owner, hashlib.sha256(content).hexdigest())
+
+    def check_date(self, today: datetime.date) -> None:
+        """UserError if the study is over."""
+        if today > self.study.expires:
+            raise UserError(
+                f"the study {self.study.name!r} expired on {self.study.expires}; ask its owner "
+                "for one that was signed anew"
+            )
+
+
+class _Signature(Section):
+    owner: PublicKey
+    signature: str
+
+
+def signature_of(path: Path) -> Path:
+    """The file of a study's signature."""
+    return path.with_name(f"{path.name}.sig")
+
+
+def make_key(path: Path) -> str:
+    """Writes a new key of an owner, and beside it the public key, which is returned.
+
+    UserError if the file exists.
+    """
+    if path.exists():
+        raise UserError(f"{path}: exists; allowed: another path")
+    key = Ed25519PrivateKey.generate()
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_whole(path, pem, private=True)
+    public = _public(key)
+    write_whole(path.with_suffix(".pub"), f"{public}\n")
+    return public
+
+
+def public_key(path: Path) -> str:
+    """The public key in a .pub file. Raises UserError."""
+    content = certificates.read(path, "`noniid deploy study key` writes it").decode(
+        errors="replace"
+    )
+    with located(source=str(path)):
+        return _key(content.strip())
+
+
+def sign(path: Path, key: Path) -> str:
+    """Signs a study file as it lies; returns the owner's public key. Raises UserError."""
+    content = certificates.read(path, "`noniid deploy study make` writes it")
+    with located(source=str(path)):
+        validated(Study, loaded(content, str(path)))
+    try:
+        private = load_pem_private_key(
+            certificates.read(key, "`noniid deploy study key` makes it", private=True), None
+        )
+    except certificates.BROKEN:
+        private = None
+    if not isinstance(private, Ed25519PrivateKey):
+        raise UserError(f"{key}: is no key of `noniid deploy study key`")
+    made = base64.b64encode(private.sign(CONTEXT + content)).decode()
+    found = _Signature(owner=_public(private), signature=made)
+    write_whole(signature_of(path), found.model_dump_json())
+    return found.owner
+
+
+def make(deployment: Deployment, shard: Shard, name: str, expires: datetime.date) -> Study:
+    """The study of a deployment; `shard`: the server's data, whose shapes are those of all sites.
+
+    Runs one round with one made-up sample, to see the messages. Raises UserError.
+    """
+    shape = tuple(shard.parts["test"].x.shape[1:])
+    network = deployment.network(shape, shard.n_classes, shard.embedding)
+    recipe = deployment.train_args.recipe
+    terms = settings.terms(deployment, recipe, network, shard.n_public)
+    asks = terms.algorithm.exchanges
+    return Study(
+        name=name,
+        expires=expires,
+        silos=[certificates.name(k + 1) for k in range(deployment.silos)],
+        **{section: getattr(deployment, section) for section in SHARED},
+        fingerprint=terms.fingerprint,
+        code={OURS: source_of_ours(), **terms.code},
+        asks=Asks(begin=asks.begin, round=asks.round, finish=asks.finish, tests=terms.tests),
+        messages=messages(terms, shard),
+    )
+
+
+def messages(terms: Terms, shard: Shard) -> dict[str, Messages]:
+    """The messages of a run, by job: those of a run of one round with one sample."""
+    short = replace(terms, plan=replace(terms.plan, rounds=1), secure_sums=0)
+    run, found = ServerRun(short, shard), dict[str, Messages]()
+    while (ask := run.down.ask) is not None:
+        down, whole = wire.row_of(run.down, ask.to[0]), run.schema
+        up, added = flatten(whole), Params()
+        if terms.secure_sums:
+            up, added = flatten(secure.announced(whole)), vectors.added(up)
+        of = Messages(down=forms(wire.tensors(down)), up=forms(up), added=forms(added))
+        found[wire.name(ask)] = of
+        run.feed(dict.fromkeys(ask.to, whole))
+    return found
+
+
+def _request(silos: int, tensors: int) -> Forms:
+    """The tensors of a request for a sum."""
+    return {f"shared/{key}": form for key, form in forms(requested(silos, tensors)).items()}
+
+
+def text(study: Study) -> str:
+    """The file's text."""
+    content = study.model_dump(by_alias=True, exclude={"train_args": OF_SERVER})
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def forms(tensors: Mapping[str, Tensor | wire.Entry]) -> Forms:
+    """Dtypes and shapes in words."""
+    return {key: wire.form(leaf) for key, leaf in tensors.items()}
+
+
+def source_of_ours() -> str:
+    """The SHA-256 of the source of this package."""
+    files = files_of(f"{OURS}.plugins")
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _size(form: str) -> int:
+    """Bytes of a tensor in words."""
+    dtype, shape = form.split(" ", 1)
+    return int(math.prod(json.loads(shape))) * wire.DTYPES[dtype].itemsize
+
+
+def _public(key: Ed25519PrivateKey) -> str:
+    return base64.b64encode(key.public_key().public_bytes_raw()).decode()

@@ -1,0 +1,123 @@
+"""Notes every message of a process in its audit log, and on a silo refuses what was not signed."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cryptography import x509
+
+from fedml_noniid.plugins.silo import certificates, wire
+from fedml_noniid.plugins.silo.certificates import Kit
+from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
+from fedml_noniid.plugins.site.audit import ARRIVED, FILE, SENT, Log, seal_of
+from fedml_noniid.plugins.site.replay import ANSWERS, Kept
+
+if TYPE_CHECKING:
+    from fedml_noniid.plugins.silo.host import HostTrainer
+    from fedml_noniid.plugins.silo.launch import Process
+
+APART = {"seal", "certificate"}  # keys of a head that are not repeated in a line
+
+
+class Witness:
+    """A `wire.Witness`: exchanges seals with the other side, and notes what leaves and arrives."""
+
+    def __init__(self, log: Log, kit: Kit) -> None:
+        self.log, self._kit, self._sealed = log, kit, (-1, log.seal())
+        self._ca = x509.load_pem_x509_certificate(kit.ca)
+        self._certificates: dict[str, str] = {}  # by name
+
+    @staticmethod
+    def of(process: Process) -> Witness:
+        """That of a process. Raises UserError."""
+        deployment, signed, policy = process.agreed
+        kit = Kit.read(deployment.kit(process.rank), process.rank)
+        facts = {"study": signed.study.name, "sha256": signed.sha256, "owner": signed.owner}
+        if policy is not None:
+            content = Path(deployment.comm_args.policy).read_bytes()
+            facts["policy"] = hashlib.sha256(content).hexdigest()
+        log = Log(process.folder / FILE.format(process.rank), kit, **facts)
+        return Witness(log, kit)
+
+    def __call__(self, peer: str, left: bool, message: wire.Message[Any]) -> wire.Head:
+        """Notes a message before it leaves, or once it has arrived; returns its head, sealed if it
+        leaves. Raises RefusedError if the other side's seal is not one of its own."""
+        head: Any = message.head
+        kind = type(head).__name__
+        facts = {"peer": peer, "message": kind, "head": head.model_dump(exclude=APART)}
+        if message.table:
+            facts |= {"exchange": head.exchange, "sha256": message.sha256}
+        if left:
+            self.log.write(SENT, **facts)
+            return self._sealed_head(head)
+        seal, certificate = seal_of(head.seal), head.certificate
+        if certificate:
+            found = certificates.issued(certificate.encode(), self._ca)
+            if found is None or certificates.common_name(found) != peer:
+                raise RefusedError("seal", f"{kind}: has a certificate that is not of {peer}")
+            self._certificates[peer] = certificate
+        if seal is None or not seal.signed_by(self._certificates.get(peer, "")):
+            raise RefusedError("seal", f"{kind}: has no seal that {peer} has signed")
+        self.log.write(ARRIVED, **facts, seal=seal)
+        return wire.unwitnessed(peer, left, message)
+
+    def refused(self, who: str, refusal: RefusedError) -> None:
+        """Notes a call or a message that was not taken."""
+        self.log.write("refused", who=who, name=refusal.name, why=str(refusal))
+
+    def _sealed_head(self, head: wire.Head) -> wire.Head:
+        """A head with this log's seal. A server syncs its log once per exchange: its messages to
+        the other silos have the same seal."""
+        exchange = head.exchange if isinstance(head, wire.Task) else -1
+        if exchange < 0 or exchange != self._sealed[0]:
+            self._sealed = exchange, self.log.seal()
+        certificate = self._kit.certificate.decode()
+        introduces = isinstance(head, wire.Hello | wire.Welcome)
+        own = {"seal": tuple(self._sealed[1]), "certificate": certificate if introduces else ""}
+        return head.model_copy(update=own)
+
+
+class Guard:
+    """Decides, before a byte of a task's tensors is read, whether a silo takes it."""
+
+    def __init__(self, process: Process, log: Log) -> None:
+        """`log`: how often each exchange was answered stands there, also by earlier processes."""
+        assert process.agreed.policy is not None, "a silo has one"
+        self._agreed, self._policy = process.agreed, process.agreed.policy
+        self._kept = Kept(process, log)
+        self._answers = Counter(line["exchange"] for line in log.lines if line["kind"] == ANSWERS)
+
+    def admit(self, task: wire.Task, table: wire.Table) -> None:
+        """Raises RefusedError if the study or the policy does not allow the task, UserError if the
+        study is over."""
+        exchange, study = task.exchange, self._agreed.signed
+        study.check_date(datetime.date.today())
+        job = f"{task.owner}.{task.job}" if task.owner else task.job
+        study.study.refuse_message(exchange, task.round, job, table)
+        if not wire.NOT_COUNTED <= task.counted < exchange:
+            why = f"exchange {exchange}: counts an answer to exchange {task.counted}"
+            raise RefusedError("study", why)
+        if self._answers[exchange] >= self._policy.max_answers:
+            why = f"exchange {exchange}: was answered {self._answers[exchange]} times"
+            rule = f"max_answers in {self._agreed.deployment.comm_args.policy}"
+            raise RefusedError("policy", f"{why}; {rule} allows no more")
+
+    def answering(self, trainer: HostTrainer) -> Callable[[Down], Up]:
+        """The answers of a trainer, each noted before it is computed."""
+
+        def answered(down: Down) -> Up:
+            assert trainer.silo is not None, "the run has begun"
+            down = down._replace(terms=trainer.terms.fingerprint)
+            self._answers[down.exchange] += 1
+            self._kept.keep(trainer.silo, down)
+            found = trainer.answered(down)
+            if trainer.terms.secure_sums:  # it leaves in a sum alone
+                self._kept.hidden(down.exchange, found["leaves"])
+            return found
+
+        return answered

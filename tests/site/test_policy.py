@@ -1,0 +1,119 @@
+"""A site's rules: each refuses a study of its own, by name; code that it does not list never
+runs."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedml_noniid.plugins import own_code
+from fedml_noniid.plugins.core.errors import UserError
+from tests.site.conftest import TODAY, Place
+
+NOISE = {"enable_dp": True, "dp_solution_type": "ldp", "mechanism_type": "gaussian"}
+NOISE |= {"epsilon": 0.5, "delta": 1e-5, "sensitivity": 0.01}
+YESTERDAY = TODAY - datetime.timedelta(days=1)
+# rule -> (its value, what the study has). The study: scaffold, 2 rounds, 2 epochs, batches of 32,
+# 33 samples.
+RULES = {
+    "expires": (YESTERDAY, "today is 2027-03-01"),
+    "methods": (["fed*"], "the recipe has scaffold"),
+    "max_rounds": (1, "the study has 2"),
+    "max_epochs": (1, "the study has 2"),
+    "max_steps": (3, "the study has 4"),
+    "tensors": (["deltas/*", "buffers/*", "n", "steps", "loss"], "wants 'upload/scaffold/"),
+    "max_upload_mb": (0.001, "an answer has 0.0 MB"),
+    "min_samples": (34, "this site has 33"),
+    "min_group": (2, "the server sees every single answer"),
+    "noise": (True, "dp_args of this site has no local noise"),
+    "max_epsilon": (10.0, "without noise: together inf"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_forbidden_study_is_refused_by_the_name_of_the_rule(place: Place, rule: str) -> None:
+    value, words = RULES[rule]
+    place.decide()
+    place.rules(**{rule: value})
+    with pytest.raises(UserError) as error:
+        place.decide()
+    (line,) = str(error.value).splitlines()
+    assert line.startswith(f"{place.policy}: {rule} = ") and words in line
+
+
+def test_every_rule_that_refuses_is_named_at_once(place: Place) -> None:
+    place.rules(**{rule: value for rule, (value, _) in RULES.items()})
+    with pytest.raises(UserError) as error:
+        place.decide()
+    assert len(error.value.mistakes) == len(RULES)
+
+
+def test_epsilons_add_up_over_all_answers(place: Place) -> None:
+    """Two rounds of one exchange: 2 x 0.5."""
+    place.make("fedavg", dp=NOISE)
+    place.rules(noise=True, max_epsilon=1.0)
+    place.decide()
+    place.rules(max_epsilon=0.99)
+    with pytest.raises(UserError, match=r"2 answers of epsilon 0\.5: together 1"):
+        place.decide()
+
+
+def test_local_steps_stand_in_place_of_epochs(place: Place) -> None:
+    place.make("fedavg", local_steps=50)
+    place.rules(max_epochs=1, max_steps=50)
+    place.decide()
+    place.rules(max_steps=49)
+    with pytest.raises(UserError, match="max_steps = 49: the study has 50"):
+        place.decide()
+
+
+def test_code_that_the_policy_does_not_list_is_never_imported(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study is signed, and names a class of a package that the site has; so does the site's own
+    file. It leaves a trace when it is imported."""
+    trace = place.config.with_name("trace")
+    package = place.config.with_name("fedx_of_a_stranger.py")
+    package.write_text(
+        f"import pathlib\npathlib.Path({str(trace)!r}).touch()\n"
+        "from dataclasses import dataclass\n"
+        "from fedml_noniid.plugins.rates import Rate\n"
+        "@dataclass(frozen=True)\nclass Mine(Rate):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(place.config.parent))
+    rate = {"decay": "fedx_of_a_stranger:Mine", "start": 0.1}
+    place.make("fedavg", learning_rate=rate)
+    del sys.modules["fedx_of_a_stranger"]
+    trace.unlink()
+    with pytest.raises(UserError, match=r"SHA-256 [0-9a-f]{64}; allowed: own_code in") as error:
+        place.decide()
+    assert not trace.exists()
+    sha = own_code.source_of("fedx_of_a_stranger")
+    assert sha in str(error.value)
+    place.rules(own_code=[sha])
+    place.decide()
+    assert trace.exists(), "listed, it runs"
+    package.write_text(f"{package.read_text()}# changed\n")
+    with pytest.raises(UserError, match="SHA-256"):
+        place.decide()
+
+
+def test_a_policy_is_checked_as_any_file(place: Place) -> None:
+    place.rules(max_round=3, owners={"Mr X": "no key"}, min_samples=-1)
+    with pytest.raises(UserError) as error:
+        place.decide()
+    lines = str(error.value).splitlines()
+    assert len(lines) == 3 and all(line.startswith(f"{place.policy}: ") for line in lines)
+    assert any("max_round is unknown (did you mean 'max_rounds'?)" in line for line in lines)
+    assert any("owners.Mr X = 'no key' is refused; allowed: the line of" in line for line in lines)
+
+
+def test_the_template_has_every_rule_with_its_default(place: Place) -> None:
+    from fedml_noniid.plugins.site.policy import Policy
+
+    found = Policy.read(Path(place.policy))
+    assert found.model_fields_set == {*Policy.model_fields}
+    assert found == Policy(owners={"Ms Owner": place.owner})

@@ -1,0 +1,156 @@
+"""Each message is noted on both sides under a seal; a guard refuses what was not signed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo.certificates import Kit
+from fedml_noniid.plugins.silo.server_run import ServerRun
+from fedml_noniid.plugins.site import audit, replay
+from fedml_noniid.plugins.site.witness import Guard, Witness
+from tests.silo import world
+from tests.site.conftest import Place
+
+NAMES = ("server", "silo-1", "silo-2")
+HELLO = wire.Hello(session="s", study="t", samples=17)
+W = {"w": torch.ones(3)}
+
+
+class Line:
+    """The witnesses of a server and two silos, and the messages between them."""
+
+    def __init__(self, folder: Path, kits: Path) -> None:
+        self.folder, self.ca, self.ends = folder, kits / "ca" / "ca.crt", []
+        for rank in range(3):
+            kit = Kit.read(kits / str(rank), rank)
+            self.ends.append(Witness(audit.Log(folder / audit.FILE.format(rank), kit), kit))
+
+    def send(
+        self, sender: int, receiver: int, head: wire.Head, tensors: dict | None = None
+    ) -> None:
+        def witnessed(message: wire.Message) -> wire.Head:
+            return self.ends[sender](NAMES[receiver], True, message)
+
+        frames = wire.leaving(head, tensors, witnessed)
+        steps = wire.arriving(type(head), lambda *_: True)
+        next(steps)
+        for frame in frames:
+            found = steps.send(frame)
+        self.ends[receiver](NAMES[sender], False, found)
+
+    def begin(self) -> None:
+        for silo in (1, 2):
+            self.send(silo, 0, HELLO)
+            self.send(0, silo, wire.Welcome(run="r"))
+
+    def verify(self, rank: int) -> str:
+        mine, other = (self.folder / audit.FILE.format(one) for one in (rank, 0))
+        return audit.verify(mine, self.ca, other)
+
+
+@pytest.fixture
+def line(tmp_path, kits):
+    return Line(tmp_path, kits)
+
+
+def test_what_one_side_notes_the_other_side_confirms(line: Line) -> None:
+    line.begin()
+    for exchange in range(2):
+        for silo in (1, 2):
+            task = wire.Task(kind="ask", exchange=exchange, round=1, job="train")
+            line.send(0, silo, task, W)
+        line.send(1, 0, wire.Answer(exchange=exchange), W)
+        line.send(2, 0, wire.Answer(exchange=exchange, failed="policy"))
+    for rank in (1, 2):
+        assert "agree with it" in line.verify(rank)
+    noted = [
+        one.body for one in audit.chained(line.ends[1].log.path, line.ends[1].log.path.read_bytes())
+    ]
+    sent = {one["sha256"] for one in noted if "sha256" in one}
+    assert sent == {replay.sha256(W)}
+
+
+def test_an_upload_that_the_silo_did_not_note_is_found(line: Line) -> None:
+    line.begin()
+    line.send(1, 0, wire.Answer(exchange=0), W)
+    log = line.folder / "audit-1.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UserError, match=r"had signed 4 lines; .* ends with line 3"):
+        line.verify(1)
+
+
+@pytest.mark.parametrize("lie", ["no seal", "of another", "changed", "certificate"])
+def test_who_does_not_seal_is_not_heard(line: Line, lie: str) -> None:
+    """Silo 2 speaks as silo 1: TLS says who it is, and the seal has to say the same."""
+    line.begin()
+    good = line.ends[1]
+    sealed = good("server", True, wire.Message(wire.Answer(exchange=0), {}, "", {}))
+    log, n, head, signature = sealed.seal
+    heads = {
+        "no seal": sealed.model_copy(update={"seal": None}),
+        "of another": line.ends[2]("server", True, wire.Message(sealed, {}, "", {})),
+        "changed": sealed.model_copy(update={"seal": (log, n + 1, head, signature)}),
+        "certificate": HELLO.model_copy(update={"certificate": "-----BEGIN", "seal": sealed.seal}),
+    }
+    lines = len(line.ends[0].log.path.read_bytes().splitlines())
+    with pytest.raises(wire.RefusedError, match="silo-1") as error:
+        line.ends[0]("silo-1", False, wire.Message(heads[lie], {}, "", {}))
+    assert error.value.name == "seal"
+    assert len(line.ends[0].log.path.read_bytes().splitlines()) == lines
+    line.ends[0]("silo-1", False, wire.Message(sealed, {}, "", {}))
+
+
+def guard(place: Place, log: audit.Log) -> Guard:
+    """That of a silo whose policy allows three answers."""
+    place.rules(max_answers=3)
+    agreed = place.decide()
+    process = SimpleNamespace(
+        rank=1, agreed=agreed, folder=log.path.parent, deployment=agreed.deployment
+    )
+    return Guard(process, log)
+
+
+def test_an_exchange_is_answered_a_few_times_only(
+    place: Place, tmp_path: Path, kits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silo that is started again remembers how often."""
+    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
+    terms = world.terms("scaffold", {}, batch_norm=True)
+    down = wire.row_of(ServerRun(terms, world.shards_of()[0]).down, 0)
+    task, table = wire.Task.of(down), wire.table_of(wire.tensors(down))
+    silo = world.silos_of(terms)[0]
+    trainer = SimpleNamespace(
+        silo=silo,
+        terms=terms,
+        answered=lambda down: wire.up(0, down.exchange, silo.answer(down)),
+    )
+    for start in range(2):
+        mine = guard(place, log)
+        for _ in range(2 - start):
+            mine.admit(task, table)
+            assert mine.answering(trainer)(down)["leaves"]
+        log = audit.Log(log.path, Kit.read(kits / "1", 1))
+    with pytest.raises(wire.RefusedError, match="exchange 0: was answered 3 times; max_answers in"):
+        guard(place, log).admit(task, table)
+
+
+def test_a_guard_asks_study_and_memory(place: Place, tmp_path: Path, kits: Path) -> None:
+    mine = guard(place, audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1)))
+    terms = world.terms("scaffold", {}, batch_norm=True)
+    down = wire.row_of(ServerRun(terms, world.shards_of()[0]).down, 0)
+    task, table = wire.Task.of(down), wire.table_of(wire.tensors(down))
+    mine.admit(task, table)
+    for change, words in (
+        ({"counted": 10**6}, "counts an answer to exchange 1000000"),
+        ({"counted": -2}, "counts an answer to exchange -2"),
+        ({"owner": "scaffold"}, "job 'scaffold.train'"),
+        ({"round": 10**6}, "has none like it"),
+    ):
+        with pytest.raises(wire.RefusedError, match=words):
+            mine.admit(task.model_copy(update=change), table)
