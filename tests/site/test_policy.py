@@ -27,7 +27,7 @@ RULES = {
     "tensors": (["deltas/*", "buffers/*", "n", "steps", "loss"], "wants 'upload/scaffold/"),
     "max_upload_mb": (0.001, "an answer has 0.0 MB"),
     "min_samples": (34, "this site has 33"),
-    "min_group": (2, "the server sees every single answer"),
+    "min_group": (2, "the server sees every answer"),
     "noise": (True, "dp_args of this site has no local noise"),
     "max_epsilon": (10.0, "without noise: together inf"),
 }
@@ -58,6 +58,18 @@ def test_epsilons_add_up_over_all_answers(place: Place) -> None:
     place.decide()
     place.rules(max_epsilon=0.99)
     with pytest.raises(UserError, match=r"2 answers of epsilon 0\.5: together 1"):
+        place.decide()
+
+
+def test_the_smallest_group_of_a_sum_is_that_of_the_study(place: Place) -> None:
+    place.make("scaffold", secure_sums=2)
+    place.rules(min_group=2, tensors=["n", "steps", "loss", "secure/*", "deltas/*", "upload/*"])
+    with pytest.raises(UserError, match="wants 'buffers/"):
+        place.decide()
+    place.rules(tensors=["*"])
+    place.decide()
+    place.rules(min_group=3)
+    with pytest.raises(UserError, match="min_group = 3: the server sees sums over 2 silos"):
         place.decide()
 
 

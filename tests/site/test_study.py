@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.secure import silo as secure
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.site import study
@@ -110,7 +111,6 @@ def test_a_site_can_not_change_what_was_signed(place: Place) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"secure_sums": True}, "secure_sums = True is refused; allowed: false: no run has"),
         ({"silos": ["silo-1", "silo-2"]}, r"silos = \['silo-1', 'silo-2'\] is refused"),
         ({"loose": 1}, "loose is unknown"),
     ],
@@ -215,3 +215,27 @@ def test_a_server_asks_nothing_that_was_not_signed(words: str, lie: Callable) ->
     with pytest.raises(wire.RefusedError, match=words) as error:
         made.refuse_message(*lie(*message))
     assert error.value.name == "study" and "\n" not in str(error.value)
+
+
+def test_a_sum_is_over_silos_of_the_study_and_over_what_it_sends(place: Place) -> None:
+    """Over two or three of three silos; never in a study without secure sums."""
+    plain = place.decide().signed.study
+    place.make("scaffold", secure_sums=2)
+    made = place.decide().signed.study
+
+    def table(silos: int, tensors: int) -> wire.Table:
+        of = secure.requested(silos, tensors)
+        return wire.table_of({f"shared/{key}": leaf for key, leaf in of.items()})
+
+    tensors = len(made.messages["train"].added)
+    assert {key.partition("/")[0] for key in made.messages["train"].up} == {
+        *("n", "steps", "loss", "secure")
+    }
+    for silos in (2, 3):
+        made.refuse_message(0, 1, secure.SUM, table(silos, tensors))
+    some = next(iter(table(1, 1).values()))
+    for wrong in (table(4, tensors), table(3, tensors + 1), table(3, 10**6), {"more": some}):
+        with pytest.raises(wire.RefusedError, match="the study says"):
+            made.refuse_message(0, 1, secure.SUM, wrong)
+    with pytest.raises(wire.RefusedError, match="job 'sum'; the study has only train"):
+        plain.refuse_message(0, 1, secure.SUM, table(3, tensors))
