@@ -11,11 +11,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import yaml
 from pydantic import Field
 
 from fedml_noniid.plugins import own_code
 from fedml_noniid.plugins.core.errors import Mistake, UserError, located, shown, together
 from fedml_noniid.plugins.core.options import (
+    MOST,
     Count,
     CountOrNone,
     Positive,
@@ -191,5 +193,8 @@ def admit_own(deployment: Deployment, shard: Shard, folder: Path) -> None:
     made = study.make(deployment, shard, "on this machine", tomorrow)
     write_whole(path, study.text(made))
     study.sign(path, key)
-    admitted = template("this machine", public).replace("own_code: []", 'own_code: ["*"]')
-    write_whole(folder / "policy.yaml", admitted)
+    most: dict[str, Any] = dict.fromkeys(
+        ("max_rounds", "max_epochs", "max_steps", "max_answers"), MOST
+    )
+    admitted = Policy(owners={"this machine": public}, own_code=[ANY], max_upload_mb=1e9, **most)
+    write_whole(folder / "policy.yaml", yaml.safe_dump(admitted.model_dump()))

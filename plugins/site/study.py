@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import yaml
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, located, shown
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Section, validated
+from fedml_noniid.plugins.core.trees import tree_map, zeros_like
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.yaml_files import loaded
 from fedml_noniid.plugins.engines.packing import flatten
@@ -273,7 +275,9 @@ def messages(terms: Terms, shard: Shard) -> dict[str, Messages]:
     while (ask := run.down.ask) is not None:
         down, up = wire.row_of(run.down, ask.to[0]), flatten(run.schema)
         found[wire.name(ask)] = Messages(down=forms(wire.tensors(down)), up=forms(up))
-        run.feed(dict.fromkeys(ask.to, run.schema))
+        # Only its shapes count: a rate that is too high, and diverges, is not for a study to find.
+        reply = tree_map(torch.nan_to_num, run.schema)
+        run.feed(dict.fromkeys(ask.to, reply | {"deltas": zeros_like(reply["deltas"])}))
     return found
 
 
