@@ -18,12 +18,12 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 18735,
-    TESTS: 18600,
-    ("plugins/core",): 1340,
-    ("plugins/privacy",): 49,
-    ("plugins/silo",): 1767,
-    ("plugins/baselines/scaffold.py",): 28,
+    SOURCE: 20100,
+    TESTS: 20000,
+    ("plugins/core",): 1350,
+    ("plugins/privacy",): 400,
+    ("plugins/silo",): 1845,
+    ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,
     ("plugins/fnr/algorithm.py",): 70,

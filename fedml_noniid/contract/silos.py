@@ -275,8 +275,12 @@ def digest(outcome: Outcome) -> str:
 
 def _journey(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors after the journey as bytes."""
-    frames = wire.body(dict(tensors))
-    return wire.read(frames, wire.table(next(frames)))
+    steps, found = wire.arriving(wire.Answer, lambda *_: True), None
+    next(steps)
+    for frame in wire.leaving(wire.Answer(exchange=0), dict(tensors), lambda _: None):
+        found = steps.send(frame)
+    assert found is not None, "the last frame ends the message"
+    return found.tensors
 
 
 def messages_survive_the_wire(recipe: str, settings: Settings) -> None:

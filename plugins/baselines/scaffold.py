@@ -25,6 +25,7 @@ from fedml_noniid.plugins.core.component import (
     Client,
     Component,
     Exclusive,
+    Needs,
     Server,
     Setting,
     Trace,
@@ -41,6 +42,7 @@ class Scaffold(Component):
     variate."""
 
     name: ClassVar[str] = "scaffold"
+    needs: ClassVar[Needs] = Needs(unweighted=True)
 
     server_lr: Positive = 1.0  # eta_g, rFedAvg section VI-A
     weights: Weights = "uniform"

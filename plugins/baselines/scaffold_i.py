@@ -28,7 +28,7 @@ class ScaffoldI(Scaffold):
     """Takes the gradient at the received model as a client's control variate."""
 
     name: ClassVar[str] = "scaffold_i"
-    needs: ClassVar[Needs] = Needs(local_set=True)
+    needs: ClassVar[Needs] = Needs(local_set=True, unweighted=True)
 
     def check(self, setting: Setting) -> None:
         """Any optimiser: nothing is divided by a step size."""

@@ -399,7 +399,7 @@ def _view(now: Server, slices: Tree, c: Component) -> Server:
     if isinstance(replies, Reply):
         replies = _seen(replies, c, now.omega)
     if c.needs.replies != Replies.MODELS:
-        trained = hidden(trained, now.omega if c.needs.replies == Replies.SUMS else ...)
+        trained = hidden(trained, _by(c, now.omega))
     return replace(
         now,
         state=slices.get(c.name, {}),
@@ -410,18 +410,25 @@ def _view(now: Server, slices: Tree, c: Component) -> Server:
     )
 
 
-def _seen(reply: Reply, c: Component, omega: Any = ...) -> Reply:
-    """The answers as one component sees them; `omega`: the clients' weights, if it needs sums."""
+def _by(c: Component, omega: Any) -> tuple[Any, ...] | None:
+    """The weights by which a component may add up; None: any. `omega`: the clients'."""
+    if c.needs.replies != Replies.SUMS:
+        return None
+    return (omega, None) if c.weights == "uniform" else (omega,)
+
+
+def _seen(reply: Reply, c: Component, omega: Any = None) -> Reply:
+    """The answers as one component sees them; `omega`: the clients' weights, after training."""
     needs, own = c.needs.replies, reply.upload.get(c.name, {})
     if needs == Replies.MODELS:
         return replace(reply, upload=own)
-    sums = needs == Replies.SUMS
-    weights = omega if sums else ...
+    sums, weights = needs == Replies.SUMS, _by(c, omega)
+    uploads = (None,) if c.needs.unweighted else weights
     return replace(
         reply,
         deltas=hidden(reply.deltas, weights),
         buffers=hidden(reply.buffers, weights),
-        upload=hidden(own, weights) if sums else own,
+        upload=hidden(own, uploads) if sums else own,
     )
 
 

@@ -118,7 +118,9 @@ class Public(IntEnum):
 class Replies(IntEnum):
     """Says what a method reads of the clients' answers. It sees no more."""
 
-    SUMS = 0  # `plugins.core.sums` of all clients, by the weights `server.omega` or none
+    # `plugins.core.sums` of all clients, by `server.omega`. Without weights: uploads of a method
+    # that says so, answers to exchanges of its own, and all where its weights are uniform.
+    SUMS = 0
     SCALARS = 1  # sums by any weights; each client's upload too, such as a loss or class counts
     MODELS = 2  # each client's model
 
@@ -149,6 +151,7 @@ class Needs:
     steps: bool = False  # w_k - w_t as the sum of a client's local steps
     classes: bool = False  # targets that are classes, such as label counts or soft labels
     replies: Replies = Replies.SUMS  # of `server.replies` and `server.trained`
+    unweighted: bool = False  # uploads are added up without weights, and not by `server.omega`
 
 
 # In what `warm_start` returns: the parameters from which local training starts.

@@ -84,17 +84,16 @@ def added(rows: Tensor | Rows) -> Tensor:
 class Growing:
     """Adds the rows of a tensor up as they come, in any order and in several processes.
 
-    It stands in a Reply in place of the tensor, [M, ...], where only sums and norms are taken.
+    It stands in a Reply in place of the tensor, [M, ...], where only sums by these weights and
+    norms are taken.
     """
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, omega: Tensor, plain: bool):
-        """`shape`, `dtype`: of a row. `omega` [M]: the weights. `plain`: whether the rows are added
-        up without weights too; else there is one sum."""
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, omega: Tensor) -> None:
+        """`shape`, `dtype`: of a row. `omega` [M]: the weights."""
         self.dtype, self.shape = dtype, (len(omega), *shape)
         self.norms = omega.new_zeros(len(omega), dtype=dtype)
-        self._weights = [omega, *([torch.ones_like(omega)] if plain else [])]
-        self._factors = [Weights.of(of, dtype, False).factors for of in self._weights]
-        self._parts: list[Parts] = [{} for _ in self._weights]
+        self._omega, self._factors = omega, Weights.of(omega, dtype, False).factors
+        self._parts: Parts = {}
 
     def numel(self) -> int:
         return math.prod(self.shape)
@@ -105,31 +104,29 @@ class Growing:
     def put(self, position: int, row: Tensor) -> None:
         """Adds the row of one position."""
         rows = row.reshape(1, -1)
-        self.norms[position : position + 1] = leaf_row_norms(rows)
-        for parts, factors in zip(self._parts, self._factors, strict=True):
-            _absorb(parts, _parts(rows, factors[position : position + 1]))
+        at = slice(position, position + 1)
+        self.norms[at] = leaf_row_norms(rows)
+        _absorb(self._parts, _parts(rows, self._factors[at]))
 
-    def total(self, weights: Tensor | None, divided: bool) -> Tensor:
+    def total(self, divided: bool) -> Tensor:
         """The sum of all rows, [...]."""
-        number = len(self._weights) - 1 if weights is None else 0
-        of = Weights.of(self._weights[number], self.dtype, divided)
-        return (_value(self._parts[number]) * of.unit).to(self.dtype).reshape(self.shape[1:])
+        of = Weights.of(self._omega, self.dtype, divided)
+        return (_value(self._parts) * of.unit).to(self.dtype).reshape(self.shape[1:])
 
     def state(self) -> Tree:
         """What another process absorbs."""
         sums = {
-            f"{number}/{level}": {str(i): leaf for i, leaf in enumerate(of) if leaf is not None}
-            for number, parts in enumerate(self._parts)
-            for level, of in parts.items()
+            str(level): {str(i): leaf for i, leaf in enumerate(of) if leaf is not None}
+            for level, of in self._parts.items()
         }
-        return {"norms": self.norms, "shape": torch.tensor(self.shape), "sums": sums}
+        shape = torch.tensor(self.shape[1:])
+        return {"norms": self.norms, "omega": self._omega, "shape": shape, "sums": sums}
 
     def absorb(self, state: Tree) -> None:
         """Adds the rows of another process."""
         self.norms = self.norms + state["norms"]
-        for key, of in state["sums"].items():
-            number, level = map(int, key.split("/"))
-            _absorb(self._parts[number], {level: (of["0"].clone(), of.get("1"))})
+        for level, of in state["sums"].items():
+            _absorb(self._parts, {int(level): (of["0"].clone(), of.get("1"))})
 
 
 def _total(weights: Tensor | None, stacked: Tree, divided: bool) -> Tree:
@@ -138,7 +135,7 @@ def _total(weights: Tensor | None, stacked: Tree, divided: bool) -> Tree:
     def total(given: Tensor | Rows) -> Tensor:
         leaf = opened(given, weights)
         if isinstance(leaf, Growing):
-            return leaf.total(weights, divided)
+            return leaf.total(divided)
         if leaf.dtype not in made:
             omega = leaf.new_ones(len(leaf)) if weights is None else weights
             made[leaf.dtype] = Weights.of(omega, leaf.dtype, divided)

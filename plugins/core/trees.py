@@ -24,8 +24,8 @@ NORM_BLOCK = 512  # numbers whose squares are added up one after the other
 class Rows:
     """The rows [M, ...] of a tensor that are added up or measured, and not read by themselves."""
 
-    def __init__(self, rows: Any, weights: Any = ...) -> None:
-        """`weights`: the ones by which they may be added up, beside none; `...`: any."""
+    def __init__(self, rows: Any, weights: tuple[Any, ...] | None = None) -> None:
+        """`weights`: the ones by which they may be added up, as objects; None: any."""
         self._rows, self._weights = rows, weights
 
     def __getattr__(self, *_: object) -> Any:
@@ -39,7 +39,7 @@ class Rows:
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __lt__ = __gt__ = __getattr__
 
 
-def hidden(tree: Tree, weights: Any = ...) -> Tree:
+def hidden(tree: Tree, weights: tuple[Any, ...] | None = None) -> Tree:
     """A stacked tree of which only sums and norms can be taken, see `Rows`."""
     return {
         key: hidden(of, weights) if isinstance(of, dict) else Rows(of, weights)
@@ -52,10 +52,11 @@ def opened(leaf: Any, weights: Tensor | None = None) -> Any:
     if not isinstance(leaf, Rows):
         return leaf
     held = vars(leaf)
-    if weights is not None and held["_weights"] is not ... and held["_weights"] is not weights:
+    if held["_weights"] is not None and not any(weights is one for one in held["_weights"]):
         raise RecipeError(
             "the method declares that it needs sums, and measures rows or weighs them by itself",
-            allowed="sums by server.omega or none, or Needs(replies=Replies.SCALARS)",
+            allowed="sums by server.omega after training, sums without weights after exchanges of "
+            "the method's own, or Needs(replies=Replies.SCALARS)",
         )
     return held["_rows"]
 

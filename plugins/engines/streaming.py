@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -49,15 +49,24 @@ class Sums:
     def __init__(self, algorithm: Algorithm, n: Tensor) -> None:
         """`n` [M]: the samples of each client of the cohort."""
         self.omega = (torch.ones_like(n) if algorithm.uniform else n).double()
-        self.plain = bool(algorithm.components) and not algorithm.uniform
+        self.unweighted = {c.name for c in algorithm.components if c.needs.unweighted}
         self.parts: Tree = {}
 
     def take(self, position: int, answer: Tree) -> Tree:
         """Adds a client's model and uploads. Returns the rest of its answer."""
         given = {key: answer[key] for key in ADDED}
-        self.parts = self.parts or tree_map(lambda x: self._growing(x.shape, x.dtype), given)
+        self.parts = self.parts or self._empty(given)
         tree_map(lambda sums, leaf: sums.put(position, leaf), self.parts, given)
         return {key: of for key, of in answer.items() if key not in ADDED}
+
+    def _empty(self, given: Tree) -> Tree:
+        """The sums of no client yet, in the structure of a client's answer."""
+        ones = torch.ones_like(self.omega)
+        uploads = {
+            name: growing(of, ones if name in self.unweighted else self.omega)
+            for name, of in given["upload"].items()
+        }
+        return growing(given | {"upload": {}}, self.omega) | {"upload": uploads}
 
     def state(self) -> Tree:
         """What another process absorbs; a tensor's part has the name "" below its own."""
@@ -72,9 +81,12 @@ class Sums:
         if "" not in state:
             return {key: self._absorbed((mine or {}).get(key), of) for key, of in state.items()}
         part = state[""]
-        sums = mine or self._growing(part["shape"].tolist()[1:], part["norms"].dtype)
+        sums = mine or Growing(part["shape"].tolist(), part["norms"].dtype, part["omega"])
         sums.absorb(part)
         return sums
 
-    def _growing(self, shape: Sequence[int], dtype: torch.dtype) -> Growing:
-        return Growing(shape, dtype, self.omega, self.plain)
+
+def growing(tree: Tree, omega: Tensor) -> Tree:
+    """Sums by weights [M] of leaves such as those of one client."""
+    found: Tree = tree_map(lambda leaf: Growing(leaf.shape, leaf.dtype, omega), tree)
+    return found

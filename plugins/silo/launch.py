@@ -199,7 +199,13 @@ class Process:
         # As answers count: with the public samples that every client trains on.
         n = len(train) + round(terms.algorithm.needs.shared * self.shard.n_public)
         comm, kit = self.deployment.comm_args, self.deployment.kit(self.rank)
-        with SiloClient(comm, kit, self.rank - 1, terms.fingerprint, n, terms.code) as client:
+        hello = wire.Hello(
+            session=secrets.token_hex(8),
+            terms=terms.fingerprint,
+            samples=n,
+            code=dict(terms.code),
+        )
+        with SiloClient(comm, kit, self.rank - 1, hello) as client:
             LOG.info("run %s: %s has joined", client.run, wire.silo(self.rank - 1))
             memory = self.folder / f"silo-{self.rank}.safetensors"
             trainer.begin(

@@ -1,28 +1,29 @@
-"""A silo's connection to the server.
+"""A silo's connection to the server: one stream, which is opened again when it breaks.
 
 The silo only calls: it has no open port, and works behind NAT and firewalls.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import random
-import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import grpc
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError, shown
+from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.silo import certificates, wire
-from fedml_noniid.plugins.silo.coordinator import LONG_POLL_S
 from fedml_noniid.plugins.silo.exit_codes import (
     LostError,
     NotAdmittedError,
@@ -32,10 +33,16 @@ from fedml_noniid.plugins.silo.exit_codes import (
 )
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo_server import KEEPALIVE, SERVICE
-from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
+from fedml_noniid.plugins.silo.wire import Down, H, RefusedError, Up
 
 LOG = logging.getLogger(__name__)
-FOR_GOOD = ("configuration", "samples", "replaced")  # another try doesn't change them
+# Another try doesn't change them. Of a certificate, a renewed kit does.
+FOR_GOOD = ("configuration", "samples", "replaced", "certificate", "name", "call")
+# A late answer, or one that was sent twice since the line broke.
+USUAL = ("stale", "duplicate", "broken")
+WELCOME_S = 30.0  # seconds until the server answers Hello
+MIN_TRANSFER_S = 40.0  # the least time for a message from the server; more if the deadline is later
+STEADY_S = 5.0  # a stream that has lived so long was a contact with the server
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two tries, before jitter
 PAUSE = 0.1  # of the time that the server has been away
 OPTIONS = [
@@ -47,6 +54,9 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 T = TypeVar("T")
+# The silo's own decision about a task: called with its head and its table before a byte of its
+# tensors is read. It raises UserError; the server hears the message.
+Admit = Callable[[wire.Task, wire.Table], object]
 
 
 def channel(comm: CommArgs, kit: Path, rank: int) -> grpc.Channel:
@@ -75,9 +85,9 @@ def status(comm: CommArgs, kit: Path) -> dict[str, Any]:
 
 
 class SiloClient:
-    """One silo's calls.
+    """One silo's stream.
 
-    Each is repeated until the server answers, with pauses that grow and are jittered.
+    When it breaks, it is opened again, with pauses that grow and are jittered.
     """
 
     def __init__(
@@ -85,151 +95,161 @@ class SiloClient:
         comm: CommArgs,
         kit: Path,
         client: int,
-        terms: str,
-        n: int,
-        code: Mapping[str, str] | None = None,
+        hello: wire.Hello,
+        admit: Admit = lambda *_: None,
+        witness: wire.Witness = lambda *_: None,
     ) -> None:
-        """`client` counts from 0; `terms` is the fingerprint of the silo's configuration; `n` is
-        n_k; `code`: the methods that are not ours -> SHA-256 of their source."""
-        self._comm, self._client, self._terms = comm, client, terms
-        self._session, self._jitter = secrets.token_hex(8), random.Random()
-        self._hello = wire.Hello(
-            session=self._session, terms=terms, samples=n, code=dict(code or {})
-        )
-        self._call = wire.Call(session=self._session).frame()
+        """`client` counts from 0. `witness` is called with every message."""
+        self._comm, self._kit, self._client, self._hello = comm, kit, client, hello
+        self._admit, self._witness = admit, partial(witness, certificates.SERVER)
+        self._jitter = random.Random()
         self._channel = channel(comm, kit, client + 1)
-        self._over = threading.Event()
+        self._stream: Any = None  # gRPC's call
+        self._leaving: SimpleQueue[Iterable[bytes] | None] = SimpleQueue()
+        self._contact = self._opened = 0.0  # monotonic seconds
+        self._answered: tuple[str, Up] = ("", {})  # SHA-256 of the last task -> the upload
         self.run = ""
 
     def __enter__(self) -> SiloClient:
-        self.hello()
-        threading.Thread(target=self._attend, name="attend", daemon=True).start()
+        self._contact = time.monotonic()
+        self._patiently(self._open)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._hang_up()
         self._channel.close()
-
-    def hello(self) -> None:
-        """Introduces this process. Raises NotAdmittedError, LostError."""
-        call, frame = self._channel.unary_unary(f"/{SERVICE}/Hello"), self._hello.frame()
-        welcome = self._patiently(
-            lambda: wire.parsed(call(frame, timeout=30.0) or b"", wire.Welcome)
-        )
-        if self.run and welcome.run != self.run:
-            raise UserError(
-                f"the server has lost run {self.run} and is at run {shown(welcome.run)}; "
-                "delete this silo's file of the old run and start it again"
-            )
-        self.run = welcome.run
 
     def serve(self, answered: Callable[[Down], Up]) -> None:
         """Answers until the run is over. Raises UserError."""
-        while (down := self.task()) is not None:
-            try:
-                up = answered(down)
-            except UserError as error:
-                LOG.warning("exchange %d: %s", down.exchange, error)
-                self.fail(down.exchange, str(error))
-                if isinstance(error, SetBackError):
-                    raise
-            else:
-                self.answer(up)
+        while self._patiently(lambda: self._turn(answered)):
+            pass
 
-    def task(self) -> Down | None:
-        """The next message; None when the run is over.
+    def _turn(self, answered: Callable[[Down], Up]) -> bool:
+        """Waits for a task and answers it; False when the run is over.
 
-        Raises UserError if the server has given the run up.
+        Raises UserError if the server has given the run up, or was set back.
         """
-        call = self._channel.unary_stream(f"/{SERVICE}/Task")
-        began = time.monotonic()
-        found: Down | str = "wait"
-        while found == "wait":
+        if self._stream is None:
+            self._open()
+        refusal: UserError | None = None
+
+        def look(task: wire.Task, table: wire.Table) -> bool:
+            nonlocal refusal
             try:
-                found = self._patiently(lambda: self._read(call(self._call, timeout=self._long_s)))
-            except RefusedError as refusal:
-                if refusal.name != "restarted":
-                    raise
-                self.hello()
-                self._pause(time.monotonic() - began)
-        return None if isinstance(found, str) else found
+                self._refuse_oversize(table)
+                self._admit(task, table)
+            except UserError as error:
+                refusal = error
+            return refusal is None
 
-    def answer(self, up: Up) -> None:
-        """Sends an answer, unless the server has gone on without it."""
-        head = wire.Answer(session=self._session, exchange=up["exchange"])
-        self._send(head, lambda: wire.body(up["leaves"]))
-
-    def fail(self, exchange: int, why: str) -> None:
-        """Lets the server know that this silo can't answer."""
-        head = wire.Answer(session=self._session, exchange=exchange, failed=one_line(why, 500))
-        self._send(head, lambda: iter(()))
-
-    @property
-    def _long_s(self) -> float:
-        """Seconds for a call that may move a model over a slow line."""
-        return max(self._comm.deadline_s, 2 * LONG_POLL_S)
-
-    def _send(self, head: wire.Answer, body: Callable[[], Iterator[bytes]]) -> None:
-        call = self._channel.stream_unary(f"/{SERVICE}/Answer")
-        try:
-            self._patiently(lambda: call(chain([head.frame()], body()), timeout=self._long_s))
-        except RefusedError as refusal:
-            # Late, or sent twice because the first reply was lost, or the server was started again
-            # and will ask again.
-            usual = refusal.name in ("stale", "duplicate", "restarted")
-            level = logging.DEBUG if usual else logging.WARNING
-            LOG.log(level, "the server refused this answer: %s", refusal)
-            if refusal.name == "restarted":
-                self.hello()
-
-    def _read(self, stream: Iterator[bytes]) -> Down | str:
-        """One message of the server, "wait" or "over". Raises UserError if it is malformed, or
-        ends the run."""
-        received, began = iter(stream), time.monotonic()
-        task = wire.parsed(wire.following(received), wire.Task)
+        message = self._read(wire.Task, None, look)
+        task, digest = message.head, message.sha256
         if task.kind == "stop":
             raise QuorumError(f"the server ended the run: {task.why}; its log says more")
-        if task.kind == "wait" and time.monotonic() - began < LONG_POLL_S / 2:
-            raise RefusedError("malformed", "our server waits before it says that there is no work")
-        if task.kind != "ask":
-            return task.kind
-        table, most = wire.table(wire.following(received)), self._comm.max_message_mb << 20
-        if (size := wire.size_of(table)) > most:
+        if task.kind == "over":
+            return False
+        self._contact = time.monotonic()
+        try:
+            if refusal is not None:
+                raise refusal
+            if digest != self._answered[0]:  # else the line broke before the answer was sent whole
+                self._answered = "", {}
+                trees, counted = wire.nested(message.tensors), {self._client: task.counted}
+                ask = Ask(task.job, (self._client,), **trees, owner=task.owner)
+                down = Down(task.exchange, task.round, ask, self._hello.terms, counted)
+                self._answered = digest, answered(down)
+        except UserError as error:
+            LOG.warning("exchange %d: %s", task.exchange, error)
+            why, last = one_line(str(error), 500), isinstance(error, SetBackError)
+            self._send(wire.Answer(exchange=task.exchange, failed=why, last=last))
+            if last:
+                with self._within(WELCOME_S), suppress(grpc.RpcError):
+                    next(self._stream, None)  # until the server has read it
+                raise
+        else:
+            self._send(wire.Answer(exchange=task.exchange), self._answered[1]["leaves"])
+        return True
+
+    def _refuse_oversize(self, table: wire.Table) -> None:
+        size, most = sum(entry.size for entry in table.values()), self._comm.max_message_mb << 20
+        if size > most:
             raise RefusedError("oversize", f"message of {size} bytes; allowed: {most}")
-        trees = wire.nested(wire.read(received, table))
-        ask = Ask(task.job, (self._client,), **trees, owner=task.owner)
-        return Down(task.exchange, task.round, ask, self._terms, {self._client: task.counted})
 
-    def _attend(self) -> None:
-        """Keeps the stream open that shows the server that this silo is there."""
-        call = self._channel.unary_stream(f"/{SERVICE}/Attend")
-        while not self._over.is_set():
-            # The main thread deals with everything that this thread meets.
-            with contextlib.suppress(grpc.RpcError, ValueError):
-                for _ in call(self._call):
-                    pass
-            self._over.wait(self._jitter.uniform(0.5, 1.0))
+    # the stream
+    # ----------------------------------------------------------------------------------------------
 
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """What `call` returns, once the server answers.
+    def _open(self) -> None:
+        """Opens the stream and introduces this process."""
+        self._leaving = SimpleQueue()
+        frames = chain.from_iterable(iter(self._leaving.get, None))
+        self._stream = self._channel.stream_stream(f"/{SERVICE}/Session")(frames)
+        self._send(self._hello)
+        run = self._read(wire.Welcome, WELCOME_S).head.run
+        if self.run and run != self.run:
+            raise UserError(
+                f"the server has lost run {self.run} and is at run {shown(run)}; "
+                "delete this silo's file of the old run and start it again"
+            )
+        self.run, self._opened = run, time.monotonic()
 
-        Raises RefusedError, NotAdmittedError, LostError.
+    def _hang_up(self) -> None:
+        if self._stream is not None:
+            self._leaving.put(None)
+            self._stream.cancel()
+            self._stream = None
+
+    def _send(self, head: wire.Head, tensors: Params | None = None) -> None:
+        """Lets a thread of gRPC send a message."""
+        self._leaving.put(wire.leaving(head, tensors, partial(self._witness, True)))
+
+    def _read(
+        self,
+        kind: type[H],
+        head_s: float | None,
+        look: wire.Look = lambda *_: True,
+    ) -> wire.Message[H]:
+        """The next message. Raises RefusedError if it makes no sense."""
+        steps = wire.arriving(kind, look)
+        next(steps)
+        with self._within(head_s):
+            message = steps.send(wire.following(self._stream))
+        with self._within(max(self._comm.deadline_s, MIN_TRANSFER_S)):
+            while message is None:
+                message = steps.send(wire.following(self._stream))
+        self._witness(False, message)
+        return message
+
+    @contextmanager
+    def _within(self, seconds: float | None) -> Iterator[None]:
+        """Ends the stream after so many seconds: the server may have stopped in mid-message."""
+        timer = threading.Timer(seconds or 0.0, self._stream.cancel)
+        timer.daemon = True
+        if seconds is not None:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _patiently(self, step: Callable[[], T]) -> T:
+        """What `step` returns, once the server does its part.
+
+        Raises NotAdmittedError, LostError.
         """
-        began, comm = time.monotonic(), self._comm
         while True:
             try:
-                return call()
-            except grpc.RpcError as error:
-                _raise_refusal(error)
+                return step()
+            except (grpc.RpcError, RefusedError) as error:
                 reason = _reason(error)
-            except RefusedError as refusal:
-                if refusal.name not in ("malformed", "truncated"):
-                    raise
-                reason = f"its reply makes no sense: {refusal}"
-            waited = time.monotonic() - began
-            if waited > comm.lost_s:
+            now = time.monotonic()
+            if self._stream is not None and 0.0 < self._opened < now - STEADY_S:
+                self._contact = now
+            self._hang_up()
+            waited, self._opened = now - self._contact, 0.0
+            if waited > self._comm.lost_s:
                 raise LostError(
-                    f"no contact with the server at {comm.server} for {comm.lost_s:g} s ({reason})"
+                    f"no contact with the server at {self._comm.server} for "
+                    f"{self._comm.lost_s:g} s ({reason})"
                 )
             self._pause(waited)
 
@@ -239,27 +259,21 @@ class SiloClient:
         time.sleep(pause * self._jitter.uniform(0.5, 1.5))
 
 
-def _raise_refusal(error: grpc.RpcError) -> None:
-    """Raises the server's refusal, if that is the error: NotAdmittedError if another try can't
-    change it, otherwise RefusedError."""
-    code, details = error.code(), error.details() or ""
-    if code is grpc.StatusCode.PERMISSION_DENIED:
-        raise NotAdmittedError(f"the server does not admit this silo: {details[:300]}") from None
+def _reason(error: grpc.RpcError | RefusedError) -> str:
+    """Why the stream has ended. Raises NotAdmittedError if another try can't change it."""
+    if isinstance(error, RefusedError):
+        return f"its reply makes no sense: {error}"
+    details = error.details() or ""
     if "CERTIFICATE_VERIFY_FAILED" in details:
         raise NotAdmittedError(
             "the process at comm_args.server has no certificate of this federation; check "
             "address and ca.crt"
-        ) from None
-    if code is not grpc.StatusCode.FAILED_PRECONDITION:
-        return
-    try:
-        found = wire.parsed(details.encode(), wire.Refusal)
-    except RefusedError:
-        return  # our server did not write this
-    if found.name in FOR_GOOD:
-        raise NotAdmittedError(f"the server refuses this silo: {found.why}") from None
-    raise RefusedError(found.name, found.why) from None
-
-
-def _reason(error: grpc.RpcError) -> str:
-    return f"{error.code().name.lower()}: {' '.join((error.details() or '').split())[:200]}"
+        )
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        with suppress(RefusedError):  # then our server did not write this
+            found = wire.parsed(details.encode(), wire.Refusal)
+            if found.name in FOR_GOOD:
+                raise NotAdmittedError(f"the server refuses this silo: {one_line(found.why)}")
+            level = logging.DEBUG if found.name in USUAL else logging.WARNING
+            LOG.log(level, "the server has refused a message: %s", found.why)
+    return f"{error.code().name.lower()}: {' '.join(details.split())[:200]}"

@@ -1,42 +1,45 @@
 """The server's one port: gRPC with mutual TLS. Silos call, the server never does.
 
-A silo is known by its certificate. Hello, Attend, Task and Answer are for silos; Status is for the
-server's own kit. All messages are bytes of `plugins.silo.wire`; gRPC and this file make no other
-objects of them.
+A silo is known by its certificate. It has one stream, Session; Status is for the server's own kit.
+All messages are bytes of `plugins.silo.wire`; gRPC and this file make no other objects of them. An
+event loop in a thread of its own runs all calls.
 """
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import json
 import resource
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
+from functools import cache, partial
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any
 
 import grpc
+import grpc.aio
 
+from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.silo import certificates, wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.settings import CommArgs
-from fedml_noniid.plugins.silo.wire import RefusedError
+from fedml_noniid.plugins.silo.wire import H, RefusedError
 
 SERVICE = "fedml_noniid.Federation"
-METHODS = ("Hello", "Attend", "Task", "Answer", "Status")
-MAX_PARALLEL_CALLS = 4  # of one silo
+MAX_NEW_STREAMS = 4  # of one silo, beside the one that it has
 HEAD_S = 10.0  # the time for the first message of a call
-# A silo's calls: at most, back by the second, back for an answer.
-MAX_CALLS, CALLS_PER_S, CALLS_PER_ANSWER = 60.0, 5.0, 10.0
-MIN_UPLOAD_S = 60.0  # the least time for an upload; more if the deadline is later
+MAX_CALLS, CALLS_PER_S = 60.0, 5.0  # of a silo: at most, and back by the second
+MIN_TRANSFER_S = 60.0  # the least time for a message; more if the deadline is later
+RECHECK_S = 2.0  # all open streams are checked so often for certificates that are admitted no more
 MAX_CONNECTIONS = 4096  # also those before TLS; less if the process may open few files
 OPERATOR = -1  # the client number of the server's own kit
-Frames = Iterator[bytes]
-C = TypeVar("C", wire.Call, wire.Answer)
+# The line broke, or the exchange is over. After any other refusal of an answer, the silo is out of
+# the exchange.
+MAY_TRY_AGAIN = ("truncated", "silent", "certificate", "stale", "duplicate")
 KEEPALIVE = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -49,213 +52,253 @@ BOUNDS = [
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.max_connection_idle_ms", 30_000),
     ("grpc.max_metadata_size", 1 << 14),
 ]
+
+
+@cache
+def event_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of this process. Its thread ends with the process."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="event loop", daemon=True).start()
+    return loop
+
+
+@asynccontextmanager
+async def within(seconds: float, what: str) -> AsyncIterator[None]:
+    """Raises RefusedError if this takes longer: `what` has not happened."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise RefusedError("silent", f"{what} within {seconds:g} s") from None
+
+
+Answering = Callable[[int, "Call"], Awaitable[None]]
+
+
+class Call:
+    """A call of a certificate's holder: its messages, with time limits."""
+
+    def __init__(self, context: Any, rest_s: float, witness: wire.Witness) -> None:
+        """`rest_s`: seconds for a message whose head has come, and for one that is sent."""
+        names, self.pem = (
+            next(iter(context.auth_context().get(key, [])), b"")
+            for key in ("x509_common_name", "x509_pem_cert")
+        )
+        self.who = names.decode(errors="replace")
+        self.due = asyncio.Event()  # set: there may be something to send
+        self.refusal: RefusedError | None = None  # why `end` has ended it
+        self.context, self._rest_s, self._witness = context, rest_s, witness
+        self._loop = asyncio.get_running_loop()
+        self._task: Any = asyncio.current_task()
+
+    def wake(self) -> None:
+        """Lets the call look for something to send. From any thread."""
+        self._loop.call_soon_threadsafe(self.due.set)
+
+    def end(self, refusal: RefusedError) -> None:
+        """Ends the call, whatever it waits for. From any thread."""
+
+        def cancel() -> None:
+            self.refusal = refusal
+            self._task.cancel()
+
+        self._loop.call_soon_threadsafe(cancel)
+
+    async def read(
+        self, kind: type[H], head_s: float, look: wire.Look = lambda *_: True
+    ) -> wire.Message[H]:
+        """The next message; its head is there within `head_s` seconds. Raises RefusedError."""
+        steps, name = wire.arriving(kind, look), kind.__name__
+        next(steps)
+        async with within(head_s, f"no {name} came"):
+            message = steps.send(await self._frame())
+        async with within(self._rest_s, f"the {name} did not end"):
+            while message is None:
+                message = steps.send(await self._frame())
+        self._witness(self.who, False, message)
+        return message
+
+    async def write(self, head: wire.Head, tensors: Params | None = None) -> None:
+        """Sends a message. Raises RefusedError if the silo does not take it."""
+
+        def left(message: wire.Message[wire.Head]) -> None:
+            self._witness(self.who, True, message)
+
+        async with within(self._rest_s, f"the {type(head).__name__} was not taken"):
+            for frame in wire.leaving(head, tensors, left):
+                await self.context.write(frame)
+
+    async def _frame(self) -> bytes:
+        frame: bytes = await self.context.read()
+        if frame is grpc.aio.EOF:
+            raise RefusedError("truncated", "the message ended too early")
+        return frame
 
 
 class SiloServer:
     """Listens while it is open."""
 
-    def __init__(self, comm: CommArgs, kit: Path, coordinator: Coordinator) -> None:
-        """`kit`: the folder with the server's certificates.
+    def __init__(
+        self,
+        comm: CommArgs,
+        kit: Path,
+        coordinator: Coordinator,
+        witness: wire.Witness = lambda *_: None,
+    ) -> None:
+        """`kit`: the folder with the server's certificates. `witness` is called in the event loop
+        with every message.
 
-        UserError if it is bad.
+        UserError if the kit is bad.
         """
-        self._comm, self._coordinator = comm, coordinator
+        self._comm, self._coordinator, self._witness = comm, coordinator, witness
         self._names = {certificates.name(k + 1): k for k in range(OPERATOR, coordinator.silos)}
-        self._running: Counter[int] = Counter()  # calls by client
-        self._calls: dict[int, tuple[float, float]] = {}  # client -> (calls left, when)
-        self._lock = threading.Lock()
+        self._calls: set[Call] = set()  # the open streams
+        self._new: Counter[int] = Counter()  # streams by client that have not said hello
+        self._rates: dict[int, tuple[float, float]] = {}  # client -> (calls left, when)
+        self._checks = ThreadPoolExecutor(1, "check")
+        mine = certificates.Kit.read(kit, 0)
+        self._admission = certificates.Admission(mine.ca, kit / "crl.pem")
+        self._credentials = grpc.ssl_server_credentials(
+            [(mine.key, mine.certificate)], mine.ca, True
+        )
+
+    def __enter__(self) -> SiloServer:
+        asyncio.run_coroutine_threadsafe(self._start(), event_loop()).result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), event_loop()).result()
+
+    async def _start(self) -> None:
         # A quarter of the file descriptors is left for files, whatever strangers do.
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         files = min(hard, 2 * MAX_CONNECTIONS) if hard > 0 else 2 * MAX_CONNECTIONS
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
         most = [("grpc.max_allowed_incoming_connections", min(MAX_CONNECTIONS, files * 3 // 4))]
-        # Silos can fill all threads but eight. There, calls that are turned away wait for
-        # milliseconds.
-        threads = MAX_PARALLEL_CALLS * coordinator.silos + 8
-        self._server = grpc.server(
-            ThreadPoolExecutor(threads, "call"),
-            options=KEEPALIVE + BOUNDS + most,
-            maximum_concurrent_rpcs=10 * threads,
-        )
-        # All are streams: a unary call would wait for its message in a thread before the server
-        # knows who calls.
+        self._server = grpc.aio.server(options=KEEPALIVE + BOUNDS + most)
+        # All are streams: gRPC would wait for the message of a unary call before it calls us.
         handlers = {
-            method: grpc.stream_stream_rpc_method_handler(functools.partial(self._serve, method))
-            for method in METHODS
+            "Session": grpc.stream_stream_rpc_method_handler(partial(self._serve, self._session)),
+            "Status": grpc.stream_stream_rpc_method_handler(partial(self._serve, self._status)),
         }
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, handlers),)
         )
-        mine = certificates.Kit.read(kit, 0)
-        self._admission = certificates.Admission(mine.ca, kit / "crl.pem")
-        credentials = grpc.ssl_server_credentials([(mine.key, mine.certificate)], mine.ca, True)
-        self._server.add_secure_port(comm.server, credentials)
+        self._server.add_secure_port(self._comm.server, self._credentials)
+        await self._server.start()
+        self._rechecks = asyncio.create_task(self._recheck())
 
-    def __enter__(self) -> SiloServer:
-        self._server.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.stop(1.0).wait(5.0)
+    async def _stop(self) -> None:
+        self._rechecks.cancel()
+        await self._server.stop(1.0)
 
     # calls
     # ----------------------------------------------------------------------------------------------
 
-    def _serve(self, method: str, stream: Frames, context: grpc.ServicerContext) -> Frames:
-        """Answers one call: the method gets the client, the first message, the messages behind it,
-        and gRPC's context."""
-        call: Callable[..., Frames] = getattr(self, f"_{method.lower()}")
-        with self._call(context, operator=method == "Status") as client:
-            with self._within(HEAD_S, client, context):
-                first = wire.following(stream)
-            yield from call(client, first, stream, context)
+    async def _serve(self, answer: Answering, _: object, context: Any) -> None:
+        """Serves one call. All that is known without a message is checked before one is awaited.
 
-    def _hello(self, client: int, first: bytes, *_: object) -> Frames:
-        yield self._coordinator.hello(client, wire.parsed(first, wire.Hello)).frame()
-
-    def _attend(
-        self, client: int, first: bytes, _: object, context: grpc.ServicerContext
-    ) -> Frames:
-        call = self._parsed(client, first, wire.Call)
-        context.add_callback(self._coordinator.wake)
-        context.send_initial_metadata(())
-        self._coordinator.attend(client, call.session, lambda: self._active(context))
-        yield from ()
-
-    def _task(self, client: int, first: bytes, _: object, context: grpc.ServicerContext) -> Frames:
-        call = self._parsed(client, first, wire.Call)
-        context.add_callback(self._coordinator.wake)
-        found = self._coordinator.task(client, call.session, lambda: self._active(context))
-        self._identity(context)  # again: the certificate may be revoked since the call began
-        if isinstance(found, wire.Task):
-            yield found.frame()
-        else:
-            yield wire.Task.of(found).frame()
-            yield from wire.body(wire.tensors(found))
-
-    def _answer(
-        self, client: int, first: bytes, received: Frames, context: grpc.ServicerContext
-    ) -> Frames:
-        answer = self._parsed(client, first, wire.Answer)
-        if answer.failed:
-            self._coordinator.fail(client, answer.exchange, answer.failed[:500])
-        else:
-            self._upload(client, answer.exchange, received, context)
-        yield b"{}"
-
-    def _upload(
-        self, client: int, exchange: int, received: Frames, context: grpc.ServicerContext
-    ) -> None:
-        """Takes the tensors of an answer. Raises RefusedError."""
-        schema = self._coordinator.expected(client, exchange)
+        A RefusedError becomes gRPC's status.
+        """
+        call = Call(context, max(self._comm.deadline_s, MIN_TRANSFER_S), self._witness)
         try:
-            with self._within(max(self._comm.deadline_s, MIN_UPLOAD_S), client, context):
-                table = wire.table(wire.following(received))
-                wire.fit(table, schema, wire.silo(client))  # before memory is taken
-                leaves = wire.read(received, table)
+            client = self._admitted(call, operator=answer == self._status)
+            await answer(client, call)
+            return
+        except RefusedError as error:
+            refusal = error
+        except asyncio.CancelledError:
+            if call.refusal is None:  # the caller has left
+                raise
+            refusal = call.refusal
+        self._coordinator.refuse(call.who, refusal)
+        details = wire.Refusal(name=refusal.name, why=str(refusal)[:500])
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, details.frame().decode())
+
+    async def _status(self, _: int, call: Call) -> None:
+        await call.context.write(json.dumps(self._coordinator.status()).encode())
+
+    async def _session(self, client: int, call: Call) -> None:
+        """Sends a silo its tasks and takes its answers, in turns."""
+        self._new[client] += 1
+        try:
+            hello = await call.read(wire.Hello, HEAD_S)
+        finally:
+            self._new[client] -= 1
+        welcome = self._coordinator.join(client, hello.head, call)
+        self._calls.add(call)
+        try:
+            await call.write(welcome)
+            while await self._turn(client, call):
+                pass
+        finally:
+            self._calls.remove(call)
+            self._coordinator.leave(client, call)
+
+    async def _turn(self, client: int, call: Call) -> bool:
+        """Waits for a task, sends it, and takes the answer; False once the run is over."""
+        call.due.clear()
+        found = self._coordinator.task(client)
+        if found is None:
+            await call.due.wait()
+            return True
+        if isinstance(found, wire.Task):
+            await call.write(found)
+            return False
+        self._check(call)  # again: it may be revoked since the call began
+        await call.write(wire.Task.of(found), wire.tensors(found))
+        return await self._upload(client, found.exchange, call)
+
+    async def _upload(self, client: int, exchange: int, call: Call) -> bool:
+        """Takes the answer to the exchange; False if it is the silo's last. Raises RefusedError."""
+
+        def look(answer: wire.Answer, table: wire.Table) -> bool:
+            wire.fit(table, self._coordinator.expected(client, answer.exchange), wire.silo(client))
+            return True
+
+        try:
+            # Afterwards the exchange is over, so the answer would come too late.
+            longest = max(self._comm.deadline_s, self._comm.patience_s)
+            answer = await call.read(wire.Answer, longest, look)
+            self._check(call)  # again: the certificate may be revoked since the call began
+            accept = partial(self._coordinator.accept, client, answer.head, answer.tensors)
+            await event_loop().run_in_executor(self._checks, accept)
+            return not answer.head.last
         except RefusedError as refusal:
-            # Else the silo died or the line broke, and it will try again.
-            if refusal.name != "truncated":
+            if refusal.name not in MAY_TRY_AGAIN:
                 self._coordinator.fail(client, exchange, str(refusal))
             raise
-        self._identity(context)  # again: the certificate may be revoked since the call began
-        up = wire.Up(client=client, exchange=exchange, leaves=leaves)
-        self._coordinator.accept(client, up)
-        self._pay(client, -CALLS_PER_ANSWER)
 
-    def _status(self, *_: object) -> Frames:
-        yield json.dumps(self._coordinator.status()).encode()
-
-    # what all calls share
+    # who may call
     # ----------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _call(self, context: grpc.ServicerContext, operator: bool) -> Iterator[int]:
-        """The calling client, identified and within its limits.
-
-        A RefusedError within becomes gRPC's status.
-        """
-        client = self._identity(context)
+    def _admitted(self, call: Call, operator: bool) -> int:
+        """The client of a call, or OPERATOR. Raises RefusedError if it may not make this call."""
+        self._check(call)
+        client = self._names.get(call.who)
+        if client is None:
+            raise RefusedError("name", f"{call.who[:40]!r} takes no part in this run")
         if (client == OPERATOR) is not operator:
-            self._turn_away(context, client, "call", "this call is not for this certificate")
-        with self._lock:
-            free = self._running[client] < MAX_PARALLEL_CALLS and self._left(client) >= 1
-            self._running[client] += free
-        if not free:
-            self._refuse(client, RefusedError("rate", "too many calls"))
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
-        self._pay(client, 1)
-        try:
-            yield client
-        except RefusedError as refusal:
-            self._refuse(client, refusal)
-            details = wire.Refusal(name=refusal.name, why=str(refusal)[:500])
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, details.frame().decode())
-        finally:
-            with self._lock:
-                self._running[client] -= 1
+            raise RefusedError("call", "this call is not for this certificate")
+        now, (left, since) = time.monotonic(), self._rates.get(client, (MAX_CALLS, 0.0))
+        left = min(MAX_CALLS, left + (now - since) * CALLS_PER_S)
+        if left < 1 or self._new[client] >= MAX_NEW_STREAMS:
+            raise RefusedError("rate", "too many calls")
+        self._rates[client] = left - 1, now
+        return client
 
-    @contextmanager
-    def _within(self, seconds: float, client: int, context: grpc.ServicerContext) -> Iterator[None]:
-        """Ends the call after so many seconds: messages that never come must not keep a thread."""
+    def _check(self, call: Call) -> None:
+        """Raises RefusedError if the certificate of a call is not admitted at this moment."""
+        if why := self._admission.refusal(call.pem):
+            raise RefusedError("certificate", why)
 
-        def end() -> None:
-            self._refuse(client, RefusedError("silent", f"a call sent too little in {seconds:g} s"))
-            context.cancel()
-
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _identity(self, context: grpc.ServicerContext) -> int:
-        """The client of a call, or OPERATOR; ends the call of anybody else."""
-        names = context.auth_context().get("x509_common_name", [b""])
-        who = names[0].decode(errors="replace")
-        if refusal := self._refusal(context):
-            self._turn_away(context, who, "certificate", refusal)
-        if who not in self._names:
-            self._turn_away(context, who, "name", f"{who[:40]!r} takes no part in this run")
-        return self._names[who]
-
-    def _turn_away(
-        self, context: grpc.ServicerContext, who: str | int, name: str, why: str
-    ) -> NoReturn:
-        """Ends the call of a certificate that may not make it."""
-        self._refuse(who, RefusedError(name, why))
-        context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
-        raise AssertionError("abort raises")
-
-    def _refuse(self, who: str | int, refusal: RefusedError) -> None:
-        """Counts what was refused of a client, or of an unknown name."""
-        name = who[:40] if isinstance(who, str) else certificates.name(who + 1)
-        self._coordinator.refuse(name, refusal)
-
-    def _refusal(self, context: grpc.ServicerContext) -> str:
-        """Why the certificate of a call is not admitted at this moment; "" if it is."""
-        pem = next(iter(context.auth_context().get("x509_pem_cert", [])), b"")
-        return self._admission.refusal(pem)
-
-    def _active(self, context: grpc.ServicerContext) -> bool:
-        """Whether a call that waits still has a caller whom the server admits."""
-        return bool(context.is_active()) and not self._refusal(context)
-
-    def _parsed(self, client: int, first: bytes, kind: type[C]) -> C:
-        """The head of a call. Raises RefusedError unless it is of the silo's last process."""
-        head = wire.parsed(first, kind)
-        self._coordinator.check(client, head.session)
-        return head
-
-    def _left(self, client: int) -> float:
-        left, when = self._calls.get(client, (MAX_CALLS, 0.0))
-        return min(MAX_CALLS, left + (time.monotonic() - when) * CALLS_PER_S)
-
-    def _pay(self, client: int, calls: float) -> None:
-        with self._lock:
-            self._calls[client] = self._left(client) - calls, time.monotonic()
+    async def _recheck(self) -> None:
+        """Ends the streams of certificates that are not admitted any more."""
+        while True:
+            await asyncio.sleep(RECHECK_S)
+            for call in self._calls:
+                if why := self._admission.refusal(call.pem):
+                    call.end(RefusedError("certificate", why))

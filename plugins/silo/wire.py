@@ -1,6 +1,8 @@
 """The messages between server and silos: as objects, as bytes, and the check of the uploads.
 
-On the network a message is a head (JSON), and perhaps tensors: a table (JSON), then their bytes.
+On the network a message is a head (JSON), and perhaps tensors: a table (JSON), then their bytes. A
+silo has one stream. It says Hello and hears Welcome; then the server sends Tasks, and the silo
+answers each with one Answer. A stream ends after the Task "over" or "stop", or with a Refusal.
 Sizes are checked before memory is taken. Nothing here makes objects of a type that the sender
 chooses.
 
@@ -14,8 +16,11 @@ Under stock FedML 0.8.30 the type of a message's content matters. This file alon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from hashlib import sha256
+from itertools import chain
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -159,16 +164,21 @@ class Head(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    @property
+    def has_tensors(self) -> bool:
+        """Whether tensors follow."""
+        return False
+
     def frame(self) -> bytes:
         """The head as bytes."""
         return self.model_dump_json().encode()
 
 
 class Hello(Head):
-    """A silo comes. `samples`: n_k; `code`: its methods that are not ours -> hash of their
-    source."""
+    """A silo comes. `session`: of its process; `samples`: n_k; `code`: its methods that are not
+    ours -> hash of their source."""
 
-    session: str
+    session: Annotated[str, Field(max_length=32)]
     terms: str
     samples: int
     code: dict[str, str] = {}
@@ -180,29 +190,33 @@ class Welcome(Head):
     run: str
 
 
-class Call(Head):
-    """Any later call of a silo. `session`: of its process."""
-
-    session: str
-
-
-class Answer(Call):
-    """An upload; `failed`: why there is none."""
+class Answer(Head):
+    """What a silo says to a Task: an upload follows, or `failed` says why there is none. After the
+    `last` one it ends."""
 
     exchange: int
     failed: str = ""
+    last: bool = False
+
+    @property
+    def has_tensors(self) -> bool:
+        return not self.failed
 
 
 class Task(Head):
-    """What a silo has to do; tensors follow if it is to "ask"."""
+    """What a silo has to do. Tensors follow "ask"; nothing follows the others."""
 
-    kind: Literal["ask", "wait", "over", "stop"]
+    kind: Literal["ask", "over", "stop"]
     why: str = ""
     exchange: int = 0
     round: int = 0
     job: str = ""
     owner: str = ""
     counted: int = 0
+
+    @property
+    def has_tensors(self) -> bool:
+        return self.kind == "ask"
 
     @staticmethod
     def of(down: Down) -> Task:
@@ -271,12 +285,16 @@ def table(frame: bytes) -> Table:
         raise RefusedError("malformed", "this is no table of tensors") from None
 
 
-def body(tensors: Params) -> Iterator[bytes]:
-    """Tensors as frames: their table, then the bytes of one after the other."""
-    entries = {
+def table_of(tensors: Params) -> Table:
+    """The table of tensors."""
+    return {
         key: Entry(dtype=_dtype(leaf), shape=tuple(leaf.shape), order=_order(leaf))
         for key, leaf in tensors.items()
     }
+
+
+def body(entries: Table, tensors: Params) -> Iterator[bytes]:
+    """Tensors as frames: their table, then the bytes of one after the other."""
     yield TABLE.dump_json(entries)
     for key, leaf in tensors.items():
         flat = leaf.detach().permute(entries[key].order).contiguous().reshape(-1)
@@ -285,40 +303,98 @@ def body(tensors: Params) -> Iterator[bytes]:
             yield bytes(data[start : start + CHUNK_BYTES])
 
 
+class Body:
+    """Takes the bytes behind a table, frame by frame. A check of the table comes before."""
+
+    def __init__(self, entries: Table, keep: bool = True) -> None:
+        """Reserves memory for the tensors, unless their bytes are dropped (`keep` is False)."""
+        # Memory of its own: matrix products round differently at addresses that are not aligned.
+        self._leaves = {
+            key: torch.empty([entry.shape[axis] for axis in entry.order], dtype=DTYPES[entry.dtype])
+            for key, entry in entries.items()
+            if keep
+        }
+        self._entries, self.size = entries, sum(entry.size for entry in entries.values())
+        self.left = self.size
+        views = (leaf.reshape(-1).view(torch.uint8) for leaf in self._leaves.values())
+        self._parts = deque(view.numpy().data for view in views if view.numel())
+
+    def take(self, frame: bytes) -> None:
+        """Takes the next frame. Raises RefusedError if it is empty or too long."""
+        if not 0 < len(frame) <= self.left:
+            kind = "oversize" if frame else "malformed"
+            raise RefusedError(kind, f"a frame of {len(frame)} bytes; expected: {self.left} more")
+        rest, self.left = memoryview(frame), self.left - len(frame)
+        while rest and self._parts:
+            part = self._parts.popleft()
+            n = min(len(part), len(rest))
+            part[:n], rest = rest[:n], rest[n:]
+            if n < len(part):
+                self._parts.appendleft(part[n:])
+
+    def tensors(self) -> Params:
+        """The tensors, once nothing is `left`."""
+        return {
+            key: leaf.permute([self._entries[key].order.index(axis) for axis in range(leaf.dim())])
+            for key, leaf in self._leaves.items()
+        }
+
+
+class Message(NamedTuple, Generic[H]):
+    """A message that has arrived or left whole."""
+
+    head: H
+    table: Table  # empty if no tensors follow the head
+    sha256: str  # of its frames, one behind the other
+    tensors: Params  # of an arrived one, unless they were dropped
+
+
+# Called with the head and the table of a message before a byte of its tensors is read. It returns
+# whether they are kept, or raises RefusedError.
+Look = Callable[[Any, Table], bool]
+# Called with (name in the other side's certificate, whether the message left, message) of every
+# message that arrived or left whole.
+Witness = Callable[[str, bool, Message[Any]], object]
+
+
+def arriving(kind: type[H], look: Look) -> Generator[Message[H] | None, bytes, None]:
+    """Reads a message from the frames that are sent to this generator: it yields None after each,
+    the message after the last.
+
+    Raises RefusedError at the first frame that is wrong.
+    """
+    frame = yield None
+    digest, head = sha256(frame), parsed(frame, kind)
+    entries, rest = Table(), Body({})
+    if head.has_tensors:
+        frame = yield None
+        digest.update(frame)
+        entries = table(frame)
+        rest = Body(entries, look(head, entries))
+    while rest.left:
+        frame = yield None
+        digest.update(frame)
+        rest.take(frame)
+    yield Message(head, entries, digest.hexdigest(), rest.tensors())
+
+
+def leaving(
+    head: Head, tensors: Params | None, left: Callable[[Message[Head]], object]
+) -> Iterator[bytes]:
+    """The frames of a message; `left` is called once the last one has been taken."""
+    digest, entries, frames = sha256(), table_of(tensors or {}), [head.frame()]
+    for frame in frames if tensors is None else chain(frames, body(entries, tensors)):
+        digest.update(frame)
+        yield frame
+    left(Message(head, entries, digest.hexdigest(), {}))
+
+
 def following(frames: Iterator[bytes]) -> bytes:
     """The next frame. Raises RefusedError if there is none."""
     frame = next(frames, None)
     if frame is None:
-        raise RefusedError("truncated", "message ended too early")
+        raise RefusedError("truncated", "the message ended too early")
     return frame
-
-
-def read(frames: Iterator[bytes], entries: Table) -> Params:
-    """The tensors of a table, from the frames behind it.
-
-    Raises RefusedError if there are more bytes or fewer.
-    """
-    size, place, data, found = size_of(entries), 0, bytearray(), {}
-    for frame in frames:
-        if len(data) + len(frame) > size:
-            raise RefusedError("oversize", f"message has more than the {size} bytes of its table")
-        data += frame
-    if len(data) < size:
-        raise RefusedError("truncated", f"message ended after {len(data)} of {size} bytes")
-    for key, entry in entries.items():
-        # Memory of its own: matrix products round differently at addresses that are not aligned.
-        leaf = torch.empty([entry.shape[axis] for axis in entry.order], dtype=DTYPES[entry.dtype])
-        if n := leaf.numel():
-            bits = torch.frombuffer(data, dtype=leaf.dtype, count=n, offset=place)
-            leaf.copy_(bits.view(leaf.shape))
-        found[key] = leaf.permute([entry.order.index(axis) for axis in range(leaf.dim())])
-        place += entry.size
-    return found
-
-
-def size_of(entries: Table) -> int:
-    """The bytes behind a table."""
-    return sum(entry.size for entry in entries.values())
 
 
 def _order(leaf: Tensor) -> tuple[int, ...]:

@@ -382,6 +382,8 @@ def test_what_only_a_simulation_may_do_is_refused_on_real_silos(needs: Needs, wo
         (Replies.SUMS, lambda server: 2 * server.replies.upload["z"][0]),
         (Replies.SUMS, lambda server: row_norms(server.replies.deltas)),
         (Replies.SUMS, lambda server: weighted_sum(server.weights, server.trained)),
+        (Replies.SUMS, lambda server: weighted_sum(None, server.trained)),
+        (Replies.SUMS, lambda server: weighted_sum(server.omega, server.replies.upload)),
         (Replies.SCALARS, lambda server: server.replies.deltas["w"].norm()),
         (Replies.SCALARS, lambda server: [*server.client_models()]),
         (Replies.SCALARS, lambda server: torch.stack([server.replies.deltas["w"]])),
@@ -397,7 +399,7 @@ def test_a_method_sees_of_the_replies_what_it_declares(needs: Replies, reads: An
 
         @property
         def needs(self) -> Needs:
-            return Needs(replies=self.declared)
+            return Needs(replies=self.declared, unweighted=True)
 
         def step(self, server: Server) -> Change:
             assert weighted_sum(None, server.replies.upload)["z"].item() == 6

@@ -4,11 +4,14 @@ wants."""
 from __future__ import annotations
 
 import json
+import secrets
 import socket
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 import grpc
@@ -22,11 +25,11 @@ from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.silo_client import SiloClient, channel
-from fedml_noniid.plugins.silo.silo_server import METHODS, SERVICE, SiloServer
+from fedml_noniid.plugins.silo.silo_server import SERVICE, SiloServer
 from tests.silo import world
 
-LONG = 60.0  # seconds until a test gives up; never reached where the code is right
-CALL = b'{"session": "own"}'  # the head of a silo's later calls
+LONG = 10.0  # seconds until a test gives up; never reached where the code is right
+METHODS = ("Session", "Status")
 
 
 def framed(values: Mapping[str, object]) -> bytes:
@@ -48,13 +51,74 @@ def outcome(error: grpc.RpcError) -> str:
 
 
 def hello(terms: str = "terms", samples: int = 17, session: str = "own") -> bytes:
-    """A silo's first message."""
+    """A silo's first message, whatever it says."""
     return framed({"session": session, "terms": terms, "samples": samples})
 
 
 def answer_of(exchange: int | None, /, **values: object) -> bytes:
     """The head of an answer, but for `values`."""
-    return framed({"session": "own", "exchange": exchange} | values)
+    return framed({"exchange": exchange} | values)
+
+
+def body(leaves: Mapping[str, torch.Tensor]) -> list[bytes]:
+    """The table of tensors, and their bytes in frames."""
+    return list(wire.leaving(wire.Answer(exchange=0), dict(leaves), lambda _: None))[1:]
+
+
+def read(
+    frames: Iterator[bytes], kind: type[wire.H], look: wire.Look = lambda *_: True
+) -> wire.Message[wire.H]:
+    """A message from its frames."""
+    steps = wire.arriving(kind, look)
+    next(steps)
+    while (message := steps.send(wire.following(frames))) is None:
+        pass
+    return message
+
+
+class Stream:
+    """A call that sends what a test wants. It lives until it is closed."""
+
+    def __init__(self, line: grpc.Channel, *frames: bytes, method: str = "Session") -> None:
+        self._leaving: SimpleQueue = SimpleQueue()
+        path = method if method.startswith("/") else f"/{SERVICE}/{method}"
+        self.call = line.stream_stream(path)(chain(frames, iter(self._leaving.get, None)))
+
+    def send(self, *frames: bytes) -> None:
+        for frame in frames:
+            self._leaving.put(frame)
+
+    def read(self, kind: type[wire.H]) -> wire.H:
+        """The head of the next message."""
+        return read(self.call, kind).head
+
+    def end(self) -> None:
+        """Sends nothing any more."""
+        self._leaving.put(None)
+
+    def outcome(self) -> str:
+        """Waits for the end of the call: "ok", or as in `outcome`."""
+        try:
+            for _ in self.call:
+                pass
+        except grpc.RpcError as error:
+            return outcome(error)
+        finally:
+            self.end()
+        return "ok"
+
+
+def hello_of(terms: str = "terms", samples: int = 17) -> wire.Hello:
+    """What an honest silo says first."""
+    return wire.Hello(session=secrets.token_hex(8), terms=terms, samples=samples)
+
+
+class Line:
+    """The stream of a silo, as far as the coordinator sees it."""
+
+    def wake(self) -> None: ...
+
+    def end(self, refusal: wire.RefusedError) -> None: ...
 
 
 class Idle(NamedTuple):
@@ -70,14 +134,16 @@ class Idle(NamedTuple):
         return channel(self.comm, self.kits / str(rank), rank)
 
 
-def sent(line: grpc.Channel, method: str, *messages: bytes, timeout: float = LONG) -> str:
-    """What becomes of these messages to a method: "ok", or as in `outcome`."""
-    path = method if method.startswith("/") else f"/{SERVICE}/{method}"
+def sent(line: grpc.Channel, method: str, *messages: bytes) -> str:
+    """What becomes of these messages at the begin of a call: "ok" with a reply, or as in
+    `outcome`."""
+    stream = Stream(line, *messages, method=method)
+    stream.end()
     try:
-        for _ in line.stream_stream(path)(iter(messages), timeout=timeout):
-            pass
+        next(stream.call, None)
     except grpc.RpcError as error:
         return outcome(error)
+    stream.call.cancel()
     return "ok"
 
 
@@ -164,7 +230,7 @@ class Federation:
         # The server's own error says more than "the server ended the run".
         with (
             suppress(UserError),
-            SiloClient(self.comm, kit, client, self.terms.fingerprint, n) as calls,
+            SiloClient(self.comm, kit, client, hello_of(self.terms.fingerprint, n)) as calls,
         ):
             self.calls[client] = calls
             calls.serve(answered)
@@ -177,41 +243,66 @@ class Traitor:
         self.federation, self.client = federation, client
         self.line = federation.line(client + 1)
         self.hello = hello(federation.terms.fingerprint)
+        self._exchange: int | None = None  # the one that it was asked to answer
+        self.stream: Stream | None = None
+        self.over = False  # the run
 
     def __enter__(self) -> Traitor:
-        assert sent(self.line, "Hello", self.hello) == "ok"
-        # The stream lives until it is cancelled, whether anybody reads it or not.
-        self.stream = self.line.unary_stream(f"/{SERVICE}/Attend")(CALL)
+        self.join()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stream.cancel()
+        if self.stream is not None:
+            self.stream.end()
         self.line.close()
+
+    def join(self) -> Stream:
+        """Its stream, after its hello."""
+        if self.stream is None and not self.over:
+            self.stream, self._exchange = Stream(self.line, self.hello), None
+            self.stream.read(wire.Welcome)
+        return self.stream
 
     def task(self) -> int | None:
         """The exchange that waits for this silo; None when the run is over."""
-        while True:
-            call = self.line.unary_stream(f"/{SERVICE}/Task")
-            task = wire.parsed(next(iter(list(call(CALL, timeout=LONG)))), wire.Task)
-            if task.kind != "wait":
-                return task.exchange if task.kind == "ask" else None
+        stream = self.join()
+        if self._exchange is None and not self.over:
+            task = stream.read(wire.Task)
+            self.over = task.kind != "ask"
+            self._exchange = None if self.over else task.exchange
+        return self._exchange
 
     def fail(self) -> int | None:
         """Gives the open exchange up; the number of the next one."""
         assert self.answer(failed="no") == "ok"
         return self.task()
 
-    def answer(self, *body: bytes, **values: object) -> str:
+    def answer(self, *frames: bytes, **values: object) -> str:
         """Answers the open exchange with this body; what becomes of it."""
-        return sent(self.line, "Answer", answer_of(self.task(), **values), *body)
+        return self.say(answer_of(self.task(), **values), *frames)
+
+    def say(self, *frames: bytes) -> str:
+        """Sends frames in place of the answer to the open exchange; what becomes of them."""
+        exchange, stream, state = self.task(), self.join(), self.federation.coordinator
+        stream.send(*frames)
+        while stream.call.is_active():
+            with state._lock:
+                down, answered = state._down, self.client in state._answers
+            over = state._ending is not None or (down is not None and down.exchange != exchange)
+            if answered and not over:
+                self._exchange = None
+                return "ok"
+            if over:  # the next message comes, or the refusal
+                break
+            threading.Event().wait(0.005)
+        try:
+            self._exchange = None
+            self.task()
+        except grpc.RpcError as error:
+            self.stream = None
+            return outcome(error)
+        return "ok"
 
     def upload(self, leaves: dict[str, torch.Tensor]) -> str:
         """Answers the open exchange with these tensors."""
-        return self.answer(*wire.body(leaves))
-
-
-def everywhere(
-    line: grpc.Channel, message: bytes, methods: Iterable[str] = METHODS[:4]
-) -> set[str]:
-    """What becomes of one message, sent to each method."""
-    return {sent(line, method, message) for method in methods}
+        return self.answer(*body(leaves))

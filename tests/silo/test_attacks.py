@@ -14,9 +14,12 @@ import json
 import os
 import pickle
 import random
+import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -45,16 +48,16 @@ from fedml_noniid.plugins.silo.silo_client import SiloClient
 from fedml_noniid.plugins.silo.silo_server import SERVICE, SiloServer
 from tests.silo import world
 from tests.silo.federation_server import (
-    CALL,
     LONG,
     METHODS,
     Federation,
+    Stream,
     Traitor,
     address,
-    answer_of,
-    everywhere,
+    body,
     framed,
     hello,
+    hello_of,
     outcome,
     sent,
 )
@@ -112,7 +115,7 @@ def traitor(running) -> Traitor:
 
 def unharmed(federation: Federation, traitor: Traitor, before: float, place: Path) -> None:
     """The server still answers, and the run ends with the bits of the undisturbed simulation."""
-    if federation.server_run.down.ask is not None:
+    if traitor.task() is not None:
         assert silo_client.status(federation.comm, federation.kits / "0")["there"] == [0, 1, 2, 3]
     while traitor.task() is not None:
         traitor.fail()
@@ -166,7 +169,7 @@ FOREIGN_NAMES = ("silo-5", "silo-0", "silo-01", "Silo-1", "silo-1 ", "silo-1.exa
     [
         ("silo-1", (-2 * HOUR, -HOUR), "unavailable"),
         ("silo-1", (HOUR, 2 * HOUR), "unavailable"),
-        *((name, PRESENT, "permission_denied") for name in FOREIGN_NAMES),
+        *((name, PRESENT, "name") for name in FOREIGN_NAMES),
     ],
 )
 def test_a_certificate_out_of_its_time_or_of_a_foreign_name_is_refused(
@@ -175,7 +178,7 @@ def test_a_certificate_out_of_its_time_or_of_a_foreign_name_is_refused(
     """Those of the federation are server and silo-1 to silo-4."""
     ca = (all_kits / "1" / "ca.crt").read_bytes()
     with own_line(federation.comm, ca, *signed(all_kits, name, *valid)) as line:
-        assert everywhere(line, traitor.hello, METHODS) == {expected}
+        assert {sent(line, method, traitor.hello) for method in METHODS} == {expected}
 
 
 @pytest.mark.parametrize("identity", ["plaintext", "no certificate", "another CA"])
@@ -187,13 +190,13 @@ def test_a_caller_without_a_certificate_of_this_ca_is_refused(
     pems = [file.read_bytes() for file in files] if identity == "another CA" else []
     plain = identity == "plaintext"
     with grpc.insecure_channel(comm.server) if plain else own_line(comm, ca, *pems) as line:
-        assert everywhere(line, traitor.hello, METHODS) == {"unavailable"}
+        assert {sent(line, method, traitor.hello) for method in METHODS} == {"unavailable"}
 
 
 def test_a_silo_may_not_ask_for_the_status_and_the_server_s_kit_is_no_silo(federation, traitor):
-    assert sent(traitor.line, "Status", b"{}") == "permission_denied"
+    assert sent(traitor.line, "Status", b"{}") == "call"
     with federation.line(0) as line:
-        assert everywhere(line, traitor.hello) == {"permission_denied"}
+        assert sent(line, "Session", traitor.hello) == "call"
 
 
 def test_a_silo_that_poses_as_the_server_gets_nothing_from_a_silo(federation, all_kits):
@@ -211,43 +214,45 @@ def test_a_silo_that_poses_as_the_server_gets_nothing_from_a_silo(federation, al
     server.start()
     try:
         comm = CommArgs(server=f"127.0.0.1:{port}")
-        silo = SiloClient(comm, all_kits / "1", 0, federation.terms.fingerprint, 17)
+        silo = SiloClient(comm, all_kits / "1", 0, hello_of(federation.terms.fingerprint))
         with pytest.raises(NotAdmittedError):
-            silo.hello()
+            silo.__enter__()
         silo.__exit__()
         assert heard == []
     finally:
         server.stop(None).wait(LONG)
 
 
-def test_a_revoked_certificate_is_refused_on_new_and_on_living_connections(idle, monkeypatch):
-    state = idle.coordinator
-    monkeypatch.setattr("fedml_noniid.plugins.silo.coordinator.RECHECK_S", 0.05)
-    with idle.line(1) as living:
-        assert sent(living, "Hello", hello()) == "ok"
-        stream = living.unary_stream(f"/{SERVICE}/Attend")(CALL)
-        stream.initial_metadata()
-        with state._changed:
-            state._changed.wait_for(lambda: state._present() == [0], LONG)
-        authority.revoke(idle.kits, 1)
-        assert everywhere(living, hello()) == {"permission_denied"}
-        assert list(stream) == []  # it ends, so the server does not wait for this silo
-        assert state._present() == []
-    with idle.line(1) as line:
-        assert everywhere(line, hello()) == {"permission_denied"}
+def test_a_revoked_certificate_ends_living_streams_and_opens_none(all_kits, tmp_path, monkeypatch):
+    """The task that comes after the revocation does not go out."""
+    monkeypatch.setattr(silo_server, "RECHECK_S", 0.05)
+    kits = Path(shutil.copytree(all_kits, tmp_path / "kits"))
+    comm = CommArgs(server=address())
+    coordinator = Coordinator(comm, 2, "terms", "run")
+    with (
+        SiloServer(comm, kits / "0", coordinator),
+        silo_client.channel(comm, kits / "1", 1) as living,
+    ):
+        stream = Stream(living, hello())
+        stream.read(wire.Welcome)
+        authority.revoke(kits, 1)
+        assert sent(living, "Session", hello(session="next")) == "certificate"
+        assert stream.outcome() == "certificate"
+        assert coordinator.status()["there"] == []  # so the server does not wait for this silo
+        with silo_client.channel(comm, kits / "1", 1) as line:
+            assert sent(line, "Session", hello()) == "certificate"
 
 
 def test_no_task_goes_to_a_silo_that_was_revoked_while_it_waited(idle):
+    """The next look at all streams is seconds away."""
     with idle.line(1) as line:
-        assert sent(line, "Hello", hello()) == "ok"
-        waiting = line.unary_stream(f"/{SERVICE}/Task")(CALL)
-        # The call waits now; if it is later, it is refused all the same.
-        threading.Event().wait(0.1)
+        stream = Stream(line, hello())
+        stream.read(wire.Welcome)
         authority.revoke(idle.kits, 1)
-        idle.coordinator.finish("stop", "secret")
-        with pytest.raises(grpc.RpcError) as refused:
-            list(waiting)
-        assert outcome(refused.value) == "permission_denied"
+        down = wire.Down(0, 1, Ask("train", (0,), {}, {}, {}, {}), "terms")
+        asking = partial(idle.coordinator.ask, down, {}, lambda up, *_: up["leaves"])
+        threading.Thread(target=asking, daemon=True).start()
+        assert stream.outcome() == "certificate"
 
 
 # Identity
@@ -255,55 +260,52 @@ def test_no_task_goes_to_a_silo_that_was_revoked_while_it_waited(idle):
 
 def test_a_silo_can_not_speak_for_another(federation, traitor):
     """The certificate says who calls; another's session does not help."""
-    stolen = framed({"session": federation.calls[0]._session})
-    assert everywhere(traitor.line, stolen, ("Attend", "Task")) == {"replaced"}
-    assert sent(traitor.line, "Hello", framed(json.loads(traitor.hello) | {"client": 0})) == (
-        "malformed"
-    )
-    good = wire.body(federation.uploads[0]["leaves"])
-    assert traitor.answer(*good, session=federation.calls[0]._session) == "replaced"
-
-
-def test_a_process_that_has_not_said_hello_is_not_heard(idle):
-    """As after a restart of the server: its answer may be to another exchange."""
-    with idle.line(1) as line:
-        assert everywhere(line, CALL, ("Attend", "Task")) == {"restarted"}
-        assert sent(line, "Answer", answer_of(0)) == "restarted"
+    named = framed(json.loads(traitor.hello) | {"client": 0})
+    assert sent(traitor.line, "Session", named) == "malformed"
+    exchange = traitor.task()
+    stolen = hello(federation.terms.fingerprint, session=federation.calls[0]._hello.session)
+    assert sent(traitor.line, "Session", stolen) == "ok"  # it has replaced itself, and nobody else
+    assert traitor.stream.outcome() == "replaced"
+    traitor.stream = None
+    traitor.hello = hello(federation.terms.fingerprint, session="next")
+    assert traitor.task() == exchange
+    assert federation.coordinator.status()["there"] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("values", "refusal"),
     [
-        ({"session": "another"}, "replaced"),
         ({"exchange": -1}, "stale"),
         ({"exchange": 10**30}, "stale"),
         ({"exchange": 1 << 31}, "stale"),
-        ({"session": True}, "malformed"),
+        ({"session": "own"}, "malformed"),
         ({"exchange": 3.0}, "malformed"),
         ({"exchange": None}, "malformed"),
         ({"failed": ["x"]}, "malformed"),
         ({"kind": "stop"}, "malformed"),
     ],
 )
-def test_an_answer_of_another_process_or_exchange_is_refused(federation, traitor, values, refusal):
-    assert traitor.answer(*wire.body(federation.answer()), **values) == refusal
+def test_an_answer_to_another_exchange_is_refused(federation, traitor, values, refusal):
+    assert traitor.answer(*body(federation.answer()), **values) == refusal
 
 
 def wait_for_upload(federation: Federation, client: int, exchange: int) -> wire.Up:
     """The answer of an honest silo, once the server has it."""
-    news = federation.coordinator._changed
-    with news:
-        assert news.wait_for(lambda: client in federation.coordinator._answers, LONG)
+    end = time.monotonic() + LONG
+    while client not in federation.coordinator._answers:
+        assert time.monotonic() < end
+        time.sleep(0.005)
     assert federation.uploads[client]["exchange"] == exchange
     return federation.uploads[client]
 
 
 def test_a_billion_samples_are_refused(federation, traitor):
+    traitor.task()
     for samples in (10**9, 0, -1, 10**30):
         other = hello(federation.terms.fingerprint, samples, "other")
-        assert sent(traitor.line, "Hello", other) == "samples"
+        assert sent(traitor.line, "Session", other) == "samples"
+    assert traitor.stream.call.is_active()  # the hello that was refused has not taken over
     assert traitor.upload(federation.answer(n=torch.tensor(10**9))) == "samples"
-    # The hello that was refused has not taken over.
     assert traitor.task() is not None
 
 
@@ -324,30 +326,33 @@ def test_no_other_method_is_there(traitor, payload):
         FEDML,
         FEDML.replace("sendMessage", "handleReceiveMessage"),
         "/CommunicationService/sendMessage",
-        *("Nope", "hello", "Answer/", f"/{SERVICE}.Answer", "/Answer"),
+        *("Nope", "session", "Session/", f"/{SERVICE}.Session", "/Session"),
         "/grpc.health.v1.Health/Check",
     ):
-        for message in (request, payload, CALL):
+        for message in (request, payload, traitor.hello):
             assert sent(traitor.line, path, message) == "unimplemented"
 
 
-def test_a_head_that_is_none_is_refused_by_every_method(traitor, payload):
-    """Pickles, random bytes, unknown keys, deep JSON."""
+def test_a_head_that_is_none_is_refused(federation, traitor, payload):
+    """Pickles, random bytes, unknown keys, deep JSON: as the first message, and as an answer."""
     request, random_ = b"\x08\x01\x12" + bytes([len(payload)]) + payload, random.Random(0)
     heads = [
         *(payload, request, len(payload).to_bytes(8, "little") + payload),
         *(random_.randbytes(size) for size in (0, 1, 2, 7, 8, 9, 100, 1000, 60_000)),
         *(b"[" * 60_000, b'{"run":' * 9_000),
+        *(
+            framed(json.loads(traitor.hello) | more)
+            for more in ({"kind": "finish"}, {"__class__": "Down"}, {"py/object": "x"})
+        ),
     ]
     for head in heads:
-        assert everywhere(traitor.line, head) == {"malformed"}
-    assert everywhere(traitor.line, b"[" * 100_000) == {"oversize"}
-    assert sent(traitor.line, "Status", payload) == "permission_denied"
-    for more in ({"kind": "finish"}, {"failed": ""}, {"__class__": "Down"}, {"py/object": "x"}):
-        found = everywhere(traitor.line, framed(json.loads(CALL) | more), ("Attend", "Task"))
-        assert found == {"malformed"}
+        assert sent(traitor.line, "Session", head) == "malformed"
+    assert sent(traitor.line, "Session", b"[" * 100_000) == "oversize"
+    assert sent(traitor.line, "Status", payload) == "call"
+    for head in (payload, b"", b"[" * 60_000):
+        assert traitor.say(head) == "malformed"
     for key in ("leaves", "message", "__reduce__", "py/object"):
-        assert sent(traitor.line, "Answer", answer_of(0, **{key: payload.hex()})) == "malformed"
+        assert traitor.answer(**{key: payload.hex()}) == "malformed"
 
 
 @pytest.mark.parametrize(
@@ -365,13 +370,12 @@ def test_a_table_that_is_none_is_refused(traitor, payload, table):
     assert traitor.answer(table(payload)) == "malformed"
 
 
-@pytest.mark.parametrize(("filled", "refusal"), [(False, "truncated"), (True, "non-finite")])
-def test_a_pickle_as_data_is_bytes_of_numbers(federation, traitor, payload, filled, refusal):
-    """Filled to the announced size by 0xff, which is NaN; otherwise it is too short."""
+def test_a_pickle_as_data_is_bytes_of_numbers(federation, traitor, payload):
+    """Filled to the announced size by 0xff, which is NaN."""
     traitor.task()
-    table, *data = wire.body(federation.answer())
-    more = b"\xff" * (sum(map(len, data)) - len(payload) if filled else 0)
-    assert traitor.answer(table, payload + more) == refusal
+    table, *data = body(federation.answer())
+    more = b"\xff" * (sum(map(len, data)) - len(payload))
+    assert traitor.answer(table, payload + more) == "non-finite"
 
 
 # Sizes
@@ -380,7 +384,7 @@ def test_a_pickle_as_data_is_bytes_of_numbers(federation, traitor, payload, fill
 @pytest.mark.parametrize("n", [2 << 30, 1 << 44], ids=["2 GiB", "16 TiB"])
 def test_a_table_that_announces_too_much_is_refused_before_memory_is_taken(federation, traitor, n):
     traitor.task()
-    entries = json.loads(next(wire.body(federation.answer())))
+    entries = json.loads(body(federation.answer())[0])
     entries["deltas/more"] = {"dtype": "uint8", "shape": [n], "order": [0]}
     assert traitor.answer(framed(entries)) == "extra"
 
@@ -388,14 +392,12 @@ def test_a_table_that_announces_too_much_is_refused_before_memory_is_taken(feder
 def test_a_frame_over_the_limit_is_not_taken(federation, traitor):
     """3 MB as any message, as table, and as data."""
     big = bytes(3 << 20)
-    assert everywhere(traitor.line, big) == {"resource_exhausted"}
-    assert sent(traitor.line, "Status", big) in (
-        "permission_denied",
-        "resource_exhausted",
-    )  # whichever comes first
+    assert sent(traitor.line, "Session", big) == "resource_exhausted"
+    assert sent(traitor.line, "Status", big) in ("call", "resource_exhausted")  # the first to come
+    assert traitor.say(big) == "resource_exhausted"
     assert traitor.answer(big) == "resource_exhausted"
     traitor.task()
-    assert traitor.answer(next(wire.body(federation.answer())), big) == "resource_exhausted"
+    assert traitor.answer(body(federation.answer())[0], big) == "resource_exhausted"
 
 
 # Floods
@@ -411,7 +413,7 @@ def test_a_flood_of_one_silo_does_not_stop_the_others(federation, traitor, monke
     with monkeypatch.context() as patch:
         patch.setattr(silo_server, "MAX_CALLS", 60.0)
         patch.setattr(silo_server, "CALLS_PER_S", 5.0)
-        call = traitor.line.unary_unary(f"/{SERVICE}/Hello")
+        call = traitor.line.unary_unary(f"/{SERVICE}/Session")
         codes: list[str] = []
         for i in range(40):
             calls = [call.future(hello("other terms"), timeout=LONG) for _ in range(50)]
@@ -422,39 +424,9 @@ def test_a_flood_of_one_silo_does_not_stop_the_others(federation, traitor, monke
             wait_for_upload(federation, client, opened)
     assert len(codes) == 2000
     # Every call is bad. The server reads 60 of them at once, and 5 more in each second.
-    assert set(codes) == {"configuration", "resource_exhausted"}
+    assert set(codes) == {"configuration", "rate"}
     assert codes.count("configuration") < 1000
     assert traitor.task() == opened
-
-
-def test_an_upload_that_stops_gives_its_thread_back(idle, monkeypatch):
-    """No head, a head, a head and a table; then nothing.
-
-    All three calls are held until their time is over.
-    """
-    monkeypatch.setattr(silo_server, "HEAD_S", 0.3)
-    monkeypatch.setattr(silo_server, "MIN_UPLOAD_S", 0.3)
-    schema, never = {"w": torch.zeros(3), "n": torch.tensor(17)}, threading.Event()
-    down = wire.Down(0, 1, Ask("train", (0,), {}, {}, {}, {}), "terms")
-    asking = threading.Thread(
-        target=idle.coordinator.ask, args=(down, schema, lambda up, client, n: up), daemon=True
-    )
-    asking.start()
-
-    def slow(*first: bytes) -> Iterator[bytes]:
-        yield from first
-        never.wait(LONG)
-
-    with idle.line(1) as line:
-        assert sent(line, "Hello", hello()) == "ok"
-        good = [answer_of(0), *wire.body(schema)]
-        call = line.stream_unary(f"/{SERVICE}/Answer")
-        calls = [call.future(slow(*good[:n]), timeout=LONG) for n in (0, 1, 2)]
-        assert [outcome(each.exception()) for each in calls] == ["cancelled"] * 3
-        never.set()
-        assert sent(line, "Answer", *good) == "ok"  # the exchange was still open
-    asking.join(LONG)
-    assert idle.server._running[0] == 0
 
 
 def test_every_option_is_one_that_grpc_knows():
@@ -491,9 +463,8 @@ def test_a_quiet_connection_is_not_taken_for_an_attack(all_kits, monkeypatch):
         SiloServer(comm, all_kits / "0", Coordinator(comm, 1, "terms", "run")),
         silo_client.channel(comm, all_kits / "1", 1) as line,
     ):
-        assert sent(line, "Hello", hello()) == "ok"
-        stream = line.unary_stream(f"/{SERVICE}/Attend")(CALL)
-        stream.add_done_callback(lambda _: over.set())
+        call = Stream(line, hello()).call
+        call.add_done_callback(lambda _: over.set())
         # Otherwise the server hangs up after 3.5 seconds.
-        assert not over.wait(8.0), stream.details()
-        stream.cancel()
+        assert not over.wait(8.0), call.details()
+        call.cancel()

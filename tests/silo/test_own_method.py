@@ -17,7 +17,7 @@ from fedml_noniid.plugins.silo.silo_client import SiloClient
 from fedml_noniid.plugins.silo.silo_server import SiloServer
 from tests import own_package
 from tests.silo import world
-from tests.silo.federation_server import address
+from tests.silo.federation_server import Line, address, hello_of
 
 FEDX = {"fedx": {"mu": 0.3}}
 WORDS = r"silo 1 \(rank 2\): its code of 'fedx' is not the server's"
@@ -61,13 +61,13 @@ def test_the_server_refuses_it_when_it_says_hello(file):
     mine = world.terms(f"{file.parent.name}.fedx.FedX", FEDX)
     state = Coordinator(CommArgs(), 3, mine.fingerprint, "r", code=mine.code)
     hello = wire.Hello(session="s", terms=mine.fingerprint, samples=17, code=dict(mine.code))
-    assert state.hello(1, hello).run == "r"
+    assert state.join(1, hello, Line()).run == "r"
     for code in ({"fedx": "0" * 64}, {}, {"evil": "x", "fedx": ""}):
         with pytest.raises(wire.RefusedError, match=WORDS) as error:
-            state.hello(1, hello.model_copy(update={"terms": "other", "code": code}))
+            state.join(1, hello.model_copy(update={"terms": "other", "code": code}), Line())
         assert "evil" not in str(error.value)
     with pytest.raises(wire.RefusedError, match="its configuration is not the server's"):
-        state.hello(1, hello.model_copy(update={"terms": "other"}))
+        state.join(1, hello.model_copy(update={"terms": "other"}), Line())
 
 
 def test_over_the_network_it_is_not_admitted(file, kits):
@@ -78,10 +78,11 @@ def test_over_the_network_it_is_not_admitted(file, kits):
     comm = CommArgs(server=address(), quorum=1, deadline_s=0.2)
     state = Coordinator(comm, 2, mine.fingerprint, "the run", code=mine.code)
     with SiloServer(comm, kits / "0", state):
-        with SiloClient(comm, kits / "1", 0, mine.fingerprint, 17, mine.code) as good:
+        with SiloClient(comm, kits / "1", 0, hello_of(mine.fingerprint)) as good:
             assert good.run == "the run"
-        other = SiloClient(comm, kits / "2", 1, theirs.fingerprint, 17, theirs.code)
+        changed = hello_of(theirs.fingerprint).model_copy(update={"code": dict(theirs.code)})
+        other = SiloClient(comm, kits / "2", 1, changed)
         with pytest.raises(NotAdmittedError, match=WORDS):
-            other.hello()
+            other.__enter__()
         other.__exit__()
     assert state.status()["refused"] == {"configuration": 1}

@@ -25,7 +25,7 @@ from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.wire import RefusedError
 from tests.silo import world
-from tests.silo.federation_server import LONG, Federation, Traitor, answer_of, sent
+from tests.silo.federation_server import LONG, Federation, Line, Traitor, answer_of, body
 
 TRAITOR = 2  # rank 3
 
@@ -43,17 +43,17 @@ UPLOADS = [
     ({BIAS: torch.full((4,), 1e20)}, "range", "has 1e+20; allowed: from -1"),
     ({"n": torch.tensor(10**9)}, "samples", "1000000000 samples; it was 17"),
     ({"n": torch.tensor(0)}, "range", "'n' has 0; allowed: from 1"),
-    ("more bytes", "oversize", "more than the"),
+    ("more bytes", "oversize", "bytes; expected: "),
     ("no table", "malformed", "no table of tensors"),
 ]
 
 
-def body(kind: dict | str, federation: Federation) -> list[bytes]:
-    """The frames of a bad answer."""
+def frames(kind: dict | str, federation: Federation) -> list[bytes]:
+    """The body of a bad answer."""
     if isinstance(kind, dict):
-        return list(wire.body(federation.answer(**kind)))
-    table, *rest = wire.body(federation.answer())
-    return [table, *rest, b"more"] if kind == "more bytes" else [b"[]", *rest]
+        return body(federation.answer(**kind))
+    table, *rest = body(federation.answer())
+    return [table, b"".join([*rest, b"more"])] if kind == "more bytes" else [b"[]", *rest]
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def of_two() -> str:
 @pytest.mark.parametrize(("kind", "name", "why"), UPLOADS)
 def test_with_a_quorum_the_run_goes_on_without_a_bad_upload(all_kits, of_two, kind, name, why):
     with betrayed(all_kits, quorum=2) as (federation, traitor):
-        assert traitor.answer(*body(kind, federation)) == name
+        assert traitor.answer(*frames(kind, federation)) == name
         assert federation.coordinator.refused == {name: 1}
     assert federation.error is None
     assert federation.server_run.missing == {(1, 0): {TRAITOR}, (2, 0): {TRAITOR}}
@@ -98,7 +98,7 @@ def test_with_a_quorum_the_run_goes_on_without_a_bad_upload(all_kits, of_two, ki
 def test_with_a_quorum_of_all_a_bad_upload_ends_the_run_at_once(all_kits, kind, name, why):
     """One line that names silo and reason. Deadline and patience are hours."""
     with betrayed(all_kits, quorum=0) as (federation, traitor):
-        assert traitor.answer(*body(kind, federation)) == name
+        assert traitor.answer(*frames(kind, federation)) == name
     assert isinstance(federation.error, QuorumError)
     said = str(federation.error)
     assert "silo 2 (rank 3)" in said and why in said and "\n" not in said
@@ -111,33 +111,38 @@ def test_a_silo_that_can_not_train_ends_a_run_that_needs_all(all_kits):
     assert r"silo 2 (rank 3): disk\nfull \x1b[2J" in str(federation.error)
 
 
-def test_a_duplicate_is_refused_and_the_first_counts(all_kits):
+@pytest.mark.parametrize("second", ["the same", "rubbish"])
+def test_a_second_answer_is_refused_and_the_first_counts(all_kits, second):
+    """It waits in the stream until the silo is asked again: then it is an answer to another
+    exchange, or none."""
     with betrayed(all_kits, quorum=2, held=True) as (federation, traitor):
-        good = list(wire.body(federation.answer()))
-        head = answer_of(traitor.task())
-        again = [head, *good], [head, b"rubbish"], [answer_of(0, failed="no")]
-        found = [sent(traitor.line, "Answer", *frames) for frames in ([head, *good], *again)]
-        assert found == ["ok", *["duplicate"] * 3]
-        assert federation.coordinator.refused == {"duplicate": 3}
+        good = [answer_of(traitor.task()), *body(federation.answer())]
+        assert traitor.say(*good) == "ok"
+        traitor.stream.send(*(good if second == "the same" else [b"rubbish"]))
         federation.go.set()
-        assert traitor.task() == 1
+        name = "stale" if second == "the same" else "malformed"
+        assert traitor.task() == 1 and traitor.stream.outcome() == name
+        assert federation.coordinator.refused == {name: 1}
     assert federation.server_run.missing == {(2, 0): {TRAITOR}}
 
 
 @pytest.mark.parametrize(
-    ("exchange", "frames", "expected"),
+    ("exchange", "count", "expected"),
     [*((exchange, 9, "stale") for exchange in (-1, 1, 7, 1 << 40))]
-    + [(0, frames, "truncated") for frames in (0, 1, 2)],
+    + [(0, count, "truncated") for count in (0, 1, 2)],
 )
 def test_a_silo_may_still_answer_after_a_stale_or_truncated_answer(
-    all_kits, exchange, frames, expected
+    all_kits, exchange, count, expected
 ):
     """It may be the line that broke. Of two frames, the last one is half there."""
     with betrayed(all_kits, quorum=0, rounds=1) as (federation, traitor):
-        good = list(wire.body(federation.answer()))
-        part = [*good[:-1], good[-1][:-1]] if frames == 2 else good[:frames]
+        good = body(federation.answer())
+        part = [*good[:-1], good[-1][:-1]] if count == 2 else good[:count]
         traitor.task()
-        assert sent(traitor.line, "Answer", answer_of(exchange), *part) == expected
+        stream, traitor.stream = traitor.stream, None
+        stream.send(answer_of(exchange), *part)
+        stream.end()
+        assert stream.outcome() == expected
         assert federation.coordinator.refused == {expected: 1}
         assert traitor.answer(*good) == "ok"
     assert federation.error is None and federation.server_run.missing == {}
@@ -157,7 +162,6 @@ def test_a_silo_may_not_change_its_number_of_samples(all_kits):
 
 DOWN = wire.Down(4, 2, Ask("train", (0, 1, 2), {}, {}, {}, {}), "terms")
 FOREVER = 3600.0
-WAIT = wire.Task(kind="wait")
 
 
 def coordinator(**comm: float) -> Coordinator:
@@ -167,6 +171,7 @@ def coordinator(**comm: float) -> Coordinator:
 
 
 HELLO = wire.Hello(session="s", terms="t", samples=17)
+AGAIN = HELLO.model_copy(update={"session": "another process"})
 
 
 def begun(call: Callable[..., object], *values: object) -> Future:
@@ -185,35 +190,27 @@ def begun(call: Callable[..., object], *values: object) -> Future:
 
 @contextmanager
 def there(state: Coordinator, *clients: int) -> Iterator[None]:
-    """These silos hold their streams."""
-    left = threading.Event()
-    for client in clients:
-        state.hello(client, HELLO)
-    streams = [begun(state.attend, client, "s", lambda: not left.is_set()) for client in clients]
-    try:
-        wait_until(state, lambda: set(clients) <= set(state.status()["there"]))
-        yield
-    finally:
-        left.set()
-        state.wake()
-        for stream in streams:
-            stream.result(LONG)
-
-
-def wait_until(state: Coordinator, true: Callable[[], bool]) -> None:
-    with state._changed:
-        assert state._changed.wait_for(true, LONG)
+    """These silos have their streams."""
+    lines = {client: Line() for client in clients}
+    for client, line in lines.items():
+        state.join(client, HELLO, line)
+    yield
+    for client, line in lines.items():
+        state.leave(client, line)
 
 
 def asked(state: Coordinator, down: wire.Down = DOWN) -> Future:
     """An exchange that has begun."""
     found = begun(state.ask, down, {}, lambda up, client, n: up["leaves"])
-    wait_until(state, lambda: state._down is down)
+    end = time.monotonic() + LONG
+    while state._down is not down:
+        assert time.monotonic() < end
+        time.sleep(0.001)
     return found
 
 
 def answer(state: Coordinator, client: int, exchange: int = 4) -> None:
-    state.accept(client, wire.Up(client=client, exchange=exchange, leaves={"n": torch.tensor(17)}))
+    state.accept(client, wire.Answer(exchange=exchange), {"n": torch.tensor(17)})
 
 
 THREE = (0, 1, 2)
@@ -255,7 +252,7 @@ def test_how_an_exchange_ends(comm, present, asks, answers, failures, expected, 
             assert not found.done()
             state.fail(client, 4, why)
             if client in answers:
-                state.hello(client, HELLO)
+                state.join(client, AGAIN, Line())
         for client in answers:
             assert not found.done()
             answer(state, client)
@@ -281,33 +278,45 @@ def test_a_silo_that_is_gone_is_waited_for_only_a_moment():
         assert list(found.result(LONG)) == [0, 1]
 
 
-def test_a_task_goes_to_those_that_are_asked_and_have_not_answered(monkeypatch):
-    monkeypatch.setattr("fedml_noniid.plugins.silo.coordinator.LONG_POLL_S", 0.02)
+def test_a_task_goes_to_those_that_are_asked_and_have_not_answered():
     state = coordinator()
     with there(state, 0, 1, 2):
         found = asked(state, DOWN._replace(ask=DOWN.ask._replace(to=(0, 2)), counted={0: 3, 2: 1}))
-        down = state.task(2, "s", lambda: True)
+        down = state.task(2)
         assert down.ask.to == (2,) and down.counted == {2: 1}
-        assert state.task(1, "s", lambda: True) == WAIT
+        assert state.task(1) is None
         with pytest.raises(RefusedError, match="was not asked"):
             answer(state, 1)
         answer(state, 2)
-        assert state.task(2, "s", lambda: True) == WAIT
+        assert state.task(2) is None
         answer(state, 0)
         found.result(LONG)
-        assert state.task(0, "s", lambda: True) == WAIT
+        assert state.task(0) is None
+
+
+def test_an_answer_wakes_the_main_thread_only_if_it_is_the_last(monkeypatch):
+    """Nobody else is woken by it: 300 answers cost 300 times one."""
+    state = Coordinator(CommArgs(), 300, "t", "r")
+    monkeypatch.setattr("fedml_noniid.plugins.silo.coordinator.TICK_S", FOREVER)
+    looks, is_over = [], state._is_over
+    monkeypatch.setattr(state, "_is_over", lambda *given: looks.append(1) or is_over(*given))
+    found = asked(state, DOWN._replace(ask=DOWN.ask._replace(to=tuple(range(300)))))
+    for client in range(300):
+        answer(state, client)
+    assert len(found.result(LONG)) == 300 and len(looks) == 2
 
 
 @pytest.mark.parametrize(("kind", "why"), [("over", ""), ("stop", "no quorum")])
 def test_silos_that_are_there_hear_the_end_before_the_server_goes(kind, why):
     state = coordinator()
-    with there(state, 0, 2):
-        ending = begun(state.finish, kind, why)
-        end = wire.Task(kind=kind, why=why)
-        assert state.task(0, "s", lambda: True) == end
+    with there(state, 0):
+        with there(state, 2):
+            ending = begun(state.finish, kind, why)
+            while (found := state.task(0)) is None:
+                pass
+            assert found == state.task(2) == wire.Task(kind=kind, why=why)
         assert not ending.done()
-        assert state.task(2, "s", lambda: True) == end
-        ending.result(LONG)
+    ending.result(LONG)
 
 
 # Before the first exchange

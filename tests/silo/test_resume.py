@@ -30,6 +30,7 @@ from fedml_noniid.plugins.silo.wire import Down
 from tests.recipe_table import ALONE, DEPLOYED
 from tests.recipe_table import settings as table
 from tests.silo import world
+from tests.silo.federation_server import read
 
 N = len(world.SIZES)
 LOST, LATE = 0.15, 0.2  # chance of a process at each step, of an answer
@@ -60,8 +61,8 @@ class Federation:
 
 def received(flat: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors after a way over the network."""
-    sent = wire.body(flat)
-    return wire.read(sent, wire.table(next(sent)))
+    sent = wire.leaving(wire.Answer(exchange=0), flat, lambda _: None)
+    return read(sent, wire.Answer).tensors
 
 
 def message(down: Down, client: int) -> Down:

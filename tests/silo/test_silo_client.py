@@ -5,29 +5,34 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import pytest
+import torch
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import silo_client, wire
 from fedml_noniid.plugins.silo.certificates import Kit
-from fedml_noniid.plugins.silo.exit_codes import LostError, NotAdmittedError, SetBackError
+from fedml_noniid.plugins.silo.exit_codes import (
+    LostError,
+    NotAdmittedError,
+    QuorumError,
+    SetBackError,
+)
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo_client import SiloClient, status
 from fedml_noniid.plugins.silo.silo_server import SERVICE
-from tests.silo.federation_server import LONG, address, framed
+from tests.silo.federation_server import LONG, Idle, address, body, framed, hello_of
 
 LOST_S, PAUSE_S = 0.2, 0.04  # seconds until a server is lost, and of the first pause
 Reply = Callable[[grpc.ServicerContext], list[bytes]]
 
 
-def welcome(_: grpc.ServicerContext) -> list[bytes]:
-    return [framed({"run": "run"})]
+WELCOME = framed({"run": "run"})
 
 
 def away(context: grpc.ServicerContext) -> list[bytes]:
@@ -48,44 +53,35 @@ def saying(*frames: bytes) -> Reply:
 
 ODD = {
     "away": away,
-    "a wait that took no time": saying(framed({"kind": "wait"})),
-    "unknown kind": saying(framed({"kind": "dance\x1b[2J"})),
+    "unknown kind": saying(WELCOME, framed({"kind": "dance\x1b[2J"})),
     "html": saying(b"<html>"),
     "nothing": saying(),
+    "nothing more": saying(WELCOME),
+    "no body": saying(WELCOME, framed({"kind": "ask"})),
+    "half a body": saying(WELCOME, framed({"kind": "ask"}), *body({"w": torch.ones(2)})[:1]),
     "html as a refusal": aborting("<html><body>502 Bad Gateway</body></html>"),
     "no words": aborting("[]"),
+    "restarts": refusing("rate"),
 }
 
 
-def joined(client: SiloClient) -> None:
-    """Joins and asks for work."""
-    client.hello()
-    client.task()
-
-
 @contextmanager
-def silo(kits: Path, **replies: Reply) -> Iterator[tuple[SiloClient, dict[str, int]]]:
-    """A silo of a real server with these replies, and how often each method was called."""
-    calls = dict.fromkeys(replies, 0)
+def silo(kits: Path, reply: Reply, method: str = "Session") -> Iterator[tuple[SiloClient, list]]:
+    """A silo of a real server with this reply to a method, and a list with an item per call."""
+    calls: list[int] = []
 
-    def answering(method: str, reply: Reply) -> Callable:
-        def answer(stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            calls[method] += 1
-            yield from reply(context)
+    def answer(stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        calls.append(1)
+        yield from reply(context)
 
-        return answer
-
-    handlers = {
-        name: grpc.stream_stream_rpc_method_handler(answering(name, reply))
-        for name, reply in replies.items()
-    }
+    handlers = {method: grpc.stream_stream_rpc_method_handler(answer)}
     port, kit = grpc.server(ThreadPoolExecutor(4)), Kit.read(kits / "0", 0)
     port.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     comm = CommArgs(server=address(), lost_s=LOST_S)
     credentials = grpc.ssl_server_credentials([(kit.key, kit.certificate)], kit.ca, True)
     port.add_secure_port(comm.server, credentials)
     port.start()
-    client = SiloClient(comm, kits / "1", 0, "terms", 17)
+    client = SiloClient(comm, kits / "1", 0, hello_of())
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(silo_client, "FIRST_PAUSE_S", PAUSE_S)
@@ -95,23 +91,51 @@ def silo(kits: Path, **replies: Reply) -> Iterator[tuple[SiloClient, dict[str, i
         port.stop(None).wait(LONG)
 
 
+def unexpected(_: wire.Down) -> wire.Up:
+    raise AssertionError("there is no task")
+
+
+def joined(client: SiloClient) -> None:
+    """Joins and asks for work."""
+    client.__enter__()
+    client.serve(unexpected)
+
+
 @pytest.mark.parametrize("reply", ODD.values(), ids=ODD)
-@pytest.mark.parametrize("method", ["Hello", "Task"])
-def test_a_server_that_is_away_or_odd_is_asked_with_pauses(all_kits, method, reply):
+def test_a_server_that_is_away_or_odd_is_asked_with_pauses(all_kits, reply):
     """Until it is lost. 0.2 seconds hold at most ten pauses of 0.02 s, the least."""
-    with silo(all_kits, **{"Hello": welcome, method: reply}) as (client, calls):
+    with silo(all_kits, reply) as (client, calls):
         began = time.monotonic()
         with pytest.raises(LostError, match=r"no contact with the server at .* for 0.2 s") as lost:
             joined(client)
         assert str(lost.value).isprintable()
         assert LOST_S <= time.monotonic() - began < 10.0
-        assert 3 <= calls[method] <= 11
+        assert 3 <= len(calls) <= 11
+
+
+def test_a_server_that_stops_in_mid_message_is_left(all_kits, monkeypatch):
+    """After the welcome has not come, or half of a task."""
+    monkeypatch.setattr(silo_client, "WELCOME_S", 0.05)
+    monkeypatch.setattr(silo_client, "MIN_TRANSFER_S", 0.05)
+
+    for frames in ([], [WELCOME, framed({"kind": "ask"})]):
+
+        def stalled(context: grpc.ServicerContext, frames: list = frames) -> Iterator[bytes]:
+            yield from frames
+            while context.is_active():
+                time.sleep(0.01)
+
+        with silo(all_kits, stalled) as (client, calls):
+            client._comm = client._comm.model_copy(update={"deadline_s": 0.05})
+            with pytest.raises(LostError, match="no contact"):
+                joined(client)
+            assert len(calls) >= 2
 
 
 def test_pauses_grow_with_the_wait_and_have_an_end(all_kits, monkeypatch):
     """0.2 s at first, then 10 % of the wait, 5 s at most; all plus or minus 50 %."""
     slept = []
-    client = SiloClient(CommArgs(server=address()), all_kits / "1", 0, "terms", 17)
+    client = SiloClient(CommArgs(server=address()), all_kits / "1", 0, hello_of())
     monkeypatch.setattr(silo_client.time, "sleep", slept.append)
     for waited in (0.0, 30.0, 600.0):
         client._pause(waited)
@@ -121,58 +145,100 @@ def test_pauses_grow_with_the_wait_and_have_an_end(all_kits, monkeypatch):
     )
 
 
-def test_restarts_without_end_are_answered_with_pauses(all_kits):
-    """0.3 seconds with the least pauses of 0.02 s: 15 calls.
-
-    Then the run is over, and the silo hears it.
-    """
-    began, restarted = time.monotonic(), refusing("restarted")
-
-    def reply(context: grpc.ServicerContext) -> list[bytes]:
-        over = time.monotonic() - began > 0.3
-        return [framed({"kind": "over"})] if over else restarted(context)
-
-    with silo(all_kits, Hello=welcome, Task=reply) as (client, calls):
-        client.hello()
-        assert client.task() is None
-        assert 3 <= calls["Task"] <= 17 and calls["Hello"] <= 17
-
-
 @pytest.mark.parametrize("reply", [b"<html>", b"[1]", b"\xff\xfe", b""])
 def test_a_status_that_makes_no_sense_is_one_line(all_kits, reply):
     with (
-        silo(all_kits, Status=saying(reply)) as (client, _),
+        silo(all_kits, saying(reply), "Status") as (client, _),
         pytest.raises(LostError, match=r"answers, but not as a server of this package does"),
     ):
         status(client._comm, all_kits / "0")
 
 
 def test_a_refusal_for_good_ends_the_silo_at_once(all_kits):
-    with silo(all_kits, Hello=refusing("configuration")) as (client, calls):
+    with silo(all_kits, refusing("configuration")) as (client, calls):
         with pytest.raises(NotAdmittedError, match="the server refuses this silo: no"):
-            client.hello()
-        assert calls["Hello"] == 1
+            client.__enter__()
+        assert len(calls) == 1
 
 
 def test_a_server_that_has_lost_the_run_gets_no_memory_of_the_old_one(all_kits):
     runs = iter(["a", "b"])
-    with silo(all_kits, Hello=lambda _: [framed({"run": next(runs)})]) as (client, _):
-        client.hello()
+    with silo(all_kits, lambda _: [framed({"run": next(runs)})]) as (client, _):
+        client.__enter__()
         with pytest.raises(UserError, match="has lost run a and is at run 'b'; delete this silo's"):
-            client.hello()
+            client.serve(unexpected)
 
 
-def test_a_silo_that_was_set_back_lets_the_server_know_and_ends(all_kits, monkeypatch):
+# The silo's answers, to a real server
+
+
+@contextmanager
+def asking(idle: Idle, schema: dict, to: tuple[int, ...] = (0,)) -> Iterator[Future]:
+    """An exchange of this server with silo 0; at its end, silos hear that the run is over."""
+    down = wire.Down(7, 1, Ask("train", to, {"w": torch.ones(3)}), "terms", {0: 5})
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(idle.coordinator.ask, down, schema, lambda up, *_: up["leaves"])
+        idle.coordinator.finish("over")
+
+
+def test_a_silo_that_was_set_back_lets_the_server_know_and_ends(idle):
     """It has no memory of the rounds before: going on would spoil the run."""
-    failed = []
-    with silo(all_kits, Hello=welcome) as (client, _):
-        downs = iter([wire.Down(7, 1, Ask("train", (0,)), "terms", {0: True}), None])
-        monkeypatch.setattr(client, "task", lambda: next(downs))
-        monkeypatch.setattr(client, "fail", lambda *why: failed.append(why))
 
-        def answered(_: wire.Down) -> wire.Up:
-            raise SetBackError("set back")
+    def answered(_: wire.Down) -> wire.Up:
+        raise SetBackError("set back")
 
-        with pytest.raises(SetBackError):
-            client.serve(answered)
-    assert failed == [(7, "set back")]
+    with (
+        asking(idle, {}) as exchange,
+        SiloClient(idle.comm, idle.kits / "1", 0, hello_of()) as client,
+        pytest.raises(SetBackError),
+    ):
+        client.serve(answered)
+    with pytest.raises(QuorumError, match="set back"):
+        exchange.result(LONG)
+
+
+def test_a_task_can_be_refused_before_a_byte_of_its_tensors_is_kept(idle):
+    """The server hears why, and the stream goes on to the end of the run."""
+    seen = []
+
+    def admit(task: wire.Task, table: wire.Table) -> None:
+        seen.append((task.exchange, task.job, table["params/w"].shape))
+        raise UserError("policy: no model of 3 weights")
+
+    with (
+        asking(idle, {}) as exchange,
+        SiloClient(idle.comm, idle.kits / "1", 0, hello_of(), admit) as client,
+    ):
+        serving = ThreadPoolExecutor(1).submit(client.serve, unexpected)
+        with pytest.raises(QuorumError, match="policy: no model of 3 weights"):
+            exchange.result(LONG)
+        idle.coordinator.finish("over")
+        serving.result(LONG)
+    assert seen == [(7, "train", (3,))]
+
+
+def test_an_answer_is_computed_once_if_the_line_breaks_before_it_arrives(idle):
+    """Both sides see the same messages with the same SHA-256."""
+    computed, here, there = [], [], []
+    idle.server._witness = lambda who, left, message: there.append((who, not left, message.sha256))
+
+    def answered(down: wire.Down) -> wire.Up:
+        computed.append(down.exchange)
+        client._stream.cancel()
+        return wire.up(0, down.exchange, {"w": down.ask.params["w"] * 2})
+
+    with asking(idle, {"w": torch.zeros(3)}) as exchange:
+        client = SiloClient(
+            *(idle.comm, idle.kits / "1", 0, hello_of()),
+            witness=lambda who, left, message: here.append((who, left, message.sha256)),
+        )
+        with client, ThreadPoolExecutor(1) as pool:
+            serving = pool.submit(client.serve, answered)
+            assert exchange.result(LONG)[0]["w"].tolist() == [2.0] * 3
+            idle.coordinator.finish("over")
+            serving.result(LONG)
+    assert computed == [7]
+    assert {who for who, *_ in there} == {"silo-1"} and {who for who, *_ in here} == {"server"}
+    # Hello, Welcome, Task; the same again and the answer; the end.
+    assert len(there) == 8
+    assert sorted(rest for _, *rest in there) == sorted(rest for _, *rest in here)

@@ -1,4 +1,5 @@
-"""Callers that hold the server's calls: they send nothing, or are revoked while they send.
+"""Callers that hold the server's streams: they send nothing, stop in mid-message, read nothing, or
+are revoked while they send.
 
 Real sockets and TLS.
 """
@@ -10,6 +11,8 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -17,18 +20,29 @@ import torch
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.silo import authority, certificates, silo_client, silo_server, wire
-from fedml_noniid.plugins.silo.silo_server import SERVICE
-from tests.silo.federation_server import LONG, answer_of, hello, outcome, sent
+from fedml_noniid.plugins.silo.silo_server import MAX_NEW_STREAMS
+from tests.silo.federation_server import LONG, Idle, Stream, answer_of, body, hello, sent
+from tests.silo.test_refusals import begun
 
-HELD = 40  # calls; the server of two silos has 16 threads
+HELD = 40  # calls with a header only
+SCHEMA = {"w": torch.zeros(3), "n": torch.tensor(17)}
+
+
+@contextmanager
+def asked(idle: Idle, params: dict[str, torch.Tensor] | None = None) -> Iterator[Future]:
+    """An exchange with silo 0, which is open until it has answered."""
+    down = wire.Down(0, 1, Ask("train", (0,), params or {}, {}, {}, {}), "terms")
+    found = begun(idle.coordinator.ask, down, SCHEMA, lambda up, *_: up["leaves"])
+    yield found
+    idle.coordinator.fail(0, 0, "the test is over")
 
 
 @pytest.mark.parametrize(
     ("method", "revoked", "staying", "refused"),
     [
-        ("Answer", False, silo_server.MAX_PARALLEL_CALLS, "rate): too many calls"),
+        ("Session", False, MAX_NEW_STREAMS, "rate): too many calls"),
         ("Status", False, 0, "call): this call is not for this certificate"),
-        ("Answer", True, 0, "certificate): certificate of silo-2 is revoked"),
+        ("Session", True, 0, "certificate): certificate of silo-2 is revoked"),
     ],
 )
 def test_calls_that_send_nothing_keep_no_silo_out(
@@ -40,69 +54,90 @@ def test_calls_that_send_nothing_keep_no_silo_out(
     """
     caplog.set_level(logging.INFO, "fedml_noniid.plugins.silo")
     monkeypatch.setattr(silo_server, "HEAD_S", 1.0)
-    go, over = threading.Event(), threading.Semaphore(0)
-
-    def held() -> Iterator[bytes]:
-        go.wait(LONG)
-        yield from ()
-
+    if revoked:
+        authority.revoke(idle.kits, 2)
+    over: list[str] = []
     with idle.line(2) as bad, idle.line(1) as good:
-        assert sent(bad, "Hello", hello()) == sent(good, "Hello", hello()) == "ok"
-        if revoked:
-            authority.revoke(idle.kits, 2)
-        calls = [
-            bad.stream_stream(f"/{SERVICE}/{method}")(held(), timeout=LONG) for _ in range(HELD)
-        ]
+        calls = [Stream(bad, method=method) for _ in range(HELD)]
         for call in calls:
-            call.add_done_callback(lambda _: over.release())
-        for _ in range(HELD - staying):
-            assert over.acquire(timeout=LONG)
-        assert sent(good, "Hello", hello(), timeout=1.0) == "ok"
+            threading.Thread(target=lambda call=call: over.append(call.outcome())).start()
+        until(lambda: len(over) == HELD - staying)
+        assert sent(good, "Session", hello()) == "ok"
         status = partial(silo_client.status, idle.comm, idle.kits / "0")
         assert status()["refused"] == {refused.partition(")")[0]: HELD - staying}
-        for _ in range(staying):  # their time is over soon
-            assert over.acquire(timeout=LONG)
+        until(lambda: len(over) == HELD)  # the time of the others is over soon
         assert status()["refused"].get("silent", 0) == staying
         lines = [line for line in caplog.messages if "refused" in line]
         assert lines[0] == f"refused from silo-2 ({refused}"
         assert len(lines) <= 3  # also that these calls ended early
-        go.set()
+
+
+def until(true) -> None:
+    end = time.monotonic() + LONG
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+GOOD = [hello(), answer_of(0), *body(SCHEMA)]
+
+
+@pytest.mark.parametrize(
+    ("frames", "words"),
+    [
+        (0, "no Hello came within 0.3 s"),
+        (1, "no Answer came within 0.3 s"),
+        (2, "the Answer did not end within 0.3 s"),
+        (3, "the Answer did not end within 0.3 s"),
+        ("part of the body", "the Answer did not end within 0.3 s"),
+    ],
+)
+def test_a_message_that_stalls_ends_its_stream_and_the_silo_may_come_again(
+    idle, caplog, monkeypatch, frames, words
+):
+    """After so many frames, the silo sends nothing and does not leave."""
+    monkeypatch.setattr(silo_server, "HEAD_S", 0.3)
+    monkeypatch.setattr(silo_server, "MIN_TRANSFER_S", 0.3)
+    idle.comm.__dict__["patience_s"] = 0.3 if frames == 1 else LONG
+    part = [*GOOD[:3], GOOD[3][:5]] if isinstance(frames, str) else GOOD[:frames]
+    with asked(idle) as exchange, idle.line(1) as line:
+        assert Stream(line, *part).outcome() == "silent"
+        assert f"refused from silo-1 (silent): {words}" in caplog.text
+        if frames != 1:  # else the exchange is over too
+            again = Stream(line, *GOOD)
+            assert again.read(wire.Welcome).run == "run"
+            assert exchange.result(LONG)[0]["n"] == 17
+
+
+def test_a_silo_that_reads_nothing_is_left(idle, caplog, monkeypatch):
+    """Its model has 64 MB, more than lies in buffers on the way."""
+    monkeypatch.setattr(silo_server, "MIN_TRANSFER_S", 0.3)
+    with asked(idle, {"w": torch.zeros(16 << 20)}), idle.line(1) as line:
+        stream = Stream(line, hello())
+        until(lambda: "(silent): the Task was not taken within 0.3 s" in caplog.text)
+        assert idle.coordinator.status()["there"] == []
+        assert stream.outcome() == "silent"
 
 
 def test_an_upload_of_a_silo_that_is_revoked_meanwhile_is_not_taken(idle, caplog):
     """It was admitted when it began. It is revoked before the last bytes come."""
-    schema = {"w": torch.zeros(3), "n": torch.tensor(17)}
-    down = wire.Down(0, 1, Ask("train", (0,), {}, {}, {}, {}), "terms")
-    ask = partial(idle.coordinator.ask, down, schema, lambda up, *_: up["leaves"])
-    threading.Thread(target=ask, daemon=True).start()
-    go, began = threading.Event(), threading.Event()
-
-    def upload() -> Iterator[bytes]:
-        table, *data = wire.body(schema)
-        yield from (answer_of(0), table)
-        began.set()
-        go.wait(LONG)
-        yield from data
-
-    with idle.line(1) as line:
-        assert sent(line, "Hello", hello()) == "ok"
-        call = line.stream_unary(f"/{SERVICE}/Answer").future(upload(), timeout=LONG)
-        assert began.wait(LONG)
-        while not idle.server._running[0]:
-            time.sleep(0.01)  # until the server has admitted it
+    with asked(idle), idle.line(1) as line:
+        stream = Stream(line, *GOOD[:3])
+        stream.read(wire.Welcome)
+        stream.read(wire.Task)
         authority.revoke(idle.kits, 1)
-        go.set()
-        assert outcome(call.exception()) == "permission_denied"
-    assert idle.coordinator.status()["answered"] == []
+        stream.send(*GOOD[3:])
+        assert stream.outcome() == "certificate"
+        assert idle.coordinator.status()["answered"] == []
     assert "refused from silo-1 (certificate): certificate of silo-1 is revoked" in caplog.text
 
 
 def test_an_expired_certificate_on_a_living_connection_leaves_a_line(idle, caplog, monkeypatch):
     with idle.line(1) as line:
-        assert sent(line, "Hello", hello()) == "ok"
+        assert sent(line, "Session", hello()) == "ok"
         later = certificates.now() + datetime.timedelta(days=400)
         monkeypatch.setattr(certificates, "now", lambda: later)
-        assert sent(line, "Hello", hello()) == "permission_denied"
+        assert sent(line, "Session", hello()) == "certificate"
     (found,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert found.startswith(
         "refused from silo-1 (certificate): certificate of silo-1 expired on 20"

@@ -18,7 +18,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.wire import CHUNK_BYTES, DTYPES, MAX_FRAME_BYTES, RefusedError
-from tests.silo.federation_server import answer_of, framed
+from tests.silo.federation_server import answer_of, body, framed, read
 
 NUMBERS = torch.arange(24.0).reshape(2, 3, 4)
 IMAGES = torch.arange(2.0 * 3 * 4 * 5).reshape(2, 3, 4, 5)
@@ -29,8 +29,8 @@ IMAGES = torch.arange(2.0 * 3 * 4 * 5).reshape(2, 3, 4, 5)
 
 def taken(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors after the journey."""
-    frames = wire.body(tensors)
-    return wire.read(frames, wire.table(next(frames)))
+    frames = wire.leaving(wire.Answer(exchange=4), tensors, lambda _: None)
+    return read(frames, wire.Answer).tensors
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_tensors_arrive_as_they_were(tensors):
 
 
 def test_frames_are_no_longer_than_a_chunk():
-    frames = wire.body({"w": torch.zeros(3 * (CHUNK_BYTES // 4) + 5), "b": torch.zeros(7).byte()})
+    frames = body({"w": torch.zeros(3 * (CHUNK_BYTES // 4) + 5), "b": torch.zeros(7).byte()})
     assert [len(frame) for frame in frames][1:] == [CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES, 20, 7]
     assert CHUNK_BYTES <= MAX_FRAME_BYTES
 
@@ -220,12 +220,16 @@ def received(frames: list[bytes]) -> None:
 
     Raises RefusedError; asserts that what passes is right.
     """
-    rest = iter(frames)
-    head = wire.parsed(wire.following(rest), wire.Answer)
-    table = wire.table(wire.following(rest))
-    wire.fit(table, SCHEMA, "here")
-    assert wire.size_of(table) == SIZE  # before memory is taken
-    up = wire.Up(client=2, exchange=head.exchange, leaves=wire.read(rest, table))
+
+    def look(_: wire.Answer, table: wire.Table) -> bool:
+        wire.fit(table, SCHEMA, "here")
+        assert sum(entry.size for entry in table.values()) == SIZE  # before memory is taken
+        return True
+
+    message = read(iter(frames), wire.Answer, look)
+    if message.head.failed:
+        return
+    up = wire.Up(client=2, exchange=message.head.exchange, leaves=message.tensors)
     found, expected = flatten(wire.opened(up, 2, SENT, SCHEMA, RANGES)), flatten(SCHEMA)
     assert found.keys() == expected.keys()
     for key, leaf in expected.items():
@@ -285,7 +289,7 @@ def mutated(good: list[bytes], rng: random.Random) -> list[bytes]:
 @pytest.mark.parametrize("messages", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_a_mutated_answer_is_valid_or_refused(messages):
     """Any other exception fails the test, and so does an answer that is taken but not valid."""
-    rng, good = random.Random(0), [answer_of(4), *wire.body(upload()["leaves"])]
+    rng, good = random.Random(0), [answer_of(4), *body(upload()["leaves"])]
     received(good)
     refused: Counter[str] = Counter()
     for i in range(messages):
