@@ -189,6 +189,7 @@ def test_the_numbering_of_the_clients_does_not_matter(method: str) -> None:
     """FNR-FL refines everybody here, since it breaks ties by id; FedGen's clients draw noise by id,
     and FedALA's a sample, so not here."""
     special: Any = {
+        "dpfedavg": {"noise": 0.0},
         "dpsgd": {"noise": 0.0},
         "fedala": {"rate": 1.0},
         "feddf": {"steps": 2, "server_lr": 1e-5},
