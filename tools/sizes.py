@@ -20,7 +20,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 STATEMENTS = {
     SOURCE: 20100,
     TESTS: 20000,
-    ("plugins/core",): 1420,
+    ("plugins/core",): 1425,
     ("plugins/privacy",): 400,
     ("plugins/silo",): 1885,
     ("plugins/baselines/scaffold.py",): 29,
@@ -30,7 +30,7 @@ STATEMENTS = {
     ("plugins/fednnnn/algorithm.py",): 90,
     ("plugins/ccn/algorithm.py",): 90,
     ("plugins/fednlr/algorithm.py",): 90,
-    ("plugins/rfedavg/algorithm.py",): 90,
+    ("plugins/rfedavg/algorithm.py",): 100,
 }
 PARAMETERS = 7  # of a function, without `self`
 PER_OPTION = "one parameter per option, as documented"

@@ -81,6 +81,31 @@ def added(rows: Tensor | Rows) -> Tensor:
     return total
 
 
+def integers(rows: Tensor, n: int) -> Tensor:
+    """The sum of M of `n` rows in which rows come and go, [M, ...] -> int64 [LEVELS + 1, ...].
+
+    Add what comes, subtract what goes: `from_integers` has the bits of `added` of the rows there,
+    if they are float32.
+    """
+    flat = rows.reshape(len(rows), rows.shape[1:].numel())
+    factors = flat.new_full((len(flat),), _scale(n), dtype=torch.float64)
+    level, (found, _) = _by_level(flat, factors)
+    found[LEVELS] = (level == LEVELS).sum()  # rows that make the sum NaN
+    return found.reshape(LEVELS + 1, *rows.shape[1:])
+
+
+def from_integers(found: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """The sum of `n` rows, [...], of their `integers`."""
+    parts: Parts = {at: (found[at], None) for at in range(LEVELS)}
+    parts[LEVELS] = 0.0 / (found[LEVELS] == 0), None  # 0, or NaN
+    return (_value(parts) / _scale(n)).to(dtype)
+
+
+def _scale(n: int) -> float:
+    """2^s where `n` weights are 1, as in `Weights.of`."""
+    return 2.0 ** (SUM_BITS - NEAR - math.frexp(n)[1])
+
+
 class Growing:
     """Adds the rows of a tensor up as they come, in any order and in several processes.
 
@@ -167,6 +192,13 @@ def _parts(rows: Tensor, factors: Tensor) -> Parts:
 
 def _parts_on_gpu(rows: Tensor, factors: Tensor) -> Parts:
     """The same where the host would wait for an answer, so every level is there."""
+    level, (whole, rest) = _by_level(rows, factors)
+    found = {at: (whole[at], None if rest is None else rest[at]) for at in range(LEVELS)}
+    return found | {LEVELS: (0.0 / (level != LEVELS).all(), None)}  # 0, or NaN
+
+
+def _by_level(rows: Tensor, factors: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
+    """(the level of each row [M], the sums of their products by level [LEVELS + 1, P])."""
     level = _levels(_largest(rows))
     units = factors.new_full((LEVELS + 1,), 2.0**STEP).cumprod(0) / 2.0**STEP
 
@@ -174,10 +206,7 @@ def _parts_on_gpu(rows: Tensor, factors: Tensor) -> Parts:
         return rounded.new_zeros(LEVELS + 1, rounded.shape[1]).index_add_(0, level, rounded)
 
     size = max(PIECE, ON_GPU // max(len(rows), 1))
-    whole, rest = _rounded(rows, factors / units[level], size, by_level)
-    found = {at: (whole[at], None if rest is None else rest[at]) for at in range(LEVELS)}
-    beyond = units[0].masked_fill((level == LEVELS).any(), torch.nan) - 1  # 0 or NaN
-    return found | {LEVELS: (beyond, None)}
+    return level, _rounded(rows, factors / units[level], size, by_level)
 
 
 def _levels(most: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from fedml_noniid.plugins.engines.segments import (
     Manifest,
     OnDisk,
     Places,
+    memory_digests,
     memory_sha256,
-    row_sha256,
 )
 from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, numbers, replace_row
 
@@ -125,9 +125,8 @@ class InMemory:
 
     def sha256(self) -> str:
         """SHA-256 of the rows of all clients, hexadecimal; the same in every form."""
-        tree = tree_map(Tensor.cpu, self._tree)
-        digests = (row_sha256(tree, at) for at in range(len(self._places)))
-        return memory_sha256(self.first, b"".join(map(bytes.fromhex, digests)))
+        digests = memory_digests(self._tree, self.first, len(self._places))
+        return memory_sha256(self.first, digests.tobytes())
 
     def _index(self, clients: Sequence[int]) -> torch.Tensor:
         """Their places; for the clients of the last call without another copy to the device."""

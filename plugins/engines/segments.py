@@ -20,7 +20,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BufferedReader
@@ -53,10 +53,12 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }  # names in safetensors
+COMPARED = 2**24  # bytes of a leaf that are compared at a time
 FIRST = -1  # in place of a segment's number: a client has the first row
 REMEDY = "restore it, or delete the checkpoint and this folder to start afresh"
 # Of each client in the memory; a range where clients have the numbers from 0.
 Places = Mapping[int, int] | range
+Digests = np.ndarray[Any, np.dtype[np.uint8]]
 Manifest = list[tuple[int, str]]  # segments by number, with their checksums
 
 
@@ -104,7 +106,9 @@ class OnDisk:
         self._segment = np.full(n, FIRST, np.int64)  # by place: the segment that has the row
         self._at = np.zeros(n, np.int64)  # its place in there
         self._digests = np.empty((n, hashlib.sha256().digest_size), np.uint8)
-        self._digests[:] = _bytes(row_sha256(tree_map(lambda leaf: leaf.unsqueeze(0), first), 0))
+        self._digests[:] = _bytes(
+            row_digests(tree_map(lambda leaf: leaf.unsqueeze(0), first), (0,))[0]
+        )
         self._sizes: dict[int, int] = {}  # rows by segment
         self._in_use: dict[int, int] = {}  # rows by segment
         self._checksums: dict[int, str] = {}
@@ -307,7 +311,7 @@ class OnDisk:
             self._load(where, self._staging, position)
         clients = [*new, *moved]
         tensors = flatten(row(self._staging, slice(len(clients))))
-        digests = [row_sha256(tensors, at) for at in range(len(clients))]
+        digests = [digest.hex() for digest in row_digests(tensors, range(len(clients)))]
         head = {"number": number, "clients": clients, "rows": digests}
         checksum = tensor_file.checksum(head, {})
         metadata = {KIND: json.dumps({"head": head, "checksum": checksum})}
@@ -326,7 +330,7 @@ class OnDisk:
         """From here on, the rows of a segment are read from the disk."""
         places = np.fromiter((self._places[client] for client in written.clients), np.int64)
         self._point(places, written.number)
-        self._digests[places] = [list(_bytes(digest)) for digest in written.digests]
+        self._digests[places] = [list(bytes.fromhex(digest)) for digest in written.digests]
         self._sizes[written.number] = len(places)
         self._checksums[written.number] = written.checksum
         self._staged = None
@@ -381,12 +385,32 @@ class OnDisk:
         return clients, rows
 
 
-def row_sha256(stacked: Tree, at: int) -> str:
-    """SHA-256 over the bytes of a row, leaf by leaf, in the order of their names; hexadecimal."""
-    digest = hashlib.sha256()
-    for _, leaf in sorted(flatten(stacked).items()):
-        _update(digest, leaf[at : at + 1])
-    return digest.hexdigest()
+def row_digests(stacked: Tree, rows: Iterable[int]) -> list[bytes]:
+    """The SHA-256 of these rows: over their bytes, leaf by leaf, in the order of the names."""
+    parts, found = _rows_of_bytes(stacked), []
+    for at in rows:
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part[at])
+        found.append(digest.digest())
+    return found
+
+
+def memory_digests(stacked: Tree, first: Tree, n: int) -> Digests:
+    """The SHA-256 of each of `n` rows, [n, 32]; those with the bytes of `first` cost no hash."""
+    alone = tree_map(lambda leaf: leaf.unsqueeze(0), first)
+    parts, firsts = _rows_of_bytes(stacked), _rows_of_bytes(alone)
+    changed = np.zeros(n, bool)
+    for part, its_first in zip(parts, firsts, strict=True):
+        size = max(1, COMPARED // max(1, part.shape[1]))
+        for at in range(0, n, size):
+            changed[at : at + size] |= (part[at : at + size] != its_first).any(1)
+    found = np.empty((n, hashlib.sha256().digest_size), np.uint8)
+    found[:] = _bytes(row_digests(alone, (0,))[0])
+    rows = np.flatnonzero(changed)
+    for at, digest in zip(rows, row_digests(stacked, rows), strict=True):
+        found[at] = _bytes(digest)
+    return found
 
 
 def memory_sha256(first: Tree, digests: bytes) -> str:
@@ -399,12 +423,21 @@ def memory_sha256(first: Tree, digests: bytes) -> str:
     return found.hexdigest()
 
 
-def _update(digest: Any, leaf: Tensor) -> None:
-    digest.update(_bytes_of(leaf.detach().cpu().contiguous()))
+def _rows_of_bytes(stacked: Tree) -> list[Digests]:
+    """The leaves [M, ...] in the order of their names, as bytes [M, ...]."""
+    return [
+        leaf.detach()
+        .cpu()
+        .contiguous()
+        .view(len(leaf), leaf.shape[1:].numel())
+        .view(torch.uint8)
+        .numpy()
+        for _, leaf in sorted(flatten(stacked).items())
+    ]
 
 
-def _bytes(digest: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.frombuffer(bytes.fromhex(digest), np.uint8)
+def _bytes(digest: bytes) -> Digests:
+    return np.frombuffer(digest, np.uint8)
 
 
 def _bytes_of(leaf: Tensor) -> memoryview:

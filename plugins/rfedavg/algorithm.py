@@ -54,7 +54,7 @@ from fedml_noniid.plugins.core.component import (
 from fedml_noniid.plugins.core.data import Batch, Pass
 from fedml_noniid.plugins.core.options import Count, NonNegative, RecipeError
 from fedml_noniid.plugins.core.randomness import fold, noisy
-from fedml_noniid.plugins.core.sums import added
+from fedml_noniid.plugins.core.sums import added, from_integers, integers
 from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row
 
@@ -105,9 +105,11 @@ class MeanFeatures(Component):
 
     def init_server(self, server: Server) -> Tree:
         some = next(iter(server.params.values()))
-        return {
-            "delta": some.new_zeros(server.n_clients, server.task.network.feature_size)
-        }  # [N, d]
+        return self.filled(some.new_zeros(server.task.network.feature_size), server.n_clients)
+
+    def filled(self, delta: Tensor, n: int) -> Tree:
+        """The state in which all `n` clients have the same delta [d]."""
+        return {"delta": delta.repeat(n, 1)}  # [N, d]
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         """r_k of a mean feature phi [d], 0-d; `others` is what `message` sent."""
@@ -145,7 +147,7 @@ class MeanFeatures(Component):
         replies = yield Ask("map", to, server.params, server.buffers)
         state, delta = server.state, replies.upload["delta"]
         if server.round == 0:
-            state = state | {"delta": (added(delta) / len(delta)).repeat(server.n_clients, 1)}
+            state = state | self.filled(added(delta) / len(delta), server.n_clients)
         return Change(self.renewed(state, replies))
 
     def renewed(self, state: Tree, replies: Reply) -> Tree:
@@ -154,18 +156,19 @@ class MeanFeatures(Component):
         return state | {"delta": state["delta"].index_copy(0, rows, replies.upload["delta"])}
 
     def recorded(self, server: Server, state: Tree) -> Tree:
-        """MMD between the cohort's clients (eq.
+        """Of the cohort's clients: MMD between them (eq.
 
-        2), the mean of their r, the median norm of all delta, and the size of the delta that one
+        2), the mean of their r, the median norm of their delta, and the size of the delta that one
         client is sent (table III, bytes). A row of NaN is an unknown delta.
         """
-        cohort, delta = server.replies.clients, state["delta"]
-        rows, sent = delta[list(cohort)], self.message(replace(server, state=state, cohort=cohort))
+        cohort = server.replies.clients
+        rows = state["delta"][list(cohort)]
+        sent = self.message(replace(server, state=state, cohort=cohort))
         r = torch.stack([self.r(phi, row(sent, k)) for k, phi in enumerate(rows)])
         return {
             "mmd": torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist"),  # [M, M]
             "r": r.nanmean(),
-            "delta_norm_median": torch.linalg.vector_norm(delta, dim=1).nanquantile(0.5),
+            "delta_norm_median": torch.linalg.vector_norm(rows, dim=1).nanquantile(0.5),
             "delta_bytes": torch.tensor(n_bytes(sent) // len(cohort)),
         }
 
@@ -215,10 +218,26 @@ class RFedAvgPlus(MeanFeatures):
     def exchanges(self, setting: Setting) -> Exchanges:
         return Exchanges(begin=1, round=1)
 
+    def filled(self, delta: Tensor, n: int) -> Tree:
+        return super().filled(delta, n) | {"sum": n * integers(delta.unsqueeze(0), n)}
+
+    def renewed(self, state: Tree, replies: Reply) -> Tree:
+        """Exchanges the rows in the sum too: it is exact, so it has the bits of a new one."""
+        found, table = super().renewed(state, replies), state["delta"]
+        if "sum" in state:
+            come, gone = replies.upload["delta"], table[list(replies.clients)]
+            found["sum"] = state["sum"] + integers(come, len(table)) - integers(gone, len(table))
+        return found
+
     def message(self, server: Server) -> Tree:
         """Lines 4 and 18: delta^{-k}, the mean over the other clients, [M, d]."""
+        own = server.state["delta"][list(server.cohort)]
+        return {"mean": (self.total(server) - own) / (server.n_clients - 1)}
+
+    def total(self, server: Server) -> Tensor:
+        """The sum of all delta, [d]."""
         delta = server.state["delta"]
-        return {"mean": (added(delta) - delta[list(server.cohort)]) / (server.n_clients - 1)}
+        return from_integers(server.state["sum"], len(delta), delta.dtype)
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         """||phi - delta^{-k}||^2 (section IV-C)."""

@@ -201,7 +201,7 @@ class RFedAvgPlusAuthors(Readings, RFedAvgPlus):
         exists, [M]."""
         delta, known = server.state["delta"].nan_to_num(), self.known(server)
         counted, rows = list(self.counted(server)), list(server.cohort)
-        total, count = added(delta[counted]), known[counted].sum()
+        total, count = self.total(server), known[counted].sum()
         others = count - known[rows]  # [M]
         if self.plus == "exclude":
             mean = (total - delta[rows]) / others.clamp(min=1).unsqueeze(1)
@@ -214,6 +214,15 @@ class RFedAvgPlusAuthors(Readings, RFedAvgPlus):
         return {"mean": mean} | (
             {"known": (others > 0).to(mean.dtype)} if "known" in server.state else {}
         )
+
+    def filled(self, delta: Tensor, n: int) -> Tree:
+        state = super().filled(delta, n)
+        return state if self.delta_scope == "known" else {"delta": state["delta"]}
+
+    def total(self, server: Server) -> Tensor:
+        if self.delta_scope == "known":
+            return super().total(server)
+        return added(server.state["delta"][list(server.cohort)])
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         found: Tensor = super().r(phi, others) * others.get("known", 1)

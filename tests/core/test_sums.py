@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core import native, sums
-from fedml_noniid.plugins.core.sums import added, weighted_mean, weighted_sum
+from fedml_noniid.plugins.core.sums import (
+    added,
+    from_integers,
+    integers,
+    weighted_mean,
+    weighted_sum,
+)
 from fedml_noniid.plugins.engines.packing import stack
 from tests.core.test_trees import A, B, lists
 
@@ -128,6 +134,24 @@ def test_what_is_not_finite_is_nan_and_not_a_number(value: float) -> None:
     rows[2, 5] = value
     assert weighted_sum(weights, {"w": rows})["w"].isnan().all()
     assert not weighted_sum(weights[:2], {"w": rows[:2]})["w"].isnan().any()
+
+
+@pytest.mark.parametrize("beyond", [1.0, 1e5, 1e9, math.nan])
+def test_a_sum_in_which_rows_come_and_go_is_the_sum_of_those_there(beyond: float) -> None:
+    """To the bit, after 50 exchanges, also where a large row or NaN has come and gone."""
+    _, rows = drawn(40, 30)
+    kept, new = integers(rows, len(rows)), drawn(50, 30, seed=1)[1]
+    new[7] *= beyond
+    new[-1] *= beyond
+    for at, row in enumerate(new):
+        place = slice(at * 7 % 40, at * 7 % 40 + 1)
+        came, rows = row.unsqueeze(0), rows.clone()
+        kept = kept + integers(came, 40) - integers(rows[place], 40)
+        rows[place] = came
+        found, wanted = from_integers(kept, 40, rows.dtype), added(rows)
+        assert torch.equal(found.isnan(), wanted.isnan())
+        assert torch.equal(found.nan_to_num(), wanted.nan_to_num())
+    assert not (rows == new[7]).all(1).any(), "the example has a large row that went"
 
 
 def test_equal_rows_have_themselves_as_their_mean() -> None:

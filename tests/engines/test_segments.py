@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import hashlib
 import itertools
 import logging
 import os
@@ -82,6 +83,22 @@ def test_the_sha256_is_of_every_row(path: Path) -> None:
     changed["scaffold"]["c_i"][name].view(-1)[0] += 1
     memory_of(of).put_row(5, changed)
     assert memory_of(of).sha256() != before
+
+
+def test_a_row_like_the_first_is_told_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """-0.0 equals 0.0 and has other bytes, and so has a row behind those compared at first."""
+    monkeypatch.setattr(segments, "COMPARED", 24)
+    values = np.zeros((5, 3), np.float32)
+    values[1, 2], values[4, 0] = -0.0, 1.0
+    halves = torch.ones(5, 1, dtype=torch.bfloat16)
+    found = segments.memory_digests(
+        {"of": {"w": torch.from_numpy(values), "b": halves}},
+        {"of": {"w": torch.zeros(3), "b": halves[0]}},
+        5,
+    )
+    ones = halves[0].view(torch.uint8).numpy().tobytes()
+    wanted = [hashlib.sha256(ones + row.tobytes()).digest() for row in values]
+    assert [row.tobytes() for row in found] == wanted and len({*wanted}) == 3
 
 
 @pytest.mark.parametrize("forms", [("disk", "disk"), ("ram", "disk"), ("disk", "ram")])

@@ -14,6 +14,7 @@ from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Ask, Server, Setting
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.randomness import fold, identity, normal, uniform
+from fedml_noniid.plugins.core.sums import integers
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines.cohort import draw_cohort
@@ -299,6 +300,7 @@ def test_what_a_client_is_sent(name: str, options: dict[str, object], numbers: i
     state = {"delta": torch.zeros(4, 2)} | (
         {"known": torch.zeros(4)} if "warmup" in options else {}
     )
+    state |= {"sum": integers(state["delta"], 4)}
     sent = component.message(server(state, (0, 1, 3)))
     assert sum(leaf[0].numel() for leaf in sent.values()) == numbers
     assert all(leaf.shape[0] == 3 for leaf in sent.values())
@@ -317,7 +319,7 @@ def server(state: dict[str, torch.Tensor], cohort: tuple[int, ...]) -> Server:
 def test_what_is_recorded(name: str, warmup: str, engine: str) -> None:
     """Eq.
 
-    2's distances of the cohort, the mean of their r, the median norm of all known delta, and 8
+    2's distances of the cohort, the mean of their r, the median norm of their known delta, and 8
     bytes a number.
 
     rFedAvg: of the delta that the round brought; rFedAvg+: of those that it used, as the next map
@@ -345,7 +347,7 @@ def test_what_is_recorded(name: str, warmup: str, engine: str) -> None:
             ran.outcome.tensors[f"{name}/mmd"][t - 1], mmd, rtol=1e-9, atol=1e-12
         )
         found = [reference.regulariser(table[k], k, cohort)[0] for k in cohort if k in table]
-        norms = [np.sqrt((d**2).sum()) for d in table.values()]
+        norms = [np.sqrt((table[k] ** 2).sum()) for k in cohort if k in table]
         for column, wanted in (
             ("r", np.mean(found) if found else np.nan),
             ("delta_norm_median", _median(norms)),

@@ -11,7 +11,7 @@ from benchmarks.canaries import DELTA, Setting, lower_bound, moves
 from fedml_noniid.plugins.core import randomness
 
 pytest.importorskip("dp_accounting", reason="epsilon needs the extra [privacy]")
-RUNS = {"dpsgd": 500, "dpfedavg": 200}
+RUNS = {"dpsgd": 500, "dpfedavg": 120}
 
 
 def attacked(method: str, noise: float, releases: int = 1) -> tuple[float, float]:
@@ -30,7 +30,7 @@ def test_without_noise_it_finds_the_canary(method: str) -> None:
 
 @pytest.mark.parametrize("method", RUNS)
 def test_it_refutes_no_stated_epsilon(method: str) -> None:
-    stated, found = attacked(method, 0.5, 2)
+    stated, found = attacked(method, 0.5)
     assert 0.5 < found <= stated
 
 
