@@ -20,7 +20,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 STATEMENTS = {
     SOURCE: 20100,
     TESTS: 20000,
-    ("plugins/core",): 1425,
+    ("plugins/core",): 1430,
     ("plugins/privacy",): 400,
     ("plugins/silo",): 1885,
     ("plugins/baselines/scaffold.py",): 29,
