@@ -11,6 +11,7 @@ import typer
 from benchmarks import canaries as attacked
 from benchmarks import chaos as killing
 from benchmarks import choosing, everything, gpu_budget, personalised
+from benchmarks import divided as on_workers
 from benchmarks import frozen as features
 from benchmarks import memories as on_disk
 from benchmarks import owners as many_owners
@@ -84,6 +85,14 @@ def choose(
     Takes hours. Interrupted, it goes on where it was.
     """
     sys.stdout.write(choosing.write(ROOT, work.resolve(), raw.resolve(), only or ()))
+
+
+@app.command()
+def divided(
+    turns: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = on_workers.TURNS,
+) -> None:
+    """Measure rounds whose clients are divided among workers. Writes docs/results/divided.md."""
+    on_workers.write(ROOT, turns)
 
 
 @app.command(name="personalised")
