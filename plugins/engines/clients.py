@@ -19,10 +19,7 @@ from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.randomness import Noised, fold, noised, step_key
 from fedml_noniid.plugins.core.sums import Growing
 from fedml_noniid.plugins.core.task import Task
-<<<<<<< HEAD
 from fedml_noniid.plugins.core.training import component_views, left_as
-=======
->>>>>>> main
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from fedml_noniid.plugins.data.batches import Order, epochs, in_order
 from fedml_noniid.plugins.data.ragged import lists_of
