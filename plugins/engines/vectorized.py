@@ -164,6 +164,8 @@ class Vectorized:
         # backward of a batch.
         models = 1 if clients.algorithm.own_model is None else 2
         model = 8 * models * n_bytes(params)
+        if clients.algorithm.per_sample is not None:  # their gradients, clipped ones too
+            model += 2 * clients.local.batch_size * n_bytes(params)
         batch = 3 * outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
         return max(1, (self.memory_mb << 20) // (model + batch))
 

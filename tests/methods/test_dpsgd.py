@@ -27,6 +27,7 @@ from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.privacy.accounting import epsilon
 from tests import federation
+from tests.models.test_own import own
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 CLIP, LR, SIZES = 0.3, 0.1, (5, 9, 2)
@@ -206,18 +207,21 @@ def test_networks_that_mix_samples_are_refused(changed: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "options", "why"),
-    [
-        ("mlp", {"batch_norm": True}, "batch norms mix the samples of a batch"),
-        ("cnn", {"dropout": 0.5}, "dropout draws for a batch"),
-    ],
+    ("name", "why"),
+    [("", "batch norms mix the samples of a batch"), ("Recurrent", "training under vmap")],
 )
-def test_a_plan_tells_what_its_network_mixes(network: str, options: Any, why: str) -> None:
-    shape = (6,) if network == "mlp" else (1, 6, 6)
-    made = build(network, shape, 3, options)
+def test_a_plan_tells_why_single_samples_have_no_gradient(name: str, why: str) -> None:
+    made = own(name) if name else federation.network(batch_norm=True)
     plan = replace(federation.simulation("fedavg").loop.plan, network=made)
-    assert plan.setting(6, 0).no_sample_gradients == why
-    assert plan.setting(6, 0).norms is (network == "mlp")
+    assert plan.setting(6, 0).no_sample_gradients.startswith(why)
+    assert plan.setting(6, 0).norms is (not name)
+
+
+def test_a_plan_tells_that_dropout_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = federation.simulation("fedavg").loop.plan
+    assert plan.setting(6, 0).no_sample_gradients == ""
+    monkeypatch.setattr(type(plan.network), "draws", property(lambda self: True))
+    assert plan.setting(6, 0).no_sample_gradients == "dropout draws for a batch"
 
 
 @pytest.mark.parametrize(
