@@ -96,8 +96,10 @@ class Policy(Section):
         leaving = {key for message in wanted.messages.values() for key in message.up}
         largest = max(message.up_bytes for message in wanted.messages.values()) / 1e6
         answers = asks.begin + train.rounds * asks.round + asks.finish + asks.tests
-        protected = dp.enable_dp and dp.dp_solution_type == "ldp"
-        epsilon = answers * (dp.epsilon or 0.0) if protected else math.inf
+        local = dp.enable_dp and dp.dp_solution_type == "ldp"
+        summed = answers * (dp.epsilon or 0.0) if local else math.inf
+        # A ledger refuses what a budget does not allow. Without one, answers are added up.
+        epsilon = min(summed, dp.budget_epsilon or math.inf)
         if self.expires is not None and site.today > self.expires:
             yield "expires", f"today is {site.today}"
         if other := [name for name in methods if not _matches(name, self.methods)]:
@@ -113,11 +115,10 @@ class Policy(Section):
             yield "min_samples", f"this site has {site.samples}"
         if self.min_group > 1 and not wanted.secure_sums:
             yield "min_group", "without secure sums the server sees every single answer"
-        if self.noise and not protected:
-            yield "noise", "dp_args of this site has no local noise"
+        if self.noise and not local and "dpsgd" not in methods:
+            yield "noise", "neither dp_args of this site nor the recipe has noise"
         if self.max_epsilon is not None and epsilon > self.max_epsilon:
-            each = f"{answers} answers of epsilon {dp.epsilon}" if protected else "without noise"
-            yield "max_epsilon", f"{each}: together {epsilon:g}"
+            yield "max_epsilon", f"{answers} answers without a budget_epsilon spend {epsilon:g}"
 
 
 def _matches(name: str, patterns: list[str]) -> bool:
