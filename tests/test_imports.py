@@ -39,11 +39,11 @@ ALLOWED = {
     "losses": {"core", "own_code"},
     "metrics": set[str](),
     # an engine is handed an algorithm
-    "engines": {"core", "data", "losses", "metrics", "models", "own_code", "rates"},
+    "engines": {"core", "data", "losses", "metrics", "models", "own_code", "privacy", "rates"},
     "foreign": {"core", "own_code"},
     "recipes": {"core", "foreign", "own_code"} | METHODS,
     "simulate": {"core", "engines", "recipes"},
-    "privacy": {"core", "data"},
+    "privacy": {"core", "data", "extras"},
     "silo": EVERYTHING,
     "site": {"core", "data", "engines", "own_code", "silo"},
     **{method: {"core"} | METHODS for method in METHODS},
@@ -52,7 +52,7 @@ ALLOWED = {
 # only.
 OF_EXTRAS = {
     "plugins/data": {"pyarrow"},
-    "plugins/privacy": {"cryptography"},
+    "plugins/privacy": {"cryptography", "dp_accounting"},
     "plugins/silo": {"cryptography", "fedml", "grpc", "yaml"},
     "plugins/site": {"cryptography", "yaml"},
     "pipelines/cluster": {"cryptography", "dask", "distributed"},

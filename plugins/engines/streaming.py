@@ -38,8 +38,11 @@ def reason(start: Start) -> str:
 def reader(of: Algorithm, callbacks: Iterable[Callback]) -> str:
     """Who may read updates of single clients; "" if nobody does."""
     for c in of.components:
-        weighs = any(overrides(c, hook) for hook in ("weigh", "average"))
-        if c.needs.replies != Replies.SUMS or weighs or c.exchanges(of.setting).round:
+        if (
+            c.needs.replies != Replies.SUMS
+            or overrides(c, "weigh")
+            or c.exchanges(of.setting).round
+        ):
             return f"method {c.name!r}"
     for callback in callbacks:
         hooks = ("on_exchange", "measure")

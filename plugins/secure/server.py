@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 def announced(schema: Tree) -> Tree:
     """The structure of what a silo sends first, in place of a reply of this structure."""
     keys = {key: torch.zeros(size, dtype=torch.uint8) for key, size in ANNOUNCED.items()}
-    keys["levels"] = vectors.levels(flatten(schema))
+    keys["levels"] = torch.zeros(len(vectors.added(flatten(schema))), dtype=torch.uint8)
     return {key: schema[key] for key in COUNTS} | {"secure": keys}
 
 

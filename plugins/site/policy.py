@@ -11,11 +11,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import yaml
 from pydantic import Field
 
 from fedml_noniid.plugins import own_code
 from fedml_noniid.plugins.core.errors import Mistake, UserError, located, shown, together
 from fedml_noniid.plugins.core.options import (
+    MOST,
     Count,
     CountOrNone,
     Positive,
@@ -94,8 +96,10 @@ class Policy(Section):
         leaving = {key for of in wanted.messages.values() for key in (*of.up, *of.added)}
         largest = max(message.up_bytes for message in wanted.messages.values()) / 1e6
         answers = asks.begin + train.rounds * asks.round + asks.finish + asks.tests
-        protected = dp.enable_dp and dp.dp_solution_type == "ldp"
-        epsilon = answers * (dp.epsilon or 0.0) if protected else math.inf
+        local = dp.enable_dp and dp.dp_solution_type == "ldp"
+        summed = answers * (dp.epsilon or 0.0) if local else math.inf
+        # A ledger refuses what a budget does not allow. Without one, answers are added up.
+        epsilon = min(summed, dp.budget_epsilon or math.inf)
         if self.expires is not None and site.today > self.expires:
             yield "expires", f"today is {site.today}"
         if other := [name for name in methods if not _matches(name, self.methods)]:
@@ -112,11 +116,10 @@ class Policy(Section):
         if self.min_group > max(train.secure_sums, 1):
             of = f"sums over {train.secure_sums} silos" if train.secure_sums else "every answer"
             yield "min_group", f"the server sees {of}"
-        if self.noise and not protected:
-            yield "noise", "dp_args of this site has no local noise"
+        if self.noise and not local and "dpsgd" not in methods:
+            yield "noise", "neither dp_args of this site nor the recipe has noise"
         if self.max_epsilon is not None and epsilon > self.max_epsilon:
-            each = f"{answers} answers of epsilon {dp.epsilon}" if protected else "without noise"
-            yield "max_epsilon", f"{each}: together {epsilon:g}"
+            yield "max_epsilon", f"{answers} answers without a budget_epsilon spend {epsilon:g}"
 
 
 def _matches(name: str, patterns: list[str]) -> bool:
@@ -192,5 +195,8 @@ def admit_own(deployment: Deployment, shard: Shard, folder: Path) -> None:
     made = study.make(deployment, shard, "on this machine", tomorrow)
     write_whole(path, study.text(made))
     study.sign(path, key)
-    admitted = template("this machine", public).replace("own_code: []", 'own_code: ["*"]')
-    write_whole(folder / "policy.yaml", admitted)
+    most: dict[str, Any] = dict.fromkeys(
+        ("max_rounds", "max_epochs", "max_steps", "max_answers"), MOST
+    )
+    admitted = Policy(owners={"this machine": public}, own_code=[ANY], max_upload_mb=1e9, **most)
+    write_whole(folder / "policy.yaml", yaml.safe_dump(admitted.model_dump()))

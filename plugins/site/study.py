@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import yaml
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -31,7 +32,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, located, shown
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Section, validated
-from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.core.trees import Params, tree_map, zeros_like
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.yaml_files import loaded
 from fedml_noniid.plugins.engines.packing import flatten
@@ -293,7 +294,9 @@ def messages(terms: Terms, shard: Shard) -> dict[str, Messages]:
             up, added = flatten(secure.announced(whole)), vectors.added(up)
         of = Messages(down=forms(wire.tensors(down)), up=forms(up), added=forms(added))
         found[wire.name(ask)] = of
-        run.feed(dict.fromkeys(ask.to, whole))
+        # Only its shapes count: a rate that is too high, and diverges, is not for a study to find.
+        reply = tree_map(torch.nan_to_num, whole)
+        run.feed(dict.fromkeys(ask.to, reply | {"deltas": zeros_like(reply["deltas"])}))
     return found
 
 

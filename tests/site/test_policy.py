@@ -28,8 +28,8 @@ RULES = {
     "max_upload_mb": (0.001, "an answer has 0.0 MB"),
     "min_samples": (34, "this site has 33"),
     "min_group": (2, "the server sees every answer"),
-    "noise": (True, "dp_args of this site has no local noise"),
-    "max_epsilon": (10.0, "without noise: together inf"),
+    "noise": (True, "neither dp_args of this site nor the recipe has noise"),
+    "max_epsilon": (10.0, "2 answers without a budget_epsilon spend inf"),
 }
 
 
@@ -57,7 +57,16 @@ def test_epsilons_add_up_over_all_answers(place: Place) -> None:
     place.rules(noise=True, max_epsilon=1.0)
     place.decide()
     place.rules(max_epsilon=0.99)
-    with pytest.raises(UserError, match=r"2 answers of epsilon 0\.5: together 1"):
+    with pytest.raises(UserError, match="2 answers without a budget_epsilon spend 1"):
+        place.decide()
+
+
+def test_a_budget_of_the_ledger_is_enough(place: Place) -> None:
+    place.make("fedavg", dp=NOISE | {"budget_epsilon": 0.7, "budget_delta": 1e-5})
+    place.rules(max_epsilon=0.7)
+    place.decide()
+    place.rules(max_epsilon=0.6)
+    with pytest.raises(UserError, match="max_epsilon"):
         place.decide()
 
 
