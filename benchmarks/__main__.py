@@ -10,8 +10,9 @@ import typer
 
 from benchmarks import chaos as killing
 from benchmarks import choosing, everything, gpu_budget, personalised
-from benchmarks import cluster as on_workers
+from benchmarks import cluster as of_items
 from benchmarks import curves as of_rounds
+from benchmarks import divided as on_workers
 from benchmarks import frozen as features
 from benchmarks import memories as on_disk
 from benchmarks import owners as many_owners
@@ -87,6 +88,14 @@ def choose(
     sys.stdout.write(choosing.write(ROOT, work.resolve(), raw.resolve(), only or ()))
 
 
+@app.command()
+def divided(
+    turns: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = on_workers.TURNS,
+) -> None:
+    """Measure rounds whose clients are divided among workers. Writes docs/results/divided.md."""
+    on_workers.write(ROOT, turns)
+
+
 @app.command(name="personalised")
 def of_clients(
     work: Annotated[Path, typer.Option(help="Folder of the runs; nothing in it runs twice.")],
@@ -143,7 +152,7 @@ def kills(
 
     Writes docs/results/kills.csv and a part of docs/results/cluster.md.
     """
-    on_workers.write_kills(ROOT, work.resolve(), items, workers)
+    of_items.write_kills(ROOT, work.resolve(), items, workers)
 
 
 @app.command(name="workers")
@@ -156,7 +165,7 @@ def beside_forks(
 
     Writes docs/results/workers.csv and a part of docs/results/cluster.md.
     """
-    on_workers.write_turns(ROOT, work.resolve(), turns, items)
+    of_items.write_turns(ROOT, work.resolve(), turns, items)
 
 
 @app.command()

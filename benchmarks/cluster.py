@@ -15,14 +15,9 @@ import logging
 import random
 import re
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -31,13 +26,13 @@ import psutil
 import yaml
 
 from benchmarks import machine
+from benchmarks.divided import cluster
 from benchmarks.report import render
 from fedml_noniid.pipelines.experiment import cache, config, resume
 from fedml_noniid.pipelines.experiment.provenance import git_commit
 from fedml_noniid.pipelines.experiment.training import SECONDS
 from fedml_noniid.pipelines.experiment.workspace import CLUSTER, Workspace
 from fedml_noniid.pipelines.stages import train
-from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 
 RESULTS = Path("docs") / "results"
@@ -94,28 +89,6 @@ def write_study(folder: Path, seeds: int, rounds: int) -> None:
         )
 
 
-@contextmanager
-def cluster(processes: int) -> Iterator[tuple[str, psutil.Process]]:
-    """(address, the process that starts the workers) of a cluster on loopback."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{found.getsockname()[1]}"
-    started: list[subprocess.Popen[str]] = []
-    try:
-        for words in (["scheduler", "--listen", address], ["worker", address, "--processes"]):
-            words += [str(processes)] if words[0] == "worker" else []
-            command = [sys.executable, "-m", "fedml_noniid", "cluster", *words]
-            started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-            assert started[-1].stdout is not None, "a pipe was asked for"
-            if not started[-1].stdout.readline():
-                raise UserError(f"`noniid cluster {' '.join(words)}` did not start")
-        yield address, psutil.Process(started[-1].pid)
-    finally:
-        for process in reversed(started):
-            process.send_signal(signal.SIGTERM)
-            process.communicate()
-
-
 def trained(folder: Path, address: str | None = None) -> float:
     """Seconds in which stage `train` trains the experiment, here or on a cluster."""
     began = time.perf_counter()
@@ -126,17 +99,16 @@ def trained(folder: Path, address: str | None = None) -> float:
 class Killer(threading.Thread):
     """Kills a worker at random, again and again, and keeps what the checkpoints then have."""
 
-    def __init__(self, folder: Path, workers: psutil.Process, every: float, seed: int) -> None:
+    def __init__(self, folder: Path, every: float, seed: int) -> None:
         super().__init__(daemon=True)
-        self.folder, self.workers, self.every = folder, workers, every
+        self.folder, self.every = folder, every
         self.kills = 0
         self.at: dict[str, list[Progress]] = {}  # by item, after each kill
         self._random, self._over = random.Random(seed), threading.Event()
 
     def run(self) -> None:
         while not self._over.wait(self.every):
-            below = self.workers.children(recursive=True)
-            there = [one for one in below if "resource_tracker" not in " ".join(one.cmdline())]
+            there = workers_here()
             if there:
                 victim = self._random.choice(there)
                 victim.kill()
@@ -155,6 +127,13 @@ class Killer(threading.Thread):
             if found:
                 newest = max(found, key=lambda one: one.rounds)
                 self.at.setdefault(item.name, []).append(newest)
+
+
+def workers_here() -> list[psutil.Process]:
+    """The workers' processes: what the command `cluster worker`, a child of ours, has started."""
+    (command,) = (one for one in psutil.Process().children() if "worker" in one.cmdline())
+    below = command.children(recursive=True)
+    return [one for one in below if "resource_tracker" not in " ".join(one.cmdline())]
 
 
 def progress(folder: Path) -> Progress:
@@ -189,8 +168,8 @@ def disturbed(
     losses, front = Losses(), logging.getLogger("fedml_noniid.pipelines.cluster.front")
     front.addHandler(losses)
     try:
-        with cluster(workers) as (address, process):
-            killer = Killer(there, process, every, items)
+        with cluster(work, workers) as address:
+            killer = Killer(there, every, items)
             killer.start()
             wall = trained(there, address)
             killer.stop()
@@ -223,7 +202,7 @@ def in_turns(work: Path, turns: int, items: int, workers: int = 2) -> list[dict[
     """Seconds of the same items by forked processes and on warm workers, in turns."""
     given, rows = work / "given", []
     write_study(given, items // len(RECIPES), ROUNDS)
-    with cluster(workers) as (address, _):
+    with cluster(work, workers) as address:
         places = {"forked": None, "cluster": address}
         for turn in range(turns + 1):  # the first one warms up
             order = list(places) if turn % 2 else list(reversed(places))

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedml_noniid.cli.cluster import Kit, OnCluster, train_on
 from fedml_noniid.cli.verb import Root, one_of, verb, workspace
 from fedml_noniid.pipelines.papers.studies import PAPERS
 from fedml_noniid.plugins.core.errors import UserError
@@ -70,6 +71,8 @@ def claims(
         bool, typer.Option("--write", help="Copy the page to docs/results. Needs a checkout.")
     ] = False,
     root: Root = Path(),
+    cluster: OnCluster = None,
+    kit: Kit = None,
 ) -> None:
     """Test the papers' claims: held, not held or undecided.
 
@@ -77,6 +80,7 @@ def claims(
     has all claims, so that the tests are corrected for their number. An interrupted command goes on
     from the last checkpoint.
     """
+    train_on(cluster, kit)
     place = workspace(root)
     to = place.root / "docs" / "results"
     if write and size == "smoke":

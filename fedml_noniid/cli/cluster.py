@@ -1,18 +1,30 @@
-"""The verbs of a cluster: cluster kit, scheduler, worker, slurm."""
+"""The verbs of a cluster: cluster kit, scheduler, worker, slurm; the options of verbs that train on
+one."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedml_noniid.cli.verb import group, verb
-from fedml_noniid.pipelines.experiment.workspace import Cluster
+from fedml_noniid.pipelines.experiment.workspace import CLUSTER, CLUSTER_KIT, Cluster
 
-Folder = Annotated[
+OnCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="ADDRESS",
+        help="Train on the workers of a cluster: tls://HOST:PORT or file:DIR/scheduler.json.",
+    ),
+]
+Kit = Annotated[
     Path | None,
-    typer.Option("--kit", metavar="DIR", help="The kit; by default the folder of scheduler.json."),
+    typer.Option(
+        "--kit", metavar="DIR", help="The cluster's kit; by default the folder of scheduler.json."
+    ),
 ]
 
 
@@ -47,6 +59,20 @@ def add(app: typer.Typer) -> None:
         typed = [f"noniid cluster {example}" for example in examples]
         verb(cluster, function.__name__, *typed)(function)
     app.add_typer(cluster, name="cluster")
+
+
+def train_on(address: str | None, kit: Path | None) -> None:
+    """Names the cluster to what trains, which may be processes of DVC. Raises UserError."""
+    if address is None:
+        return
+    # Imported here: it imports dask. It refuses the address before anything is prepared.
+    from fedml_noniid.pipelines.cluster.address import absolute, located
+
+    cluster = absolute(Cluster(address, kit))
+    located(cluster)
+    os.environ[CLUSTER] = cluster.address
+    if cluster.kit is not None:
+        os.environ[CLUSTER_KIT] = str(cluster.kit)
 
 
 def kit(
@@ -108,7 +134,7 @@ def worker(
             metavar="ADDRESS", help="tls://HOST:PORT, or file:DIR/scheduler.json of the kit."
         ),
     ],
-    kit: Folder = None,
+    kit: Kit = None,
     processes: Annotated[int, typer.Option(min=1, help="Workers; each trains one item.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="As train.threads: it decides bits.")] = 1,
     device: Annotated[str, typer.Option(help="As train.device: auto, cpu or cuda.")] = "auto",

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedml_noniid.cli.cluster import Kit, OnCluster, train_on
 from fedml_noniid.cli.verb import Root, one_of, verb, workspace
-from fedml_noniid.pipelines.experiment.workspace import CLUSTER, CLUSTER_KIT, Cluster
 from fedml_noniid.pipelines.stages.__main__ import STAGES
 
 WIDTH = 100
-OnCluster = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        metavar="ADDRESS",
-        help="Train on the workers of a cluster: tls://HOST:PORT or file:DIR/scheduler.json.",
-    ),
-]
-Kit = Annotated[
-    Path | None,
-    typer.Option(
-        "--kit", metavar="DIR", help="The cluster's kit; by default the folder of scheduler.json."
-    ),
-]
 
 
 def add(app: typer.Typer) -> None:
@@ -111,7 +96,7 @@ def run(
     DVC runs the stages. What was trained once is not trained again. An interrupted run goes on
     where it was.
     """
-    _train_on(cluster, kit)
+    train_on(cluster, kit)
     from fedml_noniid.pipelines.tools import repro
 
     _repro(root, stage)
@@ -133,7 +118,7 @@ def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> Non
     The section `tune` of params.yaml has the grid. The best values are written into the entries of
     `recipes`.
     """
-    _train_on(cluster, kit)
+    train_on(cluster, kit)
     place = workspace(root)
     from fedml_noniid.pipelines.experiment import config, tuning
 
@@ -158,7 +143,7 @@ def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> N
     params.yaml says what runs, if the defaults don't fit. params.yaml is not changed. Tables lie in
     choose/.
     """
-    _train_on(cluster, kit)
+    train_on(cluster, kit)
     place = workspace(root)
     from fedml_noniid.pipelines.experiment import config
     from fedml_noniid.pipelines.tools import racing
@@ -170,20 +155,6 @@ def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> N
     from fedml_noniid.pipelines.tools.choose import choose as chosen
 
     typer.echo("\n" + chosen(place, config.load(place.root)).text)
-
-
-def _train_on(address: str | None, kit: Path | None) -> None:
-    """Names the cluster to the stages, which are processes of DVC. Raises UserError."""
-    if address is None:
-        return
-    # Imported here: it imports dask. It refuses the address before anything is prepared.
-    from fedml_noniid.pipelines.cluster.address import absolute, located
-
-    cluster = absolute(Cluster(address, kit))
-    located(cluster)
-    os.environ[CLUSTER] = cluster.address
-    if cluster.kit is not None:
-        os.environ[CLUSTER_KIT] = str(cluster.kit)
 
 
 def _repro(root: Path, stage: str | None) -> None:

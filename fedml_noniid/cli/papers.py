@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedml_noniid.cli.cluster import Kit, OnCluster, train_on
 from fedml_noniid.cli.verb import Root, group, one_of, verb, workspace
 from fedml_noniid.pipelines.papers.studies import PAPERS, SIZES
 
@@ -48,12 +49,19 @@ def show(root: Root = Path()) -> None:
         typer.echo(f"{target.id:<12} {paper:<24} {target.title}")
 
 
-def run(paper: Paper, size: Size = SIZES[0], root: Root = Path()) -> None:
+def run(
+    paper: Paper,
+    size: Size = SIZES[0],
+    root: Root = Path(),
+    cluster: OnCluster = None,
+    kit: Kit = None,
+) -> None:
     """Run a paper's studies and build its report.
 
     Size smoke tries the code in minutes, small is a smaller experiment, paper is the paper's own
     setting.
     """
+    train_on(cluster, kit)
     place = workspace(root)
     from fedml_noniid.pipelines.papers import verbs
 
@@ -81,11 +89,14 @@ def build(
     ],
     size: Size = SIZES[0],
     root: Root = Path(),
+    cluster: OnCluster = None,
+    kit: Kit = None,
 ) -> None:
     """Make one table or figure, and show it.
 
     The studies that it needs are run first.
     """
+    train_on(cluster, kit)
     place = workspace(root)
     from fedml_noniid.pipelines.papers import verbs
 

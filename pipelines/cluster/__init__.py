@@ -1,4 +1,5 @@
-"""Items on several machines: dask.distributed as the executor. The only room that imports it.
+"""Items, or clients of one round, on several machines: dask.distributed as the executor. The only
+room that imports it.
 
 dask runs what it is sent, so a cluster has a CA of its own and is for machines of one owner. It
 never links silos.

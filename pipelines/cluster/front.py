@@ -45,12 +45,13 @@ def trained(
 
     The last of an item is a Done or a UserError. Raises UserError if the cluster fails.
     """
-    with _connected(cluster) as client:
+    with connected(cluster) as client:
         yield from _Front(client, wanted).trained(jobs)
 
 
 @contextlib.contextmanager
-def _connected(cluster: Cluster) -> Iterator[Client]:
+def connected(cluster: Cluster) -> Iterator[Client]:
+    """A client of the cluster's scheduler. UserError if there is none."""
     found = address.located(cluster)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # people read our lines
     with dask.config.set(SETTINGS):
@@ -70,19 +71,57 @@ def _connected(cluster: Cluster) -> Iterator[Client]:
             yield client
 
 
+class FitWorkers:
+    """Finds the workers that compute the bits of the front. `wanted`: their traits."""
+
+    def __init__(self, client: Client, wanted: Mapping[str, str]) -> None:
+        self.client, self.wanted = client, wanted
+        self.resources = {label(wanted): 1}  # what a task of the front takes of a worker
+        self._named: set[str] = set()  # unfit workers that were named
+        self._seen = 0.0  # when a fit worker was last there; 0: never
+        self._began = time.monotonic()
+
+    def found(self) -> dict[str, str]:
+        """Address -> name, of those that are there. Names the others, once. Raises UserError."""
+        info: Mapping[str, Any] = {}
+        with contextlib.suppress(OSError):
+            info = self.client.scheduler_info()
+        if "workers" not in info:  # as of a client that could not connect again
+            raise UserError(f"{LOST}; {CONTINUES}")
+        fit, unfit = {}, []
+        for at, worker in info["workers"].items():
+            if self.resources.keys() <= worker["resources"].keys():
+                fit[at] = str(worker["name"])
+                continue
+            unfit.append(
+                f"worker {worker['name']} gets no item: "
+                f"it {differences(self.wanted, worker['resources'])}"
+            )
+        new = [line for line in unfit if line not in self._named]
+        self._named.update(new)
+        if fit and not self._seen:
+            log.info("%d workers of the cluster may train", len(fit))
+        if fit:
+            self._seen = time.monotonic()
+        elif unfit and not self._seen:
+            raise UserError("\n".join(unfit))
+        elif time.monotonic() - max(self._seen, self._began) > WORKER_S:
+            raise UserError(f"no worker that may train came within {WORKER_S} s; {CONTINUES}")
+        for line in new:
+            log.warning("%s", line)
+        return fit
+
+
 class _Front:
     """Gives items to workers. `wanted`: the traits of a fit worker."""
 
     def __init__(self, client: Client, wanted: Mapping[str, str]) -> None:
-        self.client, self.wanted = client, wanted
+        self.client, self.workers = client, FitWorkers(client, wanted)
         self.topic = f"noniid-{secrets.token_hex(4)}"
         self.news: queue.SimpleQueue[str | Report] = queue.SimpleQueue()  # str: an attempt's end
         self.running: dict[str, tuple[Job, Future]] = {}  # by attempt
         self.waiting: deque[Job] = deque()
         self.losses: dict[str, int] = {}  # of an item since its last report; by fingerprint
-        self.named: set[str] = set()  # unfit workers that were named
-        self.seen = 0.0  # when a fit worker was last there; 0: never
-        self.began = time.monotonic()
 
     def trained(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, News]]:
         """As the function."""
@@ -91,41 +130,11 @@ class _Front:
         looked, fit = 0.0, 0
         while self.waiting or self.running:
             if time.monotonic() - looked >= LOOK_S:
-                fit, looked = self._fit(), time.monotonic()
+                fit, looked = len(self.workers.found()), time.monotonic()
             while self.waiting and len(self.running) < fit:
                 self._start(self.waiting.popleft())
             with contextlib.suppress(queue.Empty):
                 yield from self._heard(self.news.get(timeout=LOOK_S))
-
-    def _fit(self) -> int:
-        """The number of fit workers. Names the others, once. Raises UserError."""
-        info: Mapping[str, Any] = {}
-        with contextlib.suppress(OSError):
-            info = self.client.scheduler_info()
-        if "workers" not in info:  # as of a client that could not connect again
-            raise UserError(f"{LOST}; {CONTINUES}")
-        asked, fit, unfit = label(self.wanted), 0, []
-        for worker in info["workers"].values():
-            if asked in worker["resources"]:
-                fit += 1
-                continue
-            unfit.append(
-                f"worker {worker['name']} gets no item: "
-                f"it {differences(self.wanted, worker['resources'])}"
-            )
-        new = [line for line in unfit if line not in self.named]
-        self.named.update(new)
-        if fit and not self.seen:
-            log.info("%d workers of the cluster may train", fit)
-        if fit:
-            self.seen = time.monotonic()
-        elif unfit and not self.seen:
-            raise UserError("\n".join(unfit))
-        elif time.monotonic() - max(self.seen, self.began) > WORKER_S:
-            raise UserError(f"no worker that may train came within {WORKER_S} s; {CONTINUES}")
-        for line in new:
-            log.warning("%s", line)
-        return fit
 
     def _start(self, job: Job) -> None:
         attempt = secrets.token_hex(4)
@@ -136,7 +145,7 @@ class _Front:
             key=f"{job.unit.key}-{attempt}",
             pure=False,
             retries=0,
-            resources={label(self.wanted): 1},
+            resources=self.workers.resources,
         )
         self.running[attempt] = job, future
         future.add_done_callback(lambda _: self.news.put(attempt))

@@ -13,9 +13,9 @@ import tempfile
 import time
 import traceback
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from distributed import get_worker
 
@@ -31,6 +31,7 @@ from fedml_noniid.plugins.engines.callbacks import OnRow, Row
 from fedml_noniid.plugins.engines.run import Checkpointing
 from fedml_noniid.plugins.engines.simulation import Simulation
 
+T = TypeVar("T")
 FOLDER = "NONIID_CLUSTER_FOLDER"  # environment variable of a worker: a folder of its own
 EVERY_S = 1.0  # seconds between two reports of an item
 
@@ -67,21 +68,39 @@ class Done(NamedTuple):
 
 
 def run(job: Job, attempt: str) -> Done | UserError | str:
-    """Trains an item, from the newest checkpoint of an earlier attempt.
+    """Trains an item, from the newest checkpoint of an earlier attempt. Returns an error as
+    `or_error` does."""
+    return or_error(lambda: _trained(job, attempt))
 
-    Returns its own error, or another as text: dask would also send what an error's causes hold.
+
+def or_error(work: Callable[[], T]) -> T | UserError | str:
+    """What a function returns; its own error, or another as text.
+
+    dask would also send what an error's causes hold.
     """
     try:
-        return _trained(job, attempt)
+        return work()
     except UserError as error:
         return error.with_traceback(None)
     except Exception:  # of any kind: the item may run a user's code. The front shows it, and ends
         return traceback.format_exc()
 
 
-def _trained(job: Job, attempt: str) -> Done:
+def received(job: Job) -> tuple[Item, bool]:
+    """The item, and whether its folders in front are seen here. UserError if it is another one."""
     data, shared = _data_of(job)
-    item = Item.of(job.settings, job.unit, data, _indices(job))
+    return Item.of(job.settings, job.unit, data, _indices(job)), shared
+
+
+def is_abandoned() -> bool:
+    """Whether the front of the task that runs here has gone."""
+    worker = get_worker()
+    task = worker.state.tasks.get(worker.get_current_task())
+    return task is None or task.state == "cancelled"
+
+
+def _trained(job: Job, attempt: str) -> Done:
+    item, shared = received(job)
     folder = job.resume if shared else _own_folder(job) / resume.RESUME / job.resume.name
     checkpoints = resume.checkpoints(folder, job.fingerprint, attempt)
     reporter = _Reporter(job, attempt, item)
@@ -113,12 +132,10 @@ class _Reporter:
 
     def on_row(self, _: Row) -> None:
         """Reports. Raises UserError if the front has gone."""
-        worker = get_worker()
-        task = worker.state.tasks.get(worker.get_current_task())
-        if task is None or task.state == "cancelled":
+        if is_abandoned():
             raise UserError("nobody waits for this item any more")
         if time.monotonic() - self._when >= EVERY_S:
-            worker.log_event(self.job.topic, pickle.dumps(self.report(self._told)))
+            get_worker().log_event(self.job.topic, pickle.dumps(self.report(self._told)))
             self._told, self._when = len(self._simulation.loop.rows), time.monotonic()
 
 

@@ -16,7 +16,7 @@ from fedml_noniid.pipelines.experiment import provenance
 from fedml_noniid.plugins import recipes
 
 LABEL = "bits-"
-CODE = ("fedml_noniid.pipelines.experiment.training", "fedml_noniid.pipelines.cluster.job")
+CODE = "fedml_noniid.pipelines.cluster.piece"  # with its imports, all that a worker runs
 
 
 def traits(device: torch.device, threads: int) -> dict[str, str]:
@@ -27,7 +27,7 @@ def traits(device: torch.device, threads: int) -> dict[str, str]:
     """
     own = {kind.__module__ for kind in recipes.METHODS.values()}
     return {
-        "code": provenance.code(*CODE, *sorted(own))[:16],
+        "code": provenance.code(CODE, *sorted(own))[:16],
         "python": platform.python_version(),
         "numpy": np.__version__,
         "threads": str(threads),

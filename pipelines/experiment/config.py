@@ -42,6 +42,7 @@ DEPLOYS = (
     "`noniid init --deploy` makes a study with both, the section deploy of params.yaml "
     "and the stage of dvc.yaml"
 )
+ON_CLUSTER = "auto", "items", "clients"  # what a worker of a cluster trains
 LONGEST = 200  # bytes of the experiment's name
 
 
@@ -228,6 +229,7 @@ class MachineSettings(Section):
     clients_memory: Annotated[str, OneOf(lambda: memory.FORMS)] = "auto"
     checkpoint_every: Count = 5
     processes: Annotated[int, Range(1, 1024)] | None = None
+    on_cluster: Annotated[str, OneOf(lambda: ON_CLUSTER)] = "auto"
 
 
 class DeploySettings(Section):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.pipelines.experiment import cache
-from fedml_noniid.pipelines.experiment.config import Config, Unit
+from fedml_noniid.pipelines.experiment.config import Config, TrainSettings, Unit
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.losses import Loss
@@ -23,10 +23,12 @@ from fedml_noniid.plugins.engines.absences import nobody
 from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Plan
+from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.simulation import Simulation, resolve_device
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.settings import build_network
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.plugins.recipes import Settings
+from fedml_noniid.plugins.simulate import reference, simulate
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +120,25 @@ class Item:
 
         `workers`: the most processes that it may use. Raises UserError.
         """
-        settings, scenario = self.settings, self.settings.scenarios[self.unit.scenario]
-        train, clients = settings.train_of(self.unit.recipe), self.indices.clients
+        every = [*self._training.built_callbacks(), *callbacks]
+        return simulate(*self._method, self._federation(), self._plan(workers), every)
+
+    def reference(self, streams: bool) -> Sequential:
+        """The sequential engine of the run by itself, as `plugins.simulate.reference`."""
+        return reference(*self._method, self._federation(), self._plan(1), streams)
+
+    @property
+    def _method(self) -> tuple[str, Settings]:
+        """(composition, hyper-parameters)."""
+        recipe = self.unit.recipe
+        return self.settings.composition(recipe), self.settings.recipes[recipe].settings
+
+    @property
+    def _training(self) -> TrainSettings:
+        return self.settings.train_of(self.unit.recipe)
+
+    def _federation(self) -> Federation:
+        scenario, clients = self.settings.scenarios[self.unit.scenario], self.indices.clients
         x, y = self.data.normalised("train", self.device), self.data.train_y.to(self.device)
         noise = None if self.noise is None else per_sample(self.noise, clients, x)
 
@@ -127,7 +146,7 @@ class Item:
             index = torch.from_numpy(positions).to(self.device)
             return Samples(x[index], y[index]) if len(positions) else None
 
-        federation = Federation.of(
+        return Federation.of(
             Samples(*self.indices.skew.applied(clients, x, y), noise),
             clients,
             self.test,
@@ -139,11 +158,14 @@ class Item:
             drift=self.indices.skew.drift,
             tests=self.client_tests,
         )
-        plan = Plan(
+
+    def _plan(self, workers: int) -> Plan:
+        settings, train = self.settings, self._training
+        return Plan(
             self.network,
             train,
             train.rounds,
-            scenario.cohort,
+            settings.scenarios[self.unit.scenario].cohort,
             self.unit.seed,
             train.evaluate_every,
             train.engine,
@@ -152,6 +174,3 @@ class Item:
             train.observe,
             settings.machine.clients_memory,
         )
-        methods = settings.recipes[self.unit.recipe].settings
-        every = [*train.built_callbacks(), *callbacks]
-        return simulate(settings.composition(self.unit.recipe), methods, federation, plan, every)

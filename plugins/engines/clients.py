@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Protocol, cast
 
@@ -19,16 +19,17 @@ from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.randomness import fold, step_key
 from fedml_noniid.plugins.core.sums import Growing
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Params, leaves, row_norms, tree_map
+from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from fedml_noniid.plugins.data.batches import Order, epochs, in_order
 from fedml_noniid.plugins.data.ragged import lists_of
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import Streams, key
 from fedml_noniid.plugins.engines.cuda_graphs import graphs_for
 from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.memory import memory_for
+from fedml_noniid.plugins.engines.memory import Memory, memory_for
 from fedml_noniid.plugins.engines.personal import PERSONAL
-from fedml_noniid.plugins.engines.plan import Start
+from fedml_noniid.plugins.engines.plan import Plan, Start
+from fedml_noniid.plugins.engines.segments import Places
 from fedml_noniid.plugins.engines.storage import numbers as numbers
 from fedml_noniid.plugins.engines.storage import to_device as to_device
 from fedml_noniid.plugins.engines.streaming import Sums
@@ -41,8 +42,15 @@ NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
 class Clients:
     """Holds data, memory and results of a round of some clients, by client id."""
 
-    def __init__(self, start: Start, federation: Federation) -> None:
-        """`federation`: as the algorithm uses it, with the clients that this process has."""
+    def __init__(
+        self,
+        start: Start,
+        federation: Federation,
+        memory: Callable[[Plan, Tree, Places], Memory] = memory_for,
+    ) -> None:
+        """`federation`: as the algorithm uses it, with the clients that this process has.
+
+        `memory`: makes their memory."""
         self.start, self.algorithm, self.local = start, start.algorithm, start.plan.local
         self.task, self.seed, self.observing = start.task, start.plan.seed, start.plan.observing
         self.needs = self.algorithm.needs
@@ -74,7 +82,7 @@ class Clients:
         unmet = Client(self.task, start.params, start.buffers, 0)
         first = {c.name: call(c, "init_client", unmet) for c in self.algorithm.components}
         first |= {PERSONAL: self.task.personal} if self.task.personal else {}
-        self.memory = memory_for(start.plan, first, self.row)
+        self.memory = memory(start.plan, first, self.row)
         self.trained: dict[int, tuple[Params, Params]] = {}
         self.w_t: Params = {}  # of the round in which they were trained
         read = self.train.noise is not None or self.local.augment
@@ -191,10 +199,11 @@ class Clients:
         """Whether results of training are stored for further Asks of the same round."""
         return ask.job == TRAIN and self.algorithm.exchanges.round > 1
 
-    def sums(self, ask: Ask) -> Sums:
-        """Empty sums of the answers to training."""
+    def sums(self, ask: Ask, positions: Sequence[int] | None = None) -> Sums:
+        """Empty sums of the answers to training; `positions`: in `ask.to`, of the clients that
+        train here."""
         n = [len(self.indices[client]) for client in ask.to]
-        return Sums(self.algorithm, torch.tensor(n, device=self.device))
+        return Sums(self.algorithm, torch.tensor(n, device=self.device), positions)
 
     def store(self, client: int, params: Params, buffers: Params) -> None:
         """Stores a client's result of training."""

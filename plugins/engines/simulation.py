@@ -150,9 +150,11 @@ class Simulation:
                 "clients train in one process: autograd has threads, which no fork survives"
             )
             processes = 1
-        streams = streaming.reason(start, callbacks)
+        self.adds_up = streaming.possible(start, callbacks)
+        streams = streaming.reason(start) if self.adds_up else ""
         if streams and self.engine_name == "sequential":
             LOG.info("updates are added up one by one: %s", streams)
+        # Another engine with the same bits may take its place before the first round.
         self.engine: Engine
         if self.engine_name == "vectorized":
             self.engine = Vectorized(store, plan.memory_mb, plan.rounds * int(per_round.max()))

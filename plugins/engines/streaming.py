@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,16 +18,20 @@ from fedml_noniid.plugins.engines.plan import Start
 ADDED = ("deltas", "buffers", "upload")  # parts of a reply
 
 
-def reason(start: Start, callbacks: Iterable[Callback]) -> str:
-    """Why the updates of this run are added up as they come; "" if they are held.
+def possible(start: Start, callbacks: Iterable[Callback]) -> bool:
+    """Whether the updates of this run may be added up as they come: nobody reads single ones.
 
     The result has the same bits.
     """
-    plan, of = start.plan, start.algorithm
+    reads = any(_reads(callback) for callback in callbacks)
+    return _only_sums(start.algorithm) and not start.plan.observing and not reads
+
+
+def reason(start: Start) -> str:
+    """Why updates that may be added up as they come are; "" if they are held."""
+    plan = start.plan
     size = plan.cohort * (n_bytes(start.params) + n_bytes(start.buffers)) >> 20
-    if size < plan.memory_mb or not _only_sums(of) or plan.observing:
-        return ""
-    if any(_reads(callback) for callback in callbacks):
+    if size < plan.memory_mb:
         return ""
     return f"{size} MB of updates in a round, more than machine.memory_mb = {plan.memory_mb}"
 
@@ -46,17 +50,23 @@ def _reads(callback: Callback) -> bool:
 class Sums:
     """The sums of the clients' answers to training."""
 
-    def __init__(self, algorithm: Algorithm, n: Tensor) -> None:
-        """`n` [M]: the samples of each client of the cohort."""
+    def __init__(
+        self, algorithm: Algorithm, n: Tensor, positions: Sequence[int] | None = None
+    ) -> None:
+        """`n` [M]: the samples of each client of the cohort. `positions`: in the cohort, of the
+        clients whose answers come here; all if None."""
+        self._positions = range(len(n)) if positions is None else positions
         self.omega = (torch.ones_like(n) if algorithm.uniform else n).double()
         self.unweighted = {c.name for c in algorithm.components if c.needs.unweighted}
         self.parts: Tree = {}
 
     def take(self, position: int, answer: Tree) -> Tree:
-        """Adds a client's model and uploads. Returns the rest of its answer."""
+        """Adds the model and uploads of a client, by its position among those that come here.
+        Returns the rest of its answer."""
+        at = self._positions[position]
         given = {key: answer[key] for key in ADDED}
         self.parts = self.parts or self._empty(given)
-        tree_map(lambda sums, leaf: sums.put(position, leaf), self.parts, given)
+        tree_map(lambda sums, leaf: sums.put(at, leaf), self.parts, given)
         return {key: of for key, of in answer.items() if key not in ADDED}
 
     def _empty(self, given: Tree) -> Tree:

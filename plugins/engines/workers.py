@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
@@ -89,10 +89,7 @@ class Workers:
         """The stacked replies of the clients `ask.to`."""
         if not self._workers:
             self._start(ask)
-        m, at_once = len(ask.to), self.clients.memory.at_once
-        parts = [slice(at, min(at + at_once, m)) for at in range(0, m, at_once)]
-        replies = [self._answer(_part(ask, part), round_) for part in parts]
-        return replies[0] if len(parts) == 1 else _together(ask, replies)
+        return in_parts(ask, self.clients.memory.at_once, lambda part: self._answer(part, round_))
 
     def _answer(self, ask: Ask, round_: int) -> Reply:
         """The replies of clients whose memories may be held at a time."""
@@ -128,13 +125,7 @@ class Workers:
                 rows.append(torch.tensor(piece))
                 give(number, first=False)
 
-        def together(*parts: Tensor) -> Tensor:
-            out = parts[0].new_empty((len(ask.to), *parts[0].shape[1:]))
-            for at, part in zip(rows, parts, strict=True):
-                out.index_copy_(0, at, part)
-            return out
-
-        stacked: Tree = tree_map(together, *found)
+        stacked = together(len(ask.to), rows, found)
         if ask.job == TRAIN:
             stacked |= self._summed(ask) if self.streams else self._held(ask)
         return Reply(ask.to, **stacked)
@@ -190,17 +181,28 @@ class Workers:
         return sorted(piece)
 
 
-def _part(ask: Ask, part: slice) -> Ask:
-    """The Ask to some of its clients."""
-    to = ask.to[part]
-    return ask if to == ask.to else ask._replace(to=to, each=row(ask.each, part))
-
-
-def _together(ask: Ask, replies: Sequence[Reply]) -> Reply:
-    """The replies to the parts of an Ask."""
+def in_parts(ask: Ask, at_once: int, answer: Callable[[Ask], Reply]) -> Reply:
+    """The replies to an Ask that is answered for `at_once` clients at a time."""
+    m = len(ask.to)
+    if m <= at_once:
+        return answer(ask)
+    parts = [slice(at, min(at + at_once, m)) for at in range(0, m, at_once)]
+    replies = [answer(ask._replace(to=ask.to[at], each=row(ask.each, at))) for at in parts]
     trees = [vars(reply) | {"clients": {}} for reply in replies]
     whole = tree_map(lambda *leaves: torch.cat(leaves), *trees)
     return Reply(**whole | {"clients": ask.to})
+
+
+def together(m: int, rows: Sequence[Tensor], found: Sequence[Tree]) -> Tree:
+    """The answers of `m` clients, of which `rows` says the places of those in each of `found`."""
+
+    def joined(*parts: Tensor) -> Tensor:
+        out = parts[0].new_empty((m, *parts[0].shape[1:]))
+        for at, part in zip(rows, parts, strict=True):
+            out.index_copy_(0, at, part)
+        return out
+
+    return tree_map(joined, *found)
 
 
 def autograd_survives_fork() -> bool:

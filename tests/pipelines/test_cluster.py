@@ -73,11 +73,11 @@ class Running(NamedTuple):
         return [one for one in found if "spawn_main" in " ".join(one.cmdline())]
 
 
-def start(*words: str) -> subprocess.Popen[str]:
-    """Starts a verb of the cluster and waits for its first line."""
+def start(*words: str, folder: Path = ROOT) -> subprocess.Popen[str]:
+    """Starts a verb of the cluster, of the checkout in `folder`, and waits for its first line."""
     process = subprocess.Popen(
         [sys.executable, "-m", "fedml_noniid", "cluster", *words],
-        cwd=ROOT,
+        cwd=folder,
         env={**os.environ, **FOREIGN},
         stdout=subprocess.PIPE,
         text=True,
@@ -138,7 +138,7 @@ def copies(prepared: Path, folder: Path, params: str) -> tuple[Path, Path]:
 
 def asked(cluster: Running, function: Callable[..., Any], of_scheduler: bool = False) -> Any:
     """What a function returns in the scheduler, or in each worker."""
-    with front._connected(cluster.named) as client:
+    with front.connected(cluster.named) as client:
         return (client.run_on_scheduler if of_scheduler else client.run)(function)
 
 
