@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks import canaries as attacked
 from benchmarks import chaos as killing
 from benchmarks import choosing, everything, gpu_budget, personalised
 from benchmarks import cluster as of_items
@@ -134,6 +135,14 @@ def curves() -> None:
     Writes docs/results/curves.csv and a part of docs/scale.md.
     """
     of_rounds.measure(ROOT)
+
+
+@app.command()
+def canaries(
+    seeds: Annotated[int, typer.Option(min=1, help="Attacks for each setting.")] = 2,
+) -> None:
+    """Attack the methods with privacy noise. Writes docs/results/canaries.md."""
+    attacked.write(ROOT, seeds)
 
 
 @app.command()
