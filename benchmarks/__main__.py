@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks import canaries as attacked
 from benchmarks import chaos as killing
 from benchmarks import choosing, everything, gpu_budget, personalised
 from benchmarks import divided as on_workers
@@ -123,6 +124,14 @@ def frozen(
 def owners(work: Annotated[Path, typer.Option(help="Folder of the data and the runs.")]) -> None:
     """Measure data of 1,000 to 1,000,000 owners, from the arrays to the report."""
     many_owners.write(ROOT, work.resolve())
+
+
+@app.command()
+def canaries(
+    seeds: Annotated[int, typer.Option(min=1, help="Attacks for each setting.")] = 2,
+) -> None:
+    """Attack the methods with privacy noise. Writes docs/results/canaries.md."""
+    attacked.write(ROOT, seeds)
 
 
 @app.command()

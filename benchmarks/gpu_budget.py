@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.fake_gpu import DEVICE, REPLAY, Counts, fake_gpu
 from benchmarks.report import render
+from fedml_noniid.contract.federation import takes_norms
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.engines.federation import Federation
@@ -80,7 +81,9 @@ def of_round(
 
     UserError if a step can't be recorded.
     """
-    n = sum(setting.sizes)
+    n, options = sum(setting.sizes), dict(setting.options)
+    if not takes_norms(recipe, settings):
+        options.pop("batch_norm", None)
     clients = np.split(np.arange(n), np.cumsum(setting.sizes)[:-1])
     local = LocalTraining(
         lr=0.1, epochs=1, batch_size=setting.batch_size, local_steps=steps, cuda_graphs=cuda_graphs
@@ -96,7 +99,7 @@ def of_round(
             settings,
             Federation.of(train, clients, test, public=public),
             Plan(
-                build(setting.model, setting.shape, setting.n_classes, setting.options),
+                build(setting.model, setting.shape, setting.n_classes, options),
                 local,
                 2,
                 setting.cohort,

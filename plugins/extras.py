@@ -10,11 +10,12 @@ from importlib.util import find_spec
 from fedml_noniid.plugins.core.errors import UserError
 
 # Extra -> the modules of it that our code imports. pyproject.toml has the distributions.
-PIPELINE, DEPLOY, CLUSTER = "pipeline", "deploy", "cluster"
+PIPELINE, DEPLOY, CLUSTER, PRIVACY = "pipeline", "deploy", "cluster", "privacy"
 MODULES = {
     PIPELINE: ("dvc", "jinja2", "markdown_it", "mlflow", "pyarrow", "tabulate", "typer"),
     DEPLOY: ("cryptography", "fedml", "grpc", "yaml"),
     CLUSTER: ("cryptography", "dask", "distributed"),
+    PRIVACY: ("dp_accounting",),
 }
 FEDML_PYTHON = (3, 11)  # fedml 0.8.30 needs NumPy 1, of which newer Pythons have no wheels
 

@@ -18,6 +18,8 @@ from fedml_noniid.plugins.baselines.ccvr import CCVR
 from fedml_noniid.plugins.baselines.centralised import Centralised
 from fedml_noniid.plugins.baselines.datasharing import DataSharing
 from fedml_noniid.plugins.baselines.ditto import Ditto
+from fedml_noniid.plugins.baselines.dpfedavg import DPFedAvg
+from fedml_noniid.plugins.baselines.dpsgd import DPSGD
 from fedml_noniid.plugins.baselines.fed3r import Fed3R
 from fedml_noniid.plugins.baselines.fedala import FedALA
 from fedml_noniid.plugins.baselines.fedavgm import FedAvgM
@@ -73,6 +75,8 @@ METHODS: dict[str, type[Component]] = {
         Centralised,
         DataSharing,
         Ditto,
+        DPFedAvg,
+        DPSGD,
         Fed3R,
         FedAdagrad,
         FedAdam,

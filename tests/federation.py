@@ -13,3 +13,4 @@ from fedml_noniid.contract.federation import images as images
 from fedml_noniid.contract.federation import network as network
 from fedml_noniid.contract.federation import run as run
 from fedml_noniid.contract.federation import simulation as simulation
+from fedml_noniid.contract.federation import takes_norms as takes_norms

@@ -13,6 +13,9 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "ccvr": {"samples": 20, "epochs": 2, "batch_size": 16, "server_lr": 0.05},
     "datasharing": {"share": 0.5},
     "ditto": {"lam": 0.3},
+    # Silos draw noise of their own: see SIMULATED.
+    "dpfedavg": {"clip": 0.2, "noise": 0.0},
+    "dpsgd": {"clip": 0.3, "noise": 0.0},
     "fed3r": {"fine_tune": True},
     "fedadam": {"server_lr": 0.03, "tau": 0.05, "beta1": 0.5},
     "fedala": {"max_passes": 5, "num_pre_loss": 2, "threshold": 0.01},
@@ -91,7 +94,8 @@ READINGS = (
     "sgdm_local",
     "sgdm_server",
 )
-BASES = tuple(method for method in PARAMETERS if method not in (*PAPERS, *READINGS))
+PRIVATE = ("dpfedavg", "dpsgd")
+BASES = tuple(m for m in PARAMETERS if m not in (*PAPERS, *READINGS, *PRIVATE))
 
 # Pairs of a base, or a paper, with a paper that are unsound, and the words that refuse them.
 UNSOUND = {
@@ -147,6 +151,9 @@ MORE = (
     "apfl+fedprox+fedbabu",
     "finetune+sgdm",
     "fed3r+linear_probe",
+    "dpsgd+scaffold+moon",
+    "dpsgd+dpfedavg+fedadam",
+    "dpsgd+fnr",
 )
 
 
@@ -198,6 +205,8 @@ SIMULATED: list[tuple[str, dict[str, dict[str, object]]]] = [
     _with("rfedavg_plus", dp="paper", clip=1.0, sigma=0.5, L=3),
     _with("rfedavg_authors", dp="repo", sigma=0.5, delta_time="start"),
     _with("rfedavg_plus_authors", dp="repo", sigma=0.5),
+    _with("dpsgd", noise=0.7),
+    _with("dpfedavg", noise=0.7),
 ]
 
 

@@ -28,6 +28,8 @@ ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 NEUTRAL: dict[str, dict[str, object]] = {
     "ccvr": {"epochs": 0},
     "datasharing": {"share": 0.0},
+    "dpfedavg": {"clip": 0.0},
+    "dpsgd": {"clip": 0.0},
     "fedavgm": {"beta": 0.0},
     "fedcm": {"alpha": 1.0, "weights": "size"},
     "feddecorr": {"beta": 0.0},
@@ -187,6 +189,8 @@ def test_the_numbering_of_the_clients_does_not_matter(method: str) -> None:
     """FNR-FL refines everybody here, since it breaks ties by id; FedGen's clients draw noise by id,
     and FedALA's a sample, so not here."""
     special: Any = {
+        "dpfedavg": {"noise": 0.0},
+        "dpsgd": {"noise": 0.0},
         "fedala": {"rate": 1.0},
         "feddf": {"steps": 2, "server_lr": 1e-5},
         "fnr": {"p": 1.0, "batch_size": 99},

@@ -38,11 +38,11 @@ ALLOWED = {
     "losses": {"core", "own_code"},
     "metrics": set[str](),
     # an engine is handed an algorithm
-    "engines": {"core", "data", "losses", "metrics", "models", "own_code", "rates"},
+    "engines": {"core", "data", "losses", "metrics", "models", "own_code", "privacy", "rates"},
     "foreign": {"core", "own_code"},
     "recipes": {"core", "foreign", "own_code"} | METHODS,
     "simulate": {"core", "engines", "recipes"},
-    "privacy": {"core", "data"},
+    "privacy": {"core", "data", "extras"},
     "silo": EVERYTHING,
     **{method: {"core"} | METHODS for method in METHODS},
 }
@@ -50,7 +50,7 @@ ALLOWED = {
 # only.
 OF_EXTRAS = {
     "plugins/data": {"pyarrow"},
-    "plugins/privacy": {"cryptography"},
+    "plugins/privacy": {"cryptography", "dp_accounting"},
     "plugins/silo": {"cryptography", "fedml", "grpc", "yaml"},
     "pipelines/cluster": {"cryptography", "dask", "distributed"},
     "pipelines/reporting": {"jinja2", "markdown_it"},

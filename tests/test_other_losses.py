@@ -58,8 +58,8 @@ def mlp(batch_norm: bool = False) -> Any:
 
 
 def run(recipe: str, of: Any, loss: object = "mse", methods: Any = None, **how: Any) -> Any:
-    batch_norm = how.pop("batch_norm", False)
     methods = settings(recipe) if methods is None else methods
+    batch_norm = how.pop("batch_norm", False) and federation.takes_norms(recipe, methods)
     return federation.run(recipe, methods, of=of, model=mlp(batch_norm), loss=loss, **how)
 
 

@@ -20,9 +20,9 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 STATEMENTS = {
     SOURCE: 20100,
     TESTS: 20000,
-    ("plugins/core",): 1355,
+    ("plugins/core",): 1430,
     ("plugins/privacy",): 400,
-    ("plugins/silo",): 1845,
+    ("plugins/silo",): 1835,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,
@@ -50,7 +50,7 @@ DEPTH = 5  # blocks inside each other in a function
 WIDTH, WIDE_LINES = 100, 21  # columns of a line; lines that are wider
 SKIPS = 1  # statements that the formatter skips: tables of numbers
 CONTRACT = "plugins/core/component.py"
-MEMBERS, TYPES = 29, 15  # of `Component`; of its file
+MEMBERS, TYPES = 32, 16  # of `Component`; of its file
 Block = ast.If | ast.For | ast.While | ast.With | ast.Try | ast.Match | ast.FunctionDef
 
 

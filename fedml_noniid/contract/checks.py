@@ -80,9 +80,9 @@ def assert_unchanged(before: Tree, after: Tree, what: str) -> None:
         assert torch.equal(leaf, flat_after[key]), f"{what}: {key} was changed in place"
 
 
-def images_network() -> Model:
-    """rFedAvg's CNN in small, with batch norm."""
-    options = {"channels": 2, "hidden": 4, "batch_norm": True}
+def images_network(batch_norm: bool = True) -> Model:
+    """rFedAvg's CNN in small."""
+    options = {"channels": 2, "hidden": 4, "batch_norm": batch_norm}
     return build("cnn", (1, 6, 6), federation.N_CLASSES, options)
 
 
@@ -99,7 +99,8 @@ def keeps_its_state_and_repeats(recipe: str, settings: Settings) -> None:
     with suppress(dataclasses.FrozenInstanceError):
         component.__setattr__("name", "")
         raise AssertionError("the component is no frozen dataclass")
-    _, buffers = initial_model(federation.network(True), 3, federation.federation().train.x)
+    network = federation.network(federation.takes_norms(recipe, settings))
+    _, buffers = initial_model(network, 3, federation.federation().train.x)
     kept_back = {NORMS, BODY} & simulation.algorithm.needs.personal
     averaged = set() if kept_back else buffers.keys()
     assert simulation.loop.state.buffers.keys() == averaged
@@ -462,7 +463,7 @@ def engines_agree(
     for part in ("params", "evaluated", "buffers"):
         close(getattr(b, part), getattr(a, part), rtol)
     close_together(states[1], states[0], rtol)
-    assert bool(a.buffers) is batch_norm
+    assert bool(a.buffers) is (batch_norm and federation.takes_norms(recipe, settings))
     for mine, other in zip(a.rows, b.rows, strict=True):
         assert (mine["bytes_up"], mine["bytes_down"]) == (other["bytes_up"], other["bytes_down"])
         for key in ("local_loss", "update_norm_client", "update_norm_server", "test_loss"):
@@ -478,7 +479,8 @@ def engines_agree_on_images(
     outcomes: list[Outcome] = []
     for engine in ENGINES:
         options: dict[str, Any] = {"dtype": torch.float64, "rounds": 2, "observing": True}
-        options |= {"of": images or federation.images(), "model": images_network()}
+        network = images_network(federation.takes_norms(recipe, settings))
+        options |= {"of": images or federation.images(), "model": network}
         outcomes.append(federation.run(recipe, settings, engine=engine, **options))
     a, b = outcomes
     close(b.params, a.params, 1e-8)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.engines import federation as engines
 from fedml_noniid.plugins.engines.absences import nobody
@@ -71,6 +73,12 @@ def images(dtype: torch.dtype = torch.float64) -> Federation:
     return Federation(train, of.clients, test, None if of.public is None else image(of.public))
 
 
+def takes_norms(recipe: str, settings: Mapping[str, Mapping[str, object]]) -> bool:
+    """Whether a recipe trains networks with batch norms: one with privacy noise does not."""
+    made = (recipes.method(name)(**settings.get(name, {})) for name in recipes.parse(recipe))
+    return all(c.mechanism is None for c in made)
+
+
 def network(batch_norm: bool = False) -> Model:
     return build("mlp", (6,), N_CLASSES, {"hidden": 5, "batch_norm": batch_norm})
 
@@ -92,6 +100,8 @@ LOCAL: dict[str, Any] = {
     "epochs": 2,
     "batch_size": 4,
     "augment": False,
+    "drop_last": False,
+    "local_steps": 0,
     "loss": "cross_entropy",
 }
 AROUND: dict[str, Any] = {
@@ -129,7 +139,11 @@ def simulation(
         engines.Federation.of(
             of.train, of.clients, of.test, public=of.public, absent=around["absent"]
         ),
-        Plan(model or network(batch_norm), LocalTraining(**local), **plan),
+        Plan(
+            model or network(batch_norm and takes_norms(recipe, settings or {})),
+            LocalTraining(**local),
+            **plan,
+        ),
         [*around["callbacks"], *checkpointing],
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedml_noniid.contract.federation import takes_norms
 from fedml_noniid.plugins import models
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.noise import deviations, per_sample
@@ -106,6 +107,7 @@ def terms(
     rounds: int = ROUNDS,
 ) -> Terms:
     """What server and silos agree on."""
+    batch_norm = batch_norm and takes_norms(recipe, methods)
     more: dict[str, Any] = {"cohort": cohort}
     made = deployment(recipe, methods, batch_norm, rounds, **more)
     n_public = len(_public().y)
@@ -127,6 +129,7 @@ def deployment(
     **train: object,
 ) -> Deployment:
     """A server and three silos."""
+    batch_norm = batch_norm and takes_norms(recipe, methods)
     content = {
         "common_args": {"random_seed": SEED},
         "model_args": {
@@ -163,7 +166,7 @@ def simulated(
     local = LocalTraining(
         lr=LR, epochs=EPOCHS, batch_size=BATCH, augment=skewed, precision=precision
     )
-    made = network(batch_norm, skewed)
+    made = network(batch_norm and takes_norms(recipe, settings), skewed)
     plan = Plan(made, local, rounds, cohort or 3, SEED, engine="sequential")
     return simulate(recipe, settings, federation, plan).run()
 
@@ -196,6 +199,7 @@ def pair(
     **more: object,
 ) -> tuple[Any, list[Any]]:
     """(aggregator, trainers), as FedML sets them up; needs fedml."""
+    batch_norm = batch_norm and takes_norms(recipe, settings)
     if skewed:
         more.setdefault("augment", True)
     of_fedml = args(recipe, settings, batch_norm, cohort, **more)
@@ -271,7 +275,7 @@ def digest(outcome: Outcome) -> str:
 
 def _journey(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors after the journey as bytes."""
-    steps, found = wire.arriving(wire.Answer, lambda *_: True), None
+    steps, found = wire.arriving(wire.Answer), None
     next(steps)
     for frame in wire.leaving(wire.Answer(exchange=0), dict(tensors), lambda _: None):
         found = steps.send(frame)

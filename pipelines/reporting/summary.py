@@ -229,7 +229,8 @@ def _summed_up(
     first, frame = runs[0], measured(runs, baseline)
     spreads = {column: spread(frame[column].dropna().tolist()) for column in frame}
     above = spread((frame["final"] - frame["majority_accuracy"]).dropna().tolist())
-    remarks = (_tag(first, "own_models") or _tag(first, "no_effect"), _stopped(runs))
+    own_models = _tag(first, "own_models") or _tag(first, "no_effect")
+    remarks = (own_models, _private(runs), _stopped(runs))
     return MethodSummary(
         recipe=first.recipe,
         own_models=bool(_tag(first, "own_models")),
@@ -293,6 +294,22 @@ def _tag(result: ItemResult, name: str) -> str:
     """A tag of the item; "" for "none"."""
     value = result.tags.get(name, "none")
     return "" if value == "none" else value
+
+
+def _private(runs: Sequence[ItemResult]) -> str:
+    """The largest epsilon of the runs after the last round, and what it leaves out; "" without."""
+    found = []
+    for words in filter(None, _tag(runs[0], "privacy").split("; ")):
+        unit = words.split()[1]
+        largest = max(run.rows[-1][f"epsilon_per_{unit}"] for run in runs)
+        found.append(f"epsilon {largest:.4g} {words}")
+    if not found:
+        return ""
+    return (
+        f"{', '.join(found)}, for the one with the most releases, without amplification; not "
+        "covered: numbers of samples and steps, losses, tests on own samples. The noise of a "
+        "simulation can be drawn again by whoever knows its seed"
+    )
 
 
 def _stopped(runs: Sequence[ItemResult]) -> str:

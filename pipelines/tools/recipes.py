@@ -98,6 +98,8 @@ def checked(recipe: str) -> str:
     lines.append(f"  {_reads(needs.replies)}")
     if needs.public in (Public.LABELLED, Public.UNLABELLED):
         lines.append(f"  needs the public split: {needs.public.name.lower()} samples")
+    for of in algorithm.mechanisms:
+        lines.append(f"  privacy: hides each {of.unit}; noise {of.noise:g}, delta {of.delta:g}")
     if algorithm.leak:
         lines.append(f"  LEAK: {algorithm.leak}")
     return "\n".join(lines) + "\n"

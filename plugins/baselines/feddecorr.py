@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Client, Component, Needs
+from fedml_noniid.plugins.core.component import Client, Component, Exclusive, Needs
 from fedml_noniid.plugins.core.data import Batch
 from fedml_noniid.plugins.core.options import NonNegative
 from fedml_noniid.plugins.core.task import Output
@@ -39,6 +39,7 @@ class FedDecorr(Component):
 
     name: ClassVar[str] = "feddecorr"
     needs: ClassVar[Needs] = Needs(features=True)
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SAMPLE_GRADIENTS})
 
     beta: NonNegative = 0.1  # the authors' scripts for CIFAR-10 and TinyImageNet
     form: Literal["code", "paper"] = "code"

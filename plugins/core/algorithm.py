@@ -22,12 +22,14 @@ from fedml_noniid.plugins.core.component import (
     Component,
     Exchanges,
     Exclusive,
+    Mechanism,
     Needs,
     Public,
     Replies,
     Reply,
     Server,
     Setting,
+    absent,
     overrides,
 )
 from fedml_noniid.plugins.core.contract import call, check_kind, checked, failure
@@ -59,6 +61,7 @@ class RoundResult(NamedTuple):
     trained: Params  # w_k - w_t of local training, [M, ...]
 
 
+NO_REPLIES = "the clients' answers are hidden by noise in their sum; server.update has it"
 # Parts that a client may keep, in words.
 KEPT = {NORMS: "batch norms", HEAD: "classifier", BODY: "layers before the classifier"}
 
@@ -86,7 +89,8 @@ class Algorithm:
         for a, b in combinations(sorted(found, key=lambda c: c.name), 2):
             clash = sorted(claim.value for claim in a.exclusive & b.exclusive)
             owned = "; ".join(f"both own the {what}, and {reason}" for what, reason in clash)
-            if why := _unsound(a, b) or _unsound(b, a) or owned:
+            unsound = _unsound(a, b) or _unsound(b, a) or _exposed(a, b) or _exposed(b, a)
+            if why := unsound or owned:
                 raise RecipeError(
                     f"{a.name!r} and {b.name!r} can't be combined: {why}; drop one of them"
                 )
@@ -113,6 +117,18 @@ class Algorithm:
     def own_model(self) -> Component | None:
         """The component that gives each client a model of its own, if one does."""
         return next((c for c in self.components if overrides(c, "own_model")), None)
+
+    @property
+    def per_sample(self) -> Component | None:
+        """The component that takes the gradient of each sample, if one does."""
+        owned = Exclusive.SAMPLE_GRADIENTS
+        mine = (c for c in self.components if overrides(c, "sample_gradients"))
+        return next((c for c in mine if owned in c.exclusive), None)
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The privacy noise of the components."""
+        return tuple(of for c in self.components if (of := c.mechanism) is not None)
 
     @property
     def leak(self) -> str:
@@ -171,6 +187,7 @@ class Algorithm:
 
         shared, each_client = _named(each("broadcast")), _named(each("message"))
         replies = yield Ask(TRAIN, at.cohort, now.params, now.buffers, shared, each_client)
+        _refuse_uploads(components, replies)
         now = replace(now, start=now.params, replies=replies, trained=replies.deltas)
         refined: dict[Component, Reply | None] = {}
         for c in components:
@@ -188,9 +205,12 @@ class Algorithm:
                 omega, weights = omega * factor, weights * factor
         now = replace(now, base=base, omega=omega, weights=weights)
         average = self.owned(Exclusive.AVERAGE, each("average"))
+        answers, trained = now.replies, now.trained
         now = replace(
-            now, update=weighted_mean(omega, now.replies.deltas) if average is None else average
+            now, update=weighted_mean(omega, answers.deltas) if average is None else average
         )
+        if any(_hides(c, "client") for c in components):
+            now = replace(now, replies=absent(NO_REPLIES), trained={})
 
         steps = each("step")
         slices = {c.name: slices[c.name] | steps[c].state for c in components}
@@ -198,7 +218,7 @@ class Algorithm:
         evaluated = self.owned(
             Exclusive.SERVER_STEP, {c: step.evaluated for c, step in steps.items()}
         )
-        buffers = weighted_mean(omega, now.replies.buffers)
+        buffers = weighted_mean(omega, answers.buffers)
         now = replace(
             now, params=add(now.start, now.update) if sent is None else sent, buffers=buffers
         )
@@ -217,7 +237,7 @@ class Algorithm:
         slices, _ = yield from self._survey(now, slices)
         metrics = {c: step.metrics for c, step in steps.items()}
         return RoundResult(
-            State(now.params, now.buffers, slices), evaluated, _named(metrics), now.trained
+            State(now.params, now.buffers, slices), evaluated, _named(metrics), trained
         )
 
     def finish(self, state: State, at: Server) -> Generator[Ask, Reply, State]:
@@ -261,6 +281,12 @@ def _check(c: Component, setting: Setting) -> None:
         raise RecipeError(
             f"{c.name!r} replaces clients' models in `refine`",
             allowed="with Needs(replies=Replies.MODELS)",
+        )
+    if setting.no_sample_gradients and Algorithm((c,)).per_sample is not None:
+        raise RecipeError(
+            f"{c.name!r} takes the gradient of each sample by itself, and "
+            f"{setting.no_sample_gradients}",
+            allowed="a network without batch norms, dropout and recurrent layers",
         )
     if c.needs.activations and not setting.activations:
         raise RecipeError(
@@ -316,6 +342,40 @@ def _unsound(a: Component, b: Component) -> str:
         return (
             f"{a.name!r} keeps the {KEPT[HEAD]} on the clients, and {b.name!r} needs one that all "
             "share"
+        )
+    return ""
+
+
+def _refuse_uploads(components: Iterable[Component], replies: Reply) -> None:
+    """RecipeError if clients send more than their updates, and noise in the sum must hide them."""
+    sent = [name for name, of in replies.upload.items() if of]
+    for c in components:
+        if sent and _hides(c, "client"):
+            raise RecipeError(
+                f"{c.name!r} hides each client by noise in the sum of the updates, and {sent[0]!r} "
+                "sends more than the update; drop one of them"
+            )
+
+
+def _hides(c: Component, unit: str) -> bool:
+    return c.mechanism is not None and c.mechanism.unit == unit
+
+
+def _exposed(a: Component, b: Component) -> str:
+    """Why `b` would tell what the noise of `a` hides; "" if it would not."""
+    others = (
+        b.needs.local_set or b.needs.last_epoch or b.needs.gradient or overrides(b, "own_model")
+    )
+    if _hides(a, "sample") and others:
+        return (
+            f"{a.name!r} hides each sample by noise in the gradients of local training, and "
+            f"{b.name!r} reads the samples in another way, without that noise"
+        )
+    more = overrides(b, "answer") or overrides(b, "weigh") or b.needs.replies != Replies.SUMS
+    if _hides(a, "client") and more:
+        return (
+            f"{a.name!r} hides each client by noise in the sum of the updates, and {b.name!r} "
+            "takes more of a client than its bounded update"
         )
     return ""
 

@@ -8,9 +8,11 @@ One round. Every hook stands where it acts. The list is the order; there is no o
              warm_start             what local training starts from
                each step: gradient_point         where the gradient is taken, if not at w
                          logits, penalty        inside the loss
+                         sample_gradients       the gradient of the batch, if not the mean
                           gradient_term          added to the gradient
                           update_factor          multiplies the optimiser's update
                          own_model              the client's own model, which trains beside w
+             leaving                the update as it leaves, if not w_k - w_t
              report                 what goes up, what the client keeps
     server   refine *               may ask again, and replace the clients' updates
              weigh                  multiplies the clients' weights
@@ -40,7 +42,7 @@ from torch import Tensor
 from fedml_noniid.plugins.core.data import Batch, Pass, Samples
 from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.options import Range, RecipeError
-from fedml_noniid.plugins.core.randomness import fold
+from fedml_noniid.plugins.core.randomness import Noised, fold, noised
 from fedml_noniid.plugins.core.task import Output, Task
 from fedml_noniid.plugins.core.trees import Params, Tree, add, row
 
@@ -83,6 +85,11 @@ class Exclusive(Enum):
         "proximal term",
         "two pulls towards the received model are one, with the sum of their coefficients",
     )
+    SAMPLE_GRADIENTS = (
+        "gradient of each sample",
+        "one takes every sample's gradient by itself, the other needs a batch together",
+    )
+    UPDATE = "update that leaves a client", "each sends its own in place of w_k - w_t"
     REFINEMENT = "refinement on public data", "each trains clients' models on the public split"
     START = (
         "start of local training",
@@ -179,6 +186,17 @@ class Setting(NamedTuple):
     features: bool = True  # whether the network has a linear classifier, with features before it
     activations: bool = True  # whether the network tells the activations of its layers
     classes: bool = True  # whether a target is one class, as with cross-entropy
+    norms: bool = False  # whether the network has batch norms
+    # why gradients of single samples can't be taken; "" if they can
+    no_sample_gradients: str = ""
+
+
+class Mechanism(NamedTuple):
+    """Describes the Gaussian noise of a method: what a differential privacy accountant needs."""
+
+    unit: Literal["sample", "client"]  # whose presence it hides
+    noise: float  # standard deviation, as a multiple of the most that one unit adds to a sum
+    delta: float  # for which epsilon is told
 
 
 def absent(why: str) -> Any:
@@ -219,6 +237,8 @@ class Client:
         "client.key is there in training and in `answer`"
     )  # of this client, round and job
     scope: int = 0  # the component's number among these keys
+    # Noise for privacy, as `randomness.noised`. A silo draws it with a secret of its own.
+    noised: Noised = noised
 
     @property
     def key(self) -> Tensor:
@@ -376,6 +396,11 @@ class Component:
         """The clients' weights; a field where it is an option."""
         return "size"
 
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """Its differential privacy, in one step (unit "sample") or round (unit "client")."""
+        return None
+
     def check(self, setting: Setting) -> None:
         """RecipeError if the method can't run in this setting.
 
@@ -417,6 +442,13 @@ class Component:
     def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:
         """A term of the loss, 0-d."""
 
+    def sample_gradients(self, grads: Params, batch: Batch, client: Client) -> Params:
+        """The gradient of a batch, of those of its samples, leaves [B, ...] (exclusive).
+
+        Each sample's gradient is that of a batch with this sample alone; padding has 0.
+        """
+        raise NotImplementedError
+
     def gradient_term(self, w: Params, client: Client) -> Params | None:
         """A term of the gradient at w. Elementwise: leaves may have an axis [M] in front."""
 
@@ -430,6 +462,9 @@ class Component:
         on the cross-entropy of this model plus its penalty: same batch, same optimiser, w held
         fixed. In a test, w is the received model. No other method acts on `v`.
         """
+
+    def leaving(self, delta: Params, client: Client) -> Params | None:
+        """The update as it leaves the client, if it is not w_k - w_t (exclusive)."""
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """After local training."""
@@ -480,12 +515,13 @@ class Component:
         """Asks everybody after the last round; may change the evaluated model (exclusive)."""
 
 
-# Overriding one of these hooks means owning what it changes. For `optimizer`, `warm_start` and
-# `step`, an option may decide whether the component owns it.
+# Overriding one of these hooks means owning what it changes. For `optimizer`, `warm_start`,
+# `sample_gradients` and `step`, an option may decide whether the component owns it.
 OWNS = {
     "gradient_point": Exclusive.GRADIENT_POINT,
     "logits": Exclusive.LOGITS,
     "refine": Exclusive.REFINEMENT,
+    "leaving": Exclusive.UPDATE,
     "average": Exclusive.AVERAGE,
     "learn": Exclusive.SERVER_LEARNING,
     "finish": Exclusive.CLASSIFIER,

@@ -100,6 +100,12 @@ HOOKS = {
     "penalty": Returns(
         "a tensor without axes (one number), or None", Tensor, lambda found, *_: found.ndim == 0
     ),
+    "sample_gradients": Returns(
+        "a dict of tensors with the names of all parameters",
+        dict,
+        lambda found, grads, *_: tree(found) and found.keys() == grads.keys(),
+        nothing=False,
+    ),
     "gradient_term": Returns(
         "a dict of tensors with names of parameters, or None",
         dict,
@@ -116,6 +122,11 @@ HOOKS = {
         "an OwnModel with the names of all parameters of w, or None",
         OwnModel,
         lambda found, v, w, _: tree(found.params) and found.params.keys() == w.keys(),
+    ),
+    "leaving": Returns(
+        "a dict of tensors with the names of all parameters, or None",
+        dict,
+        lambda found, delta, _: tree(found) and found.keys() == delta.keys(),
     ),
     "report": AN_ANSWER,
     "answer": AN_ANSWER,

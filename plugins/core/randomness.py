@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+# (flat tree, standard deviation, key) -> the tree in Gaussian noise
+Noised = Callable[[dict[str, Tensor], float, Tensor], dict[str, Tensor]]
 GOLDEN = 0x9E3779B97F4A7C15
 _MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -94,6 +97,14 @@ def permutation(key: Tensor, n: int) -> Tensor:
 def integers(key: Tensor, high: int, *shape: int) -> Tensor:
     """Whole numbers from 0 to `high` - 1, as int64."""
     return (uniform(key, *shape, dtype=torch.float64) * high).long()
+
+
+def noised(tree: dict[str, Tensor], std: float, key: Tensor) -> dict[str, Tensor]:
+    """The tensors of a flat tree in Gaussian noise; each name has noise of its own.
+
+    Who knows the seed can draw this noise too: it protects nobody outside of a simulation.
+    """
+    return {name: noisy(leaf, std, fold(key, name)) for name, leaf in tree.items()}
 
 
 def noisy(x: Tensor, std: float | Tensor, key: Tensor) -> Tensor:

@@ -90,6 +90,12 @@ def autograd(loss: Objective, params: Params) -> tuple[Params, Tree]:
     return {key: grad.contiguous() for key, grad in zip(watched, grads, strict=True)}, left
 
 
+def functional(loss: Objective, params: Params) -> tuple[Params, Tree]:
+    """(gradient, aux) by torch.func, which vmap can batch."""
+    grads, aux = torch.func.grad(loss, has_aux=True)(params)
+    return grads, aux
+
+
 @dataclass(frozen=True)
 class Task:
     """A network and how a client trains it: one loss, one optimiser."""

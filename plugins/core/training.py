@@ -81,6 +81,8 @@ class Step:
     factor: Params = field(default_factory=dict)  # of rows
     rate: Callable[[int], float | Tensor] | None = None  # of the step with this number; None: 1
     beside: Beside | None = None  # the step of the client's own model
+    # (gradients of the samples [B, ...], batch) -> the gradient; None: of the mean loss
+    gathered: Callable[[Params, Batch], Params] | None = None
 
     def __call__(
         self, grads: Params, params: Params, state: Tree, s: int = 0, out: Params | None = None
@@ -125,7 +127,11 @@ def descend(
             )
 
         at = params if point is None else point(params, partial(task.grad, value, params))
-        grads, left = task.grad(value, at)
+        if step.gathered is None:
+            grads, left = task.grad(value, at)
+        else:
+            grads, left = _of_samples(task, value, at, batch)
+            grads = step.gathered(grads, batch)
         new = dict(zip(("w", "state"), step(grads, params, state, s), strict=True)) | {
             "buffers": left.get("buffers", buffers),
             "loss": total + left["loss"],
@@ -142,6 +148,25 @@ def descend(
             summed = combined(torch.add, summed, scale(batch.last_epoch, tree_map(batch.sum, part)))
     mean = summed["h"] / summed["n"].clamp(min=1) if summed else None
     return Descent(params, buffers, state, steps, total, mean, own)
+
+
+def _of_samples(
+    task: Task, value: Callable[..., tuple[Tensor, Tree]], at: Params, batch: Batch
+) -> tuple[Params, Tree]:
+    """(the gradient of each sample by itself [B, ...], what else the pass leaves).
+
+    The running statistics of a batch stay: a network with batch norms is refused.
+    """
+    found = []
+    for i in range(len(batch.y)):
+        part = {name: getattr(batch, name)[i : i + 1] for name in ("x", "y")}
+        mask = None if batch.mask is None else batch.mask[i : i + 1]
+        found.append(task.grad(partial(value, batch=batch._replace(**part, mask=mask)), at))
+    grads = {name: torch.stack([one[name] for one, _ in found]) for name in at}
+    left: Tree = {"loss": batch.mean(torch.stack([of["loss"] for _, of in found]))}
+    if "h" in found[0][1]:
+        left["h"] = torch.cat([of["h"] for _, of in found])
+    return grads, left
 
 
 def alternated(task: Task, personal: Tensor, params: Params, new: Tree, old: Tree) -> Tree:
@@ -196,7 +221,11 @@ def train(
     state, params = started(algorithm, views)
     start = Descent(client.params | params, client.buffers, state)._replace(own=own)
     step = Step(
-        task.optimizer, lambda w: term(views, w), factor(views), beside=beside if own else None
+        task.optimizer,
+        lambda w: term(views, w),
+        factor(views),
+        beside=beside if own else None,
+        gathered=gathering(algorithm, views),
     )
     found = descend(task, loss, start, steps, step, client.keys, point_of(algorithm, views))
     kept = own_memory(algorithm, memory, found.own)
@@ -232,6 +261,7 @@ def _view(client: Client, c: Component, sent: Ask, memory: Tree, prepared: Tree)
         client.observing,
         client.keys,
         identity(c),
+        client.noised,
     )
 
 
@@ -269,6 +299,24 @@ def shifted(algorithm: Algorithm, views: Views, w: Params, g: Params) -> Params:
         for c, view in views.items()
     }
     return algorithm.owned(Exclusive.GRADIENT_POINT, found) or {}
+
+
+def gathering(algorithm: Algorithm, views: Views) -> Callable[[Params, Batch], Params] | None:
+    """What makes the gradient of a batch of those of its samples; None: that of the mean loss."""
+    c = algorithm.per_sample
+    if c is None:
+        return None
+    view = views[c]
+    return lambda grads, batch: call(
+        c, "sample_gradients", grads, batch._replace(scope=view.scope), view
+    )
+
+
+def left_as(algorithm: Algorithm, views: Views, delta: Params) -> Params:
+    """The update as it leaves the client."""
+    found = {c: call(c, "leaving", delta, view) for c, view in views.items()}
+    changed = algorithm.owned(Exclusive.UPDATE, found)
+    return delta if changed is None else changed
 
 
 def own_start(algorithm: Algorithm, memory: Tree, optimizer: Optimizer) -> Tree:

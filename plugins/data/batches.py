@@ -39,8 +39,7 @@ def epochs(
     """
     n = len(indices)
     sizes, used = _sizes(n, batch_size, drop_last)
-    if steps:
-        n_epochs = -(-steps // len(sizes))
+    n_epochs = passes(n, n_epochs, batch_size, steps, drop_last)
     if n_epochs == 1:
         index = _shuffled(indices, rng)[:used]
     else:
@@ -52,6 +51,11 @@ def epochs(
     if not steps:
         return Order(index, taken, len(sizes), first)
     return Order(index[: sum(taken)], taken, steps - (n_epochs - 1) * len(sizes), first)
+
+
+def passes(n: int, n_epochs: int, batch_size: int, steps: int = 0, drop_last: bool = False) -> int:
+    """How many passes over `n` samples `epochs` begins: so often a sample is read, at most."""
+    return -(-steps // len(_sizes(n, batch_size, drop_last)[0])) if steps else n_epochs
 
 
 def in_order(indices: Ints, batch_size: int) -> Order:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import TRAIN
-from fedml_noniid.plugins.core.component import Ask, Client, Reply
+from fedml_noniid.plugins.core.component import Ask, Client, Reply, overrides
 from fedml_noniid.plugins.core.contract import call
 from fedml_noniid.plugins.core.data import Pass, Samples
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
-from fedml_noniid.plugins.core.randomness import fold, step_key
+from fedml_noniid.plugins.core.randomness import Noised, fold, noised, step_key
 from fedml_noniid.plugins.core.sums import Growing
 from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.core.training import component_views, left_as
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from fedml_noniid.plugins.data.batches import Order, epochs, in_order
 from fedml_noniid.plugins.data.ragged import lists_of
@@ -90,6 +91,7 @@ class Clients:
             bool(self.algorithm.components) or cast("Model", self.task.network).draws or read
         )
         self._drawing: tuple[str, int, Streams] | None = None  # the last ones
+        self.noised: Noised = noised  # a silo's own in its place
 
     @property
     def device(self) -> torch.device:
@@ -193,7 +195,20 @@ class Clients:
             job=ask.job,
             observing=self.observing,
             keys=key,
+            noised=self.noised,
         )
+
+    @property
+    def changes_updates(self) -> bool:
+        """Whether an update leaves a client as a component says."""
+        return any(overrides(c, "leaving") for c in self.algorithm.components)
+
+    def left_as(self, ask: Ask, round_: int, trees: Tree, delta: Params) -> Params:
+        """A client's update as it leaves. `trees`: its "key", "each", and "memory" of now."""
+        client = self.client(self.task, ask, round_, trees["key"], Client.local_set)
+        sent = ask._replace(each=trees["each"])
+        views = component_views(self.algorithm, client, sent, trees["memory"])
+        return left_as(self.algorithm, views, delta)
 
     def asked_again(self, ask: Ask) -> bool:
         """Whether results of training are stored for further Asks of the same round."""

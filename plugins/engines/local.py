@@ -8,7 +8,7 @@ the engine's `ClientAxis` lifts functions of one client to several. Training equ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, cast
@@ -21,7 +21,7 @@ from fedml_noniid.plugins.core.component import V_BUFFERS, Ask, Client, override
 from fedml_noniid.plugins.core.contract import call
 from fedml_noniid.plugins.core.data import Batch, Pass, masked_mean
 from fedml_noniid.plugins.core.optimizers import SGD, Optimizer
-from fedml_noniid.plugins.core.task import Output, Task
+from fedml_noniid.plugins.core.task import Output, Task, functional
 from fedml_noniid.plugins.core.training import (
     Descent,
     Step,
@@ -32,6 +32,7 @@ from fedml_noniid.plugins.core.training import (
     component_views,
     ended,
     factor,
+    gathering,
     own_memory,
     own_model,
     own_start,
@@ -135,6 +136,8 @@ class Hooks(NamedTuple):
     point: Callable[[Params, Callable[[], Params]], Params] | None = None
     # (v, w) -> "params" and "penalty" of the client's own model
     own_model: Callable[[Params, Params], Tree] | None = None
+    # (batch, buffers, w) -> the gradient of those of the samples, and what else their passes leave
+    gathered: Callable[[Batch, Params, Params], tuple[Params, Tree]] | None = None
 
 
 def train(
@@ -176,6 +179,8 @@ def train(
     began = axis.lift(first)(clients) if components else axis.every(first(clients))
     clients = clients | {"prepared": began["prepared"]}
     hooks, personal = _hooks(algorithm, clients, views, axis), PERSONAL in clients["memory"]
+    if algorithm.per_sample is not None:
+        hooks = hooks._replace(gathered=_gathered(algorithm, task, clients, views, axis))
     if personal:
         hooks = _sharing(hooks, sent.params)
         fresh = {name: torch.empty_like(leaf) for name, leaf in began["params"].items()}
@@ -221,7 +226,51 @@ def _sharing(hooks: Hooks, params: Params) -> Hooks:
         given(hooks.term, 0),
         given(hooks.point, 0),
         None,  # refused beside personal parts
+        hooks.gathered,  # a sample's gradient is that of all that trains
     )
+
+
+def _gathered(
+    algorithm: Algorithm,
+    task: Task,
+    clients: Tree,
+    views: Callable[[Tree], Views],
+    axis: ClientAxis,
+) -> Callable[[Batch, Params, Params], tuple[Params, Tree]]:
+    """The gradient that a component makes of those of the samples: each is a batch of one."""
+    alone = replace(axis, count=None)
+    vmappable = replace(task, network=replace(cast("Any", task.network), plain=False))
+
+    def one(
+        step: int | Tensor, client: Tree, batch: Tree, buffers: Params, w: Params
+    ) -> tuple[Params, Tree]:
+        seen = views(client)
+        steps = LocalSteps(alone, vmappable, client["key"], _hooks(algorithm, client, views, alone))
+
+        def sample(parts: Tree) -> tuple[Params, Tree]:
+            part = Batch(
+                **tree_map(lambda leaf: leaf.unsqueeze(0), parts), keys=steps.key, step=step
+            )
+            return functional(partial(steps._loss, part, buffers, {}, True), w)
+
+        whole = Batch(**batch, step=step)
+        parts = {name: leaf for name, leaf in batch.items() if name in ("x", "y", "mask")}
+        grads, left = torch.func.vmap(sample)(parts)
+        made = gathering(algorithm, seen)
+        assert made is not None, "called for a component that makes it"
+        loss = whole.mean(left["loss"])
+        return made(grads, whole), {
+            "loss": loss,
+            "buffers": buffers,
+            "features": left["features"].squeeze(1),
+        }
+
+    def gathered(batch: Batch, buffers: Params, w: Params) -> tuple[Params, Tree]:
+        lifted = axis.lift(partial(one, batch.step))
+        found: tuple[Params, Tree] = lifted(clients, _fields(batch), buffers, w)
+        return found
+
+    return gathered
 
 
 def _hooks(
@@ -302,7 +351,8 @@ class LocalSteps:
         """
         steps = inputs.steps
         # The written-out gradient is that of the loss without hooks.
-        bare = self.hooks.penalty is None and self.hooks.logits is None
+        hooks = self.hooks
+        bare = hooks.penalty is None and hooks.logits is None and hooks.gathered is None
         written = self.axis.written(self.task) if bare else None
         rate = plain_rate(self.task.optimizer)
         if written is None or rate is None or self.hooks.point is not None or began["own"]:
@@ -349,8 +399,10 @@ class LocalSteps:
             if own:  # before w's step, which may be in place
                 beside = self._beside(own, params, buffers, batch, draws)
                 own = select(batch.live, beside, own)
-            if written is None:
-                keyed = batch._replace(keys=self.key, step=first + step)
+            keyed = batch._replace(keys=self.key, step=first + step)
+            if self.hooks.gathered is not None:
+                taken = partial(self.hooks.gathered, keyed, buffers)
+            elif written is None:
                 loss = partial(self._loss, keyed, buffers, draws, last is not None)
                 taken = partial(self.task.grad, loss)
             else:

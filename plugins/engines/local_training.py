@@ -20,6 +20,7 @@ from fedml_noniid.plugins.core.options import (
     Positive,
     Section,
 )
+from fedml_noniid.plugins.data.batches import passes
 from fedml_noniid.plugins.rates import Rate, rate_of
 
 if TYPE_CHECKING:
@@ -100,6 +101,10 @@ class LocalTraining(Section):
         from fedml_noniid.plugins.losses import loss_of
 
         return loss_of(self.loss)
+
+    def passes(self, n: int) -> int:
+        """How often the training of a round reads a sample of `n`, at most."""
+        return passes(n, self.epochs, self.batch_size, self.local_steps, self.drop_last)
 
     def build(self, lr: float | None = None) -> Built:
         """The pure optimiser, with the step size `lr`; None: the largest of the schedule."""

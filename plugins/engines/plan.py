@@ -54,18 +54,25 @@ class Plan:
                 f"cohort of {self.cohort} clients: must be at least 1 and at most all "
                 f"{n_clients} clients"
             )
-        local = self.local
+        local, network = self.local, self.network
+        why = {
+            "batch norms mix the samples of a batch": bool(network.norms),
+            "dropout draws for a batch": network.draws,
+            network.sequential_only: not network.vmappable,
+        }
         return Setting(
             n_clients,
             self.cohort,
             local.optimizer,
             local.rate.start,
             n_public,
-            self.network.tokens,
+            network.tokens,
             deployed,
-            self.network.has_features,
-            self.network.records,
+            network.has_features,
+            network.records,
             local.built_loss.classes,
+            bool(network.norms),
+            next((reason for reason, holds in why.items() if holds), ""),
         )
 
     def lr(self, t: int) -> float:

@@ -19,6 +19,7 @@ from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Client, Component, overrides
 from fedml_noniid.plugins.core.data import Pass
 from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.randomness import noised
 from fedml_noniid.plugins.engines.clients import Clients
 from fedml_noniid.plugins.engines.vectorized import Vectorized
 from fedml_noniid.plugins.models.model import Model
@@ -63,7 +64,7 @@ class Preflight:
         clients.algorithm = replace(
             algorithm, components=tuple(map(_watched, algorithm.components))
         )
-        clients.graphs = None
+        clients.graphs, clients.noised = None, noised  # vmap can't take a silo's own
         clients.trained = dict.fromkeys(ask.to[:1], (self._sent.params, self._sent.buffers))
         Vectorized(clients).try_out(ask, round_)
 

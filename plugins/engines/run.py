@@ -21,6 +21,7 @@ from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines import client_tests
+from fedml_noniid.plugins.engines.accounting import Accounting
 from fedml_noniid.plugins.engines.callbacks import (
     Callback,
     CurrentRun,
@@ -89,7 +90,10 @@ class Run:
         self.algorithm, self.plan = start.algorithm, start.plan
         self.everybody = tuple(range(federation.size))
         observing = self.plan.observing
-        self.callbacks = [Evaluation(federation, observing), Recording(observing), *callbacks]
+        made = [Evaluation(federation, observing), Recording(observing)]
+        if mechanisms := start.algorithm.mechanisms:
+            made.append(Accounting(mechanisms))
+        self.callbacks: list[Callback] = [*made, *callbacks]
         self.notes: dict[str, Any] = {}  # what a runtime adds to a checkpoint, as JSON
         self.state = self.algorithm.init(self._server(0, self.everybody))
         self.evaluated: Params | None = None  # None: the model that is sent

@@ -125,6 +125,10 @@ class Sequential:
             clients.store(client, found.params, found.buffers)
         for name, leaf in found.params.items():  # a client without a step ends where it began
             torch.sub(leaf, ask.params[name], out=out[name])
+        if clients.changes_updates:
+            trees["memory"] = self._memory(client)
+            for name, leaf in clients.left_as(ask, round_, trees, out).items():
+                out[name].copy_(leaf)
         return {
             "buffers": found.buffers,
             **answers,

@@ -195,12 +195,16 @@ class Simulation:
     @property
     def remarks(self) -> dict[str, str]:
         """Facts that a reader of the accuracies must know, by kind: "own_models", "no_effect",
-        "stopped"."""
+        "privacy", "stopped"."""
         found = (
             {"stopped": f"after round {self.loop.done}: {self.loop.stopped}"}
             if self.loop.stopped
             else {}
         )
+        if mechanisms := self.algorithm.mechanisms:
+            found["privacy"] = "; ".join(
+                f"per {of.unit} at delta {of.delta:g}" for of in mechanisms
+            )
         start = self.loop.start
         if not (self.algorithm.needs.personal or start.task.own_models):
             return found

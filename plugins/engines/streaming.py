@@ -37,7 +37,7 @@ def reason(start: Start) -> str:
 
 
 def _only_sums(of: Algorithm) -> bool:
-    weighed = any(overrides(c, hook) for c in of.components for hook in ("weigh", "average"))
+    weighed = any(overrides(c, "weigh") for c in of.components)
     return of.needs.replies == Replies.SUMS and of.exchanges.round == 1 and not weighed
 
 

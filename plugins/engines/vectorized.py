@@ -19,7 +19,7 @@ from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Client, Reply
 from fedml_noniid.plugins.core.data import Pass, Reader, Samples
 from fedml_noniid.plugins.core.losses import CrossEntropy
-from fedml_noniid.plugins.core.task import Objective, Task
+from fedml_noniid.plugins.core.task import Task, functional
 from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
@@ -47,12 +47,6 @@ def chunks(lengths: Sequence[int], size: int, ratio: float = MAX_STEP_RATIO) -> 
             found.append([])
         found[-1].append(position)
     return found
-
-
-def functional(loss: Objective, params: Params) -> tuple[Params, Tree]:
-    """(gradient, aux) by torch.func, which vmap can batch."""
-    grads, aux = torch.func.grad(loss, has_aux=True)(params)
-    return grads, aux
 
 
 class Vectorized:
@@ -112,6 +106,9 @@ class Vectorized:
                 clients.store(client, row(params, position), row(stacked["buffers"], position))
         if training:
             deltas = tree_map(lambda w_k, w: w_k.sub_(w), params, ask.params)
+            if clients.changes_updates:
+                trees = {"each": ask.each, "memory": clients.memory.rows(ask.to), "key": keys}
+                deltas = torch.func.vmap(partial(clients.left_as, ask, round_))(trees, deltas)
         else:
             deltas = tree_map(torch.sub, params, clients.w_t) if params else {}
         return Reply(ask.to, deltas, n=n, **stacked)
@@ -167,6 +164,8 @@ class Vectorized:
         # backward of a batch.
         models = 1 if clients.algorithm.own_model is None else 2
         model = 8 * models * n_bytes(params)
+        if clients.algorithm.per_sample is not None:  # their gradients, clipped ones too
+            model += 2 * clients.local.batch_size * n_bytes(params)
         batch = 3 * outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
         return max(1, (self.memory_mb << 20) // (model + batch))
 

@@ -39,6 +39,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import Range
+from fedml_noniid.plugins.core.randomness import Noised
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.files import write_whole
 
@@ -98,6 +99,31 @@ def gaussian(key: bytes, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(pairs[:n]).reshape(tuple(shape))
 
 
+def run_key(path: Path | None, run: str, silo: int) -> bytes:
+    """The key of a silo in a run, of the secret in the file `path`. Raises UserError."""
+    return derived(secret(path), run.encode(), str(silo).encode())
+
+
+def noised_with(key: Callable[[], bytes]) -> Noised:
+    """As `plugins.core.randomness.noised`, with noise that only the holder of `key` can draw.
+
+    It depends on the counter and on the tensors that get it. So training that is repeated has the
+    same noise, and any other sum has another.
+    """
+
+    def noised(tree: Params, std: float, counter: Tensor) -> Params:
+        at = int(counter).to_bytes(8, "little", signed=True)
+        made = derived(key(), b"training", at, *_content(tree))
+        return {
+            name: (
+                leaf + std * gaussian(derived(made, name.encode()), leaf.shape).to(leaf.device)
+            ).to(leaf.dtype)
+            for name, leaf in tree.items()
+        }
+
+    return noised
+
+
 @dataclass(frozen=True)
 class Noise:
     """The noise of one silo in one run."""
@@ -109,13 +135,15 @@ class Noise:
     @staticmethod
     def of(path: Path | None, run: str, silo: int, sensitivity: float, sigma: float) -> Noise:
         """With the secret in the file `path`. Raises UserError."""
-        return Noise(
-            derived(secret(path), run.encode(), str(silo).encode()), sensitivity / 2, sigma
-        )
+        return Noise(run_key(path, run, silo), sensitivity / 2, sigma)
 
     def digest(self, head: Sequence[object], tensors: Params) -> bytes:
         """256 bits that stand for these values and named tensors."""
         return derived(self.key, json.dumps(head).encode(), *_content(tensors))
+
+    def release(self, question: bytes, answer: Params) -> str:
+        """Names the answer to a question in the ledger; it tells nothing of the noise."""
+        return derived(self.key, b"release", question, self.digest([], answer)).hex()
 
     def protect(
         self, answer: Params, question: bytes, known: Params, allowed: Callable[[str], Range]
@@ -146,4 +174,5 @@ def _content(tensors: Params) -> Iterator[bytes]:
     """Names, types, shapes and bytes."""
     for name, leaf in tensors.items():
         yield from (name.encode(), f"{leaf.dtype} {list(leaf.shape)}".encode())
-        yield leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        flat = leaf.detach().cpu().contiguous().reshape(-1)
+        yield flat.view(torch.uint8).numpy().tobytes()

@@ -8,13 +8,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import QuorumError, one_line
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Task
+
+if TYPE_CHECKING:
+    from fedml_noniid.plugins.silo.silo_server import Call
 
 END_NOTICE_S = 10.0  # how long a server that ends waits for silos to hear it
 MAX_PROCESSES = 16  # of a silo, that the server remembers
@@ -23,16 +27,6 @@ MAX_ROUND_LINES = 3  # log lines of a round beside the one at its end
 LOG = logging.getLogger(__name__)
 # The reply in an upload of a client with n_k samples. Raises RefusedError.
 Check = Callable[[wire.Up, int, int | None], Tree | None]
-
-
-class Line(Protocol):
-    """The open stream of a silo. Both methods return at once."""
-
-    def wake(self) -> None:
-        """Lets it look for a task."""
-
-    def end(self, refusal: RefusedError) -> None:
-        """Ends it, for this reason."""
 
 
 class Coordinator:
@@ -56,7 +50,7 @@ class Coordinator:
         self.refused: Counter[str] = Counter()  # messages of this round, by name of the refusal
         self._lock = threading.Lock()
         self._news = threading.Event()  # the main thread has something to look at
-        self._lines: dict[int, Line] = {}  # client -> its stream
+        self._lines: dict[int, Call] = {}  # client -> its stream
         self._processes: dict[int, list[str]] = {}  # client -> sessions, the last is the newest
         self._samples: dict[int, int] = {}  # client -> n_k, as it says when it comes
         self._last_contact: dict[int, float] = {}  # client -> monotonic seconds
@@ -74,7 +68,7 @@ class Coordinator:
     # the silos' side: called by the event loop, and by the thread of the checks
     # ----------------------------------------------------------------------------------------------
 
-    def join(self, client: int, hello: wire.Hello, line: Line) -> wire.Welcome:
+    def join(self, client: int, hello: wire.Hello, line: Call) -> wire.Welcome:
         """Lets a silo in, also one that comes again. Raises RefusedError."""
         where, most = wire.silo(client), self.comm.max_samples
         if hello.terms != self.terms:
@@ -106,7 +100,7 @@ class Coordinator:
         self._news.set()
         return wire.Welcome(run=self.run)
 
-    def leave(self, client: int, line: Line) -> None:
+    def leave(self, client: int, line: Call) -> None:
         """Notes that a stream has ended."""
         with self._lock:
             if self._lines.get(client) is line:
@@ -141,15 +135,13 @@ class Coordinator:
             self._refuse_unexpected(client, answer.exchange)
             self._answers[client] = reply or {}
             self._left.remove(client)
-            over = not self._left
-        if over:
-            self._news.set()
+            if not self._left:
+                self._news.set()
 
     def fail(self, client: int, exchange: int, why: str) -> None:
         """Notes that a silo can't answer this exchange, or that its answer is of no use."""
-        with self._lock:
-            if self._down is None or exchange != self._down.exchange or client not in self._left:
-                return
+        with self._lock, suppress(RefusedError):
+            self._refuse_unexpected(client, exchange)
             who = wire.silo(client)
             self._failed[client] = one_line(why if who in why else f"{who}: {why}")
             self._left.remove(client)

@@ -13,9 +13,10 @@ leaves the silo but counts and loss: also control variates, and feature means.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +24,8 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import overrides
+from fedml_noniid.plugins.core.algorithm import TRAIN
+from fedml_noniid.plugins.core.component import Mechanism, overrides
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add
@@ -34,7 +36,8 @@ from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.metrics import main_of
 from fedml_noniid.plugins.models import model as models
 from fedml_noniid.plugins.models import name_of
-from fedml_noniid.plugins.privacy.local import Noise
+from fedml_noniid.plugins.privacy.ledger import Budget, Ledger, Release
+from fedml_noniid.plugins.privacy.local import Noise, noised_with, run_key
 from fedml_noniid.plugins.silo import settings, wire
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.server_run import ServerRun
@@ -107,6 +110,9 @@ class HostTrainer(ClientTrainer):
         self.silo: Silo | None = None
         self.set_id(shard.rank - 1)
         self._noise: Noise | None = None
+        self._sigma = 0.0  # of local noise
+        self._mechanism: Mechanism | None = None  # of the recipe's local training
+        self._ledger: Ledger | None = None
         self._batches = batches(shard.parts["train"])
         self._data: object = None  # what `silo` has read
         self._down: Down | None = None
@@ -140,13 +146,34 @@ class HostTrainer(ClientTrainer):
         `secret`: the file for the secret of its privacy noise, see `plugins.privacy.local`. Raises
         UserError.
         """
-        local = FedMLDifferentialPrivacy.get_instance()
+        local, run = FedMLDifferentialPrivacy.get_instance(), "" if file is None else file.run
+        mechanisms = self.terms.algorithm.mechanisms
+        self._mechanism = next((of for of in mechanisms if of.unit == "sample"), None)
+        sensitivity = math.inf
         if local.is_local_dp_enabled():
-            sigma, run = local.dp_solution.ldp.get_rdp_scale(), "" if file is None else file.run
-            self._noise = Noise.of(secret, run, self.id, self.args.sensitivity, sigma)
+            self._sigma, sensitivity = local.dp_solution.ldp.get_rdp_scale(), self.args.sensitivity
+        if self._sigma or self._mechanism is not None:
+            self._noise = Noise.of(secret, run, self.id, sensitivity, self._sigma)
+        self._ledger = self._opened(secret)
         self._data = self.local_train_dataset or self._batches
         shard = self.shard.with_train(_samples(self._data))
         self.silo = Silo(self.terms, self.id, shard, file)
+        self.silo.engine.clients.noised = noised_with(cache(partial(run_key, secret, run, self.id)))
+
+    def _opened(self, secret: Path | None) -> Ledger | None:
+        """The ledger beside the secret. UserError if a budget could not be kept."""
+        most, delta = (getattr(self.args, f"budget_{key}", None) for key in ("epsilon", "delta"))
+        budget = None if most is None or delta is None else Budget(most, delta)
+        if budget is not None and (self._noise is None or secret is None):
+            why = "has no privacy noise" if self._noise is None else "would not outlive a restart"
+            raise UserError(
+                f"dp_args.budget_epsilon = {most}: what leaves this silo, or its ledger, {why}",
+                allowed="with local noise (ldp) or the method dpsgd, by `noniid deploy silo`",
+            )
+        if self._noise is None or secret is None:
+            return None
+        path = secret.with_name(f"{secret.name.removesuffix('.noise.key')}.ledger")
+        return Ledger.open(path, budget, f"rank {self.shard.rank}")
 
     def answered(self, down: Down) -> Up:
         """The upload to a message, by the calls of FedML's own client. Raises UserError."""
@@ -176,10 +203,23 @@ class HostTrainer(ClientTrainer):
         initial = {key: leaf.cpu() for key, leaf in self.silo.initial[1].items()}
         start = flatten({"buffers": down.ask.buffers or initial})
         limits = partial(wire.allowed, ranges=self.terms.ranges)
-        found = noise.protect(
-            flatten(leaving), noise.digest(asked, wire.tensors(down)), start, limits
-        )
-        self._reply |= unflatten(found, leaving)
+        answer, question = flatten(leaving), noise.digest(asked, wire.tensors(down))
+        if self._ledger is not None:
+            self._spend(self._ledger, noise.release(question, answer), down)
+        if self._sigma:
+            found = noise.protect(answer, question, start, limits)
+            self._reply |= unflatten(found, leaving)
+
+    def _spend(self, ledger: Ledger, release: str, down: Down) -> None:
+        """Counts an answer before it leaves. UserError if the budget does not allow it."""
+        assert down.ask is not None, "it was answered"
+        what = f"round {down.round}, {down.ask.job}"
+        if self._sigma:
+            noise = self._sigma / self.args.sensitivity
+            ledger.spend(Release(release, "silo", noise, what=what))
+        elif self._mechanism is not None and down.ask.job == TRAIN:
+            passes = self.terms.plan.local.passes(len(self._batches[0][1]))
+            ledger.spend(Release(release, "sample", self._mechanism.noise, passes, what))
 
 
 class HostAggregator(ServerAggregator):

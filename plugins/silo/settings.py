@@ -181,11 +181,17 @@ class DpArgs(Section):
     delta: Annotated[float, Range(0, 1, "()")] | None = None
     sensitivity: Positive | None = None
     max_grad_norm: Positive | None = None  # of cdp
+    # Ours, of each silo: the most that may leave it, over all runs; see `plugins.privacy.ledger`.
+    budget_epsilon: Positive | None = None
+    budget_delta: Annotated[float, Range(0, 1, "()")] | None = None
 
     @model_validator(mode="after")
     def _acts(self) -> DpArgs:
-        given = self.model_dump(exclude={"enable_dp", "max_grad_norm"})
+        budget = {"budget_epsilon", "budget_delta"}
+        given = self.model_dump(exclude={"enable_dp", "max_grad_norm", *budget})
         missing = [key for key, value in given.items() if value is None]
+        if (self.budget_epsilon is None) != (self.budget_delta is None):
+            raise UserError("budget_epsilon and budget_delta stand together")
         if self.enable_dp and missing:
             raise UserError(f"enable_dp = true needs {', '.join(missing)}")
         if self.dp_solution_type == "ldp" and self.max_grad_norm is not None:

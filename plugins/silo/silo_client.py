@@ -8,22 +8,19 @@ from __future__ import annotations
 import json
 import logging
 import random
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
-from itertools import chain
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import grpc
+import grpc.aio
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError, shown
-from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.silo import certificates, wire
+from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.exit_codes import (
     LostError,
     NotAdmittedError,
@@ -32,8 +29,8 @@ from fedml_noniid.plugins.silo.exit_codes import (
     one_line,
 )
 from fedml_noniid.plugins.silo.settings import CommArgs
-from fedml_noniid.plugins.silo.silo_server import KEEPALIVE, SERVICE
-from fedml_noniid.plugins.silo.wire import Down, H, RefusedError, Up
+from fedml_noniid.plugins.silo.stream import KEEPALIVE, SERVICE, Stream, wait_for
+from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 
 LOG = logging.getLogger(__name__)
 # Another try doesn't change them. Of a certificate, a renewed kit does.
@@ -41,7 +38,6 @@ FOR_GOOD = ("configuration", "samples", "replaced", "certificate", "name", "call
 # A late answer, or one that was sent twice since the line broke.
 USUAL = ("stale", "duplicate", "broken")
 WELCOME_S = 30.0  # seconds until the server answers Hello
-MIN_TRANSFER_S = 40.0  # the least time for a message from the server; more if the deadline is later
 STEADY_S = 5.0  # a stream that has lived so long was a contact with the server
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two tries, before jitter
 PAUSE = 0.1  # of the time that the server has been away
@@ -59,18 +55,17 @@ T = TypeVar("T")
 Admit = Callable[[wire.Task, wire.Table], object]
 
 
-def channel(comm: CommArgs, kit: Path, rank: int) -> grpc.Channel:
-    """A channel to the server with the certificates in the folder `kit`. Raises UserError."""
-    mine = certificates.Kit.read(kit, rank)
-    credentials = grpc.ssl_channel_credentials(mine.ca, mine.key, mine.certificate)
+def channel(comm: CommArgs, kit: Kit, of: Any = grpc) -> Any:
+    """A channel to the server; `of`: grpc or grpc.aio."""
+    credentials = grpc.ssl_channel_credentials(kit.ca, kit.key, kit.certificate)
     # Only the server's certificate has this name, whatever its address is.
     name = ("grpc.ssl_target_name_override", certificates.SERVER)
-    return grpc.secure_channel(comm.server, credentials, [*OPTIONS, name])
+    return of.secure_channel(comm.server, credentials, [*OPTIONS, name])
 
 
 def status(comm: CommArgs, kit: Path) -> dict[str, Any]:
     """The state of a server, for the holder of its kit. Raises UserError."""
-    with channel(comm, kit, 0) as line:
+    with channel(comm, Kit.read(kit, 0)) as line:
         call = line.unary_unary(f"/{SERVICE}/Status")
         try:
             return dict(json.loads(call(b"{}", timeout=5.0)))
@@ -100,12 +95,12 @@ class SiloClient:
         witness: wire.Witness = lambda *_: None,
     ) -> None:
         """`client` counts from 0. `witness` is called with every message."""
-        self._comm, self._kit, self._client, self._hello = comm, kit, client, hello
-        self._admit, self._witness = admit, partial(witness, certificates.SERVER)
+        self._comm, self._folder, self._client, self._hello = comm, kit, client, hello
+        self._admit, self._witness = admit, witness
         self._jitter = random.Random()
-        self._channel = channel(comm, kit, client + 1)
-        self._stream: Any = None  # gRPC's call
-        self._leaving: SimpleQueue[Iterable[bytes] | None] = SimpleQueue()
+        self._kit = Kit.read(kit, client + 1)
+        self._channel: Any = None
+        self._stream: Stream | None = None
         self._contact = self._opened = 0.0  # monotonic seconds
         self._answered: tuple[str, Up] = ("", {})  # SHA-256 of the last task -> the upload
         self.run = ""
@@ -116,8 +111,7 @@ class SiloClient:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._hang_up()
-        self._channel.close()
+        wait_for(self._close())
 
     def serve(self, answered: Callable[[Down], Up]) -> None:
         """Answers until the run is over. Raises UserError."""
@@ -129,20 +123,20 @@ class SiloClient:
 
         Raises UserError if the server has given the run up, or was set back.
         """
-        if self._stream is None:
-            self._open()
+        stream = self._stream or self._open()
         refusal: UserError | None = None
 
         def look(task: wire.Task, table: wire.Table) -> bool:
             nonlocal refusal
             try:
-                self._refuse_oversize(table)
+                if (size := wire.size_of(table)) > (most := self._comm.max_message_mb << 20):
+                    raise RefusedError("oversize", f"message of {size} bytes; allowed: {most}")
                 self._admit(task, table)
             except UserError as error:
                 refusal = error
-            return refusal is None
+            return refusal is not None
 
-        message = self._read(wire.Task, None, look)
+        message = wait_for(stream.read(wire.Task, None, look))
         task, digest = message.head, message.sha256
         if task.kind == "stop":
             raise QuorumError(f"the server ended the run: {task.why}; its log says more")
@@ -160,76 +154,41 @@ class SiloClient:
                 self._answered = digest, answered(down)
         except UserError as error:
             LOG.warning("exchange %d: %s", task.exchange, error)
-            why, last = one_line(str(error), 500), isinstance(error, SetBackError)
-            self._send(wire.Answer(exchange=task.exchange, failed=why, last=last))
-            if last:
-                with self._within(WELCOME_S), suppress(grpc.RpcError):
-                    next(self._stream, None)  # until the server has read it
+            why = one_line(str(error), 500)
+            wait_for(stream.write(wire.Answer(exchange=task.exchange, failed=why)))
+            if isinstance(error, SetBackError):
+                wait_for(stream.read(wire.Task, None, lambda *_: True))  # the server has heard it
                 raise
         else:
-            self._send(wire.Answer(exchange=task.exchange), self._answered[1]["leaves"])
+            leaves = self._answered[1]["leaves"]
+            wait_for(stream.write(wire.Answer(exchange=task.exchange), leaves))
         return True
-
-    def _refuse_oversize(self, table: wire.Table) -> None:
-        size, most = sum(entry.size for entry in table.values()), self._comm.max_message_mb << 20
-        if size > most:
-            raise RefusedError("oversize", f"message of {size} bytes; allowed: {most}")
 
     # the stream
     # ----------------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
+    def _open(self) -> Stream:
         """Opens the stream and introduces this process."""
-        self._leaving = SimpleQueue()
-        frames = chain.from_iterable(iter(self._leaving.get, None))
-        self._stream = self._channel.stream_stream(f"/{SERVICE}/Session")(frames)
-        self._send(self._hello)
-        run = self._read(wire.Welcome, WELCOME_S).head.run
+        self._stream = wait_for(self._call())
+        wait_for(self._stream.write(self._hello))
+        run = wait_for(self._stream.read(wire.Welcome, WELCOME_S)).head.run
         if self.run and run != self.run:
             raise UserError(
                 f"the server has lost run {self.run} and is at run {shown(run)}; "
                 "delete this silo's file of the old run and start it again"
             )
         self.run, self._opened = run, time.monotonic()
+        return self._stream
 
-    def _hang_up(self) -> None:
-        if self._stream is not None:
-            self._leaving.put(None)
-            self._stream.cancel()
-            self._stream = None
+    async def _call(self) -> Stream:
+        await self._close()
+        self._channel = channel(self._comm, self._kit, grpc.aio)
+        call = self._channel.stream_stream(f"/{SERVICE}/Session")()
+        return Stream(call, certificates.SERVER, self._comm.deadline_s, self._witness)
 
-    def _send(self, head: wire.Head, tensors: Params | None = None) -> None:
-        """Lets a thread of gRPC send a message."""
-        self._leaving.put(wire.leaving(head, tensors, partial(self._witness, True)))
-
-    def _read(
-        self,
-        kind: type[H],
-        head_s: float | None,
-        look: wire.Look = lambda *_: True,
-    ) -> wire.Message[H]:
-        """The next message. Raises RefusedError if it makes no sense."""
-        steps = wire.arriving(kind, look)
-        next(steps)
-        with self._within(head_s):
-            message = steps.send(wire.following(self._stream))
-        with self._within(max(self._comm.deadline_s, MIN_TRANSFER_S)):
-            while message is None:
-                message = steps.send(wire.following(self._stream))
-        self._witness(False, message)
-        return message
-
-    @contextmanager
-    def _within(self, seconds: float | None) -> Iterator[None]:
-        """Ends the stream after so many seconds: the server may have stopped in mid-message."""
-        timer = threading.Timer(seconds or 0.0, self._stream.cancel)
-        timer.daemon = True
-        if seconds is not None:
-            timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+    async def _close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
 
     def _patiently(self, step: Callable[[], T]) -> T:
         """What `step` returns, once the server does its part.
@@ -242,10 +201,9 @@ class SiloClient:
             except (grpc.RpcError, RefusedError) as error:
                 reason = _reason(error)
             now = time.monotonic()
-            if self._stream is not None and 0.0 < self._opened < now - STEADY_S:
+            if 0.0 < self._opened < now - STEADY_S:
                 self._contact = now
-            self._hang_up()
-            waited, self._opened = now - self._contact, 0.0
+            waited, self._opened, self._stream = now - self._contact, 0.0, None
             if waited > self._comm.lost_s:
                 raise LostError(
                     f"no contact with the server at {self._comm.server} for "

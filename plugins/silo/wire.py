@@ -191,12 +191,10 @@ class Welcome(Head):
 
 
 class Answer(Head):
-    """What a silo says to a Task: an upload follows, or `failed` says why there is none. After the
-    `last` one it ends."""
+    """What a silo says to a Task: an upload follows, or `failed` says why there is none."""
 
     exchange: int
     failed: str = ""
-    last: bool = False
 
     @property
     def has_tensors(self) -> bool:
@@ -306,24 +304,23 @@ def body(entries: Table, tensors: Params) -> Iterator[bytes]:
 class Body:
     """Takes the bytes behind a table, frame by frame. A check of the table comes before."""
 
-    def __init__(self, entries: Table, keep: bool = True) -> None:
-        """Reserves memory for the tensors, unless their bytes are dropped (`keep` is False)."""
+    def __init__(self, entries: Table, dropped: object = False) -> None:
+        """Reserves memory for the tensors, unless their bytes are to be dropped."""
         # Memory of its own: matrix products round differently at addresses that are not aligned.
         self._leaves = {
             key: torch.empty([entry.shape[axis] for axis in entry.order], dtype=DTYPES[entry.dtype])
             for key, entry in entries.items()
-            if keep
+            if not dropped
         }
-        self._entries, self.size = entries, sum(entry.size for entry in entries.values())
-        self.left = self.size
+        self._entries, self.left = entries, size_of(entries)
         views = (leaf.reshape(-1).view(torch.uint8) for leaf in self._leaves.values())
         self._parts = deque(view.numpy().data for view in views if view.numel())
 
     def take(self, frame: bytes) -> None:
-        """Takes the next frame. Raises RefusedError if it is empty or too long."""
-        if not 0 < len(frame) <= self.left:
-            kind = "oversize" if frame else "malformed"
-            raise RefusedError(kind, f"a frame of {len(frame)} bytes; expected: {self.left} more")
+        """Takes the next frame. Raises RefusedError if it is too long."""
+        if len(frame) > self.left:
+            why = f"a frame of {len(frame)} bytes; expected: {self.left} more"
+            raise RefusedError("oversize", why)
         rest, self.left = memoryview(frame), self.left - len(frame)
         while rest and self._parts:
             part = self._parts.popleft()
@@ -350,31 +347,35 @@ class Message(NamedTuple, Generic[H]):
 
 
 # Called with the head and the table of a message before a byte of its tensors is read. It returns
-# whether they are kept, or raises RefusedError.
-Look = Callable[[Any, Table], bool]
+# whether they are dropped, or raises RefusedError.
+Look = Callable[[Any, Table], object]
 # Called with (name in the other side's certificate, whether the message left, message) of every
 # message that arrived or left whole.
 Witness = Callable[[str, bool, Message[Any]], object]
 
 
-def arriving(kind: type[H], look: Look) -> Generator[Message[H] | None, bytes, None]:
+def arriving(
+    kind: type[H], look: Look = lambda *_: False
+) -> Generator[Message[H] | None, bytes, None]:
     """Reads a message from the frames that are sent to this generator: it yields None after each,
-    the message after the last.
+    the message after the last. An empty frame stands for the end of the stream.
 
     Raises RefusedError at the first frame that is wrong.
     """
-    frame = yield None
-    digest, head = sha256(frame), parsed(frame, kind)
-    entries, rest = Table(), Body({})
-    if head.has_tensors:
-        frame = yield None
+    digest, head, entries, rest = sha256(), None, Table(), None
+    while rest is None or rest.left:
+        if not (frame := (yield None)):
+            raise RefusedError("truncated", "the message ended too early")
         digest.update(frame)
-        entries = table(frame)
-        rest = Body(entries, look(head, entries))
-    while rest.left:
-        frame = yield None
-        digest.update(frame)
-        rest.take(frame)
+        if head is None:
+            head = parsed(frame, kind)
+            rest = None if head.has_tensors else Body({})
+        elif rest is None:
+            entries = table(frame)
+            rest = Body(entries, look(head, entries))
+        else:
+            rest.take(frame)
+    assert head is not None, "it comes first"
     yield Message(head, entries, digest.hexdigest(), rest.tensors())
 
 
@@ -389,12 +390,9 @@ def leaving(
     left(Message(head, entries, digest.hexdigest(), {}))
 
 
-def following(frames: Iterator[bytes]) -> bytes:
-    """The next frame. Raises RefusedError if there is none."""
-    frame = next(frames, None)
-    if frame is None:
-        raise RefusedError("truncated", "the message ended too early")
-    return frame
+def size_of(entries: Table) -> int:
+    """The bytes behind a table."""
+    return sum(entry.size for entry in entries.values())
 
 
 def _order(leaf: Tensor) -> tuple[int, ...]:

@@ -34,7 +34,16 @@ from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Tree, add, row_norms, scale, tree_map
 from fedml_noniid.plugins.models.networks import mlp
 from fedml_noniid.plugins.recipes import METHODS, build
-from tests.recipe_table import BASES, PAIRS, PAPERS, READINGS, REPORTED, UNSOUND, settings
+from tests.recipe_table import (
+    BASES,
+    PAIRS,
+    PAPERS,
+    PRIVATE,
+    READINGS,
+    REPORTED,
+    UNSOUND,
+    settings,
+)
 
 SETTING = Setting(n_clients=4, cohort=3, optimizer="sgd", lr=0.1, n_public=10)
 
@@ -293,6 +302,22 @@ def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
         ):
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*a client's way"):
                 build(f"{a}+{b}", {}, SETTING)
+        elif "dpsgd" in (a, b) and any(
+            needs.local_set or needs.last_epoch or needs.gradient or own
+            for needs, own in (
+                (alone[one].needs, overrides(alone[one], "own_model")) for one in (a, b)
+            )
+        ):
+            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*without that noise"):
+                build(f"{a}+{b}", {}, SETTING)
+        elif "dpfedavg" in (a, b) and any(
+            alone[one].needs.replies > Replies.SUMS
+            or overrides(alone[one], "answer")
+            or overrides(alone[one], "weigh")
+            for one in (a, b)
+        ):
+            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*bounded update"):
+                build(f"{a}+{b}", {}, SETTING)
         elif shared:
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*both own") as error:
                 build(f"{a}+{b}", {}, SETTING)
@@ -309,7 +334,7 @@ def test_unsound_pairs_are_refused(pair: str, words: str) -> None:
 
 def test_every_other_pair_with_a_paper_composes() -> None:
     """And so do the combinations that the papers report."""
-    assert {*PAPERS, *BASES, *READINGS, "centralised"} == set(METHODS)
+    assert {*PAPERS, *BASES, *READINGS, *PRIVATE, "centralised"} == set(METHODS)
     for recipe in (*PAIRS, *REPORTED):
         found = build(recipe, settings(recipe), SETTING)
         assert found.name == "+".join(sorted(recipe.split("+")))

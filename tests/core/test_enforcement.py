@@ -134,6 +134,7 @@ OWNERS: dict[str, Callable[..., Any]] = {
     "gradient_point": lambda self, w, g, client: w,
     "logits": lambda self, logits, w, client: 2 * logits,
     "refine": lambda self, server: asked_for_nothing(server.replies),
+    "leaving": lambda self, delta, client: delta,
     "average": lambda self, server: server.params,
     "learn": lambda self, server: Change(params=server.params),
     "finish": lambda self, server: asked_for_nothing(Change(params=server.params)),

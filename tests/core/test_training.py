@@ -51,7 +51,11 @@ class Plain(Sequential):
         clients.memory.put_row(client, found.pop("memory"))
         if clients.asked_again(ask):
             clients.store(client, trace.params, trace.buffers)
-        tree_map(lambda leaf, delta: leaf.copy_(delta), out, sub(trace.params, ask.params))
+        delta = sub(trace.params, ask.params)
+        if clients.changes_updates:
+            trees = {"key": key, "each": row(ask.each, position), "memory": self._memory(client)}
+            delta = clients.left_as(ask, round_, trees, delta)
+        tree_map(lambda leaf, part: leaf.copy_(part), out, delta)
         return {
             "buffers": trace.buffers,
             **found,

@@ -200,9 +200,11 @@ ASKED = (
 )
 
 
-@pytest.mark.parametrize(
-    "entry", [entry for entry in TABLE if entry not in ASKED and "=" not in entry]
-)
+# DP-FedAvg divides by the clients that were drawn, also if some are missing.
+GOES_ON = [entry for entry in TABLE if entry not in ASKED and "=" not in entry]
+
+
+@pytest.mark.parametrize("entry", [entry for entry in GOES_ON if "dpfedavg" not in entry])
 def test_a_round_goes_on_as_if_the_missing_had_not_been_drawn(
     entry: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,9 +14,8 @@ from fedml_noniid.plugins.core.data import Pass, Samples
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.randomness import fold, identity
-from fedml_noniid.plugins.core.task import Task, autograd
+from fedml_noniid.plugins.core.task import Task, autograd, functional
 from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.engines.vectorized import functional
 from fedml_noniid.plugins.fnr.algorithm import FNR
 from fedml_noniid.plugins.fnr.authors import FNRAuthors
 from fedml_noniid.plugins.models.networks import mlp

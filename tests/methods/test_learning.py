@@ -21,10 +21,22 @@ N_CLIENTS, ROUNDS = 10, 5
 # What is slow gets more rounds: a random classifier, random layers before it, a step size that is
 # a bound's, SCAFFOLD's option I, a momentum of which a tenth is new, an own model that follows the
 # received one.
-SLOW = ("fedbabu", "qfedavg", "scaffold_i", "fedcm", "ditto", "fedrep", "finetune")
+SLOW = (
+    "fedbabu",
+    "dpfedavg",
+    "dpsgd",
+    "qfedavg",
+    "scaffold_i",
+    "fedcm",
+    "ditto",
+    "fedrep",
+    "finetune",
+)
 MORE_ROUNDS = dict.fromkeys(SLOW, 12) | {"linear_probe": 30}
 # Defaults that are made for other step sizes and losses than these.
 SETTINGS: dict[str, dict[str, object]] = {
+    "dpfedavg": {"clip": 3.0, "noise": 0.05},
+    "dpsgd": {"clip": 2.0, "noise": 0.3},
     "fed3r": {"fine_tune": True},
     "fedgen": {"generative_alpha": 1.0, "generative_beta": 1.0},
     "qfedavg": {"q": 0.1},
@@ -50,6 +62,8 @@ def digits() -> tuple[Samples, list[Any], Samples, Samples]:
 
 @pytest.mark.parametrize("recipe", ["fedavg", *sorted(METHODS), "scaffold+fnr+rfedavg_plus+ccn"])
 def test_it_learns_digits(recipe: str, digits: tuple[Samples, list[Any], Samples, Samples]) -> None:
+    if recipe in METHODS and METHODS[recipe]().mechanism is not None:
+        pytest.importorskip("dp_accounting", reason="epsilon needs the extra [privacy]")
     train, clients, test, public = digits
     settings = {recipe: SETTINGS[recipe]} if recipe in SETTINGS else {}
     local, network = (

@@ -20,15 +20,17 @@ import torch
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.silo import settings, wire
+from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.silo_client import SiloClient, channel
-from fedml_noniid.plugins.silo.silo_server import SERVICE, SiloServer
+from fedml_noniid.plugins.silo.silo_server import SiloServer
+from fedml_noniid.plugins.silo.stream import SERVICE
 from tests.silo import world
 
-LONG = 10.0  # seconds until a test gives up; never reached where the code is right
+LONG = 60.0  # seconds until a test gives up; never reached where the code is right
 METHODS = ("Session", "Status")
 
 
@@ -66,12 +68,12 @@ def body(leaves: Mapping[str, torch.Tensor]) -> list[bytes]:
 
 
 def read(
-    frames: Iterator[bytes], kind: type[wire.H], look: wire.Look = lambda *_: True
+    frames: Iterator[bytes], kind: type[wire.H], look: wire.Look = lambda *_: False
 ) -> wire.Message[wire.H]:
     """A message from its frames."""
     steps = wire.arriving(kind, look)
     next(steps)
-    while (message := steps.send(wire.following(frames))) is None:
+    while (message := steps.send(next(frames, b""))) is None:
         pass
     return message
 
@@ -131,7 +133,7 @@ class Idle(NamedTuple):
 
     def line(self, rank: int) -> grpc.Channel:
         """A connection with the kit of a rank."""
-        return channel(self.comm, self.kits / str(rank), rank)
+        return channel(self.comm, Kit.read(self.kits / str(rank), rank))
 
 
 def sent(line: grpc.Channel, method: str, *messages: bytes) -> str:
@@ -202,7 +204,7 @@ class Federation:
 
     def line(self, rank: int) -> grpc.Channel:
         """A connection with the kit of a rank."""
-        return channel(self.comm, self.kits / str(rank), rank)
+        return channel(self.comm, Kit.read(self.kits / str(rank), rank))
 
     def answer(self, **leaves: object) -> dict[str, torch.Tensor]:
         """A good answer to the open exchange but for `leaves`; None drops one."""
@@ -269,6 +271,8 @@ class Traitor:
         if self._exchange is None and not self.over:
             task = stream.read(wire.Task)
             self.over = task.kind != "ask"
+            if self.over:
+                stream.call.cancel()
             self._exchange = None if self.over else task.exchange
         return self._exchange
 

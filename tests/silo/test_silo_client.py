@@ -15,7 +15,7 @@ import torch
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import silo_client, wire
+from fedml_noniid.plugins.silo import silo_client, stream, wire
 from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.exit_codes import (
     LostError,
@@ -25,8 +25,9 @@ from fedml_noniid.plugins.silo.exit_codes import (
 )
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo_client import SiloClient, status
-from fedml_noniid.plugins.silo.silo_server import SERVICE
+from fedml_noniid.plugins.silo.stream import SERVICE, event_loop
 from tests.silo.federation_server import LONG, Idle, address, body, framed, hello_of
+from tests.silo.test_refusals import begun
 
 LOST_S, PAUSE_S = 0.2, 0.04  # seconds until a server is lost, and of the first pause
 Reply = Callable[[grpc.ServicerContext], list[bytes]]
@@ -72,6 +73,7 @@ def silo(kits: Path, reply: Reply, method: str = "Session") -> Iterator[tuple[Si
 
     def answer(stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         calls.append(1)
+        next(stream)
         yield from reply(context)
 
     handlers = {method: grpc.stream_stream_rpc_method_handler(answer)}
@@ -116,7 +118,7 @@ def test_a_server_that_is_away_or_odd_is_asked_with_pauses(all_kits, reply):
 def test_a_server_that_stops_in_mid_message_is_left(all_kits, monkeypatch):
     """After the welcome has not come, or half of a task."""
     monkeypatch.setattr(silo_client, "WELCOME_S", 0.05)
-    monkeypatch.setattr(silo_client, "MIN_TRANSFER_S", 0.05)
+    monkeypatch.setattr(stream, "MIN_TRANSFER_S", 0.05)
 
     for frames in ([], [WELCOME, framed({"kind": "ask"})]):
 
@@ -162,8 +164,13 @@ def test_a_refusal_for_good_ends_the_silo_at_once(all_kits):
 
 
 def test_a_server_that_has_lost_the_run_gets_no_memory_of_the_old_one(all_kits):
-    runs = iter(["a", "b"])
-    with silo(all_kits, lambda _: [framed({"run": next(runs)})]) as (client, _):
+    runs = iter("ab")
+
+    def restarted(_: grpc.ServicerContext) -> Iterator[bytes]:
+        yield framed({"run": next(runs)})
+        time.sleep(PAUSE_S)
+
+    with silo(all_kits, restarted) as (client, _):
         client.__enter__()
         with pytest.raises(UserError, match="has lost run a and is at run 'b'; delete this silo's"):
             client.serve(unexpected)
@@ -172,13 +179,12 @@ def test_a_server_that_has_lost_the_run_gets_no_memory_of_the_old_one(all_kits):
 # The silo's answers, to a real server
 
 
-@contextmanager
-def asking(idle: Idle, schema: dict, to: tuple[int, ...] = (0,)) -> Iterator[Future]:
-    """An exchange of this server with silo 0; at its end, silos hear that the run is over."""
-    down = wire.Down(7, 1, Ask("train", to, {"w": torch.ones(3)}), "terms", {0: 5})
-    with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(idle.coordinator.ask, down, schema, lambda up, *_: up["leaves"])
-        idle.coordinator.finish("over")
+def asked(idle: Idle, schema: dict) -> Future:
+    """An exchange with silo 0. After it, the run is over."""
+    down = wire.Down(7, 1, Ask("train", (0,), {"w": torch.ones(3)}), "terms", {0: 5})
+    found = begun(idle.coordinator.ask, down, schema, lambda up, *_: up["leaves"])
+    found.add_done_callback(lambda _: idle.coordinator.finish("over"))
+    return found
 
 
 def test_a_silo_that_was_set_back_lets_the_server_know_and_ends(idle):
@@ -187,8 +193,8 @@ def test_a_silo_that_was_set_back_lets_the_server_know_and_ends(idle):
     def answered(_: wire.Down) -> wire.Up:
         raise SetBackError("set back")
 
+    exchange = asked(idle, {})
     with (
-        asking(idle, {}) as exchange,
         SiloClient(idle.comm, idle.kits / "1", 0, hello_of()) as client,
         pytest.raises(SetBackError),
     ):
@@ -199,21 +205,16 @@ def test_a_silo_that_was_set_back_lets_the_server_know_and_ends(idle):
 
 def test_a_task_can_be_refused_before_a_byte_of_its_tensors_is_kept(idle):
     """The server hears why, and the stream goes on to the end of the run."""
-    seen = []
+    seen, exchange = [], asked(idle, {})
 
     def admit(task: wire.Task, table: wire.Table) -> None:
         seen.append((task.exchange, task.job, table["params/w"].shape))
         raise UserError("policy: no model of 3 weights")
 
-    with (
-        asking(idle, {}) as exchange,
-        SiloClient(idle.comm, idle.kits / "1", 0, hello_of(), admit) as client,
-    ):
-        serving = ThreadPoolExecutor(1).submit(client.serve, unexpected)
-        with pytest.raises(QuorumError, match="policy: no model of 3 weights"):
-            exchange.result(LONG)
-        idle.coordinator.finish("over")
-        serving.result(LONG)
+    with SiloClient(idle.comm, idle.kits / "1", 0, hello_of(), admit) as client:
+        client.serve(unexpected)
+    with pytest.raises(QuorumError, match="policy: no model of 3 weights"):
+        exchange.result(LONG)
     assert seen == [(7, "train", (3,))]
 
 
@@ -224,19 +225,17 @@ def test_an_answer_is_computed_once_if_the_line_breaks_before_it_arrives(idle):
 
     def answered(down: wire.Down) -> wire.Up:
         computed.append(down.exchange)
-        client._stream.cancel()
+        event_loop().call_soon_threadsafe(client._stream.call.cancel)
         return wire.up(0, down.exchange, {"w": down.ask.params["w"] * 2})
 
-    with asking(idle, {"w": torch.zeros(3)}) as exchange:
-        client = SiloClient(
-            *(idle.comm, idle.kits / "1", 0, hello_of()),
-            witness=lambda who, left, message: here.append((who, left, message.sha256)),
-        )
-        with client, ThreadPoolExecutor(1) as pool:
-            serving = pool.submit(client.serve, answered)
-            assert exchange.result(LONG)[0]["w"].tolist() == [2.0] * 3
-            idle.coordinator.finish("over")
-            serving.result(LONG)
+    exchange = asked(idle, {"w": torch.zeros(3)})
+    client = SiloClient(
+        *(idle.comm, idle.kits / "1", 0, hello_of()),
+        witness=lambda who, left, message: here.append((who, left, message.sha256)),
+    )
+    with client:
+        client.serve(answered)
+    assert exchange.result(LONG)[0]["w"].tolist() == [2.0] * 3
     assert computed == [7]
     assert {who for who, *_ in there} == {"silo-1"} and {who for who, *_ in here} == {"server"}
     # Hello, Welcome, Task; the same again and the answer; the end.

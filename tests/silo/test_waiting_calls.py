@@ -19,8 +19,14 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.silo import authority, certificates, silo_client, silo_server, wire
-from fedml_noniid.plugins.silo.silo_server import MAX_NEW_STREAMS
+from fedml_noniid.plugins.silo import (
+    authority,
+    certificates,
+    silo_client,
+    silo_server,
+    stream,
+    wire,
+)
 from tests.silo.federation_server import LONG, Idle, Stream, answer_of, body, hello, sent
 from tests.silo.test_refusals import begun
 
@@ -40,7 +46,7 @@ def asked(idle: Idle, params: dict[str, torch.Tensor] | None = None) -> Iterator
 @pytest.mark.parametrize(
     ("method", "revoked", "staying", "refused"),
     [
-        ("Session", False, MAX_NEW_STREAMS, "rate): too many calls"),
+        ("Session", False, 20, "rate): too many calls"),
         ("Status", False, 0, "call): this call is not for this certificate"),
         ("Session", True, 0, "certificate): certificate of silo-2 is revoked"),
     ],
@@ -97,7 +103,7 @@ def test_a_message_that_stalls_ends_its_stream_and_the_silo_may_come_again(
 ):
     """After so many frames, the silo sends nothing and does not leave."""
     monkeypatch.setattr(silo_server, "HEAD_S", 0.3)
-    monkeypatch.setattr(silo_server, "MIN_TRANSFER_S", 0.3)
+    monkeypatch.setattr(stream, "MIN_TRANSFER_S", 0.3)
     idle.comm.__dict__["patience_s"] = 0.3 if frames == 1 else LONG
     part = [*GOOD[:3], GOOD[3][:5]] if isinstance(frames, str) else GOOD[:frames]
     with asked(idle) as exchange, idle.line(1) as line:
@@ -111,23 +117,23 @@ def test_a_message_that_stalls_ends_its_stream_and_the_silo_may_come_again(
 
 def test_a_silo_that_reads_nothing_is_left(idle, caplog, monkeypatch):
     """Its model has 64 MB, more than lies in buffers on the way."""
-    monkeypatch.setattr(silo_server, "MIN_TRANSFER_S", 0.3)
+    monkeypatch.setattr(stream, "MIN_TRANSFER_S", 0.3)
     with asked(idle, {"w": torch.zeros(16 << 20)}), idle.line(1) as line:
-        stream = Stream(line, hello())
+        call = Stream(line, hello())
         until(lambda: "(silent): the Task was not taken within 0.3 s" in caplog.text)
         assert idle.coordinator.status()["there"] == []
-        assert stream.outcome() == "silent"
+        assert call.outcome() == "silent"
 
 
 def test_an_upload_of_a_silo_that_is_revoked_meanwhile_is_not_taken(idle, caplog):
     """It was admitted when it began. It is revoked before the last bytes come."""
     with asked(idle), idle.line(1) as line:
-        stream = Stream(line, *GOOD[:3])
-        stream.read(wire.Welcome)
-        stream.read(wire.Task)
+        call = Stream(line, *GOOD[:3])
+        call.read(wire.Welcome)
+        call.read(wire.Task)
         authority.revoke(idle.kits, 1)
-        stream.send(*GOOD[3:])
-        assert stream.outcome() == "certificate"
+        call.send(*GOOD[3:])
+        assert call.outcome() == "certificate"
         assert idle.coordinator.status()["answered"] == []
     assert "refused from silo-1 (certificate): certificate of silo-1 is revoked" in caplog.text
 

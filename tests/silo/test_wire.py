@@ -221,10 +221,9 @@ def received(frames: list[bytes]) -> None:
     Raises RefusedError; asserts that what passes is right.
     """
 
-    def look(_: wire.Answer, table: wire.Table) -> bool:
+    def look(_: wire.Answer, table: wire.Table) -> None:
         wire.fit(table, SCHEMA, "here")
-        assert sum(entry.size for entry in table.values()) == SIZE  # before memory is taken
-        return True
+        assert wire.size_of(table) == SIZE  # before memory is taken
 
     message = read(iter(frames), wire.Answer, look)
     if message.head.failed:

@@ -1,0 +1,247 @@
+"""DP-SGD by hand: clipped gradients of single samples, noise, epsilon, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.baselines.dpsgd import DPSGD
+from fedml_noniid.plugins.core.component import Client, Setting
+from fedml_noniid.plugins.core.data import Batch
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.randomness import noised, step_key
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.data.batches import epochs
+from fedml_noniid.plugins.data.streams import Streams
+from fedml_noniid.plugins.engines.callbacks import Callback
+from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.privacy.accounting import epsilon
+from tests import federation
+from tests.models.test_own import own
+
+ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+CLIP, LR, SIZES = 0.3, 0.1, (5, 9, 2)
+CLIENT = Client(Task(federation.network(), SGD(0.1)), {}, {}, 1)
+
+
+def by_hand(of: federation.Federation, start: Any, rounds: int = 2) -> dict[str, torch.Tensor]:
+    """FedAvg with clipped samples: torch's own layers and autograd, one sample at a time."""
+    w = {name: leaf.clone() for name, leaf in start.items()}
+    for t in range(1, rounds + 1):
+        total = {name: torch.zeros_like(leaf) for name, leaf in w.items()}
+        for k, mine in enumerate(of.clients):
+            model = torch.nn.Sequential(
+                torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, federation.N_CLASSES)
+            ).double()
+            names = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
+            parameters = list(model.parameters())
+            with torch.no_grad():
+                for parameter, name in zip(parameters, names, strict=True):
+                    parameter.copy_(w[name])
+            order = epochs(mine, 2, 4, Streams(3, "batches", t)(k)).index.tolist()
+            n = len(mine)
+            at = [first for e in range(2) for first in range(e * n, (e + 1) * n, 4)]
+            for first in at:
+                batch = order[first : min(first + 4, (first // n + 1) * n)]
+                found = [torch.zeros_like(parameter) for parameter in parameters]
+                for i in batch:
+                    logits = model(of.train.x[i : i + 1])
+                    loss = torch.nn.functional.cross_entropy(logits, of.train.y[i : i + 1])
+                    grads = torch.autograd.grad(loss, parameters)
+                    length = math.sqrt(sum((g**2).sum().item() for g in grads))
+                    for leaf, g in zip(found, grads, strict=True):
+                        leaf += g * min(1.0, CLIP / length)
+                with torch.no_grad():
+                    for parameter, leaf in zip(parameters, found, strict=True):
+                        parameter -= LR * leaf / len(batch)
+            for parameter, name in zip(parameters, names, strict=True):
+                total[name] += n * (parameter.detach() - w[name])
+        w = {name: leaf + total[name] / sum(SIZES) for name, leaf in w.items()}
+    return w
+
+
+@ENGINES
+def test_it_is_a_loop_over_single_samples_with_autograd(engine: str) -> None:
+    """Ragged clients, short last batches, two epochs, two rounds."""
+    of = federation.federation(torch.float64, SIZES)
+    how: Any = {"of": of, "dtype": torch.float64, "cohort": 3, "engine": engine, "rounds": 2}
+    simulation = federation.simulation("dpsgd", {"dpsgd": {"clip": CLIP, "noise": 0.0}}, **how)
+    wanted = by_hand(of, simulation.loop.start.params)
+    found = simulation.run().params
+    plain = federation.run("fedavg", **how).params
+    for name, leaf in wanted.items():
+        torch.testing.assert_close(found[name], leaf, rtol=1e-11, atol=1e-13)
+        assert not torch.allclose(found[name], plain[name], rtol=1e-2), "the clip acts"
+
+
+@ENGINES
+def test_a_clip_that_nothing_reaches_is_fedavg_to_rounding(engine: str) -> None:
+    how: Any = {"dtype": torch.float64, "engine": engine}
+    a = federation.run("dpsgd", {"dpsgd": {"clip": 1e6, "noise": 0.0}}, **how)
+    b = federation.run("fedavg", **how)
+    for name, leaf in b.params.items():
+        torch.testing.assert_close(a.params[name], leaf, rtol=1e-12, atol=1e-14)
+
+
+@ENGINES
+def test_the_noise_of_a_step_is_sigma_c_over_b_from_a_key_of_its_own(engine: str) -> None:
+    """With a step size of 1, no gradient (C = 1e-9) and batches of 4, what is left is the sum of
+    two steps' noise: sigma C / B each."""
+    sigma = 3e9
+    of = federation.federation(torch.float64, (4, 4))
+    wide = build("mlp", (6,), federation.N_CLASSES, {"hidden": 500})
+    how: Any = {"of": of, "model": wide, "dtype": torch.float64, "cohort": 2, "rounds": 1}
+    updates: list[dict[str, torch.Tensor]] = []
+
+    class Keep(Callback):
+        def on_exchange(self, exchange: Any) -> None:
+            updates.append({name: leaf.clone() for name, leaf in exchange.reply.deltas.items()})
+
+    given = {"dpsgd": {"clip": 1e-9, "noise": sigma}}
+    federation.run("dpsgd", given, engine=engine, lr=1.0, callbacks=[Keep()], **how)
+    one, other = updates[0]["fc1.weight"].flatten(1)
+    n = one.numel()
+    for drawn in (one, other):
+        expected = sigma * 1e-9 / 4 * math.sqrt(2)
+        assert abs(drawn.std().item() / expected - 1) < 5 / math.sqrt(2 * n)
+        assert abs(drawn.mean().item()) < 5 * expected / math.sqrt(n)
+    assert abs((one * other).mean().item()) < 5 * expected**2 / math.sqrt(n)
+
+
+rows = st.lists(st.floats(-1e3, 1e3), min_size=4, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(rows, min_size=1, max_size=6), st.floats(1e-3, 1e2), st.integers(0, 5))
+def test_one_sample_moves_the_sum_by_the_clip_at_most(
+    grads: list[list[float]], clip: float, gone: int
+) -> None:
+    """Whatever the gradients: the sums with a sample and without what it adds are C apart at
+    most. That is the sensitivity that the noise is told in."""
+    whole = {"a": torch.tensor(grads, dtype=torch.float64)[:, :1]}
+    whole["b"] = torch.tensor(grads, dtype=torch.float64)[:, 1:]
+    gone %= len(grads)
+    without = {name: leaf.clone() for name, leaf in whole.items()}
+    for leaf in without.values():
+        leaf[gone] = 0
+    batch = Batch(torch.zeros(len(grads), 1), torch.zeros(len(grads)))
+    method = DPSGD(clip, 0.0)
+    sums = [method.sample_gradients(of, batch, CLIENT) for of in (whole, without)]
+    apart = torch.cat([(sums[0][name] - sums[1][name]) for name in whole]) * len(grads)
+    assert apart.norm().item() <= clip * (1 + 1e-9)
+
+
+def test_padding_adds_nothing_and_is_not_counted() -> None:
+    grads = {"w": torch.tensor([[3.0], [4.0], [0.0]])}
+    batch = Batch(torch.zeros(3, 1), torch.zeros(3), torch.tensor([True, True, False]))
+    found = DPSGD(3.5, 0.0).sample_gradients(grads, batch, CLIENT)
+    assert found["w"].tolist() == [(3.0 + 3.5) / 2]
+
+
+def test_noise_is_drawn_from_the_step_s_key_and_the_tensor_s_name() -> None:
+    tree, keys = {"a": torch.zeros(9), "b": torch.zeros(9)}, torch.tensor([5, 6])
+    drawn = [noised(tree, 1.0, step_key(keys[0], s)) for s in (0, 1)]
+    drawn.append(noised(tree, 1.0, step_key(keys[1], 0)))
+    found = [leaf for of in drawn for leaf in of.values()]
+    assert len({tuple(leaf.tolist()) for leaf in found}) == 6
+
+
+@pytest.mark.parametrize(
+    ("local", "passes"),
+    [
+        ({"epochs": 3}, 3),
+        ({"epochs": 3, "drop_last": True}, 3),
+        ({"epochs": 1, "local_steps": 1}, 1),
+        ({"epochs": 1, "local_steps": 7}, 7),  # one batch an epoch, for the smallest client
+    ],
+)
+def test_epsilon_is_that_of_the_client_whose_samples_are_read_most(
+    local: dict[str, Any], passes: int
+) -> None:
+    """Counted by hand from the cohorts and the batches: how often one sample was read in all."""
+    pytest.importorskip("dp_accounting", reason="epsilon needs the extra [privacy]")
+    given = {"dpsgd": {"clip": 1.0, "noise": 2.0, "delta": 1e-4}}
+    simulation = federation.simulation("dpsgd", given, cohort=2, rounds=4, **local)
+    plan, read = simulation.loop.plan, Counter[int]()
+    rows, expected = simulation.run().rows, []
+    for t in range(1, 5):
+        for k in plan.draw_cohort(t, len(federation.SIZES)):
+            read.update(simulation.engine.clients.steps(k, t).index.tolist())
+            assert simulation.engine.clients.local.passes(federation.SIZES[k]) <= passes
+        expected.append(epsilon({2.0: max(read.values())}, 1e-4))
+    assert [row["epsilon_per_sample"] for row in rows] == pytest.approx(expected)
+    assert np.all(np.diff([row["epsilon_per_sample"] for row in rows]) >= 0)
+
+
+def test_without_noise_epsilon_is_infinite_and_without_a_clip_nothing_is_promised() -> None:
+    rows = federation.run("dpsgd", {"dpsgd": {"noise": 0.0}}).rows
+    assert [row["epsilon_per_sample"] for row in rows] == [math.inf] * federation.ROUNDS
+    neutral = federation.run("dpsgd", {"dpsgd": {"clip": 0.0, "noise": 0.0}}).rows
+    assert not any("epsilon" in name for row in neutral for name in row)
+    with pytest.raises(RecipeError, match=r"noise = 1\.0 is a multiple of clip, and clip = 0"):
+        federation.run("dpsgd", {"dpsgd": {"clip": 0.0, "noise": 1.0}})
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"norms": True, "no_sample_gradients": "batch norms mix"}, "and batch norms mix; allowed"),
+        ({"no_sample_gradients": "dropout draws"}, "and dropout draws; allowed"),
+    ],
+)
+def test_networks_that_mix_samples_are_refused(changed: Any, why: str) -> None:
+    setting = Setting(6, 4)._replace(**changed)
+    with pytest.raises(RecipeError, match=why):
+        recipes.build("dpsgd", {"dpsgd": {"noise": 0.0}}, setting)
+    recipes.build("dpsgd", {"dpsgd": {"clip": 0.0, "noise": 0.0}}, setting)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("", "batch norms mix the samples of a batch"), ("Recurrent", "training under vmap")],
+)
+def test_a_plan_tells_why_single_samples_have_no_gradient(name: str, why: str) -> None:
+    made = own(name) if name else federation.network(batch_norm=True)
+    plan = replace(federation.simulation("fedavg").loop.plan, network=made)
+    assert plan.setting(6, 0).no_sample_gradients.startswith(why)
+    assert plan.setting(6, 0).norms is (not name)
+
+
+def test_a_plan_tells_that_dropout_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = federation.simulation("fedavg").loop.plan
+    assert plan.setting(6, 0).no_sample_gradients == ""
+    monkeypatch.setattr(type(plan.network), "draws", property(lambda self: True))
+    assert plan.setting(6, 0).no_sample_gradients == "dropout draws for a batch"
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["ccn", "qfedavg", "fedsam", "ditto", "scaffold_i", "rfedavg_plus", "feddecorr", "fedrs"],
+)
+def test_methods_that_read_samples_without_the_noise_are_refused(other: str) -> None:
+    with pytest.raises(
+        RecipeError,
+        match=f"(without that noise|needs a batch together).*{other}|"
+        f"{other}.*(without that noise|needs a batch together)",
+    ):
+        recipes.build(f"dpsgd+{other}", {}, Setting(6, 4, n_public=15))
+
+
+def test_it_learns() -> None:
+    """Of three classes, with noise and clip, 90 samples a client."""
+    of = federation.federation(sizes=(90, 90))
+    how: Any = {"of": of, "cohort": 2, "rounds": 10, "lr": 0.5, "batch_size": 30}
+    given = {"dpsgd": {"clip": 1.0, "noise": 0.5}}
+    private = federation.run("dpsgd", given, **how).rows[-1]
+    drowned = federation.run("dpsgd", {"dpsgd": {"clip": 1.0, "noise": 500.0}}, **how).rows[-1]
+    assert private["test_accuracy"] > 0.6 > drowned["test_accuracy"]

@@ -1,0 +1,237 @@
+"""The ledger of a silo: kills, full disks, files that were changed, and a budget that is spent."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import files
+from fedml_noniid.plugins.privacy.accounting import epsilon
+from fedml_noniid.plugins.privacy.ledger import Budget, BudgetError, Ledger, Release
+
+DELTA = 1e-5
+pytest.importorskip("dp_accounting", reason="budgets need the extra [privacy]")
+
+
+def opened(folder: Path, most: float | None = None, owner: str = "rank 1") -> Ledger:
+    return Ledger.open(folder / "1.ledger", most and Budget(most, DELTA), owner)
+
+
+def filled(folder: Path, n: int = 3) -> Ledger:
+    ledger = opened(folder)
+    for number in range(n):
+        ledger.spend(Release(f"{number}", "sample", 2.0, 5, f"round {number}, train"))
+    return ledger
+
+
+def test_releases_add_up_over_restarts_and_each_counts_once(tmp_path):
+    filled(tmp_path).close()
+    again = filled(tmp_path, 4)  # three of them are known
+    assert again.epsilon(DELTA) == epsilon({2.0: 20}, DELTA)
+    again.spend(Release("other", "silo", 1.0))
+    again.close()
+    assert opened(tmp_path).epsilon(DELTA) == max(
+        epsilon({2.0: 20}, DELTA), epsilon({1.0: 1}, DELTA)
+    )
+
+
+def test_a_spent_budget_refuses_counts_nothing_and_stays_spent(tmp_path):
+    """Two releases of 5 passes fit. A repeated one still has its answer, and other units their own
+    budget."""
+    most = (epsilon({2.0: 10}, DELTA) + epsilon({2.0: 15}, DELTA)) / 2
+    for number in range(2):
+        ledger = opened(tmp_path, most)
+        ledger.spend(Release(f"{number}", "sample", 2.0, 5))
+        ledger.close()
+    ledger = opened(tmp_path, most)
+    for _ in range(2):
+        before = ledger.path.read_bytes()
+        with pytest.raises(BudgetError, match=r"1\.ledger: the privacy budget does not allow"):
+            ledger.spend(Release("2", "sample", 2.0, 5))
+        assert ledger.path.read_bytes() == before
+    ledger.spend(Release("1", "sample", 2.0, 5))
+    ledger.spend(Release("a", "silo", 5.0))
+    with pytest.raises(BudgetError, match="would be inf"):
+        ledger.spend(Release("b", "silo", 0.0))
+
+
+def spending(folder: Path, n: int, pipe) -> None:
+    ledger = opened(folder)
+    for number in range(n):
+        ledger.spend(Release(f"{number}", "sample", 2.0))
+        pipe.send(number)  # the answer leaves
+
+
+def test_what_left_before_a_kill_is_counted(tmp_path):
+    """Killed at ten moments: the ledger has all answers that left, and at most one more."""
+    fork = multiprocessing.get_context("fork")
+    known = 0
+    for kill in range(10):
+        ours, theirs = fork.Pipe()
+        process = fork.Process(target=spending, args=(tmp_path, 10_000, theirs))
+        process.start()
+        theirs.close()
+        left = known - 1
+        while left < known + kill:
+            left = ours.recv()
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        try:
+            while True:
+                left = ours.recv()
+        except EOFError:
+            pass
+        ledger = opened(tmp_path)
+        known = len(ledger._ids)
+        ledger.close()
+        assert left + 1 <= known <= left + 2
+
+
+def test_a_line_that_was_cut_while_it_was_written_never_left(tmp_path):
+    """Cut at many bytes. The head counts the lines before it."""
+    ledger = filled(tmp_path, 2)
+    path, head = ledger.path, ledger._head
+    whole, counted = path.read_bytes(), head.read_bytes()
+    ledger.spend(Release("last", "sample", 2.0, 5))
+    ledger.close()
+    line = path.read_bytes()[len(whole) :]
+    for cut in (*range(0, len(line), 11), len(line) - 1, len(line)):
+        path.write_bytes(whole + line[:cut])
+        head.write_bytes(counted)
+        again = opened(tmp_path)
+        assert ("last" in again._ids) == (cut == len(line))
+        again.spend(Release("last", "sample", 2.0, 5))
+        again.close()
+        assert path.read_bytes() == whole + line
+
+
+@pytest.mark.parametrize("written", [0, 7])
+def test_a_full_disk_counts_nothing_and_lets_nothing_leave(tmp_path, monkeypatch, written):
+    ledger = filled(tmp_path)
+    before = ledger.path.read_bytes()
+
+    def full(path: Path, at: int, content: bytes, private: bool) -> None:
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(content[:written])
+        with files.writing(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedml_noniid.plugins.privacy.ledger.append", full)
+        with pytest.raises(UserError, match="No space left"):
+            ledger.spend(Release("new", "sample", 2.0))
+    assert "new" not in ledger._ids
+    ledger.close()
+    again = opened(tmp_path)
+    assert again._ids == {"0", "1", "2"} and again.epsilon(DELTA) == epsilon({2.0: 15}, DELTA)
+    again.spend(Release("new", "sample", 2.0))
+    assert again.path.read_bytes().startswith(before)
+
+
+def test_a_head_that_can_not_be_written_holds_answers_back_until_it_can(tmp_path, monkeypatch):
+    """The line is on the disk, so it counts. No second line follows before the head does."""
+    ledger = filled(tmp_path)
+
+    def full(path: Path, content: str, private: bool) -> None:
+        raise UserError(f"{path}: can't be written")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedml_noniid.plugins.privacy.ledger.write_whole", full)
+        for name in ("new", "new", "newer"):
+            with pytest.raises(UserError, match=r"ledger\.head: can't be written"):
+                ledger.spend(Release(name, "sample", 2.0))
+    assert len(ledger.path.read_bytes().splitlines()) == 5
+    ledger.spend(Release("new", "sample", 2.0))
+    ledger.close()
+    assert opened(tmp_path)._ids == {"0", "1", "2", "new"}
+
+
+def changed(number: int, **fields: object):
+    def change(lines: list[bytes]) -> list[bytes]:
+        lines[number] = json.dumps(json.loads(lines[number]) | fields).encode()
+        return lines
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: lines[:-1], "has 3 lines, and its head counts 4"),
+        (lambda lines: lines[:1], "has 1 lines"),
+        (lambda lines: [], "has 0 lines"),
+        (lambda lines: [lines[0], *lines[2:]], "has 3 lines"),
+        (lambda lines: [*lines, *lines[1:]], "has 7 lines"),
+        (lambda lines: [lines[0], lines[2], lines[1], lines[3]], "line 2 was changed"),
+        (changed(2, count=1), "line 3 was changed"),
+        (changed(2, noise=9.0), "line 3 was changed"),
+        (changed(0, owner="rank 2"), "line 1 was changed"),
+        (lambda lines: [b"\xff\xfe"] * 4, "is no privacy ledger"),
+        (lambda lines: [b"3"] * 4, "is no privacy ledger"),
+    ],
+)
+def test_a_ledger_that_was_changed_is_refused_by_name(tmp_path, change, said):
+    ledger = filled(tmp_path)
+    ledger.close()
+    lines = change(ledger.path.read_bytes().splitlines())
+    ledger.path.write_bytes(b"".join(line + b"\n" for line in lines))
+    with pytest.raises(UserError, match=rf"1\.ledger: {said}.*restore both files"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"lines": "x"}', b'{"lines": 4}'])
+def test_a_damaged_head_is_refused(tmp_path, content):
+    ledger = filled(tmp_path)
+    ledger.close()
+    ledger._head.write_bytes(content)
+    with pytest.raises(UserError, match=r"1\.ledger: "):
+        opened(tmp_path)
+
+
+def test_files_of_others_are_refused_and_missing_ones_too(tmp_path):
+    filled(tmp_path / "a").close()
+    filled(tmp_path / "b", 4).close()
+    with pytest.raises(UserError, match="is the privacy ledger of 'rank 1'; this is 'rank 2'"):
+        opened(tmp_path / "a", owner="rank 2")
+    (tmp_path / "a" / "1.ledger.head").rename(tmp_path / "head")
+    with pytest.raises(UserError, match="has 4 lines, and its head counts 0"):
+        opened(tmp_path / "a")
+    (tmp_path / "b" / "1.ledger").unlink()
+    with pytest.raises(UserError, match="is no privacy ledger"):
+        opened(tmp_path / "b")
+
+
+def test_two_processes_can_not_spend_the_same_budget(tmp_path):
+    ledger = filled(tmp_path)
+    with pytest.raises(UserError, match="another process uses this privacy ledger"):
+        opened(tmp_path)
+    ledger.close()
+    opened(tmp_path).close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_one_changed_byte_is_found(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("ledger")
+    ledger = filled(folder)
+    ledger.close()
+    whole = bytearray(ledger.path.read_bytes())
+    place = data.draw(st.integers(0, len(whole) - 1))
+    whole[place] ^= data.draw(st.integers(1, 255))
+    ledger.path.write_bytes(whole)
+    # JSON has the same value in several ways, such as a space between two fields.
+    try:
+        same = opened(folder)
+    except UserError:
+        return
+    assert same.epsilon(DELTA) == epsilon({2.0: 15}, DELTA) and same._ids == {"0", "1", "2"}

@@ -1,0 +1,145 @@
+"""A silo's privacy ledger in a deployment: what it counts, kills, and a budget that is spent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.privacy.accounting import epsilon
+from fedml_noniid.plugins.silo import launch, loopback, results, settings
+from fedml_noniid.plugins.silo.results import RunFile
+from tests.silo import world
+from tests.silo.test_host import DP, LDP, SIGMA
+from tests.silo.test_host import unprotected as unprotected
+from tests.silo.test_processes import ended, until
+
+DPSGD = {"dpsgd": {"clip": 1.0, "noise": 2.0}}
+DELTA = 1e-5
+
+
+def lines(path: Path) -> list[dict]:
+    """The releases of a ledger."""
+    return [json.loads(line) for line in path.read_text().splitlines()][1:]
+
+
+def begun(folder: Path, recipe: str, methods: dict, **more: object) -> tuple:
+    """(first message, silos) whose secrets and ledgers are in a folder."""
+    aggregator, trainers = world.pair(recipe, methods, **more)
+    for trainer in trainers:
+        place = folder / f"{trainer.id}"
+        trainer.begin(RunFile(place, "a run"), place.with_suffix(".noise.key"))
+    return aggregator.get_model_params(), trainers
+
+
+def update(trainer: object, message: object) -> torch.Tensor:
+    ((_, up),) = world.uploads(message, [trainer])
+    return torch.cat([up["leaves"][key].flatten() for key in up["leaves"] if "deltas" in key])
+
+
+def test_a_silo_draws_the_noise_of_dpsgd_with_its_secret_and_counts_it(tmp_path):
+    """Not the simulation's noise, which all can draw. A question that comes again has the same
+    answer and no further release, also after a restart; another has noise of its own."""
+    message, (first, other, _) = begun(tmp_path, "dpsgd", DPSGD)
+    one, whole = update(first, message), world.simulated("dpsgd", DPSGD, False)
+    assert torch.equal(update(first, message), one)
+    clear = begun(tmp_path / "clear", "dpsgd", {"dpsgd": {"clip": 1.0, "noise": 0.0}})
+    expected = update(clear[1][0], clear[0])
+    # The mean of a batch, added up over the steps: noise 2 C / B in each.
+    nudged = message.ask.params | {"fc2.bias": message.ask.params["fc2.bias"] + 1e-6}
+    again = message._replace(ask=message.ask._replace(params=nudged))
+    elsewhere = begun(tmp_path / "elsewhere", "dpsgd", DPSGD)[1][0]
+    noises = [one, update(first, again), update(other, message), update(elsewhere, message)]
+    noises = [noise - expected for noise in noises]
+    for k, noise in enumerate(noises[1:], start=1):
+        correlation = torch.corrcoef(torch.stack([noises[0], noise]))[0, 1]
+        assert abs(correlation.item()) < 0.5, k
+    first._ledger.close()
+    restarted = begun_again(tmp_path)
+    assert torch.equal(update(restarted, message), one)
+    found = lines(tmp_path / "0.ledger")
+    passes = world.EPOCHS
+    assert [(of["unit"], of["noise"], of["count"]) for of in found] == [("sample", 2.0, passes)] * 2
+    assert restarted._ledger.epsilon(DELTA) == epsilon({2.0: 2 * passes}, DELTA)
+    assert whole.rows[-1]["epsilon_per_sample"] == epsilon({2.0: world.ROUNDS * passes}, DELTA)
+
+
+def begun_again(folder: Path) -> object:
+    _, (trainer, *_) = world.pair("dpsgd", DPSGD)
+    trainer.begin(RunFile(folder / "0", "a run"), folder / "0.noise.key")
+    return trainer
+
+
+def test_local_noise_is_counted_by_answer_in_its_own_unit(tmp_path):
+    """Any two answers are `sensitivity` apart at most, and the noise is SIGMA sensitivities."""
+    message, (first, *_) = begun(tmp_path, "scaffold", {}, **LDP)
+    for exchange in (0, 0, 1):
+        update(first, message._replace(exchange=exchange))
+    (one, other) = lines(tmp_path / "0.ledger")
+    assert one["unit"] == "silo" and one["noise"] == pytest.approx(SIGMA) and one["count"] == 1
+    assert one["id"] != other["id"]
+
+
+def test_an_answer_over_the_budget_does_not_leave(tmp_path):
+    most = epsilon({SIGMA: 2}, DELTA) * 1.001
+    budget = LDP | {"budget_epsilon": most, "budget_delta": DELTA}
+    message, (first, *_) = begun(tmp_path, "fedavg", {}, **budget)
+    kept = [update(first, message._replace(exchange=exchange)) for exchange in (0, 1)]
+    with pytest.raises(UserError, match=r"0\.ledger: the privacy budget does not allow"):
+        update(first, message._replace(exchange=2))
+    assert torch.equal(update(first, message), kept[0]), "what has left may be sent again"
+    assert len(lines(tmp_path / "0.ledger")) == 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "secret", "why"),
+    [
+        ("fedavg", {}, True, "has no privacy noise"),
+        ("dpsgd", {}, False, "would not outlive a restart"),
+        ("fedavg", DP | {"dp_solution_type": "ldp"}, False, "would not outlive a restart"),
+    ],
+)
+def test_a_budget_that_could_not_be_kept_is_refused(tmp_path, recipe, more, secret, why):
+    _, (first, *_) = world.pair(recipe, {}, budget_epsilon=3.0, budget_delta=DELTA, **more)
+    with pytest.raises(UserError, match=rf"dp_args.budget_epsilon = 3\.0: .* {why}"):
+        first.begin(None, tmp_path / "key" if secret else None)
+
+
+@pytest.mark.slow
+def test_the_round_goes_on_without_a_silo_whose_budget_is_spent(tmp_path):
+    """Silo 0 may answer in three rounds of six. It is killed, and so is silo 1; neither loses nor
+    repeats a release."""
+    rounds, allowed = 6, 3
+    most = epsilon({2.0: allowed * world.EPOCHS}, DELTA) * 1.001
+    comm = {"quorum": 2, "deadline_s": 60.0, "gone_s": 30.0}
+    terms = world.deployment("dpsgd", rounds=rounds, comm=comm, settings=DPSGD)
+    budget = settings.DpArgs(budget_epsilon=most, budget_delta=DELTA)
+    with loopback.Processes(terms, world.parts(public=False), tmp_path) as processes:
+        common, own = processes.config, tmp_path / "own.yaml"
+        own.write_text(processes.deployment.model_copy(update={"dp_args": budget}).yaml())
+
+        def start(rank: int) -> None:
+            processes.config = own if rank == 1 else common
+            processes.start(rank)
+
+        for rank in range(4):
+            start(rank)
+        until((processes.output / results.ROUNDS).exists, "the first round")
+        for rank in (2, 1):
+            processes.kill(rank)
+            start(rank)
+        assert ended(processes) == [0] * 4
+        kits = processes.deployment.kit(1).parent
+        absent = (processes.output / results.ABSENT).read_text().splitlines()[1:]
+        log = launch.log_file(processes.output, 0).read_text()
+    spent = lines(kits / "1.ledger")
+    assert len(spent) == allowed and not (kits / "0.ledger").exists()
+    missed = {int(line.split(",")[0]) for line in absent if line.endswith(",0")}
+    assert {4, 5, 6} <= missed and len(missed) == rounds - allowed
+    assert "the privacy budget does not allow this answer" in log
+    for rank in (2, 3):
+        found = lines(kits / f"{rank}.ledger")
+        assert len({of["id"] for of in found}) == len(found) <= rounds
