@@ -35,8 +35,8 @@ def add(app: typer.Typer) -> None:
         "noniid deploy kits show --out kits",
     )
     for of, function, *examples in (
-        (kits, make, "kits make --silos 3 --out kits", "kits make --silos 3 --out kits --days 90"),
-        (kits, renew, "kits renew --rank 2 --out kits", "kits renew --rank 0 --out kits --days 90"),
+        (kits, make, "kits make --silos 3 --out kits", "kits make --silos 3 --out kits --days 30"),
+        (kits, renew, "kits renew --rank 2 --out kits", "kits renew --rank 0 --out kits --days 30"),
         (kits, revoke, "kits revoke --rank 2 --out kits", "kits show --out kits"),
         (kits, show, "kits show --out kits", "kits show --out /secure/kits"),
         (deploy, config, "config", "config server/fedml_config.yaml"),
@@ -81,7 +81,7 @@ def add(app: typer.Typer) -> None:
 def make(
     silos: Annotated[int, typer.Option(min=1, help="Number of silos.")],
     out: Out,
-    days: Days = 365,
+    days: Days = 14,
 ) -> None:
     """Make a CA, and the kits that are missing.
 
@@ -93,7 +93,7 @@ def make(
     sys.stdout.write(authority.make(out, silos, days))
 
 
-def renew(rank: Rank, out: Out, days: Days = 365) -> None:
+def renew(rank: Rank, out: Out, days: Days = 14) -> None:
     """Make a new kit for one rank, and revoke the old one."""
     from fedml_noniid.plugins.silo import authority
 

@@ -32,6 +32,7 @@ from fedml_noniid.plugins.silo.certificates import (
 
 Key = ec.EllipticCurvePrivateKey
 CA_DAYS, LIST_DAYS = 7300, 3650  # of the CA, until the list's next update
+KIT_DAYS = 14  # a kit that was stolen is of no use after that, also if nobody revokes it
 CLOCK_SKEW = datetime.timedelta(minutes=5)  # clocks differ
 RESTORE = "restore the ca folder from a copy, or make new kits for everybody in another folder"
 USAGES = (
@@ -47,7 +48,7 @@ USAGES = (
 )
 
 
-def make(folder: Path, silos: int, days: int = 365) -> str:
+def make(folder: Path, silos: int, days: int = KIT_DAYS) -> str:
     """Makes the CA and the kits of the server and of all silos; what exists stays as it is.
 
     Raises UserError.
@@ -73,21 +74,20 @@ def make(folder: Path, silos: int, days: int = 365) -> str:
     )
 
 
-def renew(folder: Path, rank: int, days: int = 365) -> str:
-    """Replaces the kit of `rank` by one with a new key and certificate, and revokes the old.
+def renew(folder: Path, rank: int, days: int = KIT_DAYS) -> str:
+    """Replaces the kit of `rank` by one with a new key and certificate. The old certificate stays
+    valid to its last day, so the process goes on while the kit travels.
 
     Raises UserError.
     """
     with _exclusive_ownership(folder):
         ca = _CA.read(folder)
-        files = _new_kit(ca, rank, days)
-        # Revoked first: after a kill in between, the same command completes the work.
-        crl = _revoke(folder, ca, rank)
-        files |= {"crl.pem": crl} if rank == 0 else {}
-        replace_folder(folder / str(rank), files, private=True)
+        last = _present(folder, ca, rank).not_valid_after_utc
+        replace_folder(folder / str(rank), _new_kit(ca, rank, days), private=True)
     return (
-        f"{folder / str(rank)} goes to {name(rank)}; its old certificate is "
-        f"revoked\n{_copy_list(folder)}"
+        f"{folder / str(rank)} goes to {name(rank)}, which takes it at its next connection\n"
+        f"its old certificate is valid until {last:%Y-%m-%d}; a stolen one must be revoked before "
+        "it is renewed\n"
     )
 
 
@@ -194,8 +194,8 @@ def _new_kit(ca: _CA, rank: int, days: int) -> dict[str, bytes]:
     return files | ({"crl.pem": ca.crl.public_bytes(Encoding.PEM)} if rank == 0 else {})
 
 
-def _revoke(folder: Path, ca: _CA, rank: int) -> bytes:
-    """Writes the list with the present certificate of `rank` on it, and returns it."""
+def _revoke(folder: Path, ca: _CA, rank: int) -> None:
+    """Writes the list with the present certificate of `rank` on it."""
     certificate, revoked = _present(folder, ca, rank), list(ca.crl)
     if not ca.lists(certificate):
         builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number)
@@ -204,7 +204,6 @@ def _revoke(folder: Path, ca: _CA, rank: int) -> bytes:
     for place in (folder / "ca", folder / "0"):
         if place.is_dir():  # the server's kit may be on the server only
             write_whole(place / "crl.pem", crl, private=True)
-    return crl
 
 
 def _present(folder: Path, ca: _CA, rank: int) -> x509.Certificate:

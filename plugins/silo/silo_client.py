@@ -33,7 +33,7 @@ from fedml_noniid.plugins.silo.stream import KEEPALIVE, SERVICE, Stream, wait_fo
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 
 LOG = logging.getLogger(__name__)
-# Another try doesn't change them. Of a certificate, a renewed kit does.
+# Another try doesn't change them. With a renewed kit, "certificate" is worth one.
 FOR_GOOD = ("configuration", "samples", "replaced", "certificate", "name", "call")
 # A late answer, or one that was sent twice since the line broke.
 USUAL = ("stale", "duplicate", "broken")
@@ -182,6 +182,7 @@ class SiloClient:
 
     async def _call(self) -> Stream:
         await self._close()
+        self._renewed()
         self._channel = channel(self._comm, self._kit, grpc.aio)
         call = self._channel.stream_stream(f"/{SERVICE}/Session")()
         return Stream(call, certificates.SERVER, self._comm.deadline_s, self._witness)
@@ -189,6 +190,13 @@ class SiloClient:
     async def _close(self) -> None:
         if self._channel is not None:
             await self._channel.close()
+
+    def _renewed(self) -> bool:
+        """Takes the kit as it is on disk now; says whether it is another one."""
+        before = self._kit
+        with suppress(UserError):  # while the operator replaces it
+            self._kit = Kit.read(self._folder, self._client + 1)
+        return self._kit != before
 
     def _patiently(self, step: Callable[[], T]) -> T:
         """What `step` returns, once the server does its part.
@@ -199,7 +207,7 @@ class SiloClient:
             try:
                 return step()
             except (grpc.RpcError, RefusedError) as error:
-                reason = _reason(error)
+                reason = _reason(error, self._renewed)
             now = time.monotonic()
             if 0.0 < self._opened < now - STEADY_S:
                 self._contact = now
@@ -217,7 +225,9 @@ class SiloClient:
         time.sleep(pause * self._jitter.uniform(0.5, 1.5))
 
 
-def _reason(error: grpc.RpcError | RefusedError) -> str:
+def _reason(
+    error: grpc.RpcError | RefusedError, renewed: Callable[[], bool] = lambda: False
+) -> str:
     """Why the stream has ended. Raises NotAdmittedError if another try can't change it."""
     if isinstance(error, RefusedError):
         return f"its reply makes no sense: {error}"
@@ -230,7 +240,7 @@ def _reason(error: grpc.RpcError | RefusedError) -> str:
     if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
         with suppress(RefusedError):  # then our server did not write this
             found = wire.parsed(details.encode(), wire.Refusal)
-            if found.name in FOR_GOOD:
+            if found.name in FOR_GOOD and not (found.name == "certificate" and renewed()):
                 raise NotAdmittedError(f"the server refuses this silo: {one_line(found.why)}")
             level = logging.DEBUG if found.name in USUAL else logging.WARNING
             LOG.log(level, "the server has refused a message: %s", found.why)

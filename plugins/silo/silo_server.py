@@ -12,6 +12,7 @@ import resource
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from weakref import WeakSet
 import grpc
 import grpc.aio
 
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import certificates, wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.settings import CommArgs
@@ -96,11 +98,8 @@ class SiloServer:
         self._calls: WeakSet[Call] = WeakSet()  # those that are open
         self._rates: dict[int, tuple[float, float]] = {}  # client -> (calls left, when)
         self._checks = ThreadPoolExecutor(1, "check")
-        mine = certificates.Kit.read(kit, 0)
-        self._admission = certificates.Admission(mine.ca, kit / "crl.pem")
-        self._credentials = grpc.ssl_server_credentials(
-            [(mine.key, mine.certificate)], mine.ca, True
-        )
+        self._kit, self._mine = kit, certificates.Kit.read(kit, 0)
+        self._admission = certificates.Admission(self._mine.ca, kit / "crl.pem")
 
     def __enter__(self) -> SiloServer:
         wait_for(self._start())
@@ -118,13 +117,15 @@ class SiloServer:
         self._server = grpc.aio.server(options=KEEPALIVE + BOUNDS + most)
         # All are streams: gRPC would wait for the message of a unary call before it calls us.
         handlers = {
-            "Session": grpc.stream_stream_rpc_method_handler(partial(self._serve, self._session)),
-            "Status": grpc.stream_stream_rpc_method_handler(partial(self._serve, self._status)),
+            name: grpc.stream_stream_rpc_method_handler(partial(self._serve, answer))
+            for name, answer in (("Session", self._session), ("Status", self._status))
         }
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, handlers),)
         )
-        self._server.add_secure_port(self._comm.server, self._credentials)
+        identity = self._identity
+        credentials = grpc.dynamic_ssl_server_credentials(identity(), identity, True)
+        self._server.add_secure_port(self._comm.server, credentials)
         await self._server.start()
         self._rechecks = asyncio.create_task(self._recheck())
 
@@ -216,15 +217,22 @@ class SiloServer:
         self._rates[client] = left - 1, now
         return client
 
+    def _identity(self) -> grpc.ServerCertificateConfiguration:
+        """The certificates for a new connection."""
+        mine = self._mine
+        return grpc.ssl_server_certificate_configuration([(mine.key, mine.certificate)], mine.ca)
+
     def _check(self, call: Call) -> None:
         """Raises RefusedError if the certificate of a call is not admitted at this moment."""
         if why := self._admission.refusal(call.pem):
             raise RefusedError("certificate", why)
 
     async def _recheck(self) -> None:
-        """Ends the streams of certificates that are not admitted any more."""
+        """Ends the streams of certificates that are not admitted any more; takes a renewed kit."""
         while True:
             await asyncio.sleep(RECHECK_S)
+            with suppress(UserError):  # while the operator replaces it
+                self._mine = certificates.Kit.read(self._kit, 0)
             for call in [*self._calls]:
                 if why := self._admission.refusal(call.pem):
                     call.end(RefusedError("certificate", why))

@@ -27,7 +27,19 @@ from fedml_noniid.plugins.silo import (
     stream,
     wire,
 )
-from tests.silo.federation_server import LONG, Idle, Stream, answer_of, body, hello, sent
+from fedml_noniid.plugins.silo.silo_client import SiloClient
+from fedml_noniid.plugins.silo.silo_server import SiloServer
+from tests.silo.federation_server import (
+    LONG,
+    Idle,
+    Stream,
+    address,
+    answer_of,
+    body,
+    hello,
+    hello_of,
+    sent,
+)
 from tests.silo.test_refusals import begun
 
 HELD = 40  # calls with a header only
@@ -148,3 +160,25 @@ def test_an_expired_certificate_on_a_living_connection_leaves_a_line(idle, caplo
     assert found.startswith(
         "refused from silo-1 (certificate): certificate of silo-1 expired on 20"
     )
+
+
+def test_renewed_kits_are_used_without_a_restart(idle, monkeypatch):
+    """The old certificates of server and silo are revoked, as if their days were over."""
+    monkeypatch.setattr(silo_server, "RECHECK_S", 0.05)
+    with SiloServer(
+        idle.comm.model_copy(update={"server": address()}), idle.kits / "0", idle.coordinator
+    ) as server:
+        client = SiloClient(server._comm, idle.kits / "1", 0, hello_of())
+        with client:
+            first, shown = client._stream, server._mine
+            for rank in (0, 1):
+                authority.revoke(idle.kits, rank)
+                authority.renew(idle.kits, rank)
+            until(lambda: server._mine != shown)
+            exchange = begun(
+                *(idle.coordinator.ask, wire.Down(0, 1, Ask("train", (0,), {}), "terms"), SCHEMA),
+                lambda up, *_: up["leaves"],
+            )
+            exchange.add_done_callback(lambda _: idle.coordinator.finish("over"))
+            client.serve(lambda down: wire.up(0, 0, SCHEMA))
+            assert exchange.result(LONG)[0]["n"] == 17 and client._stream is not first
