@@ -139,7 +139,7 @@ def curves() -> None:
 
 @app.command()
 def canaries(
-    seeds: Annotated[int, typer.Option(min=1, help="Attacks for each setting.")] = 2,
+    seeds: Annotated[int, typer.Option(min=1, help="Attacks for each setting.")] = 1,
 ) -> None:
     """Attack the methods with privacy noise. Writes docs/results/canaries.md."""
     attacked.write(ROOT, seeds)
