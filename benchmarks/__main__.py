@@ -11,6 +11,8 @@ import typer
 from benchmarks import canaries as attacked
 from benchmarks import chaos as killing
 from benchmarks import choosing, everything, gpu_budget, personalised
+from benchmarks import cluster as of_items
+from benchmarks import curves as of_rounds
 from benchmarks import divided as on_workers
 from benchmarks import frozen as features
 from benchmarks import memories as on_disk
@@ -127,8 +129,17 @@ def owners(work: Annotated[Path, typer.Option(help="Folder of the data and the r
 
 
 @app.command()
+def curves() -> None:
+    """Measure a round by cohort, clients in total, width and processes. Takes a few minutes.
+
+    Writes docs/results/curves.csv and a part of docs/scale.md.
+    """
+    of_rounds.measure(ROOT)
+
+
+@app.command()
 def canaries(
-    seeds: Annotated[int, typer.Option(min=1, help="Attacks for each setting.")] = 2,
+    seeds: Annotated[int, typer.Option(min=1, help="Attacks for each setting.")] = 1,
 ) -> None:
     """Attack the methods with privacy noise. Writes docs/results/canaries.md."""
     attacked.write(ROOT, seeds)
@@ -138,6 +149,32 @@ def canaries(
 def memories() -> None:
     """Measure what clients' memories on disk cost. Writes docs/results/memories.md."""
     on_disk.write(ROOT)
+
+
+@app.command()
+def kills(
+    work: Annotated[Path, typer.Option(help="A new folder for the data and the runs.")],
+    items: Annotated[int, typer.Option(min=4, help="Items to train, four for each seed.")] = 200,
+    workers: Annotated[int, typer.Option(min=1, help="Workers of the cluster.")] = 4,
+) -> None:
+    """Train items on a cluster of this machine while its workers are killed, and compare weights.
+
+    Writes docs/results/kills.csv and a part of docs/results/cluster.md.
+    """
+    of_items.write_kills(ROOT, work.resolve(), items, workers)
+
+
+@app.command(name="workers")
+def beside_forks(
+    work: Annotated[Path, typer.Option(help="A new folder for the data and the runs.")],
+    turns: Annotated[int, typer.Option(min=1, help="Turns after the one that warms up.")] = 3,
+    items: Annotated[int, typer.Option(min=4, help="Items to train, four for each seed.")] = 24,
+) -> None:
+    """Measure two workers of a cluster beside two forked processes, in turns.
+
+    Writes docs/results/workers.csv and a part of docs/results/cluster.md.
+    """
+    of_items.write_turns(ROOT, work.resolve(), turns, items)
 
 
 @app.command()

@@ -41,7 +41,7 @@ INPUTS, CLASSES, OWN = 4, 2, 4  # of the model; samples of a client, which are o
 # Steps are so short that the model stays where it was: a canary's gradient is the same in each.
 LR, CLIP = 1e-6, {"dpsgd": 1.0, "dpfedavg": 1e-8}
 LARGE = 1e4  # the canary's last input, so that its gradient is this input's, and is clipped
-RUNS = {"dpsgd": 4000, "dpfedavg": 500}  # without the canary, and as many with it
+RUNS = {"dpsgd": 2000, "dpfedavg": 100}  # without the canary, and as many with it
 DELTA, CONFIDENCE = 1e-5, 0.95
 COLUMNS = ["method", "noise", "releases", "seed", "runs", "stated", "lower"]
 

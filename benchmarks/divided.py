@@ -72,8 +72,8 @@ def noniid(folder: Path, *words: str, **environment: str) -> None:
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[str]:
-    """The address of a cluster of two workers on loopback, over TLS."""
+def cluster(folder: Path, workers: int = 2) -> Iterator[str]:
+    """The address of a cluster on loopback, over TLS."""
     verb, kit = [sys.executable, "-m", "fedml_noniid", "cluster"], folder / "kit"
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
@@ -81,7 +81,7 @@ def cluster(folder: Path) -> Iterator[str]:
     subprocess.run([*verb, "kit", "--out", str(kit)], check=True, capture_output=True)
     parts = (
         ["scheduler", "--listen", f"tls://127.0.0.1:{port}", "--kit", str(kit)],
-        ["worker", address, "--processes", "2"],
+        ["worker", address, "--processes", str(workers)],
     )
     running = []
     try:

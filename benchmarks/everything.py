@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import methods, repeatability, scaling
+from benchmarks import curves, methods, repeatability, scaling
 from benchmarks.comparison import compare
 from benchmarks.engines import Engine, others, ours, variants
-from benchmarks.machine import Watch
+from benchmarks.machine import Watch, line
 from benchmarks.plot import picture
 from benchmarks.processes import FailedError, measure
 from benchmarks.report import markdown, on_scale
@@ -79,7 +79,8 @@ def _methods(workload: Workload, quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def write(found: dict[str, Any], to: Path) -> str:
-    """Writes bench.md, bench.json, bench.png and the numbers of scale.md, each whole or not at all.
+    """Writes bench.md, bench.json, bench.png, curves.csv and the numbers of scale.md, each whole or
+    not at all.
 
     Returns the report.
     """
@@ -89,6 +90,7 @@ def write(found: dict[str, Any], to: Path) -> str:
     page = to.parent / SCALE
     if page.is_file() and not found["quick"]:
         write_whole(page, on_scale(page.read_text(), found))
+        curves.write(found["scaling"], to, line(found["machine"]))
     write_whole(to / "bench.md", text)
     return text
 

@@ -54,7 +54,9 @@ def _lines(axes: Any, scaling: dict[str, Any]) -> None:
             axes.plot(
                 sweep["values"], of["wall_s"], style, marker="o", label=f"by {name}, {engine}"
             )
-    axes.set_xlabel("clients a round (cohort), clients in total (clients), width (hidden)")
+    axes.set_xlabel(
+        "clients a round (cohort), clients in total (clients), width (hidden), processes (workers)"
+    )
     axes.set_ylabel("seconds per round, MLP")
     if scaling:
         axes.set_xscale("log")

@@ -37,24 +37,12 @@ def on_scale(page: str, found: dict[str, Any]) -> str:
 
 
 def _scale(found: dict[str, Any]) -> str:
-    cohort, clients = found["scaling"]["cohort"], found["scaling"]["clients"]
-    engines = [clients["engines"][name] for name in ENGINES]
-    memory = [of["peak_mb"] for sweep in (cohort, clients) for of in sweep["engines"].values()]
     costs = [(name, of["ratio"]) for name, of in found["methods"].items() if not of["problem"]]
     rates = [
         {row["engine"]: row.get("ratio_wall") for row in workload["rows"]}
         for workload in found["workloads"].values()
     ]
     context = {
-        "engines": ENGINES,
-        "sweeps": {
-            "clients per round, of 300": cohort,
-            "clients in total, 100 per round": clients,
-        },
-        "clients": clients["values"],
-        "times": [of["wall_s"][-1] / of["wall_s"][0] for of in engines],
-        "more": [of["peak_mb"][-1] - of["peak_mb"][0] for of in engines],
-        "most": max(mb for numbers in memory for mb in numbers),
         "two": [pair["middle"] for pair in pairs(found["workloads"])],
         "costs": sorted(costs, key=lambda cost: cost[1]),
         "bf16": [rate[BF16] / rate[ENGINES[0]] for rate in rates if rate.get(BF16)],

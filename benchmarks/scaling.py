@@ -1,5 +1,5 @@
-"""Part 2: seconds per round by cohort, number of clients and width, and the fraction of a round
-outside the steps."""
+"""Part 2: seconds per round by cohort, number of clients, width and workers, and the fraction of a
+round outside the steps."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ SWEEPS = {  # name -> its workloads, from small to large
     "clients": [replace(MLP, clients=total, per_client=20) for total in (100, 1000, 10000)],
     "hidden": [replace(MLP, hidden=width) for width in (16, 64, 256, 1024)],
 }
+WORKERS = (1, 2, 4)  # processes that divide a round of the sequential engine
+# A model of a million parameters: of a small one, a round is over before workers are of use.
+LARGE = replace(
+    WORKLOADS["mlp"], clients=16, cohort=16, per_client=100, hidden=13_600, rounds=8, at_once=1
+)
 SPLIT = ("mlp", "cifar_cnn")  # workloads whose fraction outside the steps is measured
 
 
@@ -52,7 +57,25 @@ def sweep(engines: Sequence[Engine], quick: bool, folder: Path, log: Log) -> dic
             }
         for path in paths:
             path.unlink()
+    found["workers"] = workers(quick, folder, log)
     return found
+
+
+def workers(quick: bool, folder: Path, log: Log) -> dict[str, Any]:
+    """Seconds per round of a large model by the number of processes, in turns."""
+    numbers = WORKERS[:1] if quick else WORKERS
+    (path,) = _written([LARGE.quick() if quick else LARGE], folder)
+    log("scaling, workers, in turns")
+    engines = [replace(ours(LARGE)[-1], argument=f"workers:{number}") for number in numbers]
+    rows = []
+    for outcome in in_turns([(engine, path) for engine in engines], LARGE.at_once):
+        if isinstance(outcome, FailedError):
+            raise outcome
+        rows.append(outcome[0])
+    path.unlink()
+    walls, peaks = [median(one["wall"]) for one in rows], [one["peak_mb"] for one in rows]
+    by = {"ours, sequential": {"wall_s": walls, "peak_mb": peaks}}
+    return {"values": [*numbers], "engines": by}
 
 
 def overhead(workload: Workload, quick: bool, folder: Path, log: Log) -> dict[str, list[float]]:

@@ -8,7 +8,6 @@ import importlib
 import io
 import json
 import os
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +21,7 @@ from torch import Tensor
 from benchmarks import (
     agreement,
     bare,
+    curves,
     engines,
     everything,
     ours,
@@ -113,6 +113,7 @@ def test_quick_run_writes_all_its_parts(
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(everything, "variants", lambda _: [])
     monkeypatch.setattr(scaling, "SWEEPS", {"cohort": scaling.SWEEPS["cohort"]})
+    monkeypatch.setattr(scaling, "LARGE", replace(scaling.LARGE, hidden=32))
     monkeypatch.setattr(repeatability, "WORKERS", (1, 2))
     bench(quick=True, only="mlp", repetitions=2, to=tmp_path)
     found = json.loads((tmp_path / "bench.json").read_text())
@@ -124,6 +125,7 @@ def test_quick_run_writes_all_its_parts(
     assert rows["ours, two workers"]["checksum"] == rows["ours, sequential"]["checksum"]
     assert rows["ours, two workers"]["peak_mb"] > rows["ours, sequential"]["peak_mb"]
     assert found["scaling"]["cohort"]["values"] == [10]
+    assert found["scaling"]["workers"]["values"] == [1]
     assert [0 < share < 1 for share in found["overhead"]["mlp"]["ours, vectorized"]] == [True] * 2
     assert set(found["methods"]) == set(everything.FEW_METHODS)
     assert len(found["skipped"]) == 1 + len(PEERS)
@@ -230,11 +232,24 @@ def test_the_page_on_scale_has_the_numbers_of_the_benchmark() -> None:
     page = (docs / "scale.md").read_text()
     assert page == report.on_scale(page, found)
     assert (docs / "results" / "bench.md").read_text().startswith(report.markdown(found))
-    sequential = found["scaling"]["cohort"]["engines"]["ours, sequential"]["wall_s"][0]
-    assert f"{sequential:.3g}" == "0.0128" and re.search(r"\| sequential +\| 0\.0128 ", page)
-    found["scaling"]["cohort"]["engines"]["ours, sequential"]["wall_s"][0] = 0.5
-    assert re.search(r"\| sequential +\| 0\.5 ", report.on_scale(page, found))
+    found["methods"]["feddf"]["ratio"] = 123.4
+    assert "times a round of FedAvg: `feddf` costs most" in page
+    assert "1.1 to 123 times a round of FedAvg" in report.on_scale(page, found)
     assert report.on_scale("no marks", found) == "no marks"
+
+
+def test_the_page_on_scale_has_the_curves() -> None:
+    """docs/scale.md is of docs/results/curves.csv."""
+    docs = Path(__file__).parents[1] / "docs"
+    page, content = (docs / "scale.md").read_text(), (docs / "results" / curves.FILE).read_text()
+    assert page == curves.on_page(page, content)
+    first = next(csv.DictReader(io.StringIO(content)))
+    assert f"| {first['engine']} | {float(first['round_s']):.3g} |" in page
+    changed = curves.on_page(page, content.replace(f",{first['round_s']},", ",0.5,"))
+    assert f"| {first['engine']} | 0.5 |" in changed
+    of = {"values": [1, 2], "engines": {"ours, sequential": {"wall_s": [2, 1], "peak_mb": [7, 8]}}}
+    rows = curves.table({"workers": of}).splitlines()[1:]
+    assert rows == ["workers,1,sequential,2,7", "workers,2,sequential,1,8"]
 
 
 def test_the_page_on_scale_has_the_numbers_of_owners() -> None:

@@ -45,7 +45,7 @@ ALLOWED = {
     "simulate": {"core", "engines", "recipes"},
     "privacy": {"core", "data", "extras"},
     "silo": EVERYTHING,
-    "site": {"core", "data", "engines", "own_code", "silo"},
+    "site": {"core", "data", "engines", "extras", "own_code", "silo"},
     **{method: {"core"} | METHODS for method in METHODS},
 }
 # What each room imports of the extras, at once or later. Every other room needs the base package

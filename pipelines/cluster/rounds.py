@@ -52,7 +52,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 # A round of a smaller model is soon over, and items are worth more than a share of one.
 MIN_PARAMETERS = 1_000_000
-JOIN_S = 10.0  # seconds after the first ready worker that a run waits for the others
+JOIN_S = 10.0  # seconds that the first round waits for workers that are not ready yet
 
 
 def may_divide(jobs: Sequence[Job]) -> bool:
@@ -278,7 +278,7 @@ class Divided:
         return Reply(ask.to, **stacked)
 
     def _wait(self) -> None:
-        """Waits for a ready seat; before the first answer also for the others, JOIN_S at most."""
+        """Waits for a ready seat; before the first answer also for the others, up to JOIN_S."""
         until = time.monotonic() + (JOIN_S if self._first else 0)
         self._first = False
         while True:

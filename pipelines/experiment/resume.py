@@ -34,8 +34,8 @@ def checkpoints(folder: Path, fingerprint: str, attempt: str = "") -> Checkpoint
     """
     own = folder / attempt
     every = [folder, *(path for path in folder.glob("*") if path.is_dir())]
-    newest = max(every, key=_rounds)
-    if _rounds(newest) > _rounds(own):
+    newest = max(every, key=rounds_at)
+    if rounds_at(newest) > rounds_at(own):
         # The state comes first: what the other attempt adds to its rounds meanwhile is cut off.
         state, rounds = (newest / STATE).read_bytes(), (newest / ROUNDS).read_bytes()
         _link_all(newest / MEMORY, own / MEMORY)
@@ -56,7 +56,7 @@ def _link_all(source: Path, target: Path) -> None:
             os.link(file, target / file.name)
 
 
-def _rounds(folder: Path) -> int:
+def rounds_at(folder: Path) -> int:
     """The rounds that are done at a checkpoint; 0 without a readable one."""
     try:
         with safe_open(str(folder / STATE), "pt") as file:

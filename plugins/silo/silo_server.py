@@ -114,7 +114,12 @@ class SiloServer:
         files = min(hard, 2 * MAX_CONNECTIONS) if hard > 0 else 2 * MAX_CONNECTIONS
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
         most = [("grpc.max_allowed_incoming_connections", min(MAX_CONNECTIONS, files * 3 // 4))]
-        self._server = grpc.aio.server(options=KEEPALIVE + BOUNDS + most)
+        self._options = KEEPALIVE + BOUNDS + most
+        await self._listen()
+        self._rechecks = asyncio.create_task(self._recheck())
+
+    async def _listen(self) -> None:
+        mine, self._server = self._mine, grpc.aio.server(options=self._options)
         # All are streams: gRPC would wait for the message of a unary call before it calls us.
         handlers = {
             name: grpc.stream_stream_rpc_method_handler(partial(self._serve, answer))
@@ -123,11 +128,10 @@ class SiloServer:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, handlers),)
         )
-        identity = self._identity
-        credentials = grpc.dynamic_ssl_server_credentials(identity(), identity, True)
+        own = [(mine.key, mine.certificate)]
+        credentials = grpc.ssl_server_credentials(own, mine.ca, True)
         self._server.add_secure_port(self._comm.server, credentials)
         await self._server.start()
-        self._rechecks = asyncio.create_task(self._recheck())
 
     async def _stop(self) -> None:
         self._rechecks.cancel()
@@ -217,11 +221,6 @@ class SiloServer:
         self._rates[client] = left - 1, now
         return client
 
-    def _identity(self) -> grpc.ServerCertificateConfiguration:
-        """The certificates for a new connection."""
-        mine = self._mine
-        return grpc.ssl_server_certificate_configuration([(mine.key, mine.certificate)], mine.ca)
-
     def _check(self, call: Call) -> None:
         """Raises RefusedError if the certificate of a call is not admitted at this moment."""
         if why := self._admission.refusal(call.pem):
@@ -232,7 +231,10 @@ class SiloServer:
         while True:
             await asyncio.sleep(RECHECK_S)
             with suppress(UserError):  # while the operator replaces it
-                self._mine = certificates.Kit.read(self._kit, 0)
+                before, self._mine = self._mine, certificates.Kit.read(self._kit, 0)
+                if self._mine != before:  # gRPC's own way to change them crashes under load
+                    await self._server.stop(None)
+                    await self._listen()
             for call in [*self._calls]:
                 if why := self._admission.refusal(call.pem):
                     call.end(RefusedError("certificate", why))

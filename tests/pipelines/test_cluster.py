@@ -278,6 +278,9 @@ def test_without_the_kit_nobody_comes_in(cluster: Running, tmp_path: Path) -> No
     [
         ("run --cluster tcp://10.0.0.5:8786", "without TLS, everybody who reaches this port"),
         ("run --cluster tcp://host:8786", "without TLS, everybody who reaches this port"),
+        ("claims --cluster tcp://host:8786", "without TLS, everybody who reaches this port"),
+        ("papers run fnr --cluster tcp://host:8786", "without TLS, everybody who reaches this"),
+        ("papers build fnr-tab4 --cluster tcp://host:8786", "without TLS, everybody who reaches"),
         ("run --cluster http://127.0.0.1:8786", "allowed: tls://HOST:PORT, file:"),
         ("run --cluster tls://127.0.0.1", "allowed: tls://HOST:PORT, file:"),
         ("run --cluster tls://127.0.0.1:8786", "allowed: it with --kit FOLDER"),

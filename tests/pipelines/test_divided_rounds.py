@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,14 +29,14 @@ from fedml_noniid.pipelines.stages import train
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError
 from tests.files import contents
-from tests.pipelines.small import PARAMS, copy, run_stages
+from tests.pipelines.small import PARAMS, ROOT, copy, run_stages
 
 pytest.importorskip("distributed", reason="a cluster needs [cluster]")
 
 from fedml_noniid.pipelines.cluster import address, front, rounds
 from fedml_noniid.pipelines.cluster.piece import Piece
 from fedml_noniid.pipelines.cluster.rounds import Divided, balanced
-from tests.pipelines.test_cluster import Running, asked, start, until
+from tests.pipelines.test_cluster import Running, asked, start, tasks, until
 from tests.pipelines.test_cluster import cluster as cluster
 from tests.pipelines.test_cluster import pytestmark as pytestmark
 
@@ -108,7 +111,11 @@ def copies(folder: Path, params: str) -> tuple[Path, Path]:
 def test_bits_of_one_process_and_no_model_through_the_scheduler(
     cluster: Running, tmp_path: Path, recipes: list[str]
 ) -> None:
+    """Clients' memories of the divided rounds lie on disk."""
     here, there = copies(tmp_path, settings(*recipes))
+    params = yaml.safe_load((there / "params.yaml").read_text())
+    params["machine"]["clients_memory"] = "disk"
+    (there / "params.yaml").write_text(yaml.safe_dump(params))
     found = address.located(cluster.named)
     with relay(int(found.address.rpartition(":")[2])) as (port, moved):
         named = {CLUSTER: f"tls://127.0.0.1:{port}", CLUSTER_KIT: str(cluster.kit)}
@@ -226,6 +233,24 @@ def test_clients_that_kill_their_workers_end_the_run(
     run_stages(tmp_path, ("prepare", "partition"))
     with pytest.raises(UserError, match="2 workers died with the same clients of round 1"):
         cluster.train(tmp_path)
+
+
+@pytest.mark.slow
+def test_workers_are_free_soon_after_the_front_is_killed(cluster: Running, tmp_path: Path) -> None:
+    """They end their pieces; the same command goes on, with whole items too."""
+    here, there = copies(tmp_path, settings("scaffold+fnr", rounds=30, epochs=5))
+    command = [sys.executable, "-m", "fedml_noniid.pipelines.stages", "train", "--root", str(there)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, CLUSTER: cluster.named.address}
+    )
+    until(lambda: [*there.glob(".resume/*/checkpoint.safetensors")])
+    process.kill()
+    process.wait()
+    until(lambda: not any(asked(cluster, tasks).values()), 10)
+    params = (there / "params.yaml").read_text()
+    (there / "params.yaml").write_text(params.replace("on_cluster: clients", "on_cluster: items"))
+    cluster.train(there)
+    assert contents(there / "runs") == contents(here / "runs")
 
 
 @pytest.mark.slow

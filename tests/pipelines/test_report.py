@@ -285,6 +285,19 @@ def test_personal_models_have_a_constant_answer_of_their_own(tmp_path: Path) -> 
     assert not report.section(sum_up(tmp_path, ["fedavg"], [0]))["warnings"]
 
 
+def test_epsilon_is_the_largest_of_the_seeds_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    tags = {"privacy": "per sample at delta 1e-05; per client at delta 0.001"}
+    write_runs(tmp_path, {"dpsgd": (0.6, 0.7)}, tags=tags)
+    for path, sample in zip(sorted(tmp_path.glob("runs/*/rounds.csv")), (2.5, 3.25), strict=True):
+        head, *lines = path.read_text().splitlines()
+        found = [f"{head},epsilon_per_sample,epsilon_per_client"]
+        found += [f"{line},{sample},inf" for line in lines]
+        path.write_text("\n".join(found) + "\n")
+    notes = said(sum_up(tmp_path, ["dpsgd"], [0, 1]))
+    assert "dpsgd: epsilon 3.25 per sample at delta 1e-05, epsilon inf per client at " in notes
+    assert "not covered: numbers of samples and steps, losses, tests on own samples" in notes
+
+
 def test_comparisons_say_no_more_than_the_intervals(root: Path) -> None:
     """Half an interval is 4.3027 / sqrt(3) = 2.4841 deviations.
 

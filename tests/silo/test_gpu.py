@@ -19,6 +19,7 @@ from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import DeviceArgs
 from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.silo import Silo
+from fedml_noniid.plugins.site import policy
 from tests.recipe_table import ALONE
 from tests.silo import world
 
@@ -68,6 +69,7 @@ def test_without_a_gpu_a_silo_is_refused_at_once(
     made = world.deployment("fedavg")
     asking = made.model_copy(update={"device_args": GPU})
     Path("gpu.yaml").write_text(asking.yaml())
+    policy.admit_own(asking, world.shards_of()[0], tmp_path)
     Process.of(0, Path("gpu.yaml"))
     message = "^device_args.using_gpu = true: this machine has no usable CUDA device; allowed here"
     with pytest.raises(UserError, match=message):

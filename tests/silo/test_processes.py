@@ -147,7 +147,7 @@ def test_secure_sums_survive_kills(recipe, tmp_path):
 
 def audited(rank: int, config: str, output: str) -> None:
     """A process that writes down what it unpickles, runs or connects to."""
-    seen = Path(output) / f"audit-{rank}"
+    seen = Path(output) / f"seen-{rank}"
 
     def hook(event: str, details: tuple) -> None:
         if event in ("pickle.find_class", "os.system", "subprocess.Popen") or (
@@ -187,7 +187,7 @@ def test_nothing_is_unpickled_and_only_the_server_listens(tmp_path):
         processes.start(3)
         assert ended(processes) == [0] * 4
         assert processes.digest() == simulated(terms)
-        assert not list(processes.output.glob("audit-*"))
+        assert not list(processes.output.glob("seen-*"))
 
 
 @pytest.mark.parametrize(("part", "seed"), [(chaos.all_must_answer, 0), (chaos.two_must_answer, 4)])
