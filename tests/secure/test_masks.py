@@ -58,16 +58,16 @@ def test_no_stream_serves_twice() -> None:
     own, request = parties(3)
     zeros = torch.zeros(64, dtype=torch.int64)
     other = X25519PrivateKey.from_private_bytes(bytes([9]) * 32).public_key().public_bytes_raw()
+    changes = [{"run": "b"}, {"study": "e"}, {"number": 8}, {"run": EXCHANGE.run + "f"}]
+    others = [EXCHANGE._replace(**change) for change in changes]
     changed = [
         request._replace(attempt=1),
         request._replace(total=1438.0),
         request._replace(levels=b"\0\1"),
         request._replace(keys=(*request.keys[:2], other)),
         request._replace(clients=(0, 1), keys=request.keys[:2]),
-        *(request._replace(exchange=EXCHANGE._replace(**one)) for one in (
-            {"run": "b"}, {"study": "e"}, {"number": 8}, {"run": EXCHANGE.run + "f"}
-        )),
-    ]  # fmt: skip
+        *(request._replace(exchange=one) for one in others),
+    ]
     seen = []
     for one in (request, *changed):
         row = zeros.clone()

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fedml_noniid.contract import silos
+from fedml_noniid.contract.federation import takes_norms
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Ask, Replies, Setting
 from fedml_noniid.plugins.core.data import Samples
@@ -216,7 +217,8 @@ def secure_silos(terms: settings.Terms, data: Parts, kits: Path, folder: Path) -
 
 def agreed(recipe: str, methods: Mapping[str, object], data: Parts) -> settings.Terms:
     made = silos.deployment(recipe, methods, secure_sums=2)
-    return settings.terms(made, recipe, world.network(True), len(data.public.y))
+    network = world.network(takes_norms(recipe, methods))
+    return settings.terms(made, recipe, network, len(data.public.y))
 
 
 @pytest.mark.parametrize("entry", ALONE)
