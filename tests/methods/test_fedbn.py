@@ -42,7 +42,8 @@ OWN_MODELS = {"apfl", "ditto", "fedala", "fedrod", "finetune"}
 REFUSED = {"fnr", "fnr_authors", "feddf", "fedftg"} | OWN_MODELS
 # Alone it has no training to compose with, or it leaves the batch norms alone.
 OTHERS = {"fed3r", "fedproto", "linear_probe"}
-COMPOSES = sorted(METHODS.keys() - REFUSED - OTHERS - {"fedbn", "centralised"})
+PRIVATE = {"dpfedavg", "dpsgd"}  # they refuse batch norms
+COMPOSES = sorted(METHODS.keys() - REFUSED - OTHERS - PRIVATE - {"fedbn", "centralised"})
 
 
 def theirs(name: str) -> str:

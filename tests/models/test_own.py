@@ -177,7 +177,8 @@ def test_without_features_a_method_runs_or_is_refused(method: str, name: str) ->
     simulation = partial(
         federation.simulation, recipe, settings, model=own(name), rounds=1, cohort=6
     )
-    if needs.features or needs.classifier or needs.activations or HEAD in needs.personal:
+    mixes = name == "Soft" and not federation.takes_norms(recipe, settings)  # it has batch norms
+    if mixes or needs.features or needs.classifier or needs.activations or HEAD in needs.personal:
         with pytest.raises(RecipeError, match=method):
             simulation()
     else:
