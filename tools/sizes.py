@@ -18,11 +18,11 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 20540,
-    TESTS: 20370,
+    SOURCE: 20560,
+    TESTS: 20365,
     ("plugins/core",): 1436,
     ("plugins/privacy",): 166,
-    ("plugins/silo",): 1919,
+    ("plugins/silo",): 1929,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import QuorumError, one_line
@@ -46,6 +47,7 @@ class Coordinator:
         of the first refusal of each caller and kind."""
         self.comm, self.silos, self.study, self.run, self.rounds = comm, silos, study, run, rounds
         self._noted = noted
+        self._error: UserError | None = None  # why the run can't go on
         self.refused: Counter[str] = Counter()  # messages of this round, by name of the refusal
         self._lock = threading.Lock()
         self._news = threading.Event()  # the main thread has something to look at
@@ -162,6 +164,11 @@ class Coordinator:
                     "refused from %s (%s): %s", one_line(who), refusal.name, one_line(str(refusal))
                 )
 
+    def give_up(self, error: UserError) -> None:
+        """Lets the main thread raise an error of the event loop."""
+        self._error = error
+        self._news.set()
+
     def status(self) -> dict[str, Any]:
         """The state of the run, for an operator."""
         with self._lock:
@@ -238,9 +245,12 @@ class Coordinator:
             self._wait()
 
     def _wait(self) -> None:
-        """Waits for news, or until time limits are looked at again."""
+        """Waits for news, or until time limits are looked at again. Raises the error of
+        `give_up`."""
         self._news.wait(TICK_S)
         self._news.clear()
+        if self._error is not None and self._ending is None:
+            raise self._error
 
     def round_over(self, line: str) -> None:
         """Writes the one line at the end of a round."""

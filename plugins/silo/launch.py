@@ -179,6 +179,7 @@ class Process:
         witness = Witness.of(self)
         study = self.agreed.signed.sha256
         coordinator = Coordinator(comm, silos, study, server_run.run, rounds, witness.refused)
+        witness.failed = coordinator.give_up
         start = server_run.loop.done + 1
         LOG.info(
             "run %s: round %d of %d is next, at %s", server_run.run, start, rounds, comm.server

@@ -24,6 +24,7 @@ import grpc.aio
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import certificates, wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
+from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.stream import (
     KEEPALIVE,
@@ -171,13 +172,16 @@ class SiloServer:
         try:
             await call.write(welcome)
             while not isinstance(found := self._coordinator.task(client), wire.Task):
-                if found is None:
-                    await call.due.wait()
-                    call.due.clear()
-                else:
-                    self._check(call)  # again: it may be revoked since the stream began
-                    await call.write(wire.Task.of(found), wire.tensors(found))
-                    await self._upload(client, found.at, call)
+                try:
+                    if found is not None:
+                        self._check(call)  # again: it may be revoked since the stream began
+                        await call.write(wire.Task.of(found), wire.tensors(found))
+                        await self._upload(client, found.at, call)
+                        continue
+                except BrokenError:  # between two messages: the silo hears that the run ends
+                    pass
+                await call.due.wait()
+                call.due.clear()
             await call.write(found)
             # The silo leaves first: gRPC may drop what is not read when a stream ends.
             async with within(HEAD_S, "the silo did not leave"):

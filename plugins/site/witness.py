@@ -5,14 +5,17 @@ from __future__ import annotations
 import datetime
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
 
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import certificates, wire
 from fedml_noniid.plugins.silo.certificates import Kit
+from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 from fedml_noniid.plugins.site.audit import ARRIVED, FILE, SENT, Log, seal_of
 from fedml_noniid.plugins.site.replay import ANSWERS, Kept
@@ -31,6 +34,9 @@ class Witness:
         self.log, self._kit, self._sealed = log, kit, (-1, log.seal())
         self._ca = x509.load_pem_x509_certificate(kit.ca)
         self._certificates: dict[str, str] = {}  # by name
+        # Of a server: hears that the log can't be written. Messages without tensors still pass, so
+        # that silos hear the end of the run.
+        self.failed: Callable[[UserError], object] | None = None
 
     @staticmethod
     def of(process: Process) -> Witness:
@@ -46,14 +52,17 @@ class Witness:
 
     def __call__(self, peer: str, left: bool, message: wire.Message[Any]) -> wire.Head:
         """Notes a message before it leaves, or once it has arrived; returns its head, sealed if it
-        leaves. Raises RefusedError if the other side's seal is not one of its own."""
+        leaves. Raises RefusedError if the other side's seal is not one of its own, BrokenError if
+        the log can't be written."""
         head: Any = message.head
         kind = type(head).__name__
         facts = {"peer": peer, "message": kind, "head": head.model_dump(exclude=APART)}
         if message.table:
             facts |= {"exchange": head.exchange, "sha256": message.sha256}
         if left:
-            self.log.write(SENT, **facts)
+            with self._writing(bool(message.table)):
+                self.log.write(SENT, **facts)
+                self._seal(head)
             return self._sealed_head(head)
         seal, certificate = seal_of(head.seal), head.certificate
         if certificate:
@@ -63,19 +72,35 @@ class Witness:
             self._certificates[peer] = certificate
         if seal is None or not seal.signed_by(self._certificates.get(peer, "")):
             raise RefusedError("seal", f"{kind}: has no seal that {peer} has signed")
-        self.log.write(ARRIVED, **facts, seal=seal)
+        with self._writing(bool(message.table)):
+            self.log.write(ARRIVED, **facts, seal=seal)
         return wire.unwitnessed(peer, left, message)
 
     def refused(self, who: str, refusal: RefusedError) -> None:
         """Notes a call or a message that was not taken."""
-        self.log.write("refused", who=who, name=refusal.name, why=str(refusal))
+        with self._writing(False):
+            self.log.write("refused", who=who, name=refusal.name, why=str(refusal))
 
-    def _sealed_head(self, head: wire.Head) -> wire.Head:
-        """A head with this log's seal. A server syncs its log once per exchange: its messages to
-        the other silos have the same seal."""
+    @contextmanager
+    def _writing(self, has_tensors: bool) -> Iterator[None]:
+        """Hands over an error of the log; BrokenError on a silo, and for a message with tensors."""
+        try:
+            yield
+        except UserError as error:
+            if self.failed is not None:
+                self.failed(error)
+            if self.failed is None or has_tensors:
+                raise BrokenError(str(error)) from None
+
+    def _seal(self, head: wire.Head) -> None:
+        """Makes the seal of a head. A server syncs its log once per exchange: its messages to the
+        other silos have the same seal."""
         exchange = head.exchange if isinstance(head, wire.Task) else -1
         if exchange < 0 or exchange != self._sealed[0]:
             self._sealed = exchange, self.log.seal()
+
+    def _sealed_head(self, head: wire.Head) -> wire.Head:
+        """A head with this log's seal."""
         certificate = self._kit.certificate.decode()
         introduces = isinstance(head, wire.Hello | wire.Welcome)
         own = {"seal": tuple(self._sealed[1]), "certificate": certificate if introduces else ""}

@@ -177,7 +177,7 @@ def simulation(
 
 
 REFUSED = {
-    "fedftg": "fedftg: its generator makes samples by gradients, and the tokens of a text have none",
+    "fedftg": "fedftg: its generator makes samples by gradients, and the tokens of a text have",
     "dpsgd": "'dpsgd' takes the gradient of each sample by itself, and torch has no vmap rule for",
 }
 
