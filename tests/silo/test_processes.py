@@ -121,8 +121,10 @@ def test_local_noise_and_its_secret_survive_kills(tmp_path):
         assert len((processes.output / results.ROUNDS).read_text().splitlines()) == 1 + 10
     whole(tmp_path)
     said = subprocess.run(  # a process of its own: FedML's noise is global
-        [sys.executable, "-m", "fedml_noniid", "audit", "replay", "--rank", str(SILOS[1])]
-        + ["--config", str(processes.config)],
+        [
+            *(sys.executable, "-m", "fedml_noniid", "audit", "replay"),
+            *("--rank", str(SILOS[1]), "--config", str(processes.config)),
+        ],
         capture_output=True,
         text=True,
     )
