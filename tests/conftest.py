@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Package -> the tests that need it, beside single ones that call `pytest.importorskip`.
 NEEDED = {
-    "fedml": ("privacy", "silo", "site", "test_benchmarks.py"),
+    "fedml": ("privacy", "secure", "silo", "site", "test_benchmarks.py"),
     "mlflow": (
         "api/test_same.py",
         "cli",

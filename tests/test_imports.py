@@ -24,6 +24,7 @@ EVERYTHING = {
     "recipes",
     "privacy",
     "silo",
+    "secure",
     "site",
     "extras",
 } | METHODS
@@ -45,7 +46,8 @@ ALLOWED = {
     "simulate": {"core", "engines", "recipes"},
     "privacy": {"core", "data", "extras"},
     "silo": EVERYTHING,
-    "site": {"core", "data", "engines", "extras", "own_code", "silo"},
+    "secure": {"core", "data", "engines", "silo"},
+    "site": {"core", "data", "engines", "extras", "own_code", "secure", "silo"},
     **{method: {"core"} | METHODS for method in METHODS},
 }
 # What each room imports of the extras, at once or later. Every other room needs the base package
@@ -54,6 +56,7 @@ OF_EXTRAS = {
     "plugins/data": {"pyarrow"},
     "plugins/privacy": {"cryptography", "dp_accounting"},
     "plugins/silo": {"cryptography", "fedml", "grpc", "yaml"},
+    "plugins/secure": {"cryptography"},
     "plugins/site": {"cryptography", "yaml"},
     "pipelines/cluster": {"cryptography", "dask", "distributed"},
     "pipelines/reporting": {"jinja2", "markdown_it"},
