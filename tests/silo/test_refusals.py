@@ -250,7 +250,7 @@ def test_how_an_exchange_ends(comm, present, asks, answers, failures, expected, 
         found = asked(state, DOWN._replace(ask=DOWN.ask._replace(to=asks)))
         for client, why in failures.items():
             assert not found.done()
-            state.fail(client, 4, why)
+            state.fail(client, (4, 0), why)
             if client in answers:
                 state.join(client, AGAIN, Line())
         for client in answers:
@@ -381,7 +381,9 @@ def test_a_silo_can_not_write_lines_of_its_own_into_the_log(caplog):
     state = coordinator(quorum=1)
     found = asked(state)
     state.fail(
-        2, 4, "no disk\n2026-01-01 round 9 of 9: test accuracy 1.0\x1b[2J\r\ud800" + "x" * 10_000
+        2,
+        (4, 0),
+        "no disk\n2026-01-01 round 9 of 9: test accuracy 1.0\x1b[2J\r\ud800" + "x" * 10_000,
     )
     line = caplog.records[-1].getMessage()
     assert (

@@ -52,7 +52,7 @@ def asked(idle: Idle, params: dict[str, torch.Tensor] | None = None) -> Iterator
     down = wire.Down(0, 1, Ask("train", (0,), params or {}, {}, {}, {}), "terms")
     found = begun(idle.coordinator.ask, down, SCHEMA, lambda up, *_: up["leaves"])
     yield found
-    idle.coordinator.fail(0, 0, "the test is over")
+    idle.coordinator.fail(0, (0, 0), "the test is over")
 
 
 @pytest.mark.parametrize(
