@@ -19,7 +19,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
     SOURCE: 20560,
-    TESTS: 20365,
+    TESTS: 20375,
     ("plugins/core",): 1436,
     ("plugins/privacy",): 166,
     ("plugins/silo",): 1929,

@@ -152,6 +152,7 @@ def test_what_it_could_not_promise_is_refused(given: Any, changed: Any, why: str
 
 
 def test_it_learns_under_server_optimisers() -> None:
+    pytest.importorskip("dp_accounting", reason="epsilon needs the extra [privacy]")
     of = federation.federation(sizes=(30,) * 6)
     how: Any = {"of": of, "cohort": 6, "rounds": 12, "lr": 0.3}
     given = {"dpfedavg": {"clip": 1.0, "noise": 0.1}}

@@ -97,6 +97,7 @@ def test_a_clip_that_nothing_reaches_is_fedavg_to_rounding(engine: str) -> None:
 def test_the_noise_of_a_step_is_sigma_c_over_b_from_a_key_of_its_own(engine: str) -> None:
     """With a step size of 1, no gradient (C = 1e-9) and batches of 4, what is left is the sum of
     two steps' noise: sigma C / B each."""
+    pytest.importorskip("dp_accounting", reason="epsilon needs the extra [privacy]")
     sigma = 3e9
     of = federation.federation(torch.float64, (4, 4))
     wide = build("mlp", (6,), federation.N_CLASSES, {"hidden": 500})
@@ -239,6 +240,7 @@ def test_methods_that_read_samples_without_the_noise_are_refused(other: str) -> 
 
 def test_it_learns() -> None:
     """Of three classes, with noise and clip, 90 samples a client."""
+    pytest.importorskip("dp_accounting", reason="epsilon needs the extra [privacy]")
     of = federation.federation(sizes=(90, 90))
     how: Any = {"of": of, "cohort": 2, "rounds": 10, "lr": 0.5, "batch_size": 30}
     given = {"dpsgd": {"clip": 1.0, "noise": 0.5}}
