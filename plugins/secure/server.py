@@ -4,6 +4,7 @@ what they send, masked."""
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from itertools import count
 
@@ -22,6 +23,9 @@ from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.wire import Down, Up
 
 LOG = logging.getLogger(__name__)
+# A silo that can't add its part so often is out of the exchange. One that was started again can't
+# add it once: it has no key yet.
+MAX_FAILURES = 2
 
 
 def announced(schema: Tree) -> Tree:
@@ -37,26 +41,27 @@ def summed(
     """The counts of the silos whose answers to `down` were added up, and the sums, as parts of a
     Reply.
 
-    A silo that is lost while sums are made begins the exchange again, with those that are left:
-    with the same set, or with `least` silos less. Raises QuorumError if neither can be.
+    If a silo is lost while a sum is made, the exchange begins again: with the same set, or with
+    `least` silos less, and without silos that fail again. Raises QuorumError if neither can be.
 
     `schema`: the structure of a reply. `check` takes the counts.
     """
     assert down.ask is not None, "there is something to do"
-    first, quorum = down.ask.to, max(coordinator.comm.quorum or len(down.ask.to), least)
-    earlier: tuple[int, ...] = ()  # the set of the last attempt
+    quorum = max(coordinator.comm.quorum or len(down.ask.to), least)
+    left, earlier = down.ask.to, tuple[int, ...]()  # who may be in a set; the last attempt's set
+    failures, why = Counter[int](), ""
     for attempt in count():
         smaller = len(earlier) - least
-        wanted = quorum if smaller >= quorum else len(earlier)
-        question = _to(down, earlier or first)._replace(step=2 * attempt)
-        counts = coordinator.ask(question, announced(schema), check, wanted or quorum)
+        wanted = quorum if not earlier or smaller >= quorum else len(earlier)
+        question = _to(down, left)._replace(step=2 * attempt)
+        counts = coordinator.ask(question, announced(schema), check, wanted)
         clients = tuple(counts)
         if earlier and clients != earlier:
             clients = clients[:smaller]  # a difference of fewer silos would show what they sent
         if len(clients) < quorum:
             raise QuorumError(
-                f"round {down.round}: a sum without {_named(earlier, clients)} would have fewer "
-                f"silos than the quorum, {quorum}; start the server again to go on"
+                f"round {down.round}: a sum without {_named(earlier, tuple(counts))} would have "
+                f"fewer silos than the quorum, {quorum}{why}; start the server again to go on"
             )
         counts = {client: counts[client] for client in clients}
         whole = stack([counts[client] for client in clients])
@@ -72,7 +77,10 @@ def summed(
             down.round,
             _named(clients, tuple(found)),
         )
-        earlier = clients
+        failed = coordinator.failed
+        failures.update(failed.keys())
+        earlier, left = clients, tuple(k for k in clients if failures[k] < MAX_FAILURES)
+        why = "".join(f"; {reason}" for reason in failed.values())
     raise AssertionError("counts without end")
 
 
@@ -106,7 +114,7 @@ def _to(down: Down, clients: tuple[int, ...]) -> Down:
     """The message to some of its silos."""
     ask = down.ask
     assert ask is not None, "there is something to do"
-    rows = torch.tensor([ask.to.index(client) for client in clients])
+    rows = torch.tensor([ask.to.index(client) for client in clients], dtype=torch.int64)
     return down._replace(ask=ask._replace(to=clients, each=row(ask.each, rows)))
 
 

@@ -233,6 +233,12 @@ class Coordinator:
                     return dict(sorted(self._answers.items()))
             self._wait()
 
+    @property
+    def failed(self) -> dict[int, str]:
+        """The silos that could not answer the last message, and why."""
+        with self._lock:
+            return dict(self._failed)
+
     def finish(self, kind: Literal["over", "stop"], why: str = "") -> None:
         """Lets the silos know that the run is over ("over"), or given up ("stop"), and waits a
         little for them to hear."""
@@ -245,8 +251,8 @@ class Coordinator:
             self._wait()
 
     def _wait(self) -> None:
-        """Waits for news, or until time limits are looked at again. Raises the error of
-        `give_up`."""
+        """Waits for news, but no longer than until time limits have to be checked. Raises the error
+        that `give_up` has."""
         self._news.wait(TICK_S)
         self._news.clear()
         if self._error is not None and self._ending is None:

@@ -392,6 +392,29 @@ def test_a_silo_that_is_lost_takes_others_with_it(recipe: str, kits: Path, tmp_p
         assert len(sets.read_text().splitlines()) <= 4
 
 
+def no_disk(client: int, down: wire.Down) -> None:
+    """Silo 1 can never add its part."""
+    if client == 1 and down.ask.job == SUM:
+        raise UserError("no disk")
+
+
+def test_a_silo_that_can_not_add_its_part_is_left_out(kits: Path, tmp_path: Path) -> None:
+    """The exchange begins again twice, and not for ever."""
+    data = parts(7)
+    terms = deployment("fedavg", 7, 3, comm={"quorum": 4, "gone_s": 0.2})
+    running = Running(terms, data, kits, tmp_path, no_disk)
+    digest, missing = running.run(), running.server_run.missing
+    assert missing == {(1, 0): {1, 5, 6}, (2, 0): {1, 5, 6}}
+    assert digest == loopback.simulate(terms, data, missing)
+    assert max(down.step for down in running.asked) == 5
+
+
+def test_a_server_that_needs_all_says_who_could_not_add(kits: Path, tmp_path: Path) -> None:
+    running = Running(deployment("fedavg", 4, 3), parts(4), kits, tmp_path, no_disk)
+    with pytest.raises(QuorumError, match=r"without silo 1 .* the quorum, 4; silo 1 .*: no disk; "):
+        running.run()
+
+
 def test_without_enough_silos_the_server_ends(kits: Path, tmp_path: Path) -> None:
     data, comm = parts(4), {"quorum": 3, "deadline_s": 30.0, "gone_s": 0.2, "patience_s": 1.0}
     terms = deployment("fedavg", 4, 3, comm=comm)
