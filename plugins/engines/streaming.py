@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.algorithm import TRAIN, Algorithm
 from fedml_noniid.plugins.core.component import Replies, overrides
 from fedml_noniid.plugins.core.sums import Growing
-from fedml_noniid.plugins.core.trees import Tree, n_bytes, tree_map
+from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, tree_map
 from fedml_noniid.plugins.engines.callbacks import Callback
+from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.engines.plan import Start
 
 ADDED = ("deltas", "buffers", "upload")  # parts of a reply
@@ -51,6 +52,28 @@ def reader(of: Algorithm, callbacks: Iterable[Callback]) -> str:
     return ""
 
 
+class Weighing(NamedTuple):
+    """Says by which weights the replies to a job are added up: n_k, or 1."""
+
+    uniform: bool
+    unweighted: frozenset[str]  # components whose uploads are added up without weights
+
+    @staticmethod
+    def of(algorithm: Algorithm, job: str) -> Weighing:
+        """Of a recipe; answers to other jobs than training have no weights."""
+        names = frozenset(c.name for c in algorithm.components if c.needs.unweighted)
+        return Weighing(algorithm.uniform or job != TRAIN, names)
+
+    def omega(self, key: str, n: Tensor) -> Tensor:
+        """The weights [M], float64, of the tensor `key` of clients with `n` [M] samples."""
+        return (torch.ones_like(n) if self.ones(key) else n).double()
+
+    def ones(self, key: str) -> bool:
+        """Whether the tensor `key` of a reply has the weight 1."""
+        part, _, name = key.partition("/")
+        return self.uniform or (part == "upload" and name.partition("/")[0] in self.unweighted)
+
+
 class Sums:
     """The sums of the clients' answers to training."""
 
@@ -60,8 +83,7 @@ class Sums:
         """`n` [M]: the samples of each client of the cohort. `positions`: in the cohort, of the
         clients whose answers come here; all if None."""
         self._positions = range(len(n)) if positions is None else positions
-        self.omega = (torch.ones_like(n) if algorithm.uniform else n).double()
-        self.unweighted = {c.name for c in algorithm.components if c.needs.unweighted}
+        self._by, self._n = Weighing.of(algorithm, TRAIN), n
         self.parts: Tree = {}
 
     def take(self, position: int, answer: Tree) -> Tree:
@@ -75,12 +97,11 @@ class Sums:
 
     def _empty(self, given: Tree) -> Tree:
         """The sums of no client yet, in the structure of a client's answer."""
-        ones = torch.ones_like(self.omega)
-        uploads = {
-            name: growing(of, ones if name in self.unweighted else self.omega)
-            for name, of in given["upload"].items()
+        made = {
+            key: Growing(leaf.shape, leaf.dtype, self._by.omega(key, self._n))
+            for key, leaf in flatten(given).items()
         }
-        return growing(given | {"upload": {}}, self.omega) | {"upload": uploads}
+        return unflatten(cast("Params", made), given)  # it stands in place of tensors
 
     def state(self) -> Tree:
         """What another process absorbs; a tensor's part has the name "" below its own."""
@@ -98,9 +119,3 @@ class Sums:
         sums = mine or Growing(part["shape"].tolist(), part["norms"].dtype, part["omega"])
         sums.absorb(part)
         return sums
-
-
-def growing(tree: Tree, omega: Tensor) -> Tree:
-    """Sums by weights [M] of leaves such as those of one client."""
-    found: Tree = tree_map(lambda leaf: Growing(leaf.shape, leaf.dtype, omega), tree)
-    return found

@@ -14,9 +14,9 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.trees import Tree, row
 from fedml_noniid.plugins.engines.packing import flatten, stack
+from fedml_noniid.plugins.engines.streaming import Weighing
 from fedml_noniid.plugins.secure import vectors
 from fedml_noniid.plugins.secure.silo import ANNOUNCED, COUNTS, SUM
-from fedml_noniid.plugins.secure.vectors import Weighing
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError

@@ -3,7 +3,6 @@ masked vector to the sum over a set that the server names."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -25,9 +24,10 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.sums import LEVELS
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.files import append
+from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.streaming import Weighing
 from fedml_noniid.plugins.secure import masks, vectors
-from fedml_noniid.plugins.secure.vectors import Weighing
 from fedml_noniid.plugins.silo import certificates, wire
 from fedml_noniid.plugins.silo.settings import Terms
 from fedml_noniid.plugins.silo.wire import Down, Up
@@ -46,6 +46,7 @@ class _Made(NamedTuple):
     job: str
     question: str
     leaves: Params  # the whole reply
+    levels: Tensor  # of its tensors, as from `vectors.levels`
     key: X25519PrivateKey
 
 
@@ -75,20 +76,20 @@ class SecureSilo:
         if (down.ask.job, down.ask.owner) == (SUM, ""):
             return {"client": client, "exchange": down.exchange, "leaves": self._added(down)}
         question = _question(down)
-        if self._made is not None and self._made.question == question:
-            leaves = self._made.leaves
-        else:
+        own, made = X25519PrivateKey.generate(), self._made
+        if made is None or made.question != question:
             leaves = self._inner(down)["leaves"]
-        own = X25519PrivateKey.generate()
-        self._made = _Made(down.exchange, down.ask.job, question, leaves, own)
+            levels = vectors.levels(leaves)
+            made = _Made(down.exchange, down.ask.job, question, leaves, levels, own)
+        self._made = made = made._replace(exchange=down.exchange, key=own)
         public = own.public_key().public_bytes_raw()
         assert isinstance(self._key, EllipticCurvePrivateKey), "kits have keys of this kind"
         signed = masks.signature(self._key, self._exchange(down), client, public)
         der = self._certificate.public_bytes(Encoding.DER).ljust(CERTIFICATE_BYTES, b"\0")
         announced = dict(zip(ANNOUNCED, (public, signed, der), strict=True))
-        sent = {key: leaves[key] for key in COUNTS}
+        sent = {key: made.leaves[key] for key in COUNTS}
         sent |= {f"secure/{key}": _tensor(value) for key, value in announced.items()}
-        sent["secure/levels"] = vectors.levels(leaves)
+        sent["secure/levels"] = made.levels
         return {"client": client, "exchange": down.exchange, "leaves": sent}
 
     def _exchange(self, down: Down) -> masks.Exchange:
@@ -100,10 +101,8 @@ class SecureSilo:
         (client,), made = down.ask.to, self._made
         if made is None or made.exchange != down.exchange:
             raise UserError("this process has made no key for this sum: it has come again")
-        request, by = (
-            self._request(down, vectors.levels(made.leaves)),
-            Weighing.of(self._terms.algorithm, made.job),
-        )
+        request = self._request(down, made.levels)
+        by = Weighing.of(self._terms.algorithm, made.job)
         own = made.key.public_key().public_bytes_raw()
         if dict(zip(request.clients, request.keys, strict=True)).get(client) != own:
             raise UserError("the sum is over a set without this silo, or with another key of it")
@@ -112,7 +111,7 @@ class SecureSilo:
                 f"the weights can't add up to {request.total:g}: this silo's exceeds it"
             )
         there, n = down.ask.shared["levels"].bool(), len(request.clients)
-        vector = vectors.packed(made.leaves, by, request.total, there, n)
+        vector = vectors.packed(made.leaves, made.levels, by, request.total, there, n)
         self._sets.add(made.question, request.clients, self._terms.secure_sums)
         masks.mask(vector, made.key, client, request)
         return {"sum": vector}
@@ -207,16 +206,11 @@ class Sets:
 
 
 def _question(down: Down) -> str:
-    """SHA-256 of what a silo is asked; equal questions have equal answers."""
+    """What a silo is asked, in words; equal questions have equal answers."""
     ask = down.ask
     assert ask is not None, "there is something to do"
-    made = hashlib.sha256(
-        repr((down.round, ask.job, ask.owner, sorted(down.counted.items()))).encode()
-    )
-    for key, leaf in sorted(wire.tensors(down).items()):
-        made.update(f"{key} {leaf.dtype} {list(leaf.shape)} ".encode())
-        made.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return made.hexdigest()
+    asked = down.round, ask.job, ask.owner, sorted(down.counted.items())
+    return f"{asked} {weights_sha256(wire.tensors(down))}"
 
 
 def _tensor(value: bytes) -> Tensor:

@@ -3,35 +3,16 @@ replies: `plugins.core.sums` in pieces."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.algorithm import TRAIN, Algorithm
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.sums import LEVELS, Growing, addend, level
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
-from fedml_noniid.plugins.engines.streaming import ADDED
-
-
-class Weighing(NamedTuple):
-    """Says by which weights the replies to a job are added up: n_k, or 1."""
-
-    uniform: bool
-    unweighted: frozenset[str]  # components whose uploads are added up without weights
-
-    @staticmethod
-    def of(algorithm: Algorithm, job: str) -> Weighing:
-        """Of a recipe; answers to other jobs than training have no weights."""
-        names = frozenset(c.name for c in algorithm.components if c.needs.unweighted)
-        return Weighing(algorithm.uniform or job != TRAIN, names)
-
-    def ones(self, key: str) -> bool:
-        """Whether the tensor `key` of a reply has the weight 1."""
-        part, _, name = key.partition("/")
-        return self.uniform or (part == "upload" and name.partition("/")[0] in self.unweighted)
+from fedml_noniid.plugins.engines.streaming import ADDED, Weighing
 
 
 def levels(leaves: Params) -> Tensor:
@@ -58,11 +39,15 @@ def length(leaves: Params, there: Tensor) -> int:
     return sum(size * n for size, n in zip(sizes, there.sum(1).tolist(), strict=True))
 
 
-def packed(leaves: Params, by: Weighing, total: float, there: Tensor, silos: int) -> Tensor:
-    """The vector of a flat reply for a sum over `silos` whose n_k add up to `total`, int64 [L]."""
+def packed(
+    leaves: Params, own: Tensor, by: Weighing, total: float, there: Tensor, silos: int
+) -> Tensor:
+    """The vector of a flat reply for a sum over `silos` whose n_k add up to `total`, int64 [L].
+
+    `own`: the `levels` of the reply. `there`: those of all silos, see `together`.
+    """
     n, parts = leaves["n"].item(), [torch.zeros(0, dtype=torch.int64)]
-    own = levels(leaves).tolist()
-    for (key, leaf), mine, at in zip(added(leaves).items(), own, there, strict=True):
+    for (key, leaf), mine, at in zip(added(leaves).items(), own.tolist(), there, strict=True):
         omega, of = (1, silos) if by.ones(key) else (n, total)
         zeros = [torch.zeros(leaf.numel(), dtype=torch.int64)] * _pieces(leaf.dtype)
         for level_ in at.nonzero().flatten().tolist():
@@ -74,8 +59,7 @@ def sums(vector: Tensor, schema: Tree, by: Weighing, there: Tensor, n: Tensor) -
     """The parts of a Reply in the sum of all silos' vectors; `n` [M]: their samples."""
     found, place = {}, 0
     for (key, leaf), at in zip(added(flatten(schema)).items(), there, strict=True):
-        omega = (torch.ones_like(n) if by.ones(key) else n).double()
-        found[key] = Growing(leaf.shape, leaf.dtype, omega)
+        found[key] = Growing(leaf.shape, leaf.dtype, by.omega(key, n))
         for level_ in at.nonzero().flatten().tolist():
             size = leaf.numel() * _pieces(leaf.dtype)
             pieces = vector[place : place + size].chunk(_pieces(leaf.dtype))

@@ -21,8 +21,8 @@ from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.packing import stack
 from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.run import Checkpointing, Run
+from fedml_noniid.plugins.engines.streaming import Weighing
 from fedml_noniid.plugins.secure import server as secure
-from fedml_noniid.plugins.secure.vectors import Weighing
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError

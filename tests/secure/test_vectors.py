@@ -13,8 +13,8 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.sums import weighted_mean, weighted_sum
 from fedml_noniid.plugins.core.trees import Tree
 from fedml_noniid.plugins.engines.packing import flatten, stack
+from fedml_noniid.plugins.engines.streaming import Weighing
 from fedml_noniid.plugins.secure import vectors
-from fedml_noniid.plugins.secure.vectors import Weighing
 
 N = [3.0, 1.0, 400.0, 17.0]
 
@@ -59,8 +59,9 @@ def test_the_sum_of_vectors_is_that_of_replies(
     replies[2]["upload"]["scaffold"]["dc"]["w"] *= 1e12
     by, whole = Weighing.of(algorithm, job), stack(replies)
     flat = [flatten(reply) for reply in replies]
-    there = vectors.together(torch.stack([vectors.levels(leaves) for leaves in flat]))
-    parts = [vectors.packed(leaves, by, sum(N), there, 4) for leaves in flat]
+    own = [vectors.levels(leaves) for leaves in flat]
+    there = vectors.together(torch.stack(own))
+    parts = [vectors.packed(*one, by, sum(N), there, 4) for one in zip(flat, own, strict=True)]
     assert {len(part) for part in parts} == {vectors.length(flat[0], there)}
     found = vectors.sums(torch.stack(parts).sum(0), replies[0], by, there, whole["n"])
     ones = len(plain) == 2
