@@ -79,6 +79,32 @@ def append(path: Path, at: int, content: bytes, private: bool = False, sync: boo
             _sync(path.parent)
 
 
+class Lines:
+    """A file for its owner alone that grows by whole lines.
+
+    A kill may leave a part of a line at its end. It does not count: the next line takes its place.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads and writes nothing."""
+        self.path, self.cut, self._size = path, 0, 0  # bytes of a part of a line, of whole lines
+
+    def read(self) -> list[bytes]:
+        """The whole lines; none if there is no file. Raises OSError."""
+        *whole, rest = (self.path.read_bytes() if self.path.exists() else b"").split(b"\n")
+        self.cut, self._size = len(rest), sum(len(line) + 1 for line in whole)
+        return whole
+
+    def add(self, line: bytes, sync: bool = True) -> None:
+        """Adds a line, see `append`. Raises UserError."""
+        append(self.path, self._size, line + b"\n", private=True, sync=sync)
+        self._size += len(line) + 1
+
+    def sync(self) -> None:
+        """Makes all lines survive a loss of power. Raises UserError."""
+        append(self.path, self._size, b"", private=True)
+
+
 def replace_folder(folder: Path, files: Mapping[str, bytes], private: bool = False) -> None:
     """Replaces `folder` by one with exactly these files; on an error the old folder stays.
 

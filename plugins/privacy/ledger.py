@@ -25,7 +25,7 @@ from typing import Any
 
 from fedml_noniid.plugins.core.errors import UserError, located, shown
 from fedml_noniid.plugins.core.options import check_options
-from fedml_noniid.plugins.data.files import append, opened, write_whole, writing
+from fedml_noniid.plugins.data.files import Lines, opened, write_whole, writing
 from fedml_noniid.plugins.privacy.accounting import epsilon
 
 FORMAT = "noniid privacy ledger 1"
@@ -64,7 +64,7 @@ class Ledger:
         self._head = path.with_name(f"{path.name}.head")
         self._counts: dict[str, Counter[float]] = {}  # by unit: noise multiplier -> releases
         self._ids: set[str] = set()
-        self._lines, self._size, self._chain = 0, 0, ""
+        self._file, self._lines, self._chain = Lines(path), 0, ""
         self._headed = 0  # lines that the head counts
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,9 +128,8 @@ class Ledger:
 
     def _append(self, fields: dict[str, Any]) -> None:
         chain = _chained(self._chain, fields)
-        line = json.dumps({**fields, "chain": chain}).encode() + b"\n"
-        append(self.path, self._size, line, private=True)
-        self._lines, self._size, self._chain = self._lines + 1, self._size + len(line), chain
+        self._file.add(json.dumps({**fields, "chain": chain}).encode())
+        self._lines, self._chain = self._lines + 1, chain
 
     def _write_head(self) -> None:
         if self._headed < self._lines:
@@ -140,11 +139,8 @@ class Ledger:
 
     def _read(self) -> None:
         try:
-            there = self.path.exists() or self._head.exists()
-            whole = self.path.read_bytes() if there else b""
+            lines = self._file.read()  # what a kill has cut off never left
             head = json.loads(self._head.read_bytes()) if self._head.exists() else {"lines": 0}
-            # What follows the last newline was cut off while it was written: it never left.
-            lines = whole.split(b"\n")[:-1]
             parsed = [dict(json.loads(line)) for line in lines]
             counted, last = int(head["lines"]), head.get("chain")
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
@@ -170,7 +166,7 @@ class Ledger:
                 with located(source=f"{self.path}: line {number}"):
                     check_options(Release, fields)
                 self._count(Release(**fields))
-        self._size, self._headed = sum(len(line) + 1 for line in lines), counted
+        self._headed = counted
 
 
 def _counted(release: Release) -> Counter[float]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.sums import LEVELS
 from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.data.files import append
+from fedml_noniid.plugins.data.files import Lines
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.streaming import Weighing
@@ -175,10 +175,8 @@ class Sets:
 
     def __init__(self, path: Path) -> None:
         """`path`: a file that grows by a line per sum. Raises UserError if it is damaged."""
-        self._path, self._known = path, dict[str, list[set[int]]]()
-        content = path.read_bytes() if path.exists() else b""
-        self._size = content.rfind(b"\n") + 1  # a killed process may leave a part of a line
-        for line in content[: self._size].splitlines():
+        self._file, self._known = Lines(path), dict[str, list[set[int]]]()
+        for line in self._file.read():
             try:
                 question, clients = json.loads(line)
                 self._known.setdefault(question, []).append({*clients})
@@ -199,9 +197,7 @@ class Sets:
                     f"allowed: the same silos, or {least} more or fewer"
                 )
         if now not in earlier:
-            line = json.dumps([question, sorted(now)]).encode() + b"\n"
-            append(self._path, self._size, line, private=True)
-            self._size += len(line)
+            self._file.add(json.dumps([question, sorted(now)]).encode())
             earlier.append(now)
 
 

@@ -18,7 +18,7 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedml_noniid.plugins.core.errors import Mistake, UserError
-from fedml_noniid.plugins.data.files import append
+from fedml_noniid.plugins.data.files import Lines
 from fedml_noniid.plugins.silo import certificates
 from fedml_noniid.plugins.silo.certificates import Kit
 
@@ -86,17 +86,15 @@ class Log:
         """
         key = load_pem_private_key(kit.key, None)
         assert isinstance(key, ec.EllipticCurvePrivateKey), "kits have no other"
-        self.path, self._key, self._lock = path, key, threading.Lock()
-        content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        self.lines = [line.body for line in chained(path, whole)]
-        last = whole.splitlines()[-1] if whole else b""
+        self.path, self._file = path, Lines(path)
+        self._key, self._lock = key, threading.Lock()
+        found = self._file.read()
+        self.lines = [line.body for line in chained(path, found)]
         self._log = self.lines[0]["log"] if self.lines else secrets.token_hex(8)
-        self._n, self._prev = len(self.lines), _sha(_body(last)) if last else NONE
+        self._n, self._prev = len(self.lines), _sha(_body(found[-1])) if found else NONE
         self._seal: Seal | None = None
         self._synced = True
-        self._size = len(whole)
-        cut = {"cut_bytes": len(content) - len(whole)} if len(content) > len(whole) else {}
+        cut = {"cut_bytes": self._file.cut} if self._file.cut else {}
         self.write(START, certificate=kit.certificate.decode(), **facts, **cut)
 
     def write(self, kind: str, **facts: object) -> dict[str, Any]:
@@ -108,9 +106,10 @@ class Log:
             head = _sha(raw)
             made = self._key.sign(_signed(self._log, self._n, head), ec.ECDSA(SHA256()))
             self._seal = Seal(self._log, self._n, head, base64.b64encode(made).decode())
-            whole = raw[:-1] + f',"signature":"{self._seal.signature}"}}\n'.encode()
-            append(self.path, self._size, whole, private=True, sync=False)
-            self._n, self._prev, self._size = self._n + 1, head, self._size + len(whole)
+            self._file.add(
+                raw[:-1] + f',"signature":"{self._seal.signature}"}}'.encode(), sync=False
+            )
+            self._n, self._prev = self._n + 1, head
             self._synced = False
             return body
 
@@ -119,18 +118,18 @@ class Log:
         with self._lock:
             assert self._seal is not None, "there is a first line"
             if not self._synced:
-                append(self.path, self._size, b"", private=True)
+                self._file.sync()
                 self._synced = True
             return self._seal
 
 
-def chained(path: Path, content: bytes) -> Iterator[Line]:
-    """The lines of a log, each checked against the one before, without signatures.
+def chained(path: Path, lines: Sequence[bytes]) -> Iterator[Line]:
+    """The lines of the log in a file, each checked against the one before, without signatures.
 
     UserError names the first line that is wrong, counted from 1.
     """
     log, prev = "", NONE
-    for n, raw in enumerate(content.splitlines()):
+    for n, raw in enumerate(lines):
         where, found = f"{path}: line {n + 1}", SIGNED.fullmatch(raw)
         try:
             body = json.loads(_body(raw)) if found else None
@@ -161,7 +160,7 @@ class Checked(NamedTuple):
     def of(path: Path, ca: x509.Certificate) -> Checked:
         """Reads a log. UserError names the first line that is wrong."""
         content = certificates.read(path, "name the file audit-<rank>.jsonl")
-        whole = content[: content.rfind(b"\n") + 1]
+        *whole, rest = content.split(b"\n")
         name, certificate, signers = "", "", list[str]()
         lines = list(chained(path, whole))
         for line in lines:
@@ -182,7 +181,7 @@ class Checked(NamedTuple):
             int(rank[1])
         ):
             raise UserError(f"{path}: is the log of {name}")
-        return Checked(path, name, lines, signers, len(content) - len(whole))
+        return Checked(path, name, lines, signers, len(rest))
 
     def against(self, other: Checked) -> Iterator[str]:
         """What the other side's log shows to be wrong with this one."""

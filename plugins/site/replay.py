@@ -22,7 +22,7 @@ from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data import tensor_file
-from fedml_noniid.plugins.data.files import remove_abandoned
+from fedml_noniid.plugins.data.files import Lines, remove_abandoned
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.silo import Silo
@@ -86,7 +86,7 @@ def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
     `exchange`: only this one. UserError if an answer is not the one that was sent, or nothing is
     kept.
     """
-    lines, said = [line.body for line in chained(log, log.read_bytes())], ""
+    lines, said = [line.body for line in chained(log, Lines(log).read())], ""
     for place, line in enumerate(lines):
         path = folder / f"{place:08d}.safetensors"
         wanted = exchange in (None, line.get("exchange"))

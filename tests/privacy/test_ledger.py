@@ -119,7 +119,7 @@ def test_a_full_disk_counts_nothing_and_lets_nothing_leave(tmp_path, monkeypatch
     ledger = filled(tmp_path)
     before = ledger.path.read_bytes()
 
-    def full(path: Path, at: int, content: bytes, private: bool) -> None:
+    def full(path: Path, at: int, content: bytes, private: bool, sync: bool) -> None:
         with path.open("r+b") as file:
             file.seek(at)
             file.write(content[:written])
@@ -127,7 +127,7 @@ def test_a_full_disk_counts_nothing_and_lets_nothing_leave(tmp_path, monkeypatch
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedml_noniid.plugins.privacy.ledger.append", full)
+        patched.setattr("fedml_noniid.plugins.data.files.append", full)
         with pytest.raises(UserError, match="No space left"):
             ledger.spend(Release("new", "sample", 2.0))
     assert "new" not in ledger._ids
@@ -207,7 +207,7 @@ def test_files_of_others_are_refused_and_missing_ones_too(tmp_path):
     with pytest.raises(UserError, match="has 4 lines, and its head counts 0"):
         opened(tmp_path / "a")
     (tmp_path / "b" / "1.ledger").unlink()
-    with pytest.raises(UserError, match="is no privacy ledger"):
+    with pytest.raises(UserError, match="has 0 lines, and its head counts 5"):
         opened(tmp_path / "b")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import Lines
 from fedml_noniid.plugins.silo import authority
 from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.site import audit
@@ -64,13 +65,14 @@ class Logs:
         self.silo.unlink()
         made = self.opened(1, kit)
         self.silo.write_bytes(b"")
-        made._n, made._prev, made._log, made._size = 0, audit.NONE, log, 0
+        made._n, made._prev, made._log = 0, audit.NONE, log
+        made._file.read()
         for body in bodies:
             kept = {k: v for k, v in body.items() if k not in ("n", "log", "prev", "kind", "at")}
             made.write(body["kind"], **kept)
 
     def bodies(self) -> list[dict]:
-        return [line.body for line in audit.chained(self.silo, self.silo.read_bytes())]
+        return [line.body for line in audit.chained(self.silo, Lines(self.silo).read())]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import Lines
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.server_run import ServerRun
@@ -71,7 +72,7 @@ def replayed(log: Path, kept: replay.Kept, silo: Silo, exchange: int | None = No
 def test_every_answer_is_computed_again(tmp_path: Path, kits: Path, recipe: str) -> None:
     log, kept = recorded(tmp_path, kits, recipe)
     said = replayed(log, kept, fresh(recipe))
-    sent = [one for one in audit.chained(log, log.read_bytes()) if one.body["kind"] == audit.SENT]
+    sent = [one for one in audit.chained(log, Lines(log).read()) if one.body["kind"] == audit.SENT]
     assert said.count("the same SHA-256") == len(sent) >= 3
     assert len({one.body["sha256"] for one in sent}) > 1, "a replay could not fail"
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import Lines
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.server_run import ServerRun
@@ -69,9 +70,8 @@ def test_what_one_side_notes_the_other_side_confirms(line: Line) -> None:
         line.send(2, 0, wire.Answer(exchange=exchange, failed="policy"))
     for rank in (1, 2):
         assert "agree with it" in line.verify(rank)
-    noted = [
-        one.body for one in audit.chained(line.ends[1].log.path, line.ends[1].log.path.read_bytes())
-    ]
+    log = line.ends[1].log.path
+    noted = [one.body for one in audit.chained(log, Lines(log).read())]
     sent = {one["sha256"] for one in noted if "sha256" in one}
     assert sent == {replay.sha256(W)}
 
