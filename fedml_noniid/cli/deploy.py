@@ -65,7 +65,7 @@ def add(app: typer.Typer) -> None:
             "status --config fedml_config.yaml",
             "status --config fedml_config.yaml | python -m json.tool",
         ),
-        (deploy, loopback, "loopback", "loopback --recipe scaffold+fnr --silos 4"),
+        (deploy, loopback, "loopback", "loopback --recipe scaffold --silos 4 --secure-sums 3"),
         (
             deploy,
             record,
@@ -96,7 +96,10 @@ def make(
 
 
 def renew(rank: Rank, out: Out, days: Days = 14) -> None:
-    """Make a new kit for one rank, and revoke the old one."""
+    """Make a new kit for one rank. The old certificate stays valid to its last day.
+
+    The process takes the new kit by itself. A stolen kit must be revoked before it is renewed.
+    """
     from fedml_noniid.plugins.silo import authority
 
     sys.stdout.write(authority.renew(out, rank, days))
@@ -201,6 +204,9 @@ def status(config: Config) -> None:
 def loopback(
     recipe: Annotated[str | None, typer.Option(help="Instead of the experiment's.")] = None,
     silos: Annotated[int | None, typer.Option(help="Instead of the experiment's.")] = None,
+    secure_sums: Annotated[
+        int | None, typer.Option(help="Silos of the smallest sum that the server sees.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for all files.")] = Path("deploy") / "loopback",
 ) -> None:
     """Run a server and silos on this machine, with the settings and data of this experiment.
@@ -214,7 +220,8 @@ def loopback(
     here = workspace(Path())
     if code := repro.repro(here, "partition"):
         raise typer.Exit(code)
-    local.compare(*deploy.of_study(here, recipe, silos), out, typer.echo)
+    wanted = deploy.of_study(here, recipe=recipe, silos=silos, secure_sums=secure_sums)
+    local.compare(*wanted, out, typer.echo)
 
 
 def record(

@@ -240,6 +240,7 @@ class DeploySettings(Section):
     seed: Seed = 0
     silos: Silos = 3
     rounds: Count = 2
+    secure_sums: CountOrNone = 0  # silos of the smallest sum that the server sees; 0: all uploads
 
 
 def _grid(grid: Axes) -> Axes:

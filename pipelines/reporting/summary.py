@@ -307,8 +307,8 @@ def _private(runs: Sequence[ItemResult]) -> str:
         return ""
     return (
         f"{', '.join(found)}, for the one with the most releases, without amplification; not "
-        "covered: numbers of samples and steps, losses, tests on own samples. The noise of a "
-        "simulation can be drawn again by whoever knows its seed"
+        "covered: numbers of samples and steps, losses, tests on own samples. Anyone who "
+        "knows the seed of a simulation can draw its noise again"
     )
 
 

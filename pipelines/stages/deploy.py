@@ -46,23 +46,23 @@ def run(place: Workspace) -> None:
     write_whole(place.root / "deploy" / "result.json", json.dumps(record, indent=2) + "\n")
 
 
-def of_study(place: Workspace, recipe: str | None, silos: int | None) -> tuple[Deployment, Parts]:
+def of_study(place: Workspace, **instead: object) -> tuple[Deployment, Parts]:
     """The deployment of params.yaml with its data, which are prepared. UserError.
 
-    `recipe`, an entry of `recipes` or any composition, and `silos`: instead of the file's. A file
-    without a section `deploy` has its first recipe, scenario and seed here, with at most three
-    silos.
+    `instead`: values in place of the section's, unless they are None. `recipe` may be an entry of
+    `recipes` or any composition. A file without a section `deploy` has its first recipe, scenario
+    and seed here, with at most three silos.
     """
     settings = config.load(place.root)
     name, scenario = settings.recipe_names[0], settings.scenario_names[0]
-    most = max(2, min(3, settings.scenarios[scenario].clients))
     usual = config.DeploySettings(
-        recipe=name, scenario=scenario, seed=settings.seeds[0], silos=most
+        recipe=name,
+        scenario=scenario,
+        seed=settings.seeds[0],
+        silos=max(2, min(3, settings.scenarios[scenario].clients)),
     )
-    wanted = (settings.deploy or usual).model_dump()
-    wanted |= {
-        key: value for key, value in (("recipe", recipe), ("silos", silos)) if value is not None
-    }
+    given = {key: value for key, value in instead.items() if value is not None}
+    wanted = (settings.deploy or usual).model_dump() | given
     wanted["recipe"], content = recipes.entry(wanted["recipe"])
     entries = {wanted["recipe"]: config.Recipe.model_validate(content)} | settings.recipes
     settings = config.checked({**dict(settings), "recipes": entries, "deploy": wanted}, config.FILE)
@@ -88,6 +88,7 @@ def deployment_of(settings: config.Config, wanted: config.DeploySettings) -> Dep
             "recipe": settings.composition(wanted.recipe),
             "settings": settings.recipes[wanted.recipe].settings,
             "rounds": wanted.rounds,
+            "secure_sums": wanted.secure_sums,
             "cohort": cohort_size(share, wanted.silos),
             "client_num_in_total": wanted.silos,
             "client_num_per_round": wanted.silos,

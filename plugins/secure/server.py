@@ -67,8 +67,9 @@ def summed(
         whole = stack([counts[client] for client in clients])
         there = vectors.together(whole["secure"].pop("levels"))
         adding = _Adding(vectors.length(flatten(schema), there))
-        sum_ = _request(question, clients, whole, there)
-        found = coordinator.ask(sum_, {SUM: adding.total}, adding.check, 1)
+        found = coordinator.ask(
+            _request(question, clients, whole, there), {SUM: adding.total}, adding.check, 1
+        )
         if len(found) == len(clients):
             kept = {k: {key: of[key] for key in COUNTS} for k, of in counts.items()}
             return kept, vectors.sums(adding.total, schema, by, there, whole["n"])
@@ -77,8 +78,8 @@ def summed(
             down.round,
             _named(clients, tuple(found)),
         )
-        failed = coordinator.failed
-        failures.update(failed.keys())
+        failed = coordinator.status()["failed"]
+        failures.update(map(int, failed))
         earlier, left = clients, tuple(k for k in clients if failures[k] < MAX_FAILURES)
         why = "".join(f"; {reason}" for reason in failed.values())
     raise AssertionError("counts without end")

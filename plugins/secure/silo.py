@@ -88,7 +88,10 @@ class SecureSilo:
         der = self._certificate.public_bytes(Encoding.DER).ljust(CERTIFICATE_BYTES, b"\0")
         announced = dict(zip(ANNOUNCED, (public, signed, der), strict=True))
         sent = {key: made.leaves[key] for key in COUNTS}
-        sent |= {f"secure/{key}": _tensor(value) for key, value in announced.items()}
+        sent |= {
+            f"secure/{key}": torch.frombuffer(bytearray(value), dtype=torch.uint8)
+            for key, value in announced.items()
+        }
         sent["secure/levels"] = made.levels
         return {"client": client, "exchange": down.exchange, "leaves": sent}
 
@@ -207,10 +210,6 @@ def _question(down: Down) -> str:
     assert ask is not None, "there is something to do"
     asked = down.round, ask.job, ask.owner, sorted(down.counted.items())
     return f"{asked} {weights_sha256(wire.tensors(down))}"
-
-
-def _tensor(value: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(value), dtype=torch.uint8)
 
 
 def _bytes(row: Tensor) -> bytes:

@@ -233,12 +233,6 @@ class Coordinator:
                     return dict(sorted(self._answers.items()))
             self._wait()
 
-    @property
-    def failed(self) -> dict[int, str]:
-        """The silos that could not answer the last message, and why."""
-        with self._lock:
-            return dict(self._failed)
-
     def finish(self, kind: Literal["over", "stop"], why: str = "") -> None:
         """Lets the silos know that the run is over ("over"), or given up ("stop"), and waits a
         little for them to hear."""

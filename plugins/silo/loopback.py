@@ -59,10 +59,11 @@ class Processes:
         deployment = _moved(deployment, folder)
         self.deployment, self.config = deployment, folder / "fedml_config.yaml"
         self.output = Path(deployment.tracking_args.output_dir)
-        shutil.rmtree(self.output, ignore_errors=True)  # a new run, not one that goes on
         shards.write(deployment.data_args.shard, parts)
         authority.make(folder / "kits", deployment.silos)
         policy.admit_own(deployment, next(shards.split(parts)), folder)
+        # A new run, not one that goes on. A refused one leaves the old run's files.
+        shutil.rmtree(self.output, ignore_errors=True)
         write_whole(self.config, deployment.yaml())
         self.output.mkdir(parents=True)
         self.running: dict[int, BaseProcess] = {}

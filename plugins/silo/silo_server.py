@@ -183,7 +183,7 @@ class SiloServer:
                 await call.due.wait()
                 call.due.clear()
             await call.write(found)
-            # The silo leaves first: gRPC may drop what is not read when a stream ends.
+            # The silo leaves first. When a stream ends, gRPC may drop unread messages.
             async with within(HEAD_S, "the silo did not leave"):
                 await call.call.read()
         finally:

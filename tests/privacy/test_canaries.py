@@ -1,4 +1,4 @@
-"""The attack on privacy noise: it finds what is not hidden, and refutes no epsilon that holds."""
+"""The attack finds canaries where there is no noise. It refutes no epsilon that holds."""
 
 from __future__ import annotations
 

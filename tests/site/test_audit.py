@@ -89,37 +89,21 @@ def test_what_was_not_tampered_with_is_whole(logs: Logs) -> None:
     assert "show only with --against" in audit.verify(logs.silo, logs.ca)
 
 
-def edited(logs: Logs) -> None:
-    lines = logs.lines
-    lines[4] = lines[4].replace(b'"exchange":1', b'"exchange":2')
-    logs.lines = lines
+def edited(n: int, old: bytes, new: bytes) -> Callable[[Logs], None]:
+    """Changes the line at `n`, from 0, by a pattern."""
 
+    def tamper(logs: Logs) -> None:
+        lines = logs.lines
+        lines[n], found = re.subn(old, new, lines[n], count=1)
+        assert found == 1
+        logs.lines = lines
 
-def edited_time(logs: Logs) -> None:
-    lines = logs.lines
-    lines[7] = re.sub(rb'"at":"20', b'"at":"19', lines[7])
-    logs.lines = lines
+    return tamper
 
 
 def one_bit_of_a_signature(logs: Logs) -> None:
-    lines = logs.lines
-    at = lines[5].index(b'"signature":"') + 40
-    lines[5] = (
-        lines[5][:at] + (b"A" if lines[5][at : at + 1] != b"A" else b"B") + lines[5][at + 1 :]
-    )
-    logs.lines = lines
-
-
-def one_byte_added(logs: Logs) -> None:
-    lines = logs.lines
-    lines[3] = lines[3].replace(b'{"n"', b'{ "n"')
-    logs.lines = lines
-
-
-def a_second_value_for_a_key(logs: Logs) -> None:
-    lines = logs.lines
-    lines[3] = lines[3].replace(b',"prev"', b',"sha256":"f00d","prev"')
-    logs.lines = lines
+    at = logs.lines[5].index(b'"signature":"') + 40
+    edited(5, b"(?<=.{%d})." % at, b"B" if logs.lines[5][at] == ord("A") else b"A")(logs)
 
 
 def deleted(logs: Logs) -> None:
@@ -208,11 +192,13 @@ def of_another_federation(logs: Logs) -> None:
 
 
 TAMPERINGS = {
-    edited: r"audit-1.jsonl: line 6: does not follow|line 5: is not signed",
-    edited_time: "line 9: does not follow|line 8: is not signed",
+    edited(
+        4, b'"exchange":1', b'"exchange":2'
+    ): r"audit-1.jsonl: line 6: does not follow|line 5: is not signed",
+    edited(7, b'"at":"20', b'"at":"19'): "line 9: does not follow|line 8: is not signed",
     one_bit_of_a_signature: "line 6: is not signed by the process|line 6: is no line",
-    one_byte_added: "line 4: is no line|line 5: does not follow",
-    a_second_value_for_a_key: "line 5: does not follow",
+    edited(3, b'{"n"', b'{ "n"'): "line 4: is no line|line 5: does not follow",
+    edited(3, b',"prev"', b',"sha256":"f00d","prev"'): "line 5: does not follow",
     deleted: r"line 6: does not follow the line before: .*\(it has n = 6\)",
     deleted_at_the_front: r"line 1: does not follow .*\(it has n = 1\)",
     truncated: "had signed 18 lines; .* ends with line 16: lines were removed",
@@ -269,7 +255,7 @@ def test_a_line_that_a_kill_has_cut_is_no_tampering(logs: Logs) -> None:
 
 
 def test_a_process_does_not_go_on_with_a_damaged_log(logs: Logs) -> None:
-    edited(logs)
+    edited(4, b'"exchange":1', b'"exchange":2')(logs)
     with pytest.raises(UserError, match=r"audit-1\.jsonl: line 6: does not follow"):
         logs.opened(1)
 
