@@ -18,11 +18,11 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 20560,
-    TESTS: 20375,
+    SOURCE: 21300,
+    TESTS: 21300,
     ("plugins/core",): 1436,
     ("plugins/privacy",): 166,
-    ("plugins/silo",): 1929,
+    ("plugins/silo",): 1960,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,
