@@ -86,8 +86,11 @@ def claims(
             begun = [one for one in claims_.every.values() if one.claim.study == study]
             committed.declare(folder, begun, commits)
             execute(place, claims_.studies[study])
-    for file, content in Page(found, place.root, known_).files().items():
+    made = Page(found, place.root, known_).files()
+    for file, content in made.items():
         write_whole(folder / file, content)
+    for old in {path.name for path in folder.glob("claims*")} - set(made):
+        (folder / old).unlink()
     return folder / PAGE
 
 
