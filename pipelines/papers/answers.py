@@ -95,7 +95,7 @@ def filled(words: str, verdicts: Mapping[str, Verdict]) -> str:
     return NUMBER.sub(lambda of: _number(of, verdicts), " ".join(words.split()))
 
 
-def number(claim: Claim, mean: float, ends: tuple[float, float] | None) -> str:
+def number(claim: Claim, mean: float, ends: tuple[float, float] | None = None) -> str:
     """`+2.50 (+1.00 to +4.00)`; levels and ratios have no sign."""
     sign = "+" if claim.contrast in SIGNED else ""
     return _spanned([f"{x:{sign}z.{claim.decimals}f}" for x in (mean, *(ends or ()))])

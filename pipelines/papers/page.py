@@ -25,6 +25,7 @@ from fedml_noniid.pipelines.papers.described import what_ran
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import RESULTS, TITLES, TUNED
 from fedml_noniid.pipelines.papers.verdicts import (
+    COLUMNS,
     HELD,
     NOT_HELD,
     VERDICTS,
@@ -32,17 +33,15 @@ from fedml_noniid.pipelines.papers.verdicts import (
     Verdict,
     adjust,
     judge,
+    lines,
 )
 from fedml_noniid.pipelines.reporting.comparison import interval
 from fedml_noniid.pipelines.reporting.pages import html_page, render
-from fedml_noniid.pipelines.reporting.summary import TINY, spread
+from fedml_noniid.pipelines.reporting.summary import spread
 from fedml_noniid.pipelines.reporting.text import NONE, as_csv
 
 PAGE, DETAILS, PICTURE = "claims.md", "claims-details.html", "claims-{}.png"
-TESTS = ["paper", "claim", "part", "statistic", "wanted", "mean", "low", "high", "seeds"]
-TESTS += ["p", "holm_p", "weakest", "verdict"]
 SUPPORTED = {HELD: "supported", NOT_HELD: "not supported"}  # the word of a cause
-SMALL_P = 0.001
 LR = re.compile(r"\blr ([\d.e-]+)")
 OF_A_RUN = ["study", "item"]
 
@@ -56,11 +55,12 @@ class Page:
         self.measured = {
             paper: Measured(paper, self.size, root, one.studies) for paper, one in claims.items()
         }
-        self.verdicts = self._judged({paper: one.claims for paper, one in claims.items()})
-        self.whys = self._judged({paper: one.whys for paper, one in claims.items()})
-        self.every = [*self.verdicts, *self.whys]
         declared = files.declared(root / RESULTS / "claims" / self.size)
         self.facts = {**declared, **committed.facts}
+        self.verdicts = self._judged({paper: one.claims for paper, one in claims.items()})
+        self.fresh = self._judged({paper: one.fresh for paper, one in claims.items()})
+        self.whys = self._judged({paper: one.whys for paper, one in claims.items()})
+        self.every = [*self.verdicts, *self.fresh, *self.whys]
         # A line for each value, run and run of a claim, of all papers.
         self.values = _joined(self.every, "values", VALUES)
         self.runs = _joined(self.every, "runs", RUNS)
@@ -72,14 +72,24 @@ class Page:
         }
 
     def _judged(self, named: Mapping[str, Mapping[str, Named]]) -> list[Verdict]:
-        """All claims of all papers, adjusted together."""
+        """All claims of a section, of all papers, adjusted together."""
         return adjust(
             [
-                judge(one, self.measured[paper], self.committed)
+                judge(
+                    one,
+                    self.measured[paper],
+                    self.committed,
+                    files.is_margin_later(one, self.facts),
+                )
                 for paper, of in named.items()
                 for one in of.values()
             ]
         )
+
+    @property
+    def shown(self) -> list[Verdict]:
+        """The verdicts on the claims that were not withdrawn."""
+        return [one for one in self.verdicts if not one.claim.withdrawn]
 
     def of(self, paper: str) -> list[Verdict]:
         """The verdicts of a paper."""
@@ -122,7 +132,13 @@ class Page:
 
     def files(self) -> dict[str, bytes]:
         """The page and all that lies beside it."""
-        forests = {paper: forest.drawn(self.of(paper), TITLES[paper]) for paper in self.claims}
+        forests = {
+            paper: forest.drawn(
+                [one for one in (*self.shown, *self.fresh) if one.named.paper == paper],
+                TITLES[paper],
+            )
+            for paper in self.claims
+        }
         pictures = {PICTURE.format(of): drawn for of, drawn in forests.items() if drawn}
         context = self._context(pictures)
         text = render("claims.md.j2", context).rstrip() + "\n"
@@ -138,7 +154,7 @@ class Page:
             DETAILS: html.encode(),
             **pictures,
             files.FACTS: (json.dumps(record_, indent=1, sort_keys=True) + "\n").encode(),
-            "claims.csv": as_csv(TESTS, (line for one in self.every for line in _tests(one))),
+            "claims.csv": as_csv(COLUMNS, (line for one in self.every for line in lines(one))),
             files.FILES["values"]: _csv(self.values),
             files.FILES["runs"]: _csv(runs.drop(columns="claim")),
         }
@@ -176,6 +192,10 @@ class Page:
                 "title": TITLES[paper],
                 "picture": picture if (picture := PICTURE.format(paper)) in pictures else "",
                 "verdicts": self.of(paper),
+                "families": [
+                    (title, [one for one in found if one.named.paper == paper])
+                    for title, found in (("tests", self.shown), ("fresh tests", self.fresh))
+                ],
                 "whys": [one for one in self.whys if one.named.paper == paper],
                 "studies": list(
                     dict.fromkeys(x.claim.study for x in self.every if x.named.paper == paper)
@@ -198,14 +218,14 @@ class Page:
             "wanted": lambda one: f"{one.claim.holds.words} {one.claim.unit}".rstrip(),
             "words": lambda one: forest.in_words(one, self.verdicts),
             "number": _number,
-            "p": _p,
+            "span": lambda one, ends: " to ".join(answers.number(one.claim, x) for x in ends),
+            "signed": lambda one, effect: answers.number(one.claim, effect),
             "supported": lambda why: SUPPORTED.get(why.word, why.word),
             "levels": _levels,
             "beside": _beside,
             "hours": lambda one: _hours(one.runs),
             "written": lambda one: files.when_written(one.named, self.facts, len(one.runs) > 0),
             "plain": _plain,
-            "tiny": TINY,
         }
 
     def _answers(self) -> dict[str, Any]:
@@ -265,33 +285,11 @@ def _csv(frame: pd.DataFrame, digits: int = 10) -> bytes:
     return as_csv(list(frame.columns), frame.itertuples(index=False, name=None), digits)
 
 
-def _tests(one: Verdict) -> Iterable[list[object]]:
-    """The lines of claims.csv."""
-    about = [one.named.paper, one.named.id]
-    if not one.tested:
-        statistic, holds = one.claim.statistic, one.claim.holds.words
-        yield [*about, None, statistic, holds, *[None] * 7, one.word]
-    for tested in one.tested:
-        compared = tested.compared
-        wanted = f"{'above' if tested.side > 0 else 'below'} {tested.bound:g}"
-        ps = (None, None) if one.counted else (compared.p, one.holm_p)
-        numbers = [tested.mean, *(tested.interval or (None, None)), len(compared.differences), *ps]
-        weakest = "yes" if tested is one.weakest else ""
-        yield [*about, tested.part, one.claim.statistic, wanted, *numbers, weakest, one.word]
-
-
 def _number(one: Verdict, tested: Tested | None) -> str:
     """A tested number: its mean, with the interval."""
     if tested is None or tested.mean is None:
         return NONE
     return answers.number(one.claim, tested.mean, None if one.counted else tested.interval)
-
-
-def _p(one: Verdict) -> str:
-    """p after Holm's adjustment."""
-    if one.weakest is None:
-        return NONE
-    return f"{one.holm_p:.3f}" if one.holm_p >= SMALL_P else f"< {SMALL_P}"
 
 
 def _levels(one: Verdict) -> str:

@@ -15,7 +15,7 @@ from fedml_noniid.pipelines.papers.claims import of_papers
 from fedml_noniid.pipelines.papers.committed import Committed, when_written
 from fedml_noniid.pipelines.papers.page import Page
 from fedml_noniid.pipelines.papers.studies import PAPERS
-from fedml_noniid.pipelines.papers.verdicts import HELD, NOT_HELD
+from fedml_noniid.pipelines.papers.verdicts import HELD, NO_GAIN, NOT_HELD
 from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines import by_hand
 from tests.pipelines.small import ROOT
@@ -68,9 +68,9 @@ def test_the_words_of_an_answer_fit_its_verdicts(committed: Page, paper: str) ->
         assert set(answer.because) <= set(gains)
         assert (answer.use == ONLY_IF) <= bool(answer.condition)
     elif answer.use == NO:
-        assert words == {NOT_HELD} and not gains
+        assert words <= {NOT_HELD, NO_GAIN} and not gains
     else:
-        assert answer.use == NOT_SHOWN and not words & {HELD, NOT_HELD} and not gains
+        assert answer.use == NOT_SHOWN and not words & {HELD, NOT_HELD, NO_GAIN} and not gains
     said = " ".join([answer.shown, answer.caveat, *answer.no_scale])
     typed = re.findall(r"[-+]\d[\d.]*|\d+\.\d\d+", re.sub(r"\{.*?\}|CIFAR-10", "", said))
     assert set(typed) <= {"0.45"}, f"measured numbers are filled in, never typed: {typed}"
