@@ -253,6 +253,7 @@ def test_no_gain_above_a_margin(tmp_path: Path, claim: dict[str, Any], text: str
     ends(root, "near", "c", [b + d for b, d in zip(B, [1e-3, -1e-3, 2e-3, -1e-3, 0], strict=True)])
     if claim.get("less") == ["b", "c"]:
         ends(root, "near", "c", [0.5, 0.3, 0.6, 0.4, 0.5])
+    note(root)
     (found,) = verdicts(root)
     assert found.text == text
     if text == "no gain above 1 point":
