@@ -6,6 +6,7 @@
 - `{ID: PART}`: the number of the part whose name ends with PART, tested or shown beside.
 - `{ID: RECIPE|level}`: what a method reaches, its mean over the seeds.
 - `{ID: PART|%}`: the number in percent. `{ID|seeds}`: how many seeds it has.
+- `{ID|printed}`: the paper's number. `{ID|verdict}`: the verdict.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 FILE = "answer.yaml"
 YES, ONLY_IF, NO, NOT_SHOWN = "yes", "only if", "no", "not shown"
-NUMBER = re.compile(r"\{([a-z0-9-]+)(?:: ([^{}|]+))?(?:\|(level|seeds|%))?\}")
+NUMBER = re.compile(r"\{([a-z0-9-]+)(?:: ([^{}|]+))?(?:\|(level|seeds|printed|verdict|%))?\}")
 SIGNED = ("difference", "trend")  # contrasts whose numbers are written with their sign
 
 
@@ -104,6 +105,10 @@ def number(claim: Claim, mean: float, ends: tuple[float, float] | None = None) -
 def _number(of: re.Match[str], verdicts: Mapping[str, Verdict]) -> str:
     id_, part, form = of.groups()
     one = verdicts[known("claim", id_, verdicts)]
+    if form == "verdict":
+        return one.text
+    if form == "printed":
+        return number(one.claim, one.claim.printed.effect) if one.claim.printed else NONE
     values, is_level = one.values, form == "level"
     if is_level:
         values = values[values["role"] != BESIDE].drop_duplicates(["scenario", "item"])

@@ -69,6 +69,7 @@ def test_the_words_of_an_answer_fit_its_verdicts(committed: Page, paper: str) ->
         assert (answer.use == ONLY_IF) <= bool(answer.condition)
     elif answer.use == NO:
         assert words <= {NOT_HELD, NO_GAIN} and not gains
+        assert not any(of[id_].word == NO_GAIN and of[id_].is_post_hoc for id_ in answer.because)
     else:
         assert answer.use == NOT_SHOWN and not words & {HELD, NOT_HELD, NO_GAIN} and not gains
     said = " ".join([answer.shown, answer.caveat, *answer.no_scale])
@@ -78,7 +79,12 @@ def test_the_words_of_an_answer_fit_its_verdicts(committed: Page, paper: str) ->
 
 def test_numbers_are_filled_into_the_words(tmp_path: Path) -> None:
     """a less b is 10 points, half width 2.776 / sqrt(5); c is a but for 0.01 on two seeds each."""
-    root = both(written(tmp_path, {"less": ["b", "c"], "beside": {"its bytes": "bytes_up"}}))
+    root = both(
+        written(
+            tmp_path,
+            {"less": ["b", "c"], "beside": {"its bytes": "bytes_up"}, "printed": {"effect": 3}},
+        )
+    )
     ends(root, "near", "c", [A[0] + 0.01, A[1] - 0.01, *A[2:]])
     verdicts = {"c0": Page(of_papers(by_hand.SIZE, root), root, Committed()).verdicts[0]}
 
@@ -89,6 +95,7 @@ def test_numbers_are_filled_into_the_words(tmp_path: Path) -> None:
     assert filled("{c0}") == filled("{c0: near: a less c}") == "+0.00 (-0.88 to +0.88)"
     assert filled("{c0: a|level} and {c0: b|level} %, {c0|seeds}") == "73.00 and 63.00 %, 5"
     assert filled("{c0: a: its bytes|%}") == "1000.0 %", "10 bytes on every seed: no interval"
+    assert filled("{c0|verdict} {c0|printed}") == "undecided +3.00"
     assert filled("{c0: no such part} {c0: its bytes}") == "- -", "of none, and of three methods"
     with pytest.raises(UserError, match="claim 'c1' is unknown"):
         filled("{c1}")
