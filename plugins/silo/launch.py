@@ -38,6 +38,7 @@ from fedml_noniid.plugins.data.files import (
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.callbacks import OnRow
 from fedml_noniid.plugins.engines.record import rounds_csv
+from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.metrics import main_of, metric_of
 from fedml_noniid.plugins.models import model as models
 from fedml_noniid.plugins.silo import exit_codes, results, settings, wire
@@ -130,6 +131,7 @@ class Process:
             handler.addFilter(_logged)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
+        certificates.watch(self.deployment.kit(self.rank), self.rank)
         remove_abandoned(
             self.folder, WRITTEN if self.rank == 0 else [f"silo-{self.rank}.safetensors"]
         )
@@ -204,7 +206,6 @@ class Process:
         absences.write(self.folder / results.ABSENT, server_run.missing)
 
     def _silo(self) -> None:
-        from fedml_noniid.plugins.kits import certificates
         from fedml_noniid.plugins.secure.silo import SecureSilo
         from fedml_noniid.plugins.silo.silo_client import SiloClient
 
