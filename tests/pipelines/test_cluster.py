@@ -308,7 +308,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     kit.make(tmp_path / "other", 1)
     shutil.copy(tmp_path / "other" / kit.CA, tmp_path / "kit")
     (tmp_path / "kit" / kit.KEY).chmod(0o600)
-    with pytest.raises(UserError, match="not signed by the CA of these kits; .*cluster kit"):
+    with pytest.raises(UserError, match=r"not signed by the CA of these kits; .*cluster kit"):
         kit.security(tmp_path / "kit")
 
 
