@@ -12,9 +12,10 @@ import yaml
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import exit_codes, launch, loopback, settings, shards
+from fedml_noniid.plugins.silo import authority, exit_codes, launch, loopback, settings, shards
 from fedml_noniid.plugins.site import policy
 from tests.silo import world
+from tests.silo.test_waiting_calls import until
 
 PRIVATE = {
     "enable_dp": True,
@@ -244,6 +245,23 @@ def test_an_unexpected_error_is_one_line_and_the_log_has_its_traceback(folder, m
     log = launch.log_file(Path("run"), 1)
     assert str(error.value) == f"RuntimeError: of FedML, on two lines; see {log}"
     assert "Traceback" in log.read_text()
+
+
+def test_a_process_warns_at_its_start_that_its_kit_ends(folder, kits, monkeypatch):
+    """A second is left of five minutes: a certificate begins earlier, as clocks differ."""
+    authority.renew(kits, 1, 1 / 86_400)
+    log = launch.log_file(Path("run"), 1)
+
+    def silo(_: launch.Process) -> None:
+        until(lambda: "the certificate of silo-1 ends on" in log.read_text())
+
+    monkeypatch.setattr(launch.Process, "_silo", silo)
+    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
+    handlers: list[logging.Handler] = []
+    monkeypatch.setattr(logging.root, "handlers", handlers)
+    launch.Process.of(1, Path("config.yaml")).run(StringIO())
+    for handler in handlers:
+        handler.close()
 
 
 @pytest.mark.parametrize("name", ["run/events.out", "fedml_config.yaml", "shards/1.safetensors"])
