@@ -250,6 +250,11 @@ def test_an_operator_who_follows_the_page_succeeds(machines: dict[str, Machine])
         done = rounds()
         until(lambda: rounds() > done, "the next round")
 
+    def departures() -> int:
+        """How often silo 1 has left, as far as the server knows."""
+        log = server.home / "federation" / "run" / "fedml-0.log"
+        return log.read_text().count("silo 0 (rank 1) has left")
+
     def serial() -> str:
         """Of the certificate that the server shows to silo 1."""
         asking = f"openssl s_client -connect {ADDRESSES[SERVER]}:8890 </dev/null 2>/dev/null"
@@ -276,6 +281,11 @@ def test_an_operator_who_follows_the_page_succeeds(machines: dict[str, Machine])
     silos[0].signal(signal.SIGKILL)
     silos[0].processes[-1].wait()
     silos[0].start(join.on(SILO_1))
+    goes_on()
+    before = departures()
+    silos[0].run("ip link set server down")  # nobody is told
+    until(lambda: departures() > before, "the server's notice")
+    silos[0].run(f"ip link set server up && ip route add {ADDRESSES[SERVER]}/32 dev server")
     goes_on()
     server.signal(signal.SIGINT)
     assert server.processes[-1].wait(GIVE_UP_S) == 6, server.said
