@@ -189,7 +189,9 @@ def machines(tmp_path: Path) -> Iterator[dict[str, Machine]]:
             pytest.skip(f"no network namespaces here: {error.cmd}: {error.stderr}")
         ear = ["ip", "netns", "exec", namespaces[SERVER], sys.executable, "-c", LISTENER]
         with (tmp_path / HEARD).open("wb") as heard:
-            stack.callback(subprocess.Popen(ear, stdout=heard).kill)
+            listener = subprocess.Popen(ear, stdout=heard)
+        stack.callback(listener.wait)
+        stack.callback(listener.kill)  # first
         tools = installed(tmp_path)
         for name in MACHINES:
             home = tmp_path / "homes" / ADDRESSES.get(name, name)

@@ -15,7 +15,6 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import authority, exit_codes, launch, loopback, settings, shards
 from fedml_noniid.plugins.site import policy
 from tests.silo import world
-from tests.silo.test_waiting_calls import until
 
 PRIVATE = {
     "enable_dp": True,
@@ -250,18 +249,14 @@ def test_an_unexpected_error_is_one_line_and_the_log_has_its_traceback(folder, m
 def test_a_process_warns_at_its_start_that_its_kit_ends(folder, kits, monkeypatch):
     """A second is left of five minutes: a certificate begins earlier, as clocks differ."""
     authority.renew(kits, 1, 1 / 86_400)
-    log = launch.log_file(Path("run"), 1)
-
-    def silo(_: launch.Process) -> None:
-        until(lambda: "the certificate of silo-1 ends on" in log.read_text())
-
-    monkeypatch.setattr(launch.Process, "_silo", silo)
+    monkeypatch.setattr(launch.Process, "_silo", lambda _: None)
     monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
     handlers: list[logging.Handler] = []
     monkeypatch.setattr(logging.root, "handlers", handlers)
     launch.Process.of(1, Path("config.yaml")).run(StringIO())
     for handler in handlers:
         handler.close()
+    assert "the certificate of silo-1 ends on" in launch.log_file(Path("run"), 1).read_text()
 
 
 @pytest.mark.parametrize("name", ["run/events.out", "fedml_config.yaml", "shards/1.safetensors"])
