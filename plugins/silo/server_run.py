@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedml_noniid.plugins.core.component import Ask, Reply
@@ -152,13 +153,13 @@ class ServerRun:
         reply = wire.opened(upload, client, self.down, self.schema, self._ranges)
         if reply is not None:
             where, n = f"round {self._round}, {wire.silo(client)}", int(reply["n"])
-            for known in (samples, self._samples.get(client)):
-                if known is not None and n != known:
-                    raise RefusedError(
-                        "samples",
-                        f"{where}: upload counts n = {n} samples; it was {known} before, and may "
-                        "not change",
-                    )
+            for known in {samples, self._samples.get(client)} - {None, n}:
+                why = f"upload counts n = {n} samples; it was {known} before, and may not change"
+                raise RefusedError("samples", f"{where}: {why}")
+            steps = int(self.terms.plan.steps(np.array(n))) if self.schema["steps"] else 0
+            if reply["steps"] != steps:
+                why = f"upload's 'steps' has {reply['steps']:g}; {n} samples make {steps}"
+                raise RefusedError("steps", f"{where}: {why}")
             self._refuse_overflow(reply, where)
         return reply
 

@@ -437,9 +437,10 @@ def ranges(components: Iterable[Component], loss: Loss = CROSS_ENTROPY) -> Range
 
 def allowed(key: str, ranges: Ranges) -> Range:
     """The numbers that the tensor `key` of an upload may have."""
-    names = [name for name in ranges if f"{key}/".startswith(f"{name}/")]
-    found = ranges[names[0]] if names else Range(0) if key.endswith(VARIANCE) else Range()
-    return Range(max(found.low, -MAX_MAGNITUDE), min(found.high, MAX_MAGNITUDE))
+    of_kind = Range(0) if key.endswith(VARIANCE) else Range()
+    found = next((ranges[name] for name in ranges if f"{key}/".startswith(f"{name}/")), of_kind)
+    low, high = max(found.low, -MAX_MAGNITUDE), min(found.high, MAX_MAGNITUDE)
+    return Range(low, high, whole=found.whole)
 
 
 def opened(message: object, client: int, sent: Down, schema: Tree, limits: Ranges) -> Tree | None:
@@ -468,14 +469,16 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
     fit(leaves, schema, where)
     for key, leaf in leaves.items():
         limit = allowed(key, limits)
-        for number in leaf.aminmax() if leaf.numel() else ():
+        broken = leaf[leaf % 1 != 0][:1] if limit.whole else ()
+        for number in (*leaf.aminmax(), *broken) if leaf.numel() else ():
             if not number.isfinite():
                 raise RefusedError(
                     "non-finite", f"{where}: upload's {key!r} is not finite; {REMEDY}"
                 )
             # Of tensors: the ends are rounded to the dtype.
-            if not limit.low <= number <= limit.high:
-                why = f"upload's {key!r} has {number.item():g}; allowed: {limit}; {REMEDY}"
+            if number not in limit:
+                numbers = f"{'whole numbers ' * limit.whole}{limit}"
+                why = f"upload's {key!r} has {number.item():g}; allowed: {numbers}; {REMEDY}"
                 raise RefusedError("range", f"{where}: {why}")
     return unflatten(leaves, schema)
 

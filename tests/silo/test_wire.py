@@ -15,6 +15,7 @@ import torch
 from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.wire import CHUNK_BYTES, DTYPES, MAX_FRAME_BYTES, RefusedError
@@ -115,7 +116,7 @@ SCHEMA = {
     "steps": torch.tensor(1.0),
     "loss": torch.tensor(1.0),
 }
-RANGES = wire.ranges([QFedAvg()])
+RANGES = wire.ranges([QFedAvg()]) | {"upload/half": Range(-8, whole=True)}
 SENT = wire.Down(4, 2, Ask("train", (0, 2), {"w": torch.zeros(2, 3)}, {}, {}, {}), "terms")
 
 
@@ -147,6 +148,11 @@ def test_a_good_upload_comes_back_in_the_structure_of_the_schema():
         ({"upload/scaffold/dc/w": torch.full((2, 3), math.inf)}, r"dc/w' is not finite"),
         ({"n": torch.tensor(0)}, r"'n' has 0; allowed: from 1"),
         ({"steps": torch.tensor(-1.0)}, r"'steps' has -1; allowed: from 0 to 1"),
+        (
+            {"upload/half": torch.tensor([1.0, -8.0, 2.5]).bfloat16()},
+            r"'upload/half' has 2.5; allowed: whole numbers from -8 to 1",
+        ),
+        ({"upload/half": torch.tensor([0, 0, math.nan]).bfloat16()}, r"half' is not finite"),
         ({"deltas/w": torch.full((2, 3), 1e20)}, r"'deltas/w' has 1e\+20; allowed: from -10737418"),
     ],
 )
