@@ -154,12 +154,17 @@ class ServerRun:
         if reply is not None:
             where, n = f"round {self._round}, {wire.silo(client)}", int(reply["n"])
             for known in {samples, self._samples.get(client)} - {None, n}:
-                why = f"upload counts n = {n} samples; it was {known} before, and may not change"
-                raise RefusedError("samples", f"{where}: {why}")
+                raise RefusedError(
+                    "samples",
+                    f"{where}: upload counts n = {n} samples; it was {known} before, and may not "
+                    "change",
+                )
             steps = int(self.terms.plan.steps(np.array(n))) if self.schema["steps"] else 0
             if reply["steps"] != steps:
-                why = f"upload's 'steps' has {reply['steps']:g}; {n} samples make {steps}"
-                raise RefusedError("steps", f"{where}: {why}")
+                raise RefusedError(
+                    "steps",
+                    f"{where}: upload's 'steps' has {reply['steps']:g}; {n} samples make {steps}",
+                )
             self._refuse_overflow(reply, where)
         return reply
 

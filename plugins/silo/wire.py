@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from itertools import chain
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
@@ -439,8 +440,9 @@ def allowed(key: str, ranges: Ranges) -> Range:
     """The numbers that the tensor `key` of an upload may have."""
     of_kind = Range(0) if key.endswith(VARIANCE) else Range()
     found = next((ranges[name] for name in ranges if f"{key}/".startswith(f"{name}/")), of_kind)
-    low, high = max(found.low, -MAX_MAGNITUDE), min(found.high, MAX_MAGNITUDE)
-    return Range(low, high, whole=found.whole)
+    return replace(
+        found, low=max(found.low, -MAX_MAGNITUDE), high=min(found.high, MAX_MAGNITUDE), open=""
+    )
 
 
 def opened(message: object, client: int, sent: Down, schema: Tree, limits: Ranges) -> Tree | None:
@@ -477,9 +479,10 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
                 )
             # Of tensors: the ends are rounded to the dtype.
             if number not in limit:
-                numbers = f"{'whole numbers ' * limit.whole}{limit}"
-                why = f"upload's {key!r} has {number.item():g}; allowed: {numbers}; {REMEDY}"
-                raise RefusedError("range", f"{where}: {why}")
+                why = f"upload's {key!r} has {number.item():g}; allowed: "
+                raise RefusedError(
+                    "range", f"{where}: {why}{'whole numbers ' * limit.whole}{limit}; {REMEDY}"
+                )
     return unflatten(leaves, schema)
 
 
