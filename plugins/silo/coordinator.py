@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
+from cryptography import x509
+
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.silo import wire
@@ -33,6 +35,8 @@ Noted = Callable[[str, RefusedError], object]  # (name in a certificate, what wa
 
 class Coordinator:
     """The state of one server process. Silos are called by client number, which counts from 0."""
+
+    ca: x509.Certificate  # of the federation; the `SiloServer` sets it
 
     def __init__(
         self,

@@ -102,6 +102,7 @@ class SiloServer:
         self._checks = ThreadPoolExecutor(1, "check")
         self._kit, self._mine = kit, certificates.Kit.read(kit, 0)
         self._admission = certificates.Admission(self._mine.ca, kit / "crl.pem")
+        coordinator.ca = self._admission.ca
 
     def __enter__(self) -> SiloServer:
         wait_for(self._start())
