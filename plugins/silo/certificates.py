@@ -88,7 +88,7 @@ class Admission:
 
         `crl`: the list of revoked certificates. Raises UserError if the list is bad.
         """
-        self.ca, self._crl = x509.load_pem_x509_certificate(ca), crl
+        self._ca, self._crl = x509.load_pem_x509_certificate(ca), crl
         self._content, self._warned = read(crl, COPY_LIST), False
         self._serials = self._listed(self._content)
         self._peer = functools.lru_cache(maxsize=MAX_CACHED_CERTIFICATES)(self._parsed)
@@ -113,7 +113,7 @@ class Admission:
 
     def _parsed(self, pem: bytes) -> tuple[str, int, datetime.datetime] | None:
         """(name, serial number, last moment) of a certificate; None if the CA has not signed it."""
-        found = issued(pem, self.ca)
+        found = issued(pem, self._ca)
         if found is None:
             return None
         return common_name(found), found.serial_number, found.not_valid_after_utc
@@ -133,7 +133,7 @@ class Admission:
 
     def _listed(self, content: bytes) -> frozenset[int]:
         """The serial numbers on a list. Raises UserError."""
-        crl = list_of(self.ca, self._crl, content, COPY_LIST)
+        crl = list_of(self._ca, self._crl, content, COPY_LIST)
         return frozenset(revoked.serial_number for revoked in crl)
 
 

@@ -296,8 +296,9 @@ class Coordinator:
     def _gone(self, client: int) -> bool:
         """Whether a silo is not waited for any more: some time after its last contact; never while
         it is there."""
-        since = self._last_contact.get(client, self._began)
-        return client not in self._lines and time.monotonic() >= since + self.comm.gone_s
+        return client not in self._lines and (
+            time.monotonic() >= self._last_contact.get(client, self._began) + self.comm.gone_s
+        )
 
     def _note(self, text: str) -> None:
         """Writes a log line, unless the round has had enough of them."""

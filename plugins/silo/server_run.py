@@ -142,8 +142,9 @@ class ServerRun:
 
         Raises RefusedError that names a silo.
         """
-        found = {k: self.opened(uploads[k], k) for k in sorted(uploads)}
-        return {k: reply for k, reply in found.items() if reply is not None}
+        return {
+            k: reply for k in sorted(uploads) if (reply := self.opened(uploads[k], k)) is not None
+        }
 
     def opened(self, upload: Up, client: int, samples: int | None = None) -> Tree | None:
         """The checked reply of one client; None if it was not asked. Raises RefusedError.

@@ -102,8 +102,7 @@ def mapped(fn: Callable[[Tensor], Tensor], ask: Ask) -> Ask:
 def compact(leaf: Tensor) -> Tensor:
     """The same values and strides, without unused memory: pickling a view would send the whole
     storage."""
-    tight = leaf.untyped_storage().nbytes() == math.prod(leaf.shape) * leaf.element_size()
-    return leaf if tight else leaf.clone()
+    return leaf if leaf.untyped_storage().nbytes() == leaf.nbytes else leaf.clone()
 
 
 def name(ask: Ask) -> str:
@@ -145,8 +144,11 @@ def nested(flat: Params) -> dict[str, Tree]:
 def up(client: int, exchange: int, reply: Tree | None) -> Up:
     """A silo's answer; `reply` has the keys of PARTS, or is None if the Ask was not to this
     silo."""
-    leaves = {} if reply is None else tree_map(compact, flatten(reply))
-    return {"client": client, "exchange": exchange, "leaves": leaves}
+    return {
+        "client": client,
+        "exchange": exchange,
+        "leaves": {} if reply is None else tree_map(compact, flatten(reply)),
+    }
 
 
 # Messages as bytes
@@ -479,9 +481,10 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
                 )
             # Of tensors: the ends are rounded to the dtype.
             if number not in limit:
-                why = f"upload's {key!r} has {number.item():g}; allowed: "
                 raise RefusedError(
-                    "range", f"{where}: {why}{'whole numbers ' * limit.whole}{limit}; {REMEDY}"
+                    "range",
+                    f"{where}: upload's {key!r} has {number.item():g}; allowed: "
+                    f"{'whole numbers ' * limit.whole}{limit}; {REMEDY}",
                 )
     return unflatten(leaves, schema)
 
