@@ -61,7 +61,7 @@ PATIENT = {"deadline_s": 1e5, "patience_s": 1e5, "lost_s": 1e5}  # no time limit
 LIAR = 2  # the silo that lies, of three
 FIRST = 100  # memory is measured after so many messages, and at the end
 WIDE, HUGE = 4096, 1_500_000_000  # a layer, and bytes of a tensor, that a server has no right to
-ANSWER_S = 60.0  # the time for what must happen at once
+ANSWER_S = 300.0  # what must happen at once may take so long on a busy machine
 FIRST_MESSAGES = 0.25  # of the mutated ones: Hellos to a server, and streams with a bad Welcome
 TRACES = re.compile(r"Traceback|never retrieved|Fatal|unexpected")  # of an error nobody expected
 
