@@ -1,5 +1,5 @@
-"""What CCVR, FedDF, FSL, FedGen and FedFTG have in common: a server that learns, with any model and in
-any dtype."""
+"""What CCVR, FedDF, FSL, FedGen and FedFTG have in common: a server that learns, with any model and
+in any dtype."""
 
 from __future__ import annotations
 
