@@ -20,9 +20,11 @@ from weakref import WeakSet
 
 import grpc
 import grpc.aio
+from cryptography import x509
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import certificates, wire
+from fedml_noniid.plugins.kits import certificates
+from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.settings import CommArgs
@@ -102,6 +104,7 @@ class SiloServer:
         self._checks = ThreadPoolExecutor(1, "check")
         self._kit, self._mine = kit, certificates.Kit.read(kit, 0)
         self._admission = certificates.Admission(self._mine.ca, kit / "crl.pem")
+        coordinator.ca = x509.load_pem_x509_certificate(self._mine.ca)
 
     def __enter__(self) -> SiloServer:
         wait_for(self._start())

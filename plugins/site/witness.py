@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from cryptography import x509
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import certificates, wire
-from fedml_noniid.plugins.silo.certificates import Kit
+from fedml_noniid.plugins.kits import certificates
+from fedml_noniid.plugins.kits.certificates import Kit
+from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 from fedml_noniid.plugins.site.audit import ARRIVED, FILE, SENT, Log, seal_of
@@ -122,7 +123,8 @@ class Guard:
         study is over."""
         exchange, study = task.exchange, self._agreed.signed
         study.check_date(datetime.date.today())
-        job = f"{task.owner}.{task.job}" if task.owner else task.job
+        # A job with a dot is no job without its owner.
+        job = f"{task.owner}.{task.job}" if task.owner or "." in task.job else task.job
         study.study.refuse_message(exchange, task.round, job, table)
         if not wire.NOT_COUNTED <= task.counted < exchange:
             why = f"exchange {exchange}: counts an answer to exchange {task.counted}"
