@@ -72,6 +72,8 @@ def test_the_words_of_an_answer_fit_its_verdicts(committed: Page, paper: str) ->
         assert not any(of[id_].word == NO_GAIN and of[id_].is_post_hoc for id_ in answer.because)
     else:
         assert answer.use == NOT_SHOWN and not words & {HELD, NOT_HELD, NO_GAIN} and not gains
+    if paper == "fnr":
+        assert of["fnr-regulariser"].word == NOT_HELD, "what no scale changes says so"
     said = " ".join([answer.shown, answer.caveat, *answer.no_scale])
     typed = re.findall(r"[-+]\d[\d.]*|\d+\.\d\d+", re.sub(r"\{.*?\}|CIFAR-10", "", said))
     assert set(typed) <= {"0.45"}, f"measured numbers are filled in, never typed: {typed}"
