@@ -57,6 +57,7 @@ DEFENSES = {
     value for name, value in vars(constants).items() if name.startswith(("DEFENSE", "ANOMALY"))
 }
 DEFENSES -= {constants.DEFENSE_DP, constants.DEFENSE_DIFF_CLIPPING}
+FEDML_ACTS = ("attack", "defense", "dp")  # its hooks leave models alone without one of them
 
 
 class Model(torch.nn.Module):
@@ -270,8 +271,9 @@ class HostAggregator(ServerAggregator):
         return list(found.items()), list(found)
 
     def hook(self, replies: dict[int, Tree]) -> dict[int, Tree]:
-        """The replies by client after FedML's hook, which sees models."""
-        if not any(reply.get("deltas") for reply in replies.values()):
+        """The replies by client after FedML's hook, which sees models if the settings say so."""
+        acts = any(getattr(self.args, f"enable_{what}", False) for what in FEDML_ACTS)
+        if not acts or not any(reply.get("deltas") for reply in replies.values()):
             return replies
         # w_t: FedML's hooks take models, replies are differences to it.
         start = self.server_run.loop.state.params
