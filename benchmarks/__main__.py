@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +16,10 @@ from benchmarks import cluster as of_items
 from benchmarks import curves as of_rounds
 from benchmarks import divided as on_workers
 from benchmarks import frozen as features
+from benchmarks import idle as waiting
 from benchmarks import memories as on_disk
 from benchmarks import owners as many_owners
+from benchmarks import streams as many_silos
 from benchmarks import sums as exact
 from fedml_noniid.pipelines import edge
 
@@ -182,6 +185,26 @@ def beside_forks(
     Writes docs/results/workers.csv and a part of docs/results/cluster.md.
     """
     of_items.write_turns(ROOT, work.resolve(), turns, items)
+
+
+@app.command()
+def streams(
+    silos: Annotated[int, typer.Option(min=1, help="Silos, each with a stream.")] = 300,
+    numbers: Annotated[int, typer.Option(min=1, help="Numbers of the model.")] = 10_000,
+    exchanges: Annotated[int, typer.Option(min=1, help="Exchanges with all silos.")] = 10,
+    processes: Annotated[int, typer.Option(min=1, help="Processes of silos.")] = 3,
+) -> None:
+    """Measure one server with many silos in one round. Writes docs/results/streams.md."""
+    size = many_silos.Size(silos, numbers, exchanges, processes)
+    many_silos.write(ROOT, size, f"python -m benchmarks {shlex.join(sys.argv[1:])}")
+
+
+@app.command()
+def idle(
+    seconds: Annotated[int, typer.Option(min=1, help="How long it waits.")] = 60,
+) -> None:
+    """Measure a server and silos that wait: CPU and memory. Writes docs/results/idle.md."""
+    waiting.write(ROOT, seconds, f"python -m benchmarks {shlex.join(sys.argv[1:])}")
 
 
 @app.command()
