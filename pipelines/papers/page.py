@@ -25,6 +25,7 @@ from fedml_noniid.pipelines.papers.described import what_ran
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import RESULTS, TITLES, TUNED
 from fedml_noniid.pipelines.papers.verdicts import (
+    COLUMNS,
     HELD,
     NOT_HELD,
     UNDECIDED,
@@ -33,6 +34,7 @@ from fedml_noniid.pipelines.papers.verdicts import (
     Verdict,
     adjust,
     judge,
+    lines,
 )
 from fedml_noniid.pipelines.reporting.comparison import interval
 from fedml_noniid.pipelines.reporting.figures import LABEL, style
@@ -42,8 +44,6 @@ from fedml_noniid.pipelines.reporting.summary import TINY, spread
 from fedml_noniid.pipelines.reporting.text import NONE, as_csv
 
 PAGE, PICTURE = "claims.md", "claims-{}.png"
-TESTS = ["paper", "claim", "part", "statistic", "wanted", "mean", "low", "high", "seeds"]
-TESTS += ["p", "holm_p", "weakest", "verdict"]
 POINTS = "points"  # the unit of the claims that a picture shows
 LOOKS = {  # Okabe and Ito's palette
     HELD: ("#009E73", "o"),
@@ -63,11 +63,12 @@ class Page:
         self.measured = {
             paper: Measured(paper, self.size, root, one.studies) for paper, one in claims.items()
         }
-        self.verdicts = self._judged({paper: one.claims for paper, one in claims.items()})
-        self.whys = self._judged({paper: one.whys for paper, one in claims.items()})
-        self.every = [*self.verdicts, *self.whys]
         declared = files.declared(root / RESULTS / "claims" / self.size)
         self.facts = {**declared, **committed.facts}
+        self.verdicts = self._judged({paper: one.claims for paper, one in claims.items()})
+        self.fresh = self._judged({paper: one.fresh for paper, one in claims.items()})
+        self.whys = self._judged({paper: one.whys for paper, one in claims.items()})
+        self.every = [*self.verdicts, *self.fresh, *self.whys]
         # A line for each value, run and run of a claim, of all papers.
         self.values = _joined(self.every, "values", VALUES)
         self.runs = _joined(self.every, "runs", RUNS)
@@ -79,10 +80,15 @@ class Page:
         }
 
     def _judged(self, named: Mapping[str, Mapping[str, Named]]) -> list[Verdict]:
-        """All claims of all papers, adjusted together."""
+        """All claims of a section, of all papers, adjusted together."""
         return adjust(
             [
-                judge(one, self.measured[paper], self.committed)
+                judge(
+                    one,
+                    self.measured[paper],
+                    self.committed,
+                    files.is_margin_later(one, self.facts),
+                )
                 for paper, of in named.items()
                 for one in of.values()
             ]
@@ -144,7 +150,7 @@ class Page:
             "claims.html": html.encode(),
             **pictures,
             files.FACTS: (json.dumps(record_, indent=1, sort_keys=True) + "\n").encode(),
-            "claims.csv": as_csv(TESTS, (line for one in self.every for line in _tests(one))),
+            "claims.csv": as_csv(COLUMNS, (line for one in self.every for line in lines(one))),
             files.FILES["values"]: _csv(self.values),
             files.FILES["runs"]: _csv(runs.drop(columns="claim")),
         }
@@ -244,21 +250,6 @@ def _joined(found: Iterable[Verdict], name: str, columns: Sequence[str]) -> pd.D
 
 def _csv(frame: pd.DataFrame, digits: int = 10) -> bytes:
     return as_csv(list(frame.columns), frame.itertuples(index=False, name=None), digits)
-
-
-def _tests(one: Verdict) -> Iterable[list[object]]:
-    """The lines of claims.csv."""
-    about = [one.named.paper, one.named.id]
-    if not one.tested:
-        statistic, holds = one.claim.statistic, one.claim.holds.words
-        yield [*about, None, statistic, holds, *[None] * 7, one.word]
-    for tested in one.tested:
-        compared = tested.compared
-        wanted = f"{'above' if tested.side > 0 else 'below'} {tested.bound:g}"
-        ps = (None, None) if one.counted else (compared.p, one.holm_p)
-        numbers = [tested.mean, *(tested.interval or (None, None)), len(compared.differences), *ps]
-        weakest = "yes" if tested is one.weakest else ""
-        yield [*about, tested.part, one.claim.statistic, wanted, *numbers, weakest, one.word]
 
 
 def _number(one: Verdict, tested: Tested | None) -> str:

@@ -100,6 +100,7 @@ class SiloServer:
         self._calls: WeakSet[Call] = WeakSet()  # those that are open
         self._rates: dict[int, tuple[float, float]] = {}  # client -> (calls left, when)
         self._digested: tuple[object, Params, str] = (None, {}, "")  # of the last task
+        self._kits: dict[str, str] = {}  # name -> last moment of its certificate
         self._checks = ThreadPoolExecutor(1, "check")
         self._kit, self._mine = kit, certificates.Kit.read(kit, 0)
         self._admission = certificates.Admission(self._mine.ca, kit / "crl.pem")
@@ -165,7 +166,9 @@ class SiloServer:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, details.frame().decode())
 
     async def _status(self, _: int, call: Call) -> None:
-        await call.call.write(json.dumps(self._coordinator.status()).encode())
+        await call.call.write(
+            json.dumps(self._coordinator.status() | {"kits": self._kits}).encode()
+        )
 
     async def _session(self, client: int, call: Call) -> None:
         """Sends a silo its tasks and takes its answers, in turns."""
@@ -238,6 +241,7 @@ class SiloServer:
         if left < 1:
             raise RefusedError("rate", "too many calls")
         self._rates[client] = left - 1, now
+        self._kits[call.who] = self._admission.last_moment(call.pem)
         return client
 
     def _check(self, call: Call) -> None:
