@@ -57,7 +57,6 @@ DEFENSES = {
     value for name, value in vars(constants).items() if name.startswith(("DEFENSE", "ANOMALY"))
 }
 DEFENSES -= {constants.DEFENSE_DP, constants.DEFENSE_DIFF_CLIPPING}
-FEDML_ACTS = ("attack", "defense", "dp")  # its hooks leave models alone without one of them
 
 
 class Model(torch.nn.Module):
@@ -272,7 +271,7 @@ class HostAggregator(ServerAggregator):
 
     def hook(self, replies: dict[int, Tree]) -> dict[int, Tree]:
         """The replies by client after FedML's hook, which sees models if the settings say so."""
-        acts = any(getattr(self.args, f"enable_{what}", False) for what in FEDML_ACTS)
+        acts = any(getattr(self.args, f"enable_{of}", False) for of in ("attack", "defense", "dp"))
         if not acts or not any(reply.get("deltas") for reply in replies.values()):
             return replies
         # w_t: FedML's hooks take models, replies are differences to it.

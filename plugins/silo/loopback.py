@@ -110,10 +110,9 @@ class Processes:
         passes."""
         end = time.monotonic() + deadline_s
         processes = [self.running[rank] for rank in sorted(self.running)]
-        while running := [process for process in processes if process.exitcode is None]:
-            left = end - time.monotonic()
-            if left <= 0:
-                break
+        while (running := [process for process in processes if process.exitcode is None]) and (
+            left := end - time.monotonic()
+        ) > 0:
             wait([process.sentinel for process in running], timeout=left)
             codes = [process.exitcode or 0 for process in processes]
             if min(codes) < 0:  # killed: the cause is known
@@ -124,9 +123,10 @@ class Processes:
         if any(ended):
             raise UserError(failure(ended, self.output))
         if None in ended:
-            late = ", ".join(name(rank) for rank, code in enumerate(ended) if code is None)
             raise UserError(
-                f"not over after {deadline_s:.0f} s: {late}; see the logs in {self.output}"
+                f"not over after {deadline_s:.0f} s: "
+                f"{', '.join(name(rank) for rank, code in enumerate(ended) if code is None)}; see "
+                f"the logs in {self.output}"
             )
 
     def digest(self) -> str:

@@ -409,11 +409,9 @@ def leaving(
 ) -> Iterator[bytes]:
     """The frames of a message. `witnessed` is called before the first one, and returns the head
     that is sent. `known`: the `digest` of the tensors, if it has been computed."""
-    if tensors is None:
-        return iter([witnessed(Message(head, {}, "", {})).frame()])
-    entries = table_of(tensors)
-    sent = witnessed(Message(head, entries, known or digest(tensors), {}))
-    return chain([sent.frame()], map(bytes, body(entries, tensors)))
+    entries = table_of(tensors or {})
+    sent = witnessed(Message(head, entries, known or digest(tensors or {}), {}))
+    return chain([sent.frame()], map(bytes, () if tensors is None else body(entries, tensors)))
 
 
 def size_of(entries: Table) -> int:
