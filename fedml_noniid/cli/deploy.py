@@ -106,7 +106,10 @@ def renew(rank: Rank, out: Out, days: Days = 14) -> None:
 
 
 def revoke(rank: Rank, out: Out) -> None:
-    """Revoke the certificate of one rank. The server refuses it from now on."""
+    """Revoke the valid certificates of one rank, also those that were renewed.
+
+    The server refuses them once it has the new list.
+    """
     from fedml_noniid.plugins.silo import authority
 
     sys.stdout.write(authority.revoke(out, rank))

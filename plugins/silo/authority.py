@@ -20,6 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import remove_abandoned, replace_folder, write_whole
 from fedml_noniid.plugins.silo.certificates import (
+    BROKEN,
     COMMAND,
     check_issued,
     key_of,
@@ -82,25 +83,41 @@ def renew(folder: Path, rank: int, days: int = KIT_DAYS) -> str:
     """
     with _exclusive_ownership(folder):
         ca = _CA.read(folder)
-        last = _present(folder, ca, rank).not_valid_after_utc
-        replace_folder(folder / str(rank), _new_kit(ca, rank, days), private=True)
+        kit, valid = _new_kit(ca, rank, days), _valid(folder, ca, rank)
+        old = b"".join(found.public_bytes(Encoding.PEM) for found in valid)
+        write_whole(folder / "ca" / f"{rank}.pem", old, private=True)
+        replace_folder(folder / str(rank), kit, private=True)
     return (
         f"{folder / str(rank)} goes to {name(rank)}, which takes it at its next connection\n"
-        f"its old certificate is valid until {last:%Y-%m-%d}; a stolen one must be revoked before "
-        "it is renewed\n"
+        f"its old certificate is valid until {valid[-1].not_valid_after_utc:%Y-%m-%d}; a stolen "
+        "one must be revoked before it is renewed\n"
     )
 
 
 def revoke(folder: Path, rank: int) -> str:
-    """Puts the present certificate of `rank` on the list, in folder/ca and in folder/0.
+    """Puts all valid certificates of `rank` on the list, in folder/ca and in folder/0: the present
+    one and those that were renewed.
 
     Raises UserError.
 
     Only the server reads the list. After the theft of a server's kit, all need kits of a new CA.
     """
     with _exclusive_ownership(folder):
-        _revoke(folder, _CA.read(folder), rank)
-    return f"the certificate of {name(rank)} is revoked\n{_copy_list(folder)}"
+        ca = _CA.read(folder)
+        revoked = list(ca.crl)
+        for certificate in {*_valid(folder, ca, rank)}:
+            if not ca.lists(certificate):
+                builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number)
+                revoked.append(builder.revocation_date(now()).build())
+        crl = _sign_list(ca.certificate.subject, ca.key, revoked)
+        for place in (folder / "ca", folder / "0"):
+            if place.is_dir():  # the server's kit may be on the server only
+                write_whole(place / "crl.pem", crl, private=True)
+    return (
+        f"all certificates of {name(rank)} are revoked\n"
+        f"the server's list is {folder / '0' / 'crl.pem'}; copy it to the server if that is "
+        "another machine\n"
+    )
 
 
 def show(folder: Path) -> str:
@@ -194,18 +211,6 @@ def _new_kit(ca: _CA, rank: int, days: int) -> dict[str, bytes]:
     return files | ({"crl.pem": ca.crl.public_bytes(Encoding.PEM)} if rank == 0 else {})
 
 
-def _revoke(folder: Path, ca: _CA, rank: int) -> None:
-    """Writes the list with the present certificate of `rank` on it."""
-    certificate, revoked = _present(folder, ca, rank), list(ca.crl)
-    if not ca.lists(certificate):
-        builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number)
-        revoked.append(builder.revocation_date(now()).build())
-    crl = _sign_list(ca.certificate.subject, ca.key, revoked)
-    for place in (folder / "ca", folder / "0"):
-        if place.is_dir():  # the server's kit may be on the server only
-            write_whole(place / "crl.pem", crl, private=True)
-
-
 def _present(folder: Path, ca: _CA, rank: int) -> x509.Certificate:
     """The certificate in the kit of `rank`. Raises UserError."""
     path = folder / str(rank) / "own.crt"
@@ -215,17 +220,23 @@ def _present(folder: Path, ca: _CA, rank: int) -> x509.Certificate:
     return found
 
 
+def _valid(folder: Path, ca: _CA, rank: int) -> list[x509.Certificate]:
+    """The present certificate of `rank`, last, behind the earlier ones that are still valid.
+
+    A kill in `renew` leaves the present one in there twice. Raises UserError.
+    """
+    path, found = folder / "ca" / f"{rank}.pem", list[x509.Certificate]()
+    try:
+        if path.exists():  # the certificates that were renewed
+            found = x509.load_pem_x509_certificates(read(path, RESTORE))
+    except BROKEN:
+        raise UserError(f"{path}: is damaged; {RESTORE}") from None
+    return [*(old for old in found if old.not_valid_after_utc > now()), _present(folder, ca, rank)]
+
+
 def _ranks(folder: Path) -> list[int]:
     """The ranks that have a kit."""
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
-
-
-def _copy_list(folder: Path) -> str:
-    """What the operator does once the list has changed."""
-    return (
-        f"the server's list is {folder / '0' / 'crl.pem'}; copy it to the server if that is "
-        "another machine\n"
-    )
 
 
 def _subject(text: str) -> x509.Name:
