@@ -26,7 +26,7 @@ from fedml_noniid.pipelines.experiment.provenance import git_commit
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.silo import authority, wire
+from fedml_noniid.plugins.silo import authority, launch, wire
 from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.settings import CommArgs
@@ -87,6 +87,7 @@ def some_silos(comm: CommArgs, folder: Path, clients: range) -> None:
     with ThreadPoolExecutor(len(clients)) as pool:
         for found in [pool.submit(silo, comm, folder, client) for client in clients]:
             found.result()
+    launch.leave(0)
 
 
 def server(comm: CommArgs, folder: Path, size: Size) -> None:
@@ -115,6 +116,7 @@ def server(comm: CommArgs, folder: Path, size: Size) -> None:
             model = found[0]
         coordinator.finish("over")
     write_whole(folder / OUT, pd.DataFrame(rows).to_csv(index=False))
+    launch.leave(0)
 
 
 def measure(size: Size) -> tuple[pd.DataFrame, int]:
