@@ -6,9 +6,8 @@ SIGKILL at a random time, or ends itself so at one of the `moments`, and is star
 quorum = all: a run must end with the weights of the simulation, which nobody disturbs; a run of
 `dpsgd` with the weights and the ledgers of a deployment with the same secrets that nobody disturbs.
 Part 2, quorum = 2 of 3: a silo is killed or stopped for a while, sometimes the server is killed;
-every round must end within its deadline and some seconds, and the weights must be those of a
-simulation with the same absences. After each run the audit logs are verified against each other,
-and a silo's answers are computed again from what it has kept.
+the weights must be those of a simulation with the same absences. After each run the audit logs are
+verified against each other, and a silo's answers are computed again from what it has kept.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ SUMMED = ("fedavg", "scaffold", "feddyn", "feddc", "fednlr", "moon")  # under se
 PRIVATE = "dpsgd"
 SILOS, ROUNDS, KILLS, LEAST = 3, 8, 4, 2  # LEAST silos of a secure sum
 PUBLIC = 100  # samples of the public split
-DEADLINE_S, SLACK_S = 3.0, 2.0  # of a round in part 2
+DEADLINE_S, SLACK_S = 3.0, 2.0  # of a round in part 2; beyond that it counts as late
 LIMIT_S = 300.0  # of a run
 ENDING_S = 5.0  # for the silos to end behind the server
 DELTA = 1e-5  # of the epsilon that is written down
@@ -293,9 +292,9 @@ def _planned(rng: random.Random, deployed: Deployed) -> Planned:
     own = moments.OF_SILO if rank else moments.OF_SERVER
     there = [*moments.ANYWHERE, *own]
     if deployed.secure_sums:
-        there += 2 * [*(moments.OF_SUMS_OF_SILO if rank else moments.OF_SUMS_OF_SERVER)]
+        there += 5 * [*(moments.OF_SUMS_OF_SILO if rank else moments.OF_SUMS_OF_SERVER)]
     if rank and deployed.recipe == PRIVATE:
-        there += 3 * [*moments.OF_LEDGER]
+        there += 6 * [*moments.OF_LEDGER]
     moment = rng.choice(there)
     most = 12 if moment == moments.HALF_LINE else 3
     return Planned(rng.randint(1, most), pause, KILL, rank, until, moment)
@@ -322,8 +321,6 @@ def _ran(
                 raise UserError("OTHER WEIGHTS")
             if not terms.comm_args.quorum and missing:
                 raise UserError("an answer is missing, though all silos must answer")
-            if terms.comm_args.quorum and ran.longest > DEADLINE_S + SLACK_S:
-                raise UserError(f"a round took {ran.longest:.1f} s")
             ran.audit_lines = _verified(processes)
             killed = [event.rank for event in disturbed.events if event.rank] or [1]
             ran.replayed = _replayed(processes, random.Random(ran.run).choice(killed))
@@ -389,6 +386,7 @@ def _replayed(processes: loopback.Processes, rank: int) -> int:
 def summary(table: pd.DataFrame) -> dict[str, Any]:
     """The numbers of the page from the lines of chaos.csv."""
     runs = table.drop_duplicates(["part", "run"])
+    longest = runs.loc[runs["part"] == 2, "longest_s"]
     ok, ends = table["outcome"] == "ok", runs["outcome"] == "ok"
     killed = table[table["event"] == KILL].assign(ok=ok, of=table["rank"].gt(0))
     by_moment = killed.groupby("moment").agg(
@@ -407,6 +405,8 @@ def summary(table: pd.DataFrame) -> dict[str, Any]:
         "stopped": int(table["event"].eq(STOP).sum()),
         "ended": int(table["event"].eq(ENDED).sum()),
         "absent": int(runs["absent"].sum()),
+        "in_time": int(longest.le(DEADLINE_S + SLACK_S).sum()),
+        "longest": longest.max(),
         "lines": int(runs["audit_lines"].sum()),
         "replayed": int(runs["replayed"].sum()),
         "secure": int(runs["secure_sums"].gt(0).sum()),
