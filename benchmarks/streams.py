@@ -26,8 +26,9 @@ from fedml_noniid.pipelines.experiment.provenance import git_commit
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.silo import authority, launch, wire
-from fedml_noniid.plugins.silo.certificates import Kit
+from fedml_noniid.plugins.kits import authority
+from fedml_noniid.plugins.kits.certificates import Kit
+from fedml_noniid.plugins.silo import launch, wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo_client import SiloClient

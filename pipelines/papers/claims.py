@@ -33,7 +33,7 @@ SIZES = ("smoke", "small")
 MIN_SEEDS = {"smoke": 2, "small": 5}  # of a study
 ID = Annotated[str, Field(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
 # Keys that a SHA-256 leaves out: what a paper states, remarks, and what an experiment is for.
-REMARKS = {"states", "where", "differs", "decimals", "ours", "printed", "withdrawn"}
+REMARKS = {"states", "where", "differs", "decimals", "ours", "printed", "withdrawn", "seen"}
 CAUSE, MARGIN = {"explains", "cause"}, {"margin"}
 BESIDE = "beside"  # the role of a number that is shown and not tested
 # The seed plays no part in these numbers.
@@ -185,6 +185,7 @@ class Why(Claim):
 
     states: str = ""
     where: str = ""
+    seen: list[str] = Field(default_factory=list)  # methods with runs that were known before
     explains: str  # the claim's ID
     cause: str  # the suspected cause, in a sentence; it is supported if the test holds
 
@@ -212,6 +213,8 @@ class File(Section):
         for name, why in self.why.items():
             with located("why", name):
                 known("claim", why.explains, self.claims)
+                for recipe in why.seen:
+                    known("seen: recipe", recipe, [*why.of, *why.less])
         return self
 
 

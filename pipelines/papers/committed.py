@@ -133,17 +133,14 @@ def when_written(one: Named, facts: Facts, has_run: bool) -> str:
         return "NOT written down before its first run" if has_run else "no run yet"
     if fact["sha256"] == one.sha256:
         return f"written down before its first run ({fact['commit']})"
-    if is_margin_later(one, facts):
+    if fact["sha256"] == one.sha256_without_margin:
         return f"written down before its first run ({fact['commit']}), its margin after it"
     return f"CHANGED after its first run (first written at {fact['commit']})"
 
 
 def is_margin_later(one: Named, facts: Facts) -> bool:
-    """Whether the claim is as before its first run, but for a margin that it got after it."""
-    return (
-        one.claim.margin is not None
-        and facts.get(one.id, {}).get("sha256") == one.sha256_without_margin
-    )
+    """Whether the claim has a margin that is not the one of before its first run."""
+    return one.claim.margin is not None and facts.get(one.id, {}).get("sha256") != one.sha256
 
 
 def commit_of(path: Path) -> str:

@@ -91,8 +91,11 @@ def claims(
                 execute(place, plan.until(seeds))
                 if not _is_open(Page(found, place.root, known_), begun):
                     break
-    for file, content in Page(found, place.root, known_).files().items():
+    made = Page(found, place.root, known_).files()
+    for file, content in made.items():
         write_whole(folder / file, content)
+    for old in {path.name for path in folder.glob("claims*")} - set(made):
+        (folder / old).unlink()
     return folder / PAGE
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedml_noniid.pipelines.experiment.results import ItemResult
-from fedml_noniid.pipelines.papers.claims import BESIDE, Claim, Named
+from fedml_noniid.pipelines.papers.claims import BESIDE, Claim, Named, Why
 from fedml_noniid.pipelines.papers.committed import RUNS, VALUES, Committed, stacked
 from fedml_noniid.pipelines.papers.contrasts import ROUNDS_TO, by_seed, evaluate
 from fedml_noniid.pipelines.papers.runs import Measured
@@ -44,6 +44,7 @@ VERDICTS = (HELD, NOT_HELD, NO_GAIN, UNDECIDED, NOT_TESTABLE, NOT_RUN)
 ACCURACY = re.compile(
     r"final|best|last\d+|(first\d+|mean):test_accuracy|client_worst|\w*accuracy\w*"
 )
+LEVELS = re.compile(r"final|best|last\d+")  # accuracies of single runs, as papers print them
 CHANCE, NEAR_CHANCE, CEILING = 0.1, 0.05, 0.99
 COLUMNS = ["paper", "claim", "part", "statistic", "wanted", "mean", "low", "high"]
 COLUMNS += ["low_adjusted", "high_adjusted", "seeds", "signs", "p", "holm_p", "seeds_needed"]
@@ -179,7 +180,8 @@ class Verdict(NamedTuple):
         is_level = self.claim.contrast == "level"
         if is_level or self.missing or not ACCURACY.fullmatch(self.claim.statistic):
             return ""
-        kinds = [self.runs["accuracy"].groupby(_cells(self.runs)).mean()]
+        cells = self.runs["item"].str.rsplit("-", n=1).str[0]
+        kinds = [self.runs["accuracy"].groupby(cells).mean()]
         tested = self.values[self.values["role"] != BESIDE]
         if self.claim.statistic == "client_worst":
             kinds.append(tested.groupby(["scenario", "recipe"])["value"].mean() / self.claim.scale)
@@ -212,7 +214,9 @@ class Verdict(NamedTuple):
             return ""
         if self.weakest.compared.deviation < TINY:
             return "The number is the same on every seed, so there is no t test."
-        return self.gate or self._reason_of_test(self.weakest)
+        seen = self.claim.seen if isinstance(self.claim, Why) else []
+        known = f"Runs of {' and '.join(seen)} were known when it was written." if seen else ""
+        return f"{self.gate or self._reason_of_test(self.weakest)} {known}".strip()
 
     def _reason_of_test(self, weakest: Tested) -> str:
         """What the numbers do not say by themselves."""
@@ -269,13 +273,11 @@ class Verdict(NamedTuple):
     def fedavg(self) -> tuple[float | None, float | None]:
         """FedAvg's accuracy here, in the claim's first scenario, and in the paper, %."""
         printed, (scenario, _) = self.claim.printed, self.claim.cells[0]
-        here = self.runs["accuracy"][_cells(self.runs) == f"{scenario}-fedavg"].mean()
+        of = self.runs.set_index("item")["accuracy"]
+        if LEVELS.fullmatch(self.claim.statistic):
+            of = self.values.drop_duplicates("item").set_index("item")["value"] / self.claim.scale
+        here = of[of.index.str.rsplit("-", n=1).str[0] == f"{scenario}-fedavg"].mean()
         return None if math.isnan(here) else 100 * here, printed.fedavg if printed else None
-
-
-def _cells(runs: pd.DataFrame) -> pd.Series[str]:
-    """Scenario and recipe of each run."""
-    return runs["item"].str.rsplit("-", n=1).str[0]
 
 
 def adjust(found: Sequence[Verdict]) -> list[Verdict]:
@@ -312,7 +314,8 @@ def judge(
 ) -> Verdict:
     """A claim by itself, before Holm's adjustment.
 
-    `committed`: the numbers of claims whose runs are not all here.
+    `committed`: the numbers of claims whose runs are not all here. `is_post_hoc`: of its margin, if
+    it has run.
     """
     runs = pd.DataFrame(_runs(named, measured), columns=RUNS)
     runs = runs.astype(dict.fromkeys(("accuracy", "mib", "seconds"), float))
@@ -328,6 +331,7 @@ def judge(
     values = values[values["seed"].isin(seeds)]
     runs = runs[runs["item"].isin(named.items(max(look, 0)))]
     tested, weakest = _tested(named, values, len(seeds))
+    is_post_hoc = is_post_hoc and look >= 0
     found = Verdict(named, values, runs, look, tested, weakest, is_committed, is_post_hoc)
     if found.missing or found.diverged or found.counted or found.weakest is None:
         return found

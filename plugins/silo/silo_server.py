@@ -23,7 +23,8 @@ import grpc.aio
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.silo import certificates, wire
+from fedml_noniid.plugins.kits import certificates
+from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.settings import CommArgs

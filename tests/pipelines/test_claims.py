@@ -128,9 +128,15 @@ def note(root: Path) -> None:
     committed.declare(folder(root), claims.values(), {by_hand.PAPER: "abc1234"})
 
 
-def shown(root: Path) -> str:
+def page(root: Path) -> str:
     """The page, without running anything."""
     return verbs.claims(Workspace.of(root, {}), by_hand.SIZE, running=False).read_text()
+
+
+def shown(root: Path) -> str:
+    """All tests in full, as the HTML page has them."""
+    page(root)
+    return Page(of_papers(by_hand.SIZE, root), root, Committed()).details()
 
 
 A, B = [0.70, 0.74, 0.71, 0.78, 0.72], [0.60, 0.65, 0.60, 0.69, 0.61]
@@ -247,6 +253,7 @@ def test_no_gain_above_a_margin(tmp_path: Path, claim: dict[str, Any], text: str
     ends(root, "near", "c", [b + d for b, d in zip(B, [1e-3, -1e-3, 2e-3, -1e-3, 0], strict=True)])
     if claim.get("less") == ["b", "c"]:
         ends(root, "near", "c", [0.5, 0.3, 0.6, 0.4, 0.5])
+    note(root)
     (found,) = verdicts(root)
     assert found.text == text
     if text == "no gain above 1 point":
@@ -530,7 +537,7 @@ def test_a_claim_whose_runs_are_missing_says_so(tmp_path: Path) -> None:
     both(root, b=4)
     text = shown(root)
     assert "**not run**" in text and "1 of 10 runs are missing: near-b-4" in text
-    assert "| CCN | 1 | 0 | 0 | 0 | 0 | 0 | 1 |" in text
+    assert "| CCN | 1 | 0 | 0 | 0 | 0 | 0 | 1 |" in page(root)
 
 
 def test_a_diverged_run_leaves_a_claim_undecided(tmp_path: Path) -> None:
@@ -559,9 +566,9 @@ def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
     rounds = table(folder(root) / f"claims-rounds-{by_hand.PAPER}.csv")
     (found,) = (one for one in rounds if one["item"] == "near-b-0")
     assert [float(found[t]) for t in "12"] == pytest.approx([B[0] / 2, B[0]])
-    html = (folder(root) / "claims.html").read_text()
-    assert "data:image/png;base64," in html
-    assert html.count("<table>") == html.count('<div class="wide" tabindex="0"><table>') > 0
+    html = (folder(root) / "claims-details.html").read_text()
+    assert '<h3 id="c0">c0</h3>' in html and "](claims-details.html#c0) |" in page(root)
+    assert (folder(root) / f"claims-{by_hand.PAPER}.png").stat().st_size > 0
     assert "- Means over the seeds: near: a 73.00, b 63.00.\n" in text
 
 
@@ -640,7 +647,7 @@ def test_committed_numbers_are_judged_without_their_runs(
     assert [one.is_committed for one in again.verdicts] == [words[0] == "held", False]
     if words[0] == "held":
         made = again.files()
-        text, remark = made["claims.md"].decode(), "; its numbers are the committed ones of"
+        text, remark = again.details(), "; its numbers are the committed ones of"
         assert remark in text
         assert re.sub(f"{remark}.*?here", "", text) == before or "tests" not in change
         rounds = f"claims-rounds-{by_hand.PAPER}.csv"
@@ -769,26 +776,12 @@ def test_the_page_counts_tests_and_statements(ours: dict[str, dict[str, Claims]]
         assert counts in " ".join((ROOT / name).read_text().split()), name
 
 
-def test_the_committed_page_is_made_of_the_committed_numbers(
-    tmp_path: Path, ours: dict[str, dict[str, Claims]]
-) -> None:
-    """All files but pictures, to the byte; but for the claims files' commits, which git knows."""
-    (tmp_path / "docs").symlink_to(ROOT / "docs")
-    results = ROOT / "docs" / "results"
-    made = Page(ours["small"], tmp_path, Committed(results)).files()
-    for name, content in made.items():
-        if (results / name).is_file() and not name.endswith(".png"):
-            texts = (content.decode(), (results / name).read_text())
-            one, other = (re.sub(r"The claims file's commit: .*", "", text) for text in texts)
-            assert one == other, name
-
-
 def test_a_statement_is_escaped(tmp_path: Path) -> None:
     """Markdown would take its stars and underscores for emphasis."""
     assert r"The paper states: a \*b\* c\_d. (Table I)" in shown(
         written(tmp_path, {"states": "a *b* c_d."})
     )
-    assert "**Size smoke proves nothing.**" in shown(tmp_path)
+    assert "**Size smoke proves nothing.**" in page(tmp_path)
 
 
 def test_write_copies_the_page_and_its_numbers(tmp_path: Path) -> None:
@@ -797,6 +790,7 @@ def test_write_copies_the_page_and_its_numbers(tmp_path: Path) -> None:
     results.mkdir(parents=True)
     cli.claims(size="small", run=False, write=True, root=written(tmp_path, {}))
     assert sorted(path.name for path in results.iterdir()) == [
+        "claims-details.html",
         "claims-runs.csv",
         "claims-values.csv",
         "claims.csv",
@@ -831,16 +825,16 @@ def test_a_tuned_study_runs_with_the_best_trial_of_each_method(
         "train": {"lr": 0.1},
     }
     assert "tune" not in found.content and found.items == study.items
-    page = Page({"fednnnn": claims}, tmp_path, Committed())
+    page_ = Page({"fednnnn": claims}, tmp_path, Committed())
     said = "2 trials for each method: fedavg lr 0.1; fednnnn lr 0.1, fednnnn.beta 0.5. "
-    assert said in page.what_ran["fednnnn claims-mnist-tuned"]
-    files = page.files()
+    assert said in page_.what_ran["fednnnn claims-mnist-tuned"]
+    files = page_.files()
     table = files["claims-trials.csv"].decode().splitlines()
     assert table[1:3] == [
         "fednnnn,claims-mnist-tuned,fedavg,lr 0.1,100,0.3,yes",
         "fednnnn,claims-mnist-tuned,fedavg,lr 0.5,100,,",
     ]
-    assert "| fedavg | lr 0.1 | 2 | the smallest |" in files["claims.md"].decode()
+    assert "| fedavg | lr 0.1 | 2 | the smallest |" in page_.details()
     trials["fedavg"].pop()
     with pytest.raises(UserError, match="all trials of fedavg diverged"):
         running.tuned(Workspace.of(tmp_path, {}), study, settings)

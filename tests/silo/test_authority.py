@@ -18,9 +18,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import authority
-from fedml_noniid.plugins.silo.authority import make, renew, revoke
-from fedml_noniid.plugins.silo.certificates import Admission, Kit, name
+from fedml_noniid.plugins.kits import authority
+from fedml_noniid.plugins.kits.authority import make, renew, revoke
+from fedml_noniid.plugins.kits.certificates import Admission, Kit, name
 from tests.files import contents
 
 CA_FILES = {"ca.crt", "ca.key", "crl.pem"}

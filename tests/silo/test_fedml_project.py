@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.stock_fedml import check_port, lock_ports, wait_for_server
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.shards import of_loaders
 from fedml_noniid.plugins.silo.settings import check
-from fedml_noniid.plugins.silo.shards import of_loaders
 from tests.pipelines.small import ROOT
 
 PROJECT = ROOT / "examples" / "fedml_project"

@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import remove_abandoned, replace_folder, write_whole
-from fedml_noniid.plugins.silo.certificates import (
+from fedml_noniid.plugins.kits.certificates import (
     BROKEN,
     COMMAND,
     check_issued,
@@ -163,12 +163,12 @@ class _CA:
 
 def _new_ca() -> dict[str, bytes]:
     """The files of a new CA."""
-    key, subject = ec.generate_private_key(ec.SECP256R1()), _subject("federation CA")
-    certificate = _certificate(
+    key, own = new_key(), subject("federation CA")
+    certificate = certificate_of(
         key,
-        subject,
+        own,
         key,
-        subject,
+        own,
         CA_DAYS,
         x509.BasicConstraints(ca=True, path_length=0),
         _usage("key_cert_sign", "crl_sign"),
@@ -176,8 +176,8 @@ def _new_ca() -> dict[str, bytes]:
     )
     return {
         "ca.crt": certificate,
-        "ca.key": _private_pem(key),
-        "crl.pem": _sign_list(subject, key, ()),
+        "ca.key": private_pem(key),
+        "crl.pem": _sign_list(own, key, ()),
     }
 
 
@@ -188,12 +188,12 @@ def _new_kit(ca: _CA, rank: int, days: int) -> dict[str, bytes]:
         raise UserError(
             f"days = {days}: the CA ends before that, on {end:%Y-%m-%d}; use less, or a new CA"
         )
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = new_key()
     # The server is a client too: the operator's `status` asks with the server's kit.
     server = [ExtendedKeyUsageOID.SERVER_AUTH] if rank == 0 else []
-    certificate = _certificate(
+    certificate = certificate_of(
         key,
-        _subject(name(rank)),
+        subject(name(rank)),
         ca.key,
         ca.certificate.subject,
         days,
@@ -206,7 +206,7 @@ def _new_kit(ca: _CA, rank: int, days: int) -> dict[str, bytes]:
     files = {
         "ca.crt": ca.certificate.public_bytes(Encoding.PEM),
         "own.crt": certificate,
-        "own.key": _private_pem(key),
+        "own.key": private_pem(key),
     }
     return files | ({"crl.pem": ca.crl.public_bytes(Encoding.PEM)} if rank == 0 else {})
 
@@ -239,7 +239,8 @@ def _ranks(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
 
 
-def _subject(text: str) -> x509.Name:
+def subject(text: str) -> x509.Name:
+    """The name of a certificate's owner."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
@@ -247,7 +248,7 @@ def _usage(*granted: str) -> x509.KeyUsage:
     return x509.KeyUsage(**{usage: usage in granted for usage in USAGES})
 
 
-def _certificate(
+def certificate_of(
     key: Key,
     owner: x509.Name,
     ca_key: Key,
@@ -284,7 +285,13 @@ def _sign_list(ca: x509.Name, key: Key, revoked: Sequence[x509.RevokedCertificat
     return builder.sign(key, SHA256()).public_bytes(Encoding.PEM)
 
 
-def _private_pem(key: Key) -> bytes:
+def new_key() -> Key:
+    """A new private key."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def private_pem(key: Key) -> bytes:
+    """The private key as PEM, without a password."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
