@@ -27,9 +27,9 @@ from fedml_noniid.plugins.data import datasets, partitions, splits
 from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.indices import Indices
+from fedml_noniid.plugins.data.shards import Parts
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.silo import loopback, results, settings
-from fedml_noniid.plugins.silo.shards import Parts
 
 RECIPES = (
     "scaffold+fnr+rfedavg_plus+ccn",

@@ -31,9 +31,9 @@ from fedml_noniid.pipelines.experiment import provenance
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.shards import Parts
 from fedml_noniid.plugins.secure import masks
 from fedml_noniid.plugins.silo import loopback, settings
-from fedml_noniid.plugins.silo.shards import Parts
 
 OURS, SECURE, STOCK = "ours", "ours, secure sums", "stock FedML"
 NUMBERS = 11_181_642  # of ResNet-18

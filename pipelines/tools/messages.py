@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,10 +16,9 @@ from fedml_noniid.plugins.core.component import Setting
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.data import shards
+from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.own_code import look_in
-
-if TYPE_CHECKING:
-    from fedml_noniid.plugins.silo.shards import Shard
 
 NEEDED = ("cryptography", "yaml")  # of the extra `deploy`
 WIDTH, GLUE = 118, "\0"  # where no line ends
@@ -52,7 +51,7 @@ def told(recipe: str, config: Path | None, secure_sums: int | None) -> dict[str,
     """
     look_in(Path.cwd())
     extras.require(extras.DEPLOY, *NEEDED)
-    from fedml_noniid.plugins.silo import settings, shards
+    from fedml_noniid.plugins.silo import settings
     from fedml_noniid.plugins.site import disclosure
 
     if config is None:
@@ -80,8 +79,6 @@ def told(recipe: str, config: Path | None, secure_sums: int | None) -> dict[str,
 
 def _example(recipe: str, silos: int) -> tuple[dict[str, Any], Shard]:
     """The configuration of a deployment that stands for others, and its server's data."""
-    from fedml_noniid.plugins.silo.shards import Shard
-
     setting = Setting(silos, silos, n_public=PUBLIC)
     norms = not recipes.build(recipe, {}, setting).mechanisms
     generator, parts = torch.Generator().manual_seed(0), {}

@@ -27,8 +27,9 @@ from fedml_noniid.plugins.data.files import Lines
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.streaming import Weighing
+from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.secure import masks, vectors
-from fedml_noniid.plugins.silo import certificates, wire
+from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.settings import Terms
 from fedml_noniid.plugins.silo.wire import Down, Up
 

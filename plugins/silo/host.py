@@ -31,6 +31,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.files import leaving_nothing
+from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.metrics import main_of
@@ -41,7 +42,6 @@ from fedml_noniid.plugins.privacy.local import Noise, noised_with, run_key
 from fedml_noniid.plugins.silo import settings, wire
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, Up
 

@@ -24,12 +24,14 @@ import torch
 from safetensors import safe_open
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.shards import Parts
 from fedml_noniid.plugins.engines.absences import Missing, listed
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
-from fedml_noniid.plugins.silo import authority, launch, results, settings, shards, wire
-from fedml_noniid.plugins.silo.shards import Parts
+from fedml_noniid.plugins.kits import authority
+from fedml_noniid.plugins.silo import launch, results, settings, wire
 from fedml_noniid.plugins.simulate import simulate as simulated
 from fedml_noniid.plugins.site import policy
 

@@ -14,6 +14,7 @@ from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add, row
+from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.engines.callbacks import Callback, OnRow
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.federation import Federation
@@ -28,7 +29,6 @@ from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.settings import DeviceArgs, Terms, refuse_what_reads_more
-from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 

@@ -22,7 +22,8 @@ import grpc
 import grpc.aio
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import certificates, wire
+from fedml_noniid.plugins.kits import certificates
+from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.settings import CommArgs
@@ -98,6 +99,7 @@ class SiloServer:
         self._names = {certificates.name(k + 1): k for k in range(OPERATOR, coordinator.silos)}
         self._calls: WeakSet[Call] = WeakSet()  # those that are open
         self._rates: dict[int, tuple[float, float]] = {}  # client -> (calls left, when)
+        self._kits: dict[str, str] = {}  # name -> last moment of its certificate
         self._checks = ThreadPoolExecutor(1, "check")
         self._kit, self._mine = kit, certificates.Kit.read(kit, 0)
         self._admission = certificates.Admission(self._mine.ca, kit / "crl.pem")
@@ -163,7 +165,9 @@ class SiloServer:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, details.frame().decode())
 
     async def _status(self, _: int, call: Call) -> None:
-        await call.call.write(json.dumps(self._coordinator.status()).encode())
+        await call.call.write(
+            json.dumps(self._coordinator.status() | {"kits": self._kits}).encode()
+        )
 
     async def _session(self, client: int, call: Call) -> None:
         """Sends a silo its tasks and takes its answers, in turns."""
@@ -223,6 +227,7 @@ class SiloServer:
         if left < 1:
             raise RefusedError("rate", "too many calls")
         self._rates[client] = left - 1, now
+        self._kits[call.who] = self._admission.last_moment(call.pem)
         return client
 
     def _check(self, call: Call) -> None:

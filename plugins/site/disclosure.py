@@ -21,13 +21,13 @@ from fedml_noniid.plugins.core.component import overrides
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.engines.client_tests import TEST, is_test
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.personal import PERSONAL
 from fedml_noniid.plugins.secure.silo import SUM
 from fedml_noniid.plugins.silo import settings, wire
 from fedml_noniid.plugins.silo.settings import DeviceArgs, Terms
-from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down
 from fedml_noniid.plugins.site import study

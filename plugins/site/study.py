@@ -35,16 +35,17 @@ from fedml_noniid.plugins.core.errors import UserError, located, shown
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Section, validated
 from fedml_noniid.plugins.core.trees import Params, tree_map, zeros_like
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.data.yaml_files import loaded
 from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.own_code import OURS, files_of
 from fedml_noniid.plugins.secure import server as secure
 from fedml_noniid.plugins.secure import vectors
 from fedml_noniid.plugins.secure.silo import SUM, requested
-from fedml_noniid.plugins.silo import certificates, settings, wire
+from fedml_noniid.plugins.silo import settings, wire
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import Deployment, Terms
-from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.wire import Down, RefusedError
 
 CONTEXT = b"noniid study 1\n"  # before the signed bytes: a key's other signatures say nothing here

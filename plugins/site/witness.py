@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from cryptography import x509
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import certificates, wire
-from fedml_noniid.plugins.silo.certificates import Kit
+from fedml_noniid.plugins.kits import certificates
+from fedml_noniid.plugins.kits.certificates import Kit
+from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 from fedml_noniid.plugins.site.audit import ARRIVED, FILE, SENT, Log, seal_of

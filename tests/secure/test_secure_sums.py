@@ -20,14 +20,16 @@ from fedml_noniid.plugins.core.component import Ask, Replies, Setting
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Tree
+from fedml_noniid.plugins.data import shards
+from fedml_noniid.plugins.data.shards import Parts, Shard
+from fedml_noniid.plugins.kits import authority, certificates
 from fedml_noniid.plugins.secure import vectors
 from fedml_noniid.plugins.secure.silo import SUM, SecureSilo, Sets
-from fedml_noniid.plugins.silo import authority, certificates, loopback, settings, shards, wire
+from fedml_noniid.plugins.silo import loopback, settings, wire
 from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.silo.shards import Parts, Shard
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.silo_client import SiloClient
 from fedml_noniid.plugins.silo.silo_server import SiloServer

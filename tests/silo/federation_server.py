@@ -19,8 +19,8 @@ import torch
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.silo import settings, wire
-from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import CommArgs

@@ -34,6 +34,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from grpc._cython import cygrpc
 
 from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.silo import (
     authority,
     certificates,
@@ -41,7 +42,6 @@ from fedml_noniid.plugins.silo import (
     silo_server,
     wire,
 )
-from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.exit_codes import NotAdmittedError
 from fedml_noniid.plugins.silo.settings import CommArgs

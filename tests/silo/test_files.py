@@ -12,7 +12,8 @@ import yaml
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import exit_codes, launch, loopback, settings, shards
+from fedml_noniid.plugins.data import shards
+from fedml_noniid.plugins.silo import exit_codes, launch, loopback, settings
 from fedml_noniid.plugins.site import policy
 from tests.silo import world
 

@@ -17,6 +17,7 @@ from functools import partial
 
 import pytest
 import torch
+from cryptography import x509
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.silo import (
@@ -95,6 +96,24 @@ def until(true) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_the_status_has_the_last_moment_of_each_certificate(idle):
+    """Also of a silo that has left, and of a renewed kit once the silo has come with it."""
+
+    def ends() -> dict[str, str]:
+        return silo_client.status(idle.comm, idle.kits / "0")["kits"]
+
+    def last(rank: int) -> str:
+        found = x509.load_pem_x509_certificate((idle.kits / str(rank) / "own.crt").read_bytes())
+        return f"{found.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+
+    assert ends() == {"server": last(0)}
+    for days in (3, 14):
+        authority.renew(idle.kits, 2, days)
+        with idle.line(2) as line:
+            assert sent(line, "Session", hello()) == "ok"
+        assert ends() == {"server": last(0), "silo-2": last(2)}
 
 
 GOOD = [hello(), answer_of(0), *body(SCHEMA)]

@@ -24,7 +24,8 @@ from fedml_noniid.plugins.baselines.scaffold import Scaffold
 from fedml_noniid.plugins.core.component import Answer, Client, Component, Setting, Trace
 from fedml_noniid.plugins.core.contract import HOOKS
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import authority, stream
+from fedml_noniid.plugins.kits import authority
+from fedml_noniid.plugins.silo import stream
 from fedml_noniid.plugins.site import disclosure
 from tests.recipe_table import PARAMETERS, settings
 from tests.secure.test_secure_sums import Running, nobody

@@ -10,8 +10,8 @@ import torch
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import Lines
+from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.site import audit, replay

@@ -9,7 +9,7 @@ import pytest
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.plugins import extras
-from fedml_noniid.plugins.silo import shards
+from fedml_noniid.plugins.data import shards
 from tests.silo import world
 
 

@@ -6,6 +6,8 @@ import datetime
 import functools
 import logging
 import os
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ from fedml_noniid.plugins.core.errors import UserError, shown
 SERVER = "server"
 COMMAND = "noniid deploy kits"
 MAX_CACHED_CERTIFICATES = 1000  # parsed certificates that a server remembers
+LAST_PART = 0.25  # of a certificate's life, in which its process warns
+CHECK_S, CHECKS = 86_400.0, 8  # it looks once a day, and so often in a life at least
 LOG = logging.getLogger(__name__)
 
 AGAIN = "ask the operator for this kit again"
@@ -57,18 +61,15 @@ class Kit:
     @staticmethod
     def read(folder: Path, rank: int) -> Kit:
         """The kit in `folder`, checked for the process of `rank`. Raises UserError."""
-        ca_path, path, key_path = folder / "ca.crt", folder / "own.crt", folder / "own.key"
-        ca, certificate = read_certificate(ca_path, AGAIN), read_certificate(path, AGAIN)
-        key = read(key_path, AGAIN, private=True)
-        key_of(certificate, key_path, key, AGAIN)
-        check_issued(path, certificate, ca, AGAIN)
+        ca_path, path, key_path = (folder / file for file in ("ca.crt", "own.crt", "own.key"))
+        ca, certificate, key = kit_of(ca_path, path, key_path, AGAIN)
         if (found := common_name(certificate)) != name(rank):
             raise UserError(
                 f"{path}: belongs to {shown(found)}, but this process is {name(rank)!r}; "
                 f"use the kit of rank {rank}"
             )
-        _check_dates(ca_path, ca, "kits of a new CA", "make")
-        _check_dates(path, certificate, "a new kit", "renew")
+        check_dates(ca_path, ca, f"ask the operator for kits of a new CA ({COMMAND} make)")
+        check_dates(path, certificate, f"ask the operator for a new kit ({COMMAND} renew)")
         # Nothing that was not checked is passed on: TLS would trust every certificate in ca.crt.
         return Kit(ca.public_bytes(Encoding.PEM), certificate.public_bytes(Encoding.PEM), key)
 
@@ -101,6 +102,12 @@ class Admission:
             f"certificate of {who} expired on {until:%Y-%m-%d}" if (moment or now()) > until else ""
         )
 
+    def last_moment(self, pem: bytes) -> str:
+        """Until when an admitted certificate is valid."""
+        peer = self._peer(pem)
+        assert peer is not None, "the certificate is admitted"
+        return f"{peer[2]:%Y-%m-%d %H:%M} UTC"
+
     def _parsed(self, pem: bytes) -> tuple[str, int, datetime.datetime] | None:
         """(name, serial number, last moment) of a certificate; None if the CA has not signed it."""
         found = issued(pem, self._ca)
@@ -125,6 +132,36 @@ class Admission:
         """The serial numbers on a list. Raises UserError."""
         crl = list_of(self._ca, self._crl, content, COPY_LIST)
         return frozenset(revoked.serial_number for revoked in crl)
+
+
+def watch(folder: Path, rank: int) -> None:
+    """Starts to warn, now and every day, of the end of a process's certificate."""
+
+    def look() -> None:
+        while True:
+            time.sleep(warn_of_end(folder, rank))
+
+    threading.Thread(target=look, name="kit", daemon=True).start()
+
+
+def warn_of_end(folder: Path, rank: int) -> float:
+    """Warns if little is left of the life of a process's certificate.
+
+    Returns the seconds until the next look.
+    """
+    try:
+        found = read_certificate(folder / "own.crt", AGAIN)
+    except UserError as error:  # the processes read it themselves at each connection
+        LOG.warning("%s", error)
+        return CHECK_S
+    last, life = found.not_valid_after_utc, found.not_valid_after_utc - found.not_valid_before_utc
+    if last - now() < LAST_PART * life:
+        renew = f"`{COMMAND} renew --rank {rank}`"
+        LOG.warning(
+            "the certificate of %s ends on %s UTC; make a new kit with %s, and copy it to %s",
+            *(name(rank), f"{last:%Y-%m-%d %H:%M}", renew, folder),
+        )
+    return min(CHECK_S, life.total_seconds() / CHECKS)
 
 
 def now() -> datetime.datetime:
@@ -205,14 +242,22 @@ def _unless_broken(message: str) -> Iterator[None]:
         raise UserError(message) from None
 
 
-def _check_dates(path: Path, certificate: x509.Certificate, wanted: str, command: str) -> None:
+def kit_of(
+    ca_path: Path, path: Path, key_path: Path, remedy: str
+) -> tuple[x509.Certificate, x509.Certificate, bytes]:
+    """(CA, certificate, its key as PEM) in files that belong together. Raises UserError."""
+    ca, certificate = read_certificate(ca_path, remedy), read_certificate(path, remedy)
+    key = read(key_path, remedy, private=True)
+    key_of(certificate, key_path, key, remedy)
+    check_issued(path, certificate, ca, remedy)
+    return ca, certificate, key
+
+
+def check_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None:
     """UserError if the certificate is not valid now."""
     first, last, moment = certificate.not_valid_before_utc, certificate.not_valid_after_utc, now()
     if moment > last:
-        raise UserError(
-            f"{path} expired on {last:%Y-%m-%d}; ask the operator for {wanted} ({COMMAND} "
-            f"{command})"
-        )
+        raise UserError(f"{path} expired on {last:%Y-%m-%d}; {remedy}")
     if moment < first:
         raise UserError(
             f"{path} is valid from {first:%Y-%m-%d %H:%M} UTC, now is {moment:%Y-%m-%d %H:%M}; "
