@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks import attacks as mutating
 from benchmarks import canaries as attacked
 from benchmarks import chaos as killing
 from benchmarks import choosing, everything, gpu_budget, personalised
@@ -71,6 +72,18 @@ def chaos(
     """
     to = RESULTS / "chaos.md" if write else None
     if not killing.chaos(runs, quorum_runs, kills, first, to, typer.echo):
+        raise typer.Exit(1)
+
+
+@app.command()
+def attacks(
+    messages: Annotated[int, typer.Option(min=1, help="To a server, and to a silo.")] = 100_000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    write: Annotated[bool, typer.Option("--write", help="Write docs/results/attacks.md.")] = False,
+) -> None:
+    """Send mutated messages to a live server and to a live silo, with valid certificates."""
+    to = RESULTS if write else None
+    if not mutating.attacks(messages, seed, to, typer.echo):
         raise typer.Exit(1)
 
 

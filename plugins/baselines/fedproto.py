@@ -65,7 +65,7 @@ class FedProto(Component):
         classes=True,
         replies=Replies.SCALARS,
     )
-    ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0)}
+    ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0, whole=True)}
 
     lam: NonNegative = 1.0
     weights: Weights = "size"

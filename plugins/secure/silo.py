@@ -141,23 +141,24 @@ class SecureSilo:
         rows = zip(clients, keys, given["signature"], given["certificate"], strict=True)
         for client, key, signed, certificate in rows:
             if client != me:
-                public = self._public(client, _bytes(certificate))
+                public = certified(self._ca, client, _bytes(certificate))
                 masks.check_signature(public, exchange, client, key, _bytes(signed))
         total, levels = given["total"].item(), _bytes(given["levels"])
         return masks.Request(exchange, down.step, total, levels, clients, keys)
 
-    def _public(self, client: int, padded: bytes) -> EllipticCurvePublicKey:
-        """The key of a silo's certificate. UserError unless it is one of this federation."""
-        length = 4 + int.from_bytes(padded[2:4], "big")  # DER: 30 82, then two bytes of length
-        with suppress(*certificates.BROKEN):
-            found = x509.load_der_x509_certificate(padded[:length])
-            found.verify_directly_issued_by(self._ca)
-            key, named = found.public_key(), certificates.common_name(found)
-            fits = named == certificates.name(client + 1)
-            is_valid = certificates.now() <= found.not_valid_after_utc
-            if fits and is_valid and isinstance(key, EllipticCurvePublicKey):
-                return key
-        raise UserError(f"{wire.silo(client)} has no valid certificate of this federation")
+
+def certified(ca: x509.Certificate, client: int, padded: bytes) -> EllipticCurvePublicKey:
+    """The key of a silo's certificate. UserError unless it is one of this federation."""
+    length = 4 + int.from_bytes(padded[2:4], "big")  # DER: 30 82, then two bytes of length
+    with suppress(*certificates.BROKEN):
+        found = x509.load_der_x509_certificate(padded[:length])
+        found.verify_directly_issued_by(ca)
+        key, named = found.public_key(), certificates.common_name(found)
+        fits = named == certificates.name(client + 1)
+        is_valid = certificates.now() <= found.not_valid_after_utc
+        if fits and is_valid and isinstance(key, EllipticCurvePublicKey):
+            return key
+    raise UserError(f"{wire.silo(client)} has no valid certificate of this federation")
 
 
 def requested(silos: int, tensors: int) -> Params:

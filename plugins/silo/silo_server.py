@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 import grpc
 import grpc.aio
+from cryptography import x509
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.kits import certificates
@@ -103,6 +104,7 @@ class SiloServer:
         self._checks = ThreadPoolExecutor(1, "check")
         self._kit, self._mine = kit, certificates.Kit.read(kit, 0)
         self._admission = certificates.Admission(self._mine.ca, kit / "crl.pem")
+        coordinator.ca = x509.load_pem_x509_certificate(self._mine.ca)
 
     def __enter__(self) -> SiloServer:
         wait_for(self._start())

@@ -124,7 +124,8 @@ class Guard:
         study is over."""
         exchange, study = task.exchange, self._agreed.signed
         study.check_date(datetime.date.today())
-        job = f"{task.owner}.{task.job}" if task.owner else task.job
+        # A job with a dot is no job without its owner.
+        job = f"{task.owner}.{task.job}" if task.owner or "." in task.job else task.job
         study.study.refuse_message(exchange, task.round, job, table)
         if not wire.NOT_COUNTED <= task.counted < exchange:
             why = f"exchange {exchange}: counts an answer to exchange {task.counted}"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import tree_map
 from fedml_noniid.plugins.data.files import Lines
 from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.silo import wire
@@ -177,3 +178,20 @@ def test_a_guard_asks_study_and_memory(place: Place, tmp_path: Path, kits: Path)
     ):
         with pytest.raises(wire.RefusedError, match=words):
             mine.admit(task.model_copy(update=change), table)
+
+
+def test_a_guard_knows_a_method_s_job_by_its_owner_only(
+    place: Place, tmp_path: Path, kits: Path
+) -> None:
+    """Otherwise the silo would look for a method without a name, and end with a traceback."""
+    place.make("rfedavg_plus")
+    mine = guard(place, audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1)))
+    server = ServerRun(world.terms("rfedavg_plus", {}, batch_norm=True), world.shards_of()[0])
+    while not server.down.ask.owner:
+        zeros = tree_map(torch.zeros_like, server.schema)
+        server.feed(dict.fromkeys(server.down.ask.to, zeros | {"n": torch.tensor(1)}))
+    down = wire.row_of(server.down, 0)
+    task, table = wire.Task.of(down), wire.table_of(wire.tensors(down))
+    mine.admit(task, table)
+    with pytest.raises(wire.RefusedError, match=r"job '\.rfedavg_plus\.map'; the study has only"):
+        mine.admit(task.model_copy(update={"owner": "", "job": "rfedavg_plus.map"}), table)
