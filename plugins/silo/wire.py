@@ -211,7 +211,8 @@ class Answer(Sealed):
 
 
 class Task(Sealed):
-    """What a silo has to do. Tensors follow "ask"; nothing follows the others."""
+    """What a silo has to do. Tensors follow "ask"; nothing follows the others. `counted`: the last
+    exchange in which this silo's answer was counted."""
 
     kind: Literal["ask", "over", "stop"]
     why: str = ""

@@ -141,6 +141,29 @@ def test_an_exchange_is_answered_a_few_times_only(
         guard(place, log).admit(task, table)
 
 
+@pytest.mark.parametrize("least", [0, 2])
+def test_an_answer_with_other_tensors_than_the_studys_does_not_leave(
+    least: int, place: Place, tmp_path: Path, kits: Path
+) -> None:
+    place.make("scaffold", secure_sums=least)
+    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
+    terms = world.terms("scaffold", {}, batch_norm=True)
+    down = wire.row_of(ServerRun(terms, world.shards_of()[0]).down, 0)
+    silo = world.silos_of(terms)[0]
+    good = wire.up(0, 0, silo.answer(down))
+    trainer = SimpleNamespace(silo=silo, terms=terms, answered=lambda _: good)
+    answered = guard(place, log).answering(trainer)
+    assert answered(down) is good
+    for change, name in (
+        ({"upload/scaffold/labels": W["w"]}, "upload/scaffold/labels"),
+        ({"n": W["w"]}, "n"),
+    ):
+        other = good | {"leaves": good["leaves"] | change}
+        trainer.answered = lambda _, other=other: other
+        with pytest.raises(wire.RefusedError, match=f"the answer and the study differ in '{name}'"):
+            answered(down)
+
+
 def test_a_guard_asks_study_and_memory(place: Place, tmp_path: Path, kits: Path) -> None:
     mine = guard(place, audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1)))
     terms = world.terms("scaffold", {}, batch_norm=True)
