@@ -79,7 +79,7 @@ experiments: env  ## Shows DVC's experiments: what changed, accuracy and worst c
 bench: env  ## Compares our engines with a bare PyTorch loop and other simulators; writes docs/results/bench.*.
 	@python -m benchmarks bench $(BENCH)
 
-chaos: env  ## Kills processes of 70 cross-silo runs and compares their weights; writes docs/results/chaos.md.
+chaos: env  ## Kills processes of 70 cross-silo runs; compares weights, audit logs, ledgers; writes docs/results/chaos.*.
 	@python -m benchmarks chaos --write
 
 papers: env  ## Makes all tables and figures of the five papers, one paper at a time, at SIZE (smoke, small, paper).
@@ -109,7 +109,7 @@ silo: env  ## Runs RECIPE with FedML cross-silo: a server and SILOS silos as pro
 	@python -m fedml_noniid deploy loopback --recipe "$(RECIPE)" --silos $(SILOS)
 
 clean:  ## Removes the pipeline's outputs and DVC's copies of them. MLflow's runs, raw data and the environment stay.
-	@rm -rf plan partitions runs evaluation report deploy .items .resume .dvc/cache .dvc/tmp
+	@rm -rf plan partitions runs evaluation report deploy .chaos .items .resume .dvc/cache .dvc/tmp
 	@rm -rf papers/.dvc/cache papers/.dvc/tmp papers/dvc.lock papers/built
 	@rm -rf data/*.safetensors data/papers
 

@@ -203,12 +203,14 @@ class Direct:
 
     def __init__(self, silos: Sequence[SecureSilo]) -> None:
         self.silos, self.comm, self.ca = silos, settings.CommArgs(), silos[0]._ca
+        self.masked_bytes = 0
 
     def ask(self, down: wire.Down, schema: Tree, check: Check, quorum: int) -> dict[int, Tree]:
         found = {}
         for k in down.ask.to:
             up = self.silos[k].answered(wire.row_of(down, k))
             wire.fit(up["leaves"], schema, wire.silo(k))
+            self.masked_bytes += up["leaves"][SUM].nbytes if SUM in up["leaves"] else 0
             found[k] = check(up, k, None)
         return found
 
@@ -249,7 +251,9 @@ def test_every_recipe_has_the_simulations_bits_or_is_refused(
         return
     terms = agreed(recipe, methods, data)
     server = ServerRun(terms, world.shards_of(data)[0])
-    server.serve(Direct(secure_silos(terms, data, kits, tmp_path)))
+    direct = Direct(secure_silos(terms, data, kits, tmp_path))
+    server.serve(direct)
+    assert direct.masked_bytes == sum(row["bytes_up"] for row in server.loop.rows)
     assert world.digest(server.loop.outcome) == world.digest(world.simulated(recipe, methods, True))
 
 

@@ -14,7 +14,7 @@ from fedml_noniid.plugins.data.files import Lines
 from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.site import audit, replay
+from fedml_noniid.plugins.site import audit
 from fedml_noniid.plugins.site.witness import Guard, Witness
 from tests.silo import world
 from tests.site.conftest import Place
@@ -74,7 +74,7 @@ def test_what_one_side_notes_the_other_side_confirms(line: Line) -> None:
     log = line.ends[1].log.path
     noted = [one.body for one in audit.chained(log, Lines(log).read())]
     sent = {one["sha256"] for one in noted if "sha256" in one}
-    assert sent == {replay.sha256(W)}
+    assert sent == {wire.digest(W)}
 
 
 def test_an_upload_that_the_silo_did_not_note_is_found(line: Line) -> None:
