@@ -29,7 +29,7 @@ LOOKS = {  # Okabe and Ito's palette
     NOT_HELD: ("#D55E00", "s"),
     NO_GAIN: ("#0072B2", "v"),
     UNDECIDED: ("#777777", "D"),
-    NOT_TESTABLE: ("#b0b0b0", "X"),
+    NOT_TESTABLE: ("#999999", "X"),
 }
 WORDS, LINE, GAP = 60, 0.14, 0.12  # letters of a line of words; inches of a line, between claims
 BAND, BAND_COLOUR = 1.0, "#ececec"  # points
@@ -102,4 +102,5 @@ def _draw(axes: Axes, one: Verdict, place: float) -> None:
     if one.claim.printed is not None:
         axes.plot([one.claim.printed.effect], [place], color="black", **HOLLOW)
     right = axes.get_yaxis_transform()
-    axes.text(1.01, place, one.text, color=colour, transform=right, fontsize=8, va="center")
+    text = f"{one.text}\n(post hoc)" if one.word == NO_GAIN and one.is_post_hoc else one.text
+    axes.text(1.01, place, text, color=colour, transform=right, fontsize=8, va="center")

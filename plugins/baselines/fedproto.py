@@ -78,6 +78,7 @@ class FedProto(Component):
         return {"C": prototypes, "known": prototypes.new_zeros(network.n_classes)}
 
     def broadcast(self, server: Server) -> Tree:
+        """The prototypes C_c, [C, d], and which classes have one."""
         return dict(server.state)
 
     def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:

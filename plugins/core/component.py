@@ -96,7 +96,7 @@ class Exclusive(Enum):
         "each starts local training from parameters of its own",
     )
     SERVER_LEARNING = (
-        "distillation on the server",
+        "training on the server",
         "each trains the server's model, the later undoes the earlier",
     )
     SERVER_STEP = (

@@ -7,7 +7,6 @@ import functools
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,13 +134,10 @@ class Admission:
 
 
 def watch(folder: Path, rank: int) -> None:
-    """Starts to warn, now and every day, of the end of a process's certificate."""
-
-    def look() -> None:
-        while True:
-            time.sleep(warn_of_end(folder, rank))
-
-    threading.Thread(target=look, name="kit", daemon=True).start()
+    """Warns, now and every day, of the end of a process's certificate."""
+    again = threading.Timer(warn_of_end(folder, rank), watch, (folder, rank))
+    again.daemon = True
+    again.start()
 
 
 def warn_of_end(folder: Path, rank: int) -> float:

@@ -211,7 +211,8 @@ class Answer(Sealed):
 
 
 class Task(Sealed):
-    """What a silo has to do. Tensors follow "ask"; nothing follows the others."""
+    """What a silo has to do. Tensors follow "ask"; nothing follows the others. `counted`: the last
+    exchange in which this silo's answer was counted."""
 
     kind: Literal["ask", "over", "stop"]
     why: str = ""
@@ -302,14 +303,22 @@ def table_of(tensors: Params) -> Table:
     }
 
 
-def body(entries: Table, tensors: Params) -> Iterator[bytes]:
+def body(entries: Table, tensors: Params) -> Iterator[bytes | memoryview]:
     """Tensors as frames: their table, then the bytes of one after the other."""
     yield TABLE.dump_json(entries)
     for key, leaf in tensors.items():
         flat = leaf.detach().permute(entries[key].order).contiguous().reshape(-1)
         data = flat.view(torch.uint8).numpy().data
         for start in range(0, len(data), CHUNK_BYTES):
-            yield bytes(data[start : start + CHUNK_BYTES])
+            yield data[start : start + CHUNK_BYTES]
+
+
+def digest(tensors: Params) -> str:
+    """The SHA-256 of tensors as they are sent."""
+    made = sha256()
+    for frame in body(table_of(tensors), tensors):
+        made.update(frame)
+    return made.hexdigest()
 
 
 class Body:
@@ -397,16 +406,16 @@ def arriving(
 
 
 def leaving(
-    head: Head, tensors: Params | None, witnessed: Callable[[Message[Head]], Head]
+    head: Head,
+    tensors: Params | None,
+    witnessed: Callable[[Message[Head]], Head],
+    known: str = "",
 ) -> Iterator[bytes]:
     """The frames of a message. `witnessed` is called before the first one, and returns the head
-    that is sent."""
-    digest, entries = sha256(), table_of(tensors or {})
-    if tensors is not None:
-        for frame in body(entries, tensors):
-            digest.update(frame)
-    sent = witnessed(Message(head, entries, digest.hexdigest(), {}))
-    return chain([sent.frame()], () if tensors is None else body(entries, tensors))
+    that is sent. `known`: the `digest` of the tensors, if it has been computed."""
+    entries = table_of(tensors or {})
+    sent = witnessed(Message(head, entries, known or digest(tensors or {}), {}))
+    return chain([sent.frame()], map(bytes, () if tensors is None else body(entries, tensors)))
 
 
 def size_of(entries: Table) -> int:

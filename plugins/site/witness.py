@@ -20,6 +20,7 @@ from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 from fedml_noniid.plugins.site.audit import ARRIVED, FILE, SENT, Log, seal_of
 from fedml_noniid.plugins.site.replay import ANSWERS, Kept
+from fedml_noniid.plugins.site.study import asked
 
 if TYPE_CHECKING:
     from fedml_noniid.plugins.silo.host import HostTrainer
@@ -143,6 +144,8 @@ class Guard:
             self._answers[down.exchange] += 1
             self._kept.keep(trainer.silo, down)
             found = trainer.answered(down)
+            study = self._agreed.signed.study
+            study.refuse_answer(wire.name(asked(down)), found["leaves"])
             if trainer.terms.secure_sums:  # it leaves in a sum alone
                 self._kept.hidden(down.exchange, found["leaves"])
             return found

@@ -79,7 +79,8 @@ class LostError(Exception):
 
 
 class Running:
-    """A server and silos, each in a thread, as `noniid deploy` runs them without FedML."""
+    """A server and silos, each in a thread, as `noniid deploy` runs them without FedML; with or
+    without secure sums."""
 
     def __init__(
         self, terms: settings.Deployment, data: Parts, kits: Path, folder: Path, lose: Lose
@@ -87,7 +88,8 @@ class Running:
         self.deployment, self.kits, self.folder, self.lose = terms, kits, folder, lose
         self.comm = terms.comm_args.model_copy(update={"server": address()})
         self.shards: list[Shard] = list(shards.split(data))
-        train, network = terms.train_args, world.network(True)
+        train = terms.train_args
+        network = world.network(takes_norms(train.recipe, train.settings))
         self.terms = settings.terms(terms, train.recipe, network, self.shards[0].n_public)
         self.server_run = ServerRun(self.terms, self.shards[0])
         self.seen: list[dict[str, torch.Tensor]] = []  # what left the silos
@@ -124,10 +126,11 @@ class Running:
 
     def _process(self, client: int) -> None:
         shard, kit = self.shards[client + 1], self.kits / str(client + 1)
+        shared = round(self.terms.algorithm.needs.shared * shard.n_public)
         hello = wire.Hello(
             session=f"{client}-{len(self.asked)}",
             study="study",
-            samples=len(shard.parts["train"].y),
+            samples=len(shard.parts["train"].y) + shared,
         )
         with SiloClient(self.comm, kit, client, hello) as calls:
             memory = self.folder / f"silo-{client}.safetensors"
@@ -142,11 +145,13 @@ class Running:
                 own, self.terms, mine, (calls.run, "study"), memory.with_suffix(".sums")
             )
 
+            inner = secure.answered if self.terms.secure_sums else own
+
             def answered(down: wire.Down) -> wire.Up:
                 self.asked.append(down)
                 if (again := self.lose(client, down)) is not None:
                     raise LostError(again)
-                found = secure.answered(down)
+                found = inner(down)
                 found["leaves"] = self.changed(client, found["leaves"])
                 self.seen.append(found["leaves"])
                 return found
@@ -198,12 +203,14 @@ class Direct:
 
     def __init__(self, silos: Sequence[SecureSilo]) -> None:
         self.silos, self.comm, self.ca = silos, settings.CommArgs(), silos[0]._ca
+        self.masked_bytes = 0
 
     def ask(self, down: wire.Down, schema: Tree, check: Check, quorum: int) -> dict[int, Tree]:
         found = {}
         for k in down.ask.to:
             up = self.silos[k].answered(wire.row_of(down, k))
             wire.fit(up["leaves"], schema, wire.silo(k))
+            self.masked_bytes += up["leaves"][SUM].nbytes if SUM in up["leaves"] else 0
             found[k] = check(up, k, None)
         return found
 
@@ -244,7 +251,9 @@ def test_every_recipe_has_the_simulations_bits_or_is_refused(
         return
     terms = agreed(recipe, methods, data)
     server = ServerRun(terms, world.shards_of(data)[0])
-    server.serve(Direct(secure_silos(terms, data, kits, tmp_path)))
+    direct = Direct(secure_silos(terms, data, kits, tmp_path))
+    server.serve(direct)
+    assert direct.masked_bytes == sum(row["bytes_up"] for row in server.loop.rows)
     assert world.digest(server.loop.outcome) == world.digest(world.simulated(recipe, methods, True))
 
 
