@@ -19,7 +19,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
     SOURCE: 21300,
-    TESTS: 21450,
+    TESTS: 21520,
     ("plugins/core",): 1436,
     ("plugins/privacy",): 166,
     ("plugins/silo",): 1660,

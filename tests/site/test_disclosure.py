@@ -197,7 +197,7 @@ def entries() -> dict[str, Entry]:
     Without those that can't be deployed."""
     content = yaml.safe_load((ROOT / "experiments" / "methods.yaml").read_text())["recipes"]
     named = {name: (entry.get("recipe", name), entry) for name, entry in content.items()}
-    others = {*recipes.METHODS} - {recipe for recipe, _ in named.values()}
+    others = sorted({*recipes.METHODS} - {recipe for recipe, _ in named.values()})
     found = {}
     for name, (recipe, entry) in (named | {name: (name, {}) for name in others}).items():
         methods = {
