@@ -89,7 +89,7 @@ class Siege:
     def note(self, name: str, expected: str, said: str, pid: int | None) -> None:
         """Counts a message under `name`; `pid`: of the process that got it."""
         self.sent += 1
-        self.named[name or "nothing: it is valid"] += 1
+        self.named[name or "taken: it is valid"] += 1
         if said != expected:
             self.wrong.append(f"message {self.sent}: {said!r} in place of {expected!r}")
         if self.sent == FIRST:
@@ -535,7 +535,7 @@ def rows(found: Sequence[Siege]) -> list[dict[str, object]]:
         "most memory at the end, MB": lambda siege: round(siege.after_mb),
         "seconds": lambda siege: round(siege.seconds),
     }
-    facts |= {f"refused: {name}": partial(_named, name) for name in names}
+    facts |= {name if ":" in name else f"refused: {name}": partial(_named, name) for name in names}
     return [
         {"what": what, **{siege.target: value(siege) for siege in found}}
         for what, value in facts.items()

@@ -257,7 +257,7 @@ def refuse_non_finite(reply: Reply, round_: int) -> None:
 
 
 def _with_norms(leaf: Tensor) -> Tensor:
-    """A leaf, whose rows may be counted as whole numbers, as one that has norms."""
+    """The leaf, or its numbers as float64 if they are integers, which have no norms."""
     counts = isinstance(leaf, Tensor) and not leaf.is_floating_point()
     return leaf.double() if counts else leaf
 
