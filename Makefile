@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
 .NOTPARALLEL:  # one DVC at a time
-.PHONY: help papers $(PAPER_TARGETS) table figure claims repro test test-slow test-core check format docs ui experiments bench chaos silo clean env bom lock
+.PHONY: help papers $(PAPER_TARGETS) table figure claims judge archive repro test test-slow test-core check format docs ui experiments bench chaos silo clean env bom lock
 
 help:  ## Lists the targets. `.venv/bin/noniid` lists the verbs that they call.
 	@awk -F ': .*## |:  ## ' '/^[a-z$$][^=]*:.*  ## / { sub(/^[$$].*/, "paper-<name>", $$1); printf "%-14s %s\n", $$1, $$2 }' Makefile
@@ -79,7 +79,7 @@ experiments: env  ## Shows DVC's experiments: what changed, accuracy and worst c
 bench: env  ## Compares our engines with a bare PyTorch loop and other simulators; writes docs/results/bench.*.
 	@python -m benchmarks bench $(BENCH)
 
-chaos: env  ## Kills processes of 70 cross-silo runs and compares their weights; writes docs/results/chaos.md.
+chaos: env  ## Kills processes of 70 cross-silo runs; compares weights, audit logs, ledgers; writes docs/results/chaos.*.
 	@python -m benchmarks chaos --write
 
 papers: env  ## Makes all tables and figures of the five papers, one paper at a time, at SIZE (smoke, small, paper).
@@ -94,11 +94,22 @@ table figure: env  ## Makes one table or figure, ID, at SIZE, with the studies t
 claims: env  ## Tests the papers' claims at SIZE (smoke, small): held, not held or undecided.
 	@python -m fedml_noniid claims --size $(SIZE)
 
+# Pictures are left out: their bytes depend on fonts.
+judge: env  ## Judges the claims from the committed numbers and compares the page with the committed one, to the byte.
+	@python -m fedml_noniid claims --size small --no-run
+	@for file in papers/built/claims/small/claims*; do \
+	  [[ $$file = *.png ]] || cmp "$$file" "docs/results/$${file##*/}"; \
+	done
+	@echo "The page and its tables are the committed ones."
+
+archive: env  ## Packs the last commit with the facts of its runs into dist/, for a repository with DOIs.
+	@python -m tools.archive
+
 silo: env  ## Runs RECIPE with FedML cross-silo: a server and SILOS silos as processes on this machine.
 	@python -m fedml_noniid deploy loopback --recipe "$(RECIPE)" --silos $(SILOS)
 
 clean:  ## Removes the pipeline's outputs and DVC's copies of them. MLflow's runs, raw data and the environment stay.
-	@rm -rf plan partitions runs evaluation report deploy .items .resume .dvc/cache .dvc/tmp
+	@rm -rf plan partitions runs evaluation report deploy .chaos .items .resume .dvc/cache .dvc/tmp
 	@rm -rf papers/.dvc/cache papers/.dvc/tmp papers/dvc.lock papers/built
 	@rm -rf data/*.safetensors data/papers
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from benchmarks import attacks as mutating
 from benchmarks import canaries as attacked
 from benchmarks import chaos as killing
-from benchmarks import choosing, everything, gpu_budget, personalised
+from benchmarks import choosing, everything, gpu_budget, machine, personalised
 from benchmarks import cluster as of_items
 from benchmarks import curves as of_rounds
 from benchmarks import divided as on_workers
 from benchmarks import frozen as features
+from benchmarks import idle as waiting
 from benchmarks import memories as on_disk
 from benchmarks import owners as many_owners
+from benchmarks import streams as many_silos
 from benchmarks import sums as exact
 from fedml_noniid.pipelines import edge
 
@@ -63,14 +67,33 @@ def chaos(
     ] = 20,
     kills: Annotated[int, typer.Option(min=0, help="Events per run.")] = 4,
     first: Annotated[int, typer.Option(min=0, help="Seed of the first run.")] = 0,
-    write: Annotated[bool, typer.Option("--write", help="Write docs/results/chaos.md.")] = False,
+    work: Annotated[
+        Path, typer.Option(help="Folder of the runs that are over; none of them runs twice.")
+    ] = Path(".chaos"),
+    write: Annotated[bool, typer.Option("--write", help="Write docs/results/chaos.*.")] = False,
 ) -> None:
     """Kill processes of cross-silo runs at random moments, and start them again.
 
-    The final weights are compared with the simulation's.
+    The final weights are compared with the simulation's, the audit logs with each other, and
+    answers with what a silo computes again. Interrupted, it goes on where it was.
     """
-    to = RESULTS / "chaos.md" if write else None
-    if not killing.chaos(runs, quorum_runs, kills, first, to, typer.echo):
+    watch = machine.Watch()
+    found = killing.chaos({1: runs, 2: quorum_runs}, kills, first, work, typer.echo)
+    if write:
+        killing.write(found, watch, RESULTS, "make chaos")
+    if (found["outcome"] != "ok").any():
+        raise typer.Exit(1)
+
+
+@app.command()
+def attacks(
+    messages: Annotated[int, typer.Option(min=1, help="To a server, and to a silo.")] = 100_000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    write: Annotated[bool, typer.Option("--write", help="Write docs/results/attacks.md.")] = False,
+) -> None:
+    """Send mutated messages to a live server and to a live silo, with valid certificates."""
+    to = RESULTS if write else None
+    if not mutating.attacks(messages, seed, to, typer.echo):
         raise typer.Exit(1)
 
 
@@ -175,6 +198,26 @@ def beside_forks(
     Writes docs/results/workers.csv and a part of docs/results/cluster.md.
     """
     of_items.write_turns(ROOT, work.resolve(), turns, items)
+
+
+@app.command()
+def streams(
+    silos: Annotated[int, typer.Option(min=1, help="Silos, each with a stream.")] = 300,
+    numbers: Annotated[int, typer.Option(min=1, help="Numbers of the model.")] = 10_000,
+    exchanges: Annotated[int, typer.Option(min=1, help="Exchanges with all silos.")] = 10,
+    processes: Annotated[int, typer.Option(min=1, help="Processes of silos.")] = 3,
+) -> None:
+    """Measure one server with many silos in one round. Writes docs/results/streams.md."""
+    size = many_silos.Size(silos, numbers, exchanges, processes)
+    many_silos.write(ROOT, size, f"python -m benchmarks {shlex.join(sys.argv[1:])}")
+
+
+@app.command()
+def idle(
+    seconds: Annotated[int, typer.Option(min=1, help="How long it waits.")] = 60,
+) -> None:
+    """Measure a server and silos that wait: CPU and memory. Writes docs/results/idle.md."""
+    waiting.write(ROOT, seconds, f"python -m benchmarks {shlex.join(sys.argv[1:])}")
 
 
 @app.command()

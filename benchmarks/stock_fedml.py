@@ -29,11 +29,12 @@ import yaml
 from safetensors import safe_open
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.shards import Parts
 from fedml_noniid.plugins.engines.record import rounds_csv
-from fedml_noniid.plugins.silo import results, shards
+from fedml_noniid.plugins.silo import results
 from fedml_noniid.plugins.silo.settings import Deployment
-from fedml_noniid.plugins.silo.shards import Parts
 
 HOST, BASE_PORT = (
     "127.0.0.1",

@@ -3,8 +3,9 @@ the same silos: `python -m benchmarks.transport`.
 
 Both run FedAvg with a wide MLP and one step on a few samples per silo, so the exchange of the
 models takes most of a round. The runs take turns (ours, stock, ours, ...). The first round of a run
-counts the start of the processes, so it is dropped. All runs must end with the same weights.
-`--write` writes docs/results/transport.md and .csv.
+counts the start of the processes, so it is dropped. All runs must end with the same weights. Then
+the bytes of a plain and of a masked run are counted, on their way through a relay. `--write` writes
+docs/results/transport.md and its two tables.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from benchmarks import stock_fedml
 from benchmarks.processes import ROOT
+from benchmarks.relay import DOWN, UP, Relay
 from benchmarks.report import render
 from fedml_noniid.pipelines.experiment import provenance
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.shards import Parts
 from fedml_noniid.plugins.secure import masks
-from fedml_noniid.plugins.silo import loopback, settings
-from fedml_noniid.plugins.silo.shards import Parts
+from fedml_noniid.plugins.silo import loopback, results, settings
 
 OURS, SECURE, STOCK = "ours", "ours, secure sums", "stock FedML"
 NUMBERS = 11_181_642  # of ResNet-18
 FEATURES, CLASSES, SAMPLES = 64, 10, 8  # samples of a silo, and of the test set
+COUNTED_SILOS, COUNTED_MB, COUNTED_ROUNDS = 12, 1.2, 2  # where bytes are counted
+RELAYED = "relayed.yaml"  # the settings of the silos of such a run
 Turn = dict[str, list[float]]  # transport -> seconds of its measured rounds
 OPTIONS = (  # name, least, default, what
     ("silos", 1, 4, "number of silos"),
@@ -86,6 +90,33 @@ def secure(terms: settings.Deployment, parts: Parts, folder: Path) -> tuple[str,
     """The same with sums over all silos alone."""
     train = terms.train_args.model_copy(update={"secure_sums": terms.silos})
     return ours(terms.model_copy(update={"train_args": train}), parts, folder)
+
+
+def relayed(rank: int, config: str, output: str) -> None:
+    """The main function of a process whose silos call a relay."""
+    loopback.process(rank, str(Path(config).with_name(RELAYED)) if rank else config, output)
+
+
+def counted(secure_sums: int) -> dict[str, float]:
+    """The bytes of one run, up and down: on the network, with all that TLS and gRPC add, and as
+    rounds.csv counts them. Raises UserError."""
+    terms = deployment(COUNTED_SILOS, COUNTED_MB, COUNTED_ROUNDS)
+    train = terms.train_args.model_copy(update={"secure_sums": secure_sums})
+    terms = terms.model_copy(update={"train_args": train})
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        loopback.Processes(terms, made_up(COUNTED_SILOS), Path(folder), relayed) as processes,
+        Relay(processes.deployment.comm_args.server) as relay,
+    ):
+        comm = processes.deployment.comm_args.model_copy(update={"server": relay.address})
+        own = processes.deployment.model_copy(update={"comm_args": comm})
+        write_whole(processes.config.with_name(RELAYED), own.yaml())
+        for rank in range(COUNTED_SILOS + 1):
+            processes.start(rank)
+        processes.wait(loopback.DEADLINE_S)
+        rows = pd.read_csv(processes.output / results.ROUNDS)
+    said = {"rows_up": rows["bytes_up"].sum(), "rows_down": rows["bytes_down"].sum()}
+    return {"up": relay.bytes[UP], "down": relay.bytes[DOWN], **said}
 
 
 def mask_seconds(silos: int, numbers: int) -> float:
@@ -189,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     load = os.getloadavg()[0]
     try:
         sha, turns = measure(given.silos, given.megabytes, given.rounds, given.turns)
+        counts = pd.DataFrame({OURS: counted(0), SECURE: counted(COUNTED_SILOS)}).T
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -200,6 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "samples": SAMPLES,
         "sha": sha,
         "table": table(turns),
+        "bytes": counts,
+        "counted": {"silos": COUNTED_SILOS, "mb": COUNTED_MB, "rounds": COUNTED_ROUNDS},
         "masks": [(silos, NUMBERS, mask_seconds(silos, NUMBERS)) for silos in (4, 12)],
     }
     text = render("transport.md.j2", context)
@@ -207,6 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.write:
         to = ROOT / "docs" / "results"
         write_whole(to / "transport.csv", rounds(turns).to_csv(index=False))
+        write_whole(to / "transport-bytes.csv", counts.to_csv(index_label="transport"))
         write_whole(to / "transport.md", text)
     return 0
 

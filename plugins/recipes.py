@@ -47,6 +47,7 @@ from fedml_noniid.plugins.baselines.fedrod import FedRoD
 from fedml_noniid.plugins.baselines.fedrs import FedRS
 from fedml_noniid.plugins.baselines.fedsam import FedSAM
 from fedml_noniid.plugins.baselines.finetune import FineTune
+from fedml_noniid.plugins.baselines.fsl import FSL
 from fedml_noniid.plugins.baselines.linear_probe import LinearProbe
 from fedml_noniid.plugins.baselines.moon import MOON
 from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
@@ -110,6 +111,7 @@ METHODS: dict[str, type[Component]] = {
         FineTune,
         FNR,
         FNRAuthors,
+        FSL,
         LinearProbe,
         MOON,
         QFedAvg,

@@ -48,6 +48,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "fedrs": {"alpha": 0.3},
     "fedsam": {"rho": 0.3},
     "finetune": {},
+    "fsl": {"epochs": 2, "batch_size": 8},
     "linear_probe": {},
     "moon": {"mu": 0.5},
     "qfedavg": {"q": 0.7},

@@ -49,6 +49,7 @@ NEUTRAL: dict[str, dict[str, object]] = {
     "fednlr": {"mu0": 1.0, "a1": 0.0, "a2": 0.0},
     "fedprox": {"mu": 0.0},
     "fnr": {"p": 0.0},
+    "fsl": {"epochs": 0},
     "fnr_authors": {"p": 0.0, "fnr_mode": "eval"},  # "train" leaves other running statistics
     "rfedavg": {"lam": 0.0},
     "rfedavg_authors": {"lam": 0.0, "weights": "size"},

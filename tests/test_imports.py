@@ -23,6 +23,7 @@ EVERYTHING = {
     "engines",
     "recipes",
     "privacy",
+    "kits",
     "silo",
     "secure",
     "site",
@@ -45,9 +46,10 @@ ALLOWED = {
     "recipes": {"core", "foreign", "own_code"} | METHODS,
     "simulate": {"core", "engines", "recipes"},
     "privacy": {"core", "data", "extras"},
+    "kits": {"core", "data", "extras"},
     "silo": EVERYTHING,
-    "secure": {"core", "data", "engines", "silo"},
-    "site": {"core", "data", "engines", "extras", "own_code", "secure", "silo"},
+    "secure": {"core", "data", "engines", "kits", "silo"},
+    "site": {"core", "data", "engines", "extras", "kits", "own_code", "secure", "silo"},
     **{method: {"core"} | METHODS for method in METHODS},
 }
 # What each room imports of the extras, at once or later. Every other room needs the base package
@@ -55,7 +57,8 @@ ALLOWED = {
 OF_EXTRAS = {
     "plugins/data": {"pyarrow"},
     "plugins/privacy": {"cryptography", "dp_accounting"},
-    "plugins/silo": {"cryptography", "fedml", "grpc", "yaml"},
+    "plugins/kits": {"cryptography"},
+    "plugins/silo": {"fedml", "grpc", "yaml"},
     "plugins/secure": {"cryptography"},
     "plugins/site": {"cryptography", "yaml"},
     "pipelines/cluster": {"cryptography", "dask", "distributed"},

@@ -20,6 +20,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.losses import Classification
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.data.shards import Parts
 from fedml_noniid.plugins.engines.evaluation import evaluate
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.plugins.losses import LOSSES, MSE, Regression, loss_of
@@ -30,7 +31,6 @@ from fedml_noniid.plugins.silo import loopback
 from fedml_noniid.plugins.silo import settings as silo_settings
 from fedml_noniid.plugins.silo.launch import round_line
 from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.silo.shards import Parts
 from tests import federation
 from tests.recipe_table import ALONE, label, settings
 

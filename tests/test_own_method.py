@@ -144,7 +144,7 @@ def test_methods_lists_an_installed_one_and_one_that_fails(place: Path) -> None:
     assert {"fedavg", "scaffold", "fedx", "fedy"} <= {*lines}
     assert "mu = 0.1" in lines[lines.index("fedx") + 1]
     assert "package one-package can't be imported" in lines[lines.index("fedy") + 1]
-    assert "class FedX(Component)" in shown.one("stranger.fedx.FedX")
+    assert "class FedX(Component)" in shown.one("stranger.fedx.FedX", with_source=True)
     assert "fedx+scaffold: composes" in shown.one("scaffold+fedx")
 
 

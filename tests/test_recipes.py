@@ -95,6 +95,7 @@ BEYOND: dict[str, dict[str, list[float]]] = {
     "feddc": {"alpha": [-1.0]},
     "feddf": {"steps": [-1], "batch_size": [0], "server_lr": [0.0], "T": [0.0], "clip": [0.0]},
     "feddyn": {"alpha": [0.0, -1.0]},
+    "fsl": {"epochs": [-1], "batch_size": [0]},
     "feddyn_authors": {"clip": [-1.0]},
     "fedftg": {
         "iterations": [-1],

@@ -19,10 +19,10 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
     SOURCE: 21300,
-    TESTS: 21300,
+    TESTS: 21520,
     ("plugins/core",): 1436,
     ("plugins/privacy",): 166,
-    ("plugins/silo",): 1960,
+    ("plugins/silo",): 1660,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,

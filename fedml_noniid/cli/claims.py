@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -95,8 +96,16 @@ def claims(
     page = verbs.claims(place, size, paper, claim, run, missing)
     typer.echo(f"page: {page}")
     if write:
-        for file in sorted(
-            set(page.parent.glob("claims*")) - {page.with_suffix(".html")}
-        ):  # the site makes its own
+        for file in sorted(page.parent.glob("claims*")):
             shutil.copy(file, to / file.name)
             typer.echo(f"written: {to / file.name}")
+        if (readme := place.root / "README.md").is_file():
+            text = readme.read_text(encoding="utf-8")
+            readme.write_text(with_answers(text, page.read_text(encoding="utf-8")), "utf-8")
+
+
+def with_answers(readme: str, page: str) -> str:
+    """The README with the first table of the page between its marks; as it is without a table."""
+    table = re.search(r"^\| method \|.*\n(?:\|.*\n)+", page, re.MULTILINE)
+    between = re.compile(r"(?<=<!-- answers -->\n\n).*?(?=\n<!-- /answers -->)", re.DOTALL)
+    return between.sub(lambda _: table[0], readme) if table else readme

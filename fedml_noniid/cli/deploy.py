@@ -90,7 +90,7 @@ def make(
     A kit holds the certificate of one process: one for the server, one for each silo. What exists
     stays as it is.
     """
-    from fedml_noniid.plugins.silo import authority
+    from fedml_noniid.plugins.kits import authority
 
     sys.stdout.write(authority.make(out, silos, days))
 
@@ -100,14 +100,17 @@ def renew(rank: Rank, out: Out, days: Days = 14) -> None:
 
     The process takes the new kit by itself. A stolen kit must be revoked before it is renewed.
     """
-    from fedml_noniid.plugins.silo import authority
+    from fedml_noniid.plugins.kits import authority
 
     sys.stdout.write(authority.renew(out, rank, days))
 
 
 def revoke(rank: Rank, out: Out) -> None:
-    """Revoke the certificate of one rank. The server refuses it from now on."""
-    from fedml_noniid.plugins.silo import authority
+    """Revoke the valid certificates of one rank, also those that were renewed.
+
+    The server refuses them once it has the new list.
+    """
+    from fedml_noniid.plugins.kits import authority
 
     sys.stdout.write(authority.revoke(out, rank))
 
@@ -117,7 +120,7 @@ def show(out: Out) -> None:
 
     It has rank, name, serial number, the last day, and whether the certificate is revoked.
     """
-    from fedml_noniid.plugins.silo import authority
+    from fedml_noniid.plugins.kits import authority
 
     sys.stdout.write(authority.show(out))
 
@@ -153,7 +156,7 @@ def shards(
     `noniid run partition` makes the partition. Rank 0, the server, gets the test set. Every silo
     gets its part of it too, and the public split, if there is one.
     """
-    from fedml_noniid.plugins.silo import shards as cutting
+    from fedml_noniid.plugins.data import shards as cutting
 
     typer.echo(f"{cutting.cut(data, indices, out)} shards and the server's file are in {out}")
 

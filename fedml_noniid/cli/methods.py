@@ -1,25 +1,45 @@
-"""The verb methods."""
+"""The verbs methods, methods show."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedml_noniid.cli.verb import verb
+from fedml_noniid.cli.verb import group, verb
 
 
 def add(app: typer.Typer) -> None:
-    """Adds the verb."""
-    verb(
-        app,
-        "methods",
+    """Adds the group."""
+    methods = group(
+        "List all methods, with hyper-parameters, defaults and papers.\n\nfedavg is the empty "
+        "recipe. Methods of installed packages are listed too.",
         "noniid methods",
-        "noniid methods fnr               # one method: equations, options, source",
-        "noniid methods scaffold+feddyn   # what a recipe does, or why it is refused",
-    )(methods)
+        "noniid methods show fnr",
+        "noniid methods show scaffold+fnr",
+    )
+    methods.callback(invoke_without_command=True)(listing)
+    verb(
+        methods,
+        "show",
+        "noniid methods show fnr --source          # with the source of the method",
+        "noniid methods show scaffold+feddyn       # why a recipe is refused",
+        "noniid methods show scaffold --secure-sums 3",
+        "noniid methods show scaffold+fnr --config fedml_config.yaml --json",
+    )(show)
+    app.add_typer(methods, name="methods")
+
+
+def listing(context: typer.Context) -> None:
+    """Shows the table of all methods."""
+    from fedml_noniid.pipelines.tools import recipes
+
+    if context.invoked_subcommand is None:
+        sys.stdout.write(recipes.listing())
 
 
 def _names() -> Iterable[str]:
@@ -32,25 +52,34 @@ def _complete(incomplete: str) -> list[str]:
     return [name for name in _names() if name.startswith(incomplete)]
 
 
-def methods(
-    name: Annotated[
-        str | None,
+def show(
+    recipe: Annotated[
+        str,
         typer.Argument(
-            metavar="NAME|RECIPE",
+            metavar="RECIPE",
             help="A method, or methods joined by +.",
             autocompletion=_complete,
         ),
+    ],
+    config: Annotated[
+        Path | None, typer.Option(help="A whole fedml_config.yaml: its model, silos and settings.")
     ] = None,
+    secure_sums: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="As train_args.secure_sums.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Only the messages, as JSON.")] = False,
+    source: Annotated[bool, typer.Option("--source", help="Also the source of methods.")] = False,
 ) -> None:
-    """Show all methods, one method in full, or what a recipe does.
+    """Show what a recipe does, and what silos and server send each other.
 
-    The list has each method's hyper-parameters, their defaults, and the paper. fedavg is the empty
-    recipe. Methods of installed packages are in it too; a dotted path such as
-    my_package.fedx.FedX names any other.
+    A deployment checks every message against the same names, types and shapes. They are shown for
+    a small network, or for that of --config, whose server's data file must be there. A dotted path
+    such as my_package.fedx.FedX names a method of yours.
     """
-    from fedml_noniid.pipelines.tools import recipes as shown
+    from fedml_noniid.pipelines.tools import messages, recipes
 
-    if name is None:
-        sys.stdout.write(shown.listing())
+    if as_json:
+        found = json.dumps(messages.told(recipe, config, secure_sums), indent=2) + "\n"
     else:
-        sys.stdout.write(shown.one(name))
+        found = recipes.one(recipe, source) + "\n" + messages.shown(recipe, config, secure_sums)
+    sys.stdout.write(found)

@@ -13,7 +13,7 @@ NEXT = """\
 Next, in {folder}:
   pip install -e '.[test]'
   pytest                   # the test by hand, and the contract
-  noniid methods {package}
+  noniid methods show {package}
 Then put your paper's equations into {package}/algorithm.py."""
 
 

@@ -106,8 +106,9 @@ def make(
     names, types and shapes of all tensors that will be sent. The shapes are those of the server's
     data file, which must be there.
     """
+    from fedml_noniid.plugins.data import shards
     from fedml_noniid.plugins.data.files import write_whole
-    from fedml_noniid.plugins.silo import settings, shards
+    from fedml_noniid.plugins.silo import settings
     from fedml_noniid.plugins.site import study
 
     deployment = settings.read(config)

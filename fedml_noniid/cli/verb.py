@@ -23,11 +23,12 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 class Group(TyperGroup):
-    """A verb that has verbs of its own. Alone it shows its help."""
+    """A verb that has verbs of its own. Alone it shows its help, unless it does something."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Without arguments: as with --help."""
-        return super().parse_args(ctx, args if args or ctx.resilient_parsing else ["--help"])
+        is_whole = args or ctx.resilient_parsing or self.invoke_without_command
+        return super().parse_args(ctx, args if is_whole else ["--help"])
 
 
 def group(words: str, *examples: str, completes: bool = False) -> typer.Typer:

@@ -18,17 +18,18 @@ import torch
 from fedml_noniid.contract.federation import takes_norms
 from fedml_noniid.plugins import models
 from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.noise import deviations, per_sample
+from fedml_noniid.plugins.data.shards import Parts, Shard
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.silo import settings as silo_settings
-from fedml_noniid.plugins.silo import shards, wire
+from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import Deployment, Terms
-from fedml_noniid.plugins.silo.shards import Parts, Shard
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.simulate import simulate
 

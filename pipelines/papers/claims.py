@@ -1,10 +1,11 @@
 """Reads claims: what a paper states, and the test that decides it.
 
-`pipelines/papers/<paper>/claims.yaml` has three sections. `studies` are written as in the paper's
+`pipelines/papers/<paper>/claims.yaml` has four sections. `studies` are written as in the paper's
 params.yaml and may be `like` a study of that file. Their own settings are those of size `small`,
 and the keys under `smoke` replace some of them at that size. `claims` maps an ID to the keys of
-`Claim`. `why` maps an ID to the keys of `Why`: experiments on the causes of verdicts. It may be
-left out.
+`Claim`. `fresh` has claims that were written after the verdicts on `claims`, for seeds that no run
+had seen. `why` maps an ID to the keys of `Why`: experiments on the causes of verdicts. The last two
+may be left out. The claims of a section are adjusted among themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,7 +33,8 @@ SIZES = ("smoke", "small")
 MIN_SEEDS = {"smoke": 2, "small": 5}  # of a study
 ID = Annotated[str, Field(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
 # Keys that a SHA-256 leaves out: what a paper states, remarks, and what an experiment is for.
-REMARKS, CAUSE = {"states", "where", "differs", "decimals"}, {"explains", "cause"}
+REMARKS = {"states", "where", "differs", "decimals", "ours", "printed", "withdrawn", "seen"}
+CAUSE, MARGIN = {"explains", "cause"}, {"margin"}
 BESIDE = "beside"  # the role of a number that is shown and not tested
 # The seed plays no part in these numbers.
 COUNTED = re.compile(r"traffic_mib\w*|bytes_(up|down)|\w+_delta_bytes|delta_bytes\w*")
@@ -77,6 +79,13 @@ class Holds(Section):
         return f"above {self.above:g}" if self.above is not None else f"below {self.below:g}"
 
 
+class Printed(Section):
+    """What the paper's tables have beside a claim."""
+
+    effect: float | int  # in the claim's unit; of several parts the least favourable one
+    fedavg: float | int | None = None  # %: FedAvg's accuracy in the same column
+
+
 class Claim(Section):
     """What a paper states, and its test.
 
@@ -99,6 +108,11 @@ class Claim(Section):
     less: list[str] = Field(default_factory=list)
     over: dict[str, float | int] = Field(default_factory=dict)
     holds: Holds
+    # A number larger than `above`: if the tested one is below it, the verdict is "no gain above".
+    margin: float | int | None = None
+    ours: bool = False  # whether the test is of a question of ours that the sentence raises
+    printed: Printed | None = None
+    withdrawn: str = ""  # why the page leaves it out; it is still judged and counted
     differs: str  # from the paper
     decimals: int = Field(default=2, ge=0, le=6)
     # Words -> a statistic that is shown, not tested.
@@ -117,6 +131,10 @@ class Claim(Section):
         if is_trend == bool(self.scenarios):
             allowed = "one or more, but none for a trend"
             raise UserError(where=("scenarios",), value=self.scenarios, allowed=allowed)
+        above, below = self.holds.above, self.holds.below
+        if self.margin is not None and (below is not None or above is None or self.margin <= above):
+            allowed = "a number larger than `holds.above`, without `holds.below`"
+            raise UserError(where=("margin",), value=self.margin, allowed=allowed)
         return self
 
     @property
@@ -167,6 +185,7 @@ class Why(Claim):
 
     states: str = ""
     where: str = ""
+    seen: list[str] = Field(default_factory=list)  # methods with runs that were known before
     explains: str  # the claim's ID
     cause: str  # the suspected cause, in a sentence; it is supported if the test holds
 
@@ -176,20 +195,26 @@ class File(Section):
 
     studies: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
     claims: Annotated[dict[ID, Claim], Field(min_length=1)]
+    fresh: dict[ID, Claim] = Field(default_factory=dict)
     why: dict[ID, Why] = Field(default_factory=dict)
 
     @property
     def every(self) -> dict[str, Claim]:
-        """Claims and causes."""
-        return {**self.claims, **self.why}
+        """All claims and causes."""
+        return {**self.claims, **self.fresh, **self.why}
 
     @model_validator(mode="after")
     def _fits(self) -> File:
+        for section, of in (("fresh", self.fresh), ("why", self.why)):
+            for name in of:
+                if name in self.claims or (of is self.why and name in self.fresh):
+                    with located(section, name):
+                        raise UserError("the ID is that of a claim too; allowed: another one")
         for name, why in self.why.items():
             with located("why", name):
-                if name in self.claims:
-                    raise UserError("the ID is that of a claim too; allowed: another one")
                 known("claim", why.explains, self.claims)
+                for recipe in why.seen:
+                    known("seen: recipe", recipe, [*why.of, *why.less])
         return self
 
 
@@ -204,24 +229,42 @@ class Named:
 
     @property
     def sha256(self) -> str:
-        """Of the test, its study at this size, and the suspected cause."""
-        return self._sha256(REMARKS)
+        """Of the test, its margin, its study at this size, and the suspected cause."""
+        return self._sha256(REMARKS if self.claim.margin is not None else REMARKS | MARGIN)
+
+    @property
+    def sha256_without_margin(self) -> str:
+        """As `sha256`, of the claim before it had a margin."""
+        return self._sha256(REMARKS | MARGIN)
 
     @property
     def test(self) -> str:
         """Of what the numbers depend on: the test and its study."""
-        return self._sha256(REMARKS | CAUSE)
+        return self._sha256(REMARKS | CAUSE | MARGIN)
 
     def _sha256(self, without: set[str]) -> str:
-        hashed = [self.claim.model_dump(exclude=without), self.study.content]
+        looks = [self.study.looks] if self.study.looks else []
+        hashed = [self.claim.model_dump(exclude=without), self.study.content, *looks]
         return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
 
     @property
-    def items(self) -> list[str]:
-        """The names of the runs that it reads."""
-        return [
-            f"{s}-{r}-{seed}" for s, r in self.claim.cells for seed in self.study.content["seeds"]
-        ]
+    def looks(self) -> tuple[int, ...]:
+        """The numbers of seeds at which it is judged, ascending; the last has all of them."""
+        return self.study.looks or (len(self.study.content["seeds"]),)
+
+    def seeds(self, look: int) -> list[int]:
+        """The seeds up to a look, counted from 0."""
+        found: list[int] = self.study.content["seeds"][: self.looks[look]]
+        return found
+
+    def items(self, look: int) -> list[str]:
+        """The names of the runs that it reads at a look, counted from 0."""
+        return [f"{s}-{r}-{seed}" for s, r in self.claim.cells for seed in self.seeds(look)]
+
+    def reached(self, ended: Collection[str]) -> int:
+        """The last look with all of its runs among these; -1 if there is none."""
+        looks = range(len(self.looks))
+        return max((look for look in looks if set(self.items(look)) <= set(ended)), default=-1)
 
 
 @dataclass(frozen=True)
@@ -233,12 +276,13 @@ class Claims:
     path: Path
     studies: Mapping[str, Study]
     claims: Mapping[str, Named]
+    fresh: Mapping[str, Named]
     whys: Mapping[str, Named]
 
     @property
     def every(self) -> Mapping[str, Named]:
-        """Claims and causes."""
-        return {**self.claims, **self.whys}
+        """All claims and causes."""
+        return {**self.claims, **self.fresh, **self.whys}
 
 
 def of_papers(size: str, root: Path) -> dict[str, Claims]:
@@ -278,11 +322,11 @@ def of_paper(paper: str, size: str, root: Path) -> Claims:
                 read = {cell[place] for cell in cells}
                 narrowed[key] = [one for one in study.content[key] if one in read]
             studies[name] = replace(study, content=narrowed)
-    claims, whys = (
+    claims, fresh, whys = (
         {name: Named(name, paper, one, studies[one.study]) for name, one in of.items()}
-        for of in (file.claims, file.why)
+        for of in (file.claims, file.fresh, file.why)
     )
-    return Claims(paper, size, path, studies, claims, whys)
+    return Claims(paper, size, path, studies, claims, fresh, whys)
 
 
 def _studies(paper: str, size: str, path: Path, file: File) -> dict[str, Study]:
@@ -299,6 +343,14 @@ def _studies(paper: str, size: str, path: Path, file: File) -> dict[str, Study]:
                 where=("studies", name, "seeds"),
                 value=seeds,
                 allowed=f"{MIN_SEEDS['small']} or more (smoke: {MIN_SEEDS['smoke']})",
+            )
+        if study.looks and (
+            sorted({*study.looks, 1}) != [1, *study.looks] or study.looks[-1] != len(seeds)
+        ):
+            raise UserError(
+                where=("studies", name, "looks"),
+                value=[*study.looks],
+                allowed=f"ascending numbers of seeds from 2, the last {len(seeds)}: all of them",
             )
         found[name] = replace(study, kind="claims")
     return found

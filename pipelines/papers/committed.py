@@ -53,16 +53,17 @@ class Committed:
         self._values = self._frame(FILES["values"], ["paper", "claim", *VALUES])
         self._runs = self._frame(FILES["runs"], ["paper", *RUNS])
 
-    def has(self, named: Named) -> bool:
-        """Whether it has all runs of the claim as it is now."""
-        is_same = self.facts.get(named.id, {}).get("test") == named.test
-        return is_same and set(named.items) <= set(self.runs_of(named)["item"])
+    def look(self, named: Named) -> int:
+        """The last look, from 0, of which it has all runs of the claim as it is now; -1: none."""
+        if self.facts.get(named.id, {}).get("test") != named.test:
+            return -1
+        return named.reached(self.runs_of(named)["item"])
 
     def runs_of(self, named: Named) -> pd.DataFrame:
         """The runs of the claim."""
         found = self._runs
         found = found[(found["paper"] == named.paper) & (found["study"] == named.claim.study)]
-        items = list(dict.fromkeys(named.items))
+        items = list(dict.fromkeys(named.items(len(named.looks) - 1)))
         return found.set_index("item", drop=False).reindex(items).dropna(how="all")[RUNS]
 
     def values_of(self, named: Named) -> pd.DataFrame:
@@ -132,7 +133,14 @@ def when_written(one: Named, facts: Facts, has_run: bool) -> str:
         return "NOT written down before its first run" if has_run else "no run yet"
     if fact["sha256"] == one.sha256:
         return f"written down before its first run ({fact['commit']})"
+    if fact["sha256"] == one.sha256_without_margin:
+        return f"written down before its first run ({fact['commit']}), its margin after it"
     return f"CHANGED after its first run (first written at {fact['commit']})"
+
+
+def is_margin_later(one: Named, facts: Facts) -> bool:
+    """Whether the claim has a margin that is not the one of before its first run."""
+    return one.claim.margin is not None and facts.get(one.id, {}).get("sha256") != one.sha256
 
 
 def commit_of(path: Path) -> str:
@@ -148,7 +156,7 @@ def commit_of(path: Path) -> str:
                 text=True,
                 check=True,
             ).stdout.strip()
-            for command in (("log", "-1", "--format=%h"), ("status", "--porcelain"))
+            for command in (("log", "-1", "--format=%H"), ("status", "--porcelain"))
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown: no git checkout"

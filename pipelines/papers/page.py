@@ -1,6 +1,7 @@
-"""Writes the page of verdicts, claims.md and claims.html, its pictures and its numbers as CSV.
+"""Writes the page of verdicts, claims.md, its pictures and its numbers as CSV.
 
-The words are in templates/claims.md.j2. The HTML page is made of the Markdown.
+claims-details.html has each test in full. The words are in templates/claims.md.j2 and
+templates/claims-details.md.j2.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from statistics import fmean
 from typing import Any
 
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from fedml_noniid.pipelines.experiment.results import record
+from fedml_noniid.pipelines.papers import answers, forest
 from fedml_noniid.pipelines.papers import committed as files
 from fedml_noniid.pipelines.papers.claims import BESIDE, Claims, Named
 from fedml_noniid.pipelines.papers.committed import RUNS, TRIALS, VALUES, Committed, stacked
@@ -25,31 +25,23 @@ from fedml_noniid.pipelines.papers.described import what_ran
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import RESULTS, TITLES, TUNED
 from fedml_noniid.pipelines.papers.verdicts import (
+    COLUMNS,
     HELD,
     NOT_HELD,
-    UNDECIDED,
     VERDICTS,
     Tested,
     Verdict,
     adjust,
     judge,
+    lines,
 )
 from fedml_noniid.pipelines.reporting.comparison import interval
-from fedml_noniid.pipelines.reporting.figures import LABEL, style
-from fedml_noniid.pipelines.reporting.heatmap import as_png
 from fedml_noniid.pipelines.reporting.pages import html_page, render
-from fedml_noniid.pipelines.reporting.summary import TINY, spread
+from fedml_noniid.pipelines.reporting.summary import spread
 from fedml_noniid.pipelines.reporting.text import NONE, as_csv
 
-PAGE, PICTURE = "claims.md", "claims-{}.png"
-TESTS = ["paper", "claim", "part", "statistic", "wanted", "mean", "low", "high", "seeds"]
-TESTS += ["p", "holm_p", "weakest", "verdict"]
-POINTS = "points"  # the unit of the claims that a picture shows
-LOOKS = {  # Okabe and Ito's palette
-    HELD: ("#009E73", "o"),
-    NOT_HELD: ("#D55E00", "s"),
-    UNDECIDED: ("#777777", "D"),
-}
+PAGE, DETAILS, PICTURE = "claims.md", "claims-details.html", "claims-{}.png"
+SUPPORTED = {HELD: "supported", NOT_HELD: "not supported"}  # the word of a cause
 LR = re.compile(r"\blr ([\d.e-]+)")
 OF_A_RUN = ["study", "item"]
 
@@ -63,11 +55,12 @@ class Page:
         self.measured = {
             paper: Measured(paper, self.size, root, one.studies) for paper, one in claims.items()
         }
-        self.verdicts = self._judged({paper: one.claims for paper, one in claims.items()})
-        self.whys = self._judged({paper: one.whys for paper, one in claims.items()})
-        self.every = [*self.verdicts, *self.whys]
         declared = files.declared(root / RESULTS / "claims" / self.size)
         self.facts = {**declared, **committed.facts}
+        self.verdicts = self._judged({paper: one.claims for paper, one in claims.items()})
+        self.fresh = self._judged({paper: one.fresh for paper, one in claims.items()})
+        self.whys = self._judged({paper: one.whys for paper, one in claims.items()})
+        self.every = [*self.verdicts, *self.fresh, *self.whys]
         # A line for each value, run and run of a claim, of all papers.
         self.values = _joined(self.every, "values", VALUES)
         self.runs = _joined(self.every, "runs", RUNS)
@@ -79,14 +72,24 @@ class Page:
         }
 
     def _judged(self, named: Mapping[str, Mapping[str, Named]]) -> list[Verdict]:
-        """All claims of all papers, adjusted together."""
+        """All claims of a section, of all papers, adjusted together."""
         return adjust(
             [
-                judge(one, self.measured[paper], self.committed)
+                judge(
+                    one,
+                    self.measured[paper],
+                    self.committed,
+                    files.is_margin_later(one, self.facts),
+                )
                 for paper, of in named.items()
                 for one in of.values()
             ]
         )
+
+    @property
+    def shown(self) -> list[Verdict]:
+        """The verdicts on the claims that were not withdrawn."""
+        return [one for one in self.verdicts if not one.claim.withdrawn]
 
     def of(self, paper: str) -> list[Verdict]:
         """The verdicts of a paper."""
@@ -129,11 +132,18 @@ class Page:
 
     def files(self) -> dict[str, bytes]:
         """The page and all that lies beside it."""
-        forests = {paper: _forest(self.of(paper), TITLES[paper]) for paper in self.claims}
+        forests = {
+            paper: forest.drawn(
+                [one for one in (*self.shown, *self.fresh) if one.named.paper == paper],
+                TITLES[paper],
+            )
+            for paper in self.claims
+        }
         pictures = {PICTURE.format(of): drawn for of, drawn in forests.items() if drawn}
-        text = render("claims.md.j2", self._context(pictures)).rstrip() + "\n"
-        html = html_page(f"The papers' claims, size {self.size}", text, pictures)
-        # GitHub and the site give a heading the same anchor.
+        context = self._context(pictures)
+        text = render("claims.md.j2", context).rstrip() + "\n"
+        html = html_page(f"The tests of the papers' claims, size {self.size}", self.details(), {})
+        # The page links to each test.
         html = re.sub(r"<h3>([a-z0-9-]+)</h3>", r'<h3 id="\1">\1</h3>', html)
         tests = {one.named.id: one.named.test for one in self.every if not one.missing}
         facts = {id_: {**self.facts[id_], "test": tests[id_]} for id_ in tests if id_ in self.facts}
@@ -141,10 +151,10 @@ class Page:
         runs = self.runs.drop_duplicates(["paper", *OF_A_RUN])
         found = {
             PAGE: text.encode(),
-            "claims.html": html.encode(),
+            DETAILS: html.encode(),
             **pictures,
             files.FACTS: (json.dumps(record_, indent=1, sort_keys=True) + "\n").encode(),
-            "claims.csv": as_csv(TESTS, (line for one in self.every for line in _tests(one))),
+            "claims.csv": as_csv(COLUMNS, (line for one in self.every for line in lines(one))),
             files.FILES["values"]: _csv(self.values),
             files.FILES["runs"]: _csv(runs.drop(columns="claim")),
         }
@@ -154,6 +164,10 @@ class Page:
             if len(rounds := self._rounds(paper)):
                 found[files.FILES["rounds"].format(paper)] = _csv(rounds, digits=6)
         return found
+
+    def details(self) -> str:
+        """Markdown: each test with all that the page has no room for."""
+        return render("claims-details.md.j2", self._context({})).rstrip() + "\n"
 
     def _rounds(self, paper: str) -> pd.DataFrame:
         """The test accuracy of every round of every run behind the claims of a paper."""
@@ -176,9 +190,13 @@ class Page:
             {
                 "id": paper,
                 "title": TITLES[paper],
-                "commit": files.commit_of(claims.path),
                 "picture": picture if (picture := PICTURE.format(paper)) in pictures else "",
                 "verdicts": self.of(paper),
+                "families": [
+                    (title, [one for one in found if one.named.paper == paper])
+                    for title, found in (("tests", self.shown), ("fresh tests", self.fresh))
+                ],
+                "whys": [one for one in self.whys if one.named.paper == paper],
                 "studies": list(
                     dict.fromkeys(x.claim.study for x in self.every if x.named.paper == paper)
                 ),
@@ -194,16 +212,37 @@ class Page:
             "n_statements": len({one.claim.states for one in self.verdicts}),
             "whys": self.whys,
             "what_ran": self.what_ran,
+            **self._answers(),
             "summary": self._summary(),
             "tuned": self._tuned(),
             "wanted": lambda one: f"{one.claim.holds.words} {one.claim.unit}".rstrip(),
+            "words": lambda one: forest.in_words(one, self.verdicts),
             "number": _number,
+            "span": lambda one, ends: " to ".join(answers.number(one.claim, x) for x in ends),
+            "signed": lambda one, effect: answers.number(one.claim, effect),
+            "supported": lambda why: SUPPORTED.get(why.word, why.word),
             "levels": _levels,
             "beside": _beside,
             "hours": lambda one: _hours(one.runs),
             "written": lambda one: files.when_written(one.named, self.facts, len(one.runs) > 0),
             "plain": _plain,
-            "tiny": TINY,
+        }
+
+    def _answers(self) -> dict[str, Any]:
+        """The first table, and what no scale changes. Size smoke has none."""
+        if self.size == "smoke":
+            return {"answers": [], "no_scale": []}
+        verdicts = {one.named.id: one for one in self.every}
+        found = {paper: answers.of_paper(paper, self.root) for paper in self.claims}
+        known = {paper: one for paper, one in found.items() if one is not None}
+        return {
+            "answers": [
+                answers.line(one, verdicts, self.runs[self.runs["paper"] == paper])
+                for paper, one in known.items()
+            ],
+            "no_scale": [
+                answers.filled(text, verdicts) for one in known.values() for text in one.no_scale
+            ],
         }
 
     def _summary(self) -> list[list[str]]:
@@ -246,31 +285,11 @@ def _csv(frame: pd.DataFrame, digits: int = 10) -> bytes:
     return as_csv(list(frame.columns), frame.itertuples(index=False, name=None), digits)
 
 
-def _tests(one: Verdict) -> Iterable[list[object]]:
-    """The lines of claims.csv."""
-    about = [one.named.paper, one.named.id]
-    if not one.tested:
-        statistic, holds = one.claim.statistic, one.claim.holds.words
-        yield [*about, None, statistic, holds, *[None] * 7, one.word]
-    for tested in one.tested:
-        compared = tested.compared
-        wanted = f"{'above' if tested.side > 0 else 'below'} {tested.bound:g}"
-        ps = (None, None) if one.counted else (compared.p, one.holm_p)
-        numbers = [tested.mean, *(tested.interval or (None, None)), len(compared.differences), *ps]
-        weakest = "yes" if tested is one.weakest else ""
-        yield [*about, tested.part, one.claim.statistic, wanted, *numbers, weakest, one.word]
-
-
 def _number(one: Verdict, tested: Tested | None) -> str:
     """A tested number: its mean, with the interval."""
-    decimals = one.claim.decimals
     if tested is None or tested.mean is None:
         return NONE
-    mean = f"{tested.mean:+z.{decimals}f}"
-    if tested.interval is None or one.counted:
-        return mean
-    low, high = tested.interval
-    return f"{mean} ({low:+z.{decimals}f} to {high:+z.{decimals}f})"
+    return answers.number(one.claim, tested.mean, None if one.counted else tested.interval)
 
 
 def _levels(one: Verdict) -> str:
@@ -306,32 +325,3 @@ def _plain(states: str) -> str:
     """One line. Markdown's signs are escaped."""
     text = " ".join(states.split())
     return "".join(f"\\{sign}" if sign in "*_`|<>[]$\\#" else sign for sign in text)
-
-
-def _forest(found: Sequence[Verdict], title: str) -> bytes | None:
-    """The picture of a paper's claims in points: the weakest number of each, with its interval and
-    its bound.
-
-    None if none has run.
-    """
-    shown = [
-        (one, one.weakest.mean, one.weakest.interval, one.weakest.bound)
-        for one in reversed(found)
-        if one.claim.unit == POINTS and one.weakest and one.weakest.interval
-    ]
-    if not shown:
-        return None
-    figure = Figure(figsize=(6.4, LABEL * len(shown) + 1.1), dpi=200, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    style(axes)
-    for place, (one, mean, ends, bound) in enumerate(shown):
-        colour, marker = LOOKS.get(one.word, LOOKS[UNDECIDED])
-        axes.plot(ends, [place, place], color=colour, linewidth=1.6)
-        axes.plot([mean], [place], color=colour, marker=marker, markersize=5)
-        axes.plot([bound, bound], [place - 0.35, place + 0.35], color="black", linewidth=1)
-    axes.set_yticks(range(len(shown)), [f"{one.named.id}: {one.word}" for one, *_ in shown])
-    axes.set_ylim(-0.7, len(shown) - 0.3)
-    axes.set_xlabel("points; black: the bound of the claim")
-    axes.set_title(title, loc="left", fontsize=11)
-    return as_png(figure)

@@ -17,7 +17,7 @@ import itertools
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ DIVERGED, TUNED = "diverged.json", "tuned.json"
 # Of `like`: a list of the study replaces the other's list, with its names and what sizes change of
 # it.
 REPLACED = {"scenarios": "scenario_names", "recipes": "recipe_names"}
-ABOUT = ("what", "like", *SIZES)  # keys that are no settings of the experiment
+# Keys that are no settings of the experiment.
+ABOUT = ("what", "like", "looks", *SIZES)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Study:
     what: str  # a few words for people
     content: Mapping[str, Any]  # a params.yaml
     kind: str = "studies"  # or "claims", or "tune" for the trials of a study of claims
+    # Numbers of seeds at which claims are judged, ascending. Empty: once, with all seeds.
+    looks: tuple[int, ...] = ()
 
     @property
     def is_run(self) -> bool:
@@ -76,6 +79,10 @@ class Study:
             f"{s}-{r}-{seed}"
             for seed, s, r in itertools.product(*(self.content[key] for key in names))
         ]
+
+    def until(self, seeds: int) -> Study:
+        """The study with its first seeds only, so many."""
+        return replace(self, content={**self.content, "seeds": self.content["seeds"][:seeds]})
 
     @property
     def folder(self) -> Path:
@@ -137,7 +144,8 @@ def resolved(paper: str, name: str, size: str, studies: Mapping[str, Any], where
         content.setdefault(names, list(content.get(entries) or {}))
     content["experiment"] = f"{paper}-{name}-{size}"
     content["machine"] = {"checkpoint_every": 1}  # rounds may take minutes
-    return Study(paper, name, size, str(whole.get("what", name)), content)
+    looks = () if size == "smoke" else tuple(whole.get("looks") or ())
+    return Study(paper, name, size, str(whole.get("what", name)), content, looks=looks)
 
 
 def _resolved(

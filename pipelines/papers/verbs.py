@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
@@ -15,6 +15,7 @@ from fedml_noniid.pipelines.papers.committed import Committed
 from fedml_noniid.pipelines.papers.page import PAGE, Page
 from fedml_noniid.pipelines.papers.studies import PAPERS, RESULTS, TITLES, of_paper
 from fedml_noniid.pipelines.papers.targets import Target, of_targets, paper_of
+from fedml_noniid.pipelines.papers.verdicts import UNDECIDED
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.files import write_whole
 
@@ -72,7 +73,7 @@ def claims(
     known_ = Committed(place.root / DOCS if size != "smoke" else None)
     folder = place.root / RESULTS / "claims" / size
     wanted = chosen(found, paper, name).values()
-    needed = [one for one in wanted if not (missing and known_.has(one))]
+    needed = [one for one in wanted if not (missing and known_.look(one) >= 0)]
     if len(needed) < len(wanted):
         log.info("%d of %d claims have committed numbers", len(wanted) - len(needed), len(wanted))
     if running:
@@ -85,10 +86,24 @@ def claims(
             # All claims on the study: its runs decide them too.
             begun = [one for one in claims_.every.values() if one.claim.study == study]
             committed.declare(folder, begun, commits)
-            execute(place, claims_.studies[study])
-    for file, content in Page(found, place.root, known_).files().items():
+            plan = claims_.studies[study]
+            for seeds in plan.looks or [len(plan.content["seeds"])]:
+                execute(place, plan.until(seeds))
+                if not _is_open(Page(found, place.root, known_), begun):
+                    break
+    made = Page(found, place.root, known_).files()
+    for file, content in made.items():
         write_whole(folder / file, content)
+    for old in {path.name for path in folder.glob("claims*")} - set(made):
+        (folder / old).unlink()
     return folder / PAGE
+
+
+def _is_open(page: Page, claims_: Collection[Named]) -> bool:
+    """Whether more seeds could decide one of the claims."""
+    ids = {one.id for one in claims_}
+    judged = [one for one in page.every if one.named.id in ids]
+    return any(one.word == UNDECIDED and not one.diverged for one in judged)
 
 
 def chosen(found: Mapping[str, Claims], paper: str | None, name: str | None) -> dict[str, Named]:

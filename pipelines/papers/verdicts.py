@@ -1,34 +1,55 @@
-"""Judges claims: paired by seed, t interval, Holm's adjustment over all claims of the page.
+"""Judges claims: paired by seed, t interval, Holm's adjustment over all claims of a section.
 
 The statistics are those of pipelines/reporting/comparison.py. A claim may have several parts, for
 instance one per other method. It holds only if every part does, so its weakest part decides: the
 part with the lowest t. If that part points the wrong way, its p is multiplied by the number of
-parts, since it was chosen among them.
+parts, since it was chosen among them. Looks at growing numbers of seeds spend one level, by
+pipelines/reporting/looks.py.
+
+A claim that is neither held nor not held may have "no gain above x": two one-sided tests against
+the margin x and against -x, by intervals that hold at once for all numbers of the section
+(Bonferroni). The first test gives the verdict if it rejects for every part, the second a remark.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from fedml_noniid.pipelines.experiment.results import ItemResult
-from fedml_noniid.pipelines.papers.claims import BESIDE, Claim, Named
+from fedml_noniid.pipelines.papers.claims import BESIDE, Claim, Named, Why
 from fedml_noniid.pipelines.papers.committed import RUNS, VALUES, Committed, stacked
 from fedml_noniid.pipelines.papers.contrasts import ROUNDS_TO, by_seed, evaluate
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.reporting.comparison import (
     LEVEL,
+    MOST_SEEDS,
     Comparison,
     holm,
     paired,
-    seeds_needed,
+    per_deviation,
+    seeds_for_power,
 )
+from fedml_noniid.pipelines.reporting.looks import levels, p_of_look
+from fedml_noniid.pipelines.reporting.summary import TINY
 
-HELD, NOT_HELD, UNDECIDED, NOT_RUN = "held", "not held", "undecided", "not run"
-VERDICTS = (HELD, NOT_HELD, UNDECIDED, NOT_RUN)
+HELD, NOT_HELD, NO_GAIN, UNDECIDED = "held", "not held", "no gain above x", "undecided"
+NOT_TESTABLE, NOT_RUN = "not testable here", "not run"
+VERDICTS = (HELD, NOT_HELD, NO_GAIN, UNDECIDED, NOT_TESTABLE, NOT_RUN)
+# Statistics that are accuracies, or made of them. All data sets of the claims have ten classes.
+ACCURACY = re.compile(
+    r"final|best|last\d+|(first\d+|mean):test_accuracy|client_worst|\w*accuracy\w*"
+)
+LEVELS = re.compile(r"final|best|last\d+")  # accuracies of single runs, as papers print them
+CHANCE, NEAR_CHANCE, CEILING = 0.1, 0.05, 0.99
+COLUMNS = ["paper", "claim", "part", "statistic", "wanted", "mean", "low", "high"]
+COLUMNS += ["low_adjusted", "high_adjusted", "seeds", "signs", "p", "holm_p", "seeds_needed"]
+COLUMNS += ["margin", "post_hoc", "ours", "printed_effect", "fedavg_here", "fedavg_paper"]
+COLUMNS += ["weakest", "verdict", "gate", "withdrawn"]
 
 
 class Tested(NamedTuple):
@@ -38,6 +59,7 @@ class Tested(NamedTuple):
     bound: float
     side: int  # 1: the claim wants it above the bound, -1: below
     compared: Comparison
+    level: float = LEVEL  # of the adjusted interval
 
     @property
     def t(self) -> float:
@@ -53,10 +75,27 @@ class Tested(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 %, of the tested number itself, before Holm's adjustment."""
+        """95 %, of the tested number itself, for this number alone."""
         if self.compared.low is None or self.compared.high is None:
             return None
         return self.compared.low + self.bound, self.compared.high + self.bound
+
+    @property
+    def adjusted(self) -> tuple[float, float] | None:
+        """95 %, of the tested number itself, for all numbers of the section and all looks at once.
+
+        None where no t test is possible.
+        """
+        if self.mean is None or not self.compared.deviation:
+            return None
+        n = len(self.compared.differences)
+        half = per_deviation(n, self.level) * self.compared.deviation
+        return self.mean - half, self.mean + half
+
+    @property
+    def on_side(self) -> int:
+        """Seeds on the wanted side of the bound."""
+        return sum(self.side * one > TINY for one in self.compared.differences)
 
 
 class Verdict(NamedTuple):
@@ -65,11 +104,14 @@ class Verdict(NamedTuple):
     named: Named
     values: pd.DataFrame  # VALUES: a line for each value of a seed, tested or shown beside
     runs: pd.DataFrame  # RUNS: a line for each run that ended, the diverged ones among them
+    look: int  # the last one with all of its runs, from 0; -1: none
     tested: tuple[Tested, ...]
     weakest: Tested | None
     is_committed: bool  # whether the numbers are the committed ones
-    p: float = 1.0  # of the weakest part
-    holm_p: float = 1.0  # after Holm's adjustment for all claims of the page
+    is_post_hoc: bool = False  # whether the margin is younger than the first run
+    side: float = 1.0  # sign of t where p comes from
+    p: float = 1.0  # of the weakest part, over the looks so far
+    holm_p: float = 1.0  # after Holm's adjustment for all claims of the section
     n_tests: int = 1  # claims that Holm adjusts for
 
     @property
@@ -83,16 +125,21 @@ class Verdict(NamedTuple):
         return self.claim.is_counted
 
     @property
+    def items(self) -> list[str]:
+        """The runs that it reads at the last look with all runs; at the first look without one."""
+        return self.named.items(max(self.look, 0))
+
+    @property
     def missing(self) -> list[str]:
-        """Planned runs that have not ended."""
+        """Planned runs of the first look that have not ended."""
         ended = set(self.runs["item"])
-        return [item for item in self.named.items if item not in ended]
+        return [item for item in self.items if item not in ended]
 
     @property
     def diverged(self) -> list[str]:
         """Runs that ended without a model."""
         ended = set(self.runs["item"][self.runs["accuracy"].isna()])
-        return [item for item in self.named.items if item in ended]
+        return [item for item in self.items if item in ended]
 
     @property
     def word(self) -> str:
@@ -106,9 +153,96 @@ class Verdict(NamedTuple):
             if all(map(all, sides)):
                 return HELD
             return UNDECIDED if all(map(any, sides)) else NOT_HELD
+        if self.gate:
+            return NOT_TESTABLE
         if self.holm_p < LEVEL:
-            return HELD if self.weakest.t > 0 else NOT_HELD
-        return UNDECIDED
+            return HELD if self.side > 0 else NOT_HELD
+        return NO_GAIN if self._within(loss=False) else UNDECIDED
+
+    @property
+    def text(self) -> str:
+        """The verdict for people: `no gain above 1 point`."""
+        if self.word != NO_GAIN:
+            return self.word
+        unit = self.claim.unit.removesuffix("s") if self.claim.margin == 1 else self.claim.unit
+        return f"no gain above {self.claim.margin:g} {unit}".rstrip()
+
+    def _within(self, loss: bool) -> bool:
+        """Whether no number may be above the margin, or with `loss` below minus the margin."""
+        margin, ends = self.claim.margin, [one.adjusted for one in self.tested]
+        if margin is None:
+            return False
+        return all(end and (end[0] > -margin if loss else end[1] < margin) for end in ends)
+
+    @property
+    def gate(self) -> str:
+        """Why accuracies can't decide it here, in a sentence; "" if they can."""
+        is_level = self.claim.contrast == "level"
+        if is_level or self.missing or not ACCURACY.fullmatch(self.claim.statistic):
+            return ""
+        cells = self.runs["item"].str.rsplit("-", n=1).str[0]
+        kinds = [self.runs["accuracy"].groupby(cells).mean()]
+        tested = self.values[self.values["role"] != BESIDE]
+        if self.claim.statistic == "client_worst":
+            kinds.append(tested.groupby(["scenario", "recipe"])["value"].mean() / self.claim.scale)
+        for of in kinds:
+            highest, lowest = 100 * of.max(), 100 * of.min()
+            if highest <= 100 * (CHANCE + NEAR_CHANCE):
+                return (
+                    f"The accuracies here are at most {highest:.1f} %, no more than "
+                    f"{100 * NEAR_CHANCE:g} points above chance: no method has learned enough."
+                )
+            if lowest >= 100 * CEILING:
+                return f"The accuracies here are at least {lowest:.1f} %: none can be much higher."
+        return ""
+
+    @property
+    def reason(self) -> str:
+        """A sentence beside the verdict; "" where it needs none."""
+        if self.missing:
+            more = f" and {len(self.missing) - 3} more" if len(self.missing) > 3 else ""
+            first = ", ".join(self.missing[:3])
+            return f"{len(self.missing)} of {len(self.items)} runs are missing: {first}{more}."
+        if self.diverged:
+            return f"{len(self.diverged)} runs diverge: {', '.join(self.diverged)}."
+        if self.weakest is None:
+            if self.never[0]:
+                return "Where no run reaches the accuracy, nothing is compared."
+            seeds = min((len(one.compared.differences) for one in self.tested), default=0)
+            return f"{seeds} of {len(self.named.seeds(self.look))} seeds have the number."
+        if self.counted:
+            return ""
+        if self.weakest.compared.deviation < TINY:
+            return "The number is the same on every seed, so there is no t test."
+        seen = self.claim.seen if isinstance(self.claim, Why) else []
+        known = f"Runs of {' and '.join(seen)} were known when it was written." if seen else ""
+        return f"{self.gate or self._reason_of_test(self.weakest)} {known}".strip()
+
+    def _reason_of_test(self, weakest: Tested) -> str:
+        """What the numbers do not say by themselves."""
+        weak = f"Weakest number: {weakest.part}. " if len(self.tested) > 1 else ""
+        if self.word == NO_GAIN:
+            loss = f"Nor is a loss above {self.claim.margin:g}. " if self._within(loss=True) else ""
+            late = "The margin was written after the runs." if self.is_post_hoc else ""
+            return f"{loss}{late}".strip()
+        ends, bound = weakest.interval, weakest.bound
+        assert ends is not None, "it has a deviation"
+        if self.word == UNDECIDED:
+            alone = ""
+            if not ends[0] <= bound <= ends[1]:
+                alone = (
+                    f"The interval for this number alone excludes {bound:g}. That decides nothing "
+                    f"where {self.n_tests} claims are tested. "
+                )
+            n = self.seeds_needed or f"more than {MOST_SEEDS}"
+            return f"{alone}A test that decides it with a probability of 80 % needs {n} seeds."
+        wide = weakest.adjusted
+        if wide is not None and wide[0] <= bound <= wide[1]:
+            weak += (
+                "Holm's method decides it, as it tests the claims one after another. The wider "
+                f"interval, for all at once, has {bound:g} in it."
+            )
+        return weak.strip()
 
     @property
     def never(self) -> tuple[int, int]:
@@ -119,52 +253,134 @@ class Verdict(NamedTuple):
 
     @property
     def seeds_needed(self) -> int | None:
-        """The fewest seeds that would decide it, if mean and deviation stay.
+        """The fewest seeds that would decide it with a probability of 80 %, if mean and deviation
+        are the true ones. The level is the first of Holm's method.
 
         None: more than a hundred, or no test.
         """
         if self.counted or self.weakest is None or self.weakest.compared.p is None:
             return None
-        return seeds_needed(self.weakest.compared, self.n_tests)
+        return seeds_for_power(self.weakest.compared, LEVEL / self.n_tests)
+
+    @property
+    def p_words(self) -> str:
+        """`p < 0.001` or `p = 0.042`, after Holm's adjustment; "" without a test."""
+        if self.counted or self.weakest is None:
+            return ""
+        return "p < 0.001" if self.holm_p < 0.001 else f"p = {self.holm_p:.3f}"
+
+    @property
+    def fedavg(self) -> tuple[float | None, float | None]:
+        """FedAvg's accuracy here, in the claim's first scenario, and in the paper, %."""
+        printed, (scenario, _) = self.claim.printed, self.claim.cells[0]
+        of = self.runs.set_index("item")["accuracy"]
+        if LEVELS.fullmatch(self.claim.statistic):
+            of = self.values.drop_duplicates("item").set_index("item")["value"] / self.claim.scale
+        here = of[of.index.str.rsplit("-", n=1).str[0] == f"{scenario}-fedavg"].mean()
+        return None if math.isnan(here) else 100 * here, printed.fedavg if printed else None
 
 
 def adjust(found: Sequence[Verdict]) -> list[Verdict]:
-    """All claims of the page, after Holm's adjustment.
+    """All claims of a section, after Holm's adjustment.
 
-    A claim that has not run counts with p = 1.
+    A claim that has not run counts with p = 1, and so does one that is not testable. A withdrawn
+    claim counts with its p: no other gains by the withdrawal. The adjusted intervals share the
+    level evenly between claims, then between a claim's numbers, then between its looks.
     """
     tested = [one for one in found if not one.counted]
-    adjusted = iter(holm([one.p for one in tested]))
+    adjusted = iter(holm([1.0 if one.gate else one.p for one in tested]))
     return [
-        one._replace(holm_p=1.0 if one.counted else next(adjusted), n_tests=len(tested))
+        one
+        if one.counted
+        else one._replace(
+            holm_p=next(adjusted), n_tests=len(tested), **_with_levels(one, len(tested))
+        )
         for one in found
     ]
 
 
-def judge(named: Named, measured: Measured, committed: Committed) -> Verdict:
+def _with_levels(one: Verdict, claims: int) -> dict[str, Any]:
+    """The tested parts with the levels of their adjusted intervals."""
+    level = LEVEL / claims / max(1, len(one.tested))
+    if len(one.named.looks) > 1 and one.look >= 0:
+        level = levels(fractions(one.named), level)[one.look]
+    tested = [part._replace(level=level) for part in one.tested]
+    place = None if one.weakest is None else one.tested.index(one.weakest)
+    return {"tested": tuple(tested), "weakest": None if place is None else tested[place]}
+
+
+def judge(
+    named: Named, measured: Measured, committed: Committed, is_post_hoc: bool = False
+) -> Verdict:
     """A claim by itself, before Holm's adjustment.
 
-    `committed`: the numbers of claims whose runs are not all here.
+    `committed`: the numbers of claims whose runs are not all here. `is_post_hoc`: of its margin, if
+    it has run.
     """
     runs = pd.DataFrame(_runs(named, measured), columns=RUNS)
     runs = runs.astype(dict.fromkeys(("accuracy", "mib", "seconds"), float))
-    is_here = set(named.items) <= set(runs["item"])
-    is_committed = not is_here and committed.has(named)
+    look = named.reached(runs["item"])
+    is_committed = look < committed.look(named)
     if is_committed:
+        look = committed.look(named)
         runs, values = committed.runs_of(named), committed.values_of(named)
     else:
         parts = (evaluate(one, measured).assign(part=one.words) for one in named.claim.contrasts())
         values = stacked(parts, VALUES)
-    found = Verdict(named, values, runs, *_tested(named, values), is_committed)
+    seeds = named.seeds(max(look, 0))
+    values = values[values["seed"].isin(seeds)]
+    runs = runs[runs["item"].isin(named.items(max(look, 0)))]
+    tested, weakest = _tested(named, values, len(seeds))
+    is_post_hoc = is_post_hoc and look >= 0
+    found = Verdict(named, values, runs, look, tested, weakest, is_committed, is_post_hoc)
     if found.missing or found.diverged or found.counted or found.weakest is None:
         return found
-    p = found.weakest.compared.p
-    if p is None:
-        return found
-    return found._replace(p=p if found.weakest.t > 0 else min(1.0, len(found.tested) * p))
+    p, side = min(_p(named, values, n) for n in range(look + 1))
+    return found._replace(p=p, side=side)
 
 
-def _tested(named: Named, values: pd.DataFrame) -> tuple[tuple[Tested, ...], Tested | None]:
+def _p(named: Named, values: pd.DataFrame, look: int) -> tuple[float, float]:
+    """p of the weakest part at a look, as one of all looks, and the sign of its t."""
+    seeds = named.seeds(look)
+    tested, weakest = _tested(named, values[values["seed"].isin(seeds)], len(seeds))
+    if weakest is None or weakest.compared.p is None:
+        return 1.0, 1.0
+    is_up, p = weakest.t > 0, weakest.compared.p
+    p = p if is_up else min(1.0, len(tested) * p)
+    return p_of_look(p, fractions(named)[: look + 1]), 1.0 if is_up else -1.0
+
+
+def fractions(named: Named) -> tuple[float, ...]:
+    """Of all seeds, at each look."""
+    return tuple(n / named.looks[-1] for n in named.looks)
+
+
+def lines(one: Verdict) -> Iterator[list[object]]:
+    """The lines of claims.csv, COLUMNS: one for each part and bound."""
+    claim = one.claim
+    here, paper = one.fedavg
+    margin = (claim.margin, "yes" if one.is_post_hoc else "")
+    printed = claim.printed.effect if claim.printed else None
+    about = [*margin, "yes" if claim.ours else "", printed, here, paper]
+    end = [one.text, one.gate, " ".join(claim.withdrawn.split())]
+    start = [one.named.paper, one.named.id]
+    if not one.tested:
+        holds = claim.holds.words
+        yield [*start, None, claim.statistic, holds, *[None] * 10, *about, "", *end]
+    for part in one.tested:
+        compared, n = part.compared, len(part.compared.differences)
+        wanted = f"{'above' if part.side > 0 else 'below'} {part.bound:g}"
+        ps = (None, None) if one.counted else (compared.p, one.holm_p)
+        is_weakest = part is one.weakest
+        ends = [*(part.interval or (None, None)), *(part.adjusted or (None, None))]
+        numbers = [part.mean, *ends, n, part.on_side, *ps, one.seeds_needed if is_weakest else None]
+        weakest = "yes" if is_weakest else ""
+        yield [*start, part.part, claim.statistic, wanted, *numbers, *about, weakest, *end]
+
+
+def _tested(
+    named: Named, values: pd.DataFrame, seeds: int
+) -> tuple[tuple[Tested, ...], Tested | None]:
     """Every part against every bound, and the weakest of them.
 
     None is the weakest if a seed lacks the number (it may be unlike the others), and if no run of a
@@ -181,7 +397,7 @@ def _tested(named: Named, values: pd.DataFrame) -> tuple[tuple[Tested, ...], Tes
             is_whole = False
             continue
         numbers = by_seed(part)
-        is_whole = is_whole and len(numbers) == len(named.study.content["seeds"])
+        is_whole = is_whole and len(numbers) == seeds
         for bound, side in claim.holds.bounds:
             compared = paired(words, numbers, dict.fromkeys(numbers, bound), step)
             found.append(Tested(words, bound, side, compared))

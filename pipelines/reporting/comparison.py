@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from scipy.special import stdtr, stdtrit
+from scipy.special import nctdtr, stdtr, stdtrit
 
 from fedml_noniid.pipelines.reporting.summary import (
     TINY,
@@ -176,6 +176,20 @@ def seeds_needed(one: Comparison, comparisons: int) -> int | None:
         if per_deviation(n, level) * one.deviation < abs(one.mean)
     )
     return next(enough, None)
+
+
+def seeds_for_power(one: Comparison, level: float, power: float = 0.8) -> int | None:
+    """The fewest seeds with which the t test at this level would decide it with this probability,
+    if mean and deviation are the true ones.
+
+    None: too many.
+    """
+    size = one.gap / one.deviation if one.deviation else 0.0
+    for n in range(2, MOST_SEEDS + 1):
+        needed = per_deviation(n, level) * math.sqrt(n)
+        if 1 - nctdtr(n - 1, size * math.sqrt(n), needed) >= power:
+            return n
+    return None
 
 
 def evidence(difference: Spread, decimals: int = 2, unit: str = "") -> str:

@@ -129,6 +129,10 @@ def _facts(
         "tuning": pages.sentences(
             "chosen.md.j2", "sentences", values, settings.scenario_names, chosen.unequal(runs)
         ),
+        "caution": pages.sentences(
+            *("chosen.md.j2", "caution", values),
+            max(sum(one.compared for one in scenario.methods) for scenario in scenarios),
+        ),
         "values": chosen.table(values),
     }
 

@@ -22,13 +22,13 @@ from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.indices import INDICES, Indices, read_indices
+from fedml_noniid.plugins.data.shards import Parts
 from fedml_noniid.plugins.engines.cohort import cohort_size
 from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.models.settings import ModelSettings
 from fedml_noniid.plugins.silo import loopback
 from fedml_noniid.plugins.silo import settings as deployments
 from fedml_noniid.plugins.silo.settings import Deployment
-from fedml_noniid.plugins.silo.shards import Parts
 
 log = logging.getLogger(__name__)
 

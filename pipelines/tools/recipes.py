@@ -1,4 +1,4 @@
-"""What `noniid methods` shows: all methods, one method, or what a recipe does."""
+"""What `noniid methods` shows: all methods, or what a method or recipe does."""
 
 from __future__ import annotations
 
@@ -61,27 +61,34 @@ def replies(method: str) -> Replies:
     return recipes.method(method)().needs.replies
 
 
-def one(name: str) -> str:
-    """What `noniid methods NAME` shows, of a method or of a recipe.
+def one(recipe: str, with_source: bool = False) -> str:
+    """What `noniid methods show` says of a recipe, of one method in full.
 
-    A dotted path is found in the present folder too.
+    A dotted path is found in the present folder too. RecipeError with the reason if the recipe
+    can't be composed.
     """
     look_in(Path.cwd())
-    is_one = name != "fedavg" and "+" not in name
-    return shown(recipes.parse(name)[0]) if is_one else checked(name)
+    methods = recipes.parse(recipe)
+    lines = shown(methods[0]) if len(methods) == 1 else checked(recipe)
+    if with_source:
+        lines += [line for method in methods for line in ("", _source_code(method))]
+    return "\n".join(lines) + "\n"
 
 
-def shown(method: str) -> str:
-    """One method in full: its paper, its hyper-parameters and its source."""
+def shown(method: str) -> list[str]:
+    """One method in full: its paper and its hyper-parameters."""
     kind = recipes.method(method)
     words = inspect.getdoc(sys.modules[kind.__module__]) or ""
     lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", words, "", "Hyper-parameters:"]
     lines += [f"  {key} = {text}" for key, text in _values(method).items()]
-    lines += ["", _reads(replies(method))]
-    return "\n".join([*lines, "", inspect.getsource(kind)])
+    return [*lines, "", _reads(replies(method))]
 
 
-def checked(recipe: str) -> str:
+def _source_code(method: str) -> str:
+    return inspect.getsource(recipes.method(method))
+
+
+def checked(recipe: str) -> list[str]:
     """What a recipe does. RecipeError with the reason if it can't be composed."""
     algorithm = recipes.build(recipe, {}, SETTING)
     asks, needs = algorithm.exchanges, algorithm.needs
@@ -102,7 +109,7 @@ def checked(recipe: str) -> str:
         lines.append(f"  privacy: hides each {of.unit}; noise {of.noise:g}, delta {of.delta:g}")
     if algorithm.leak:
         lines.append(f"  LEAK: {algorithm.leak}")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _reads(what: Replies) -> str:

@@ -51,6 +51,7 @@ class APFL(Component):
     adaptive: bool = False
 
     def init_client(self, client: Client) -> Tree:
+        """v_k = w_0 with its running statistics; with `adaptive` also alpha."""
         some = next(iter(client.params.values()))
         alpha = {ALPHA: some.new_tensor(self.alpha)} if self.adaptive else {}
         return {V: client.params | alpha, V_BUFFERS: client.buffers}

@@ -61,7 +61,7 @@ class CCVR(Component):
         local_set=True, features=True, classifier=True, classes=True, replies=Replies.SCALARS
     )
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.CLASSIFIER})
-    ranges: ClassVar[Mapping[str, Range]] = {"n": Range(0)}
+    ranges: ClassVar[Mapping[str, Range]] = {"n": Range(0, whole=True)}
 
     samples: Count = 200  # M_c, virtual features per class: FL-bench; 2000 in Fed-CCVR
     epochs: CountOrNone = 10  # over the virtual features: Fed-CCVR

@@ -47,6 +47,7 @@ class Ditto(Component):
     lam: NonNegative = 1.0  # the middle of the authors' candidates 0.1, 1 and 2
 
     def init_client(self, client: Client) -> Tree:
+        """v_k = w_0 with its running statistics."""
         return {V: client.params, V_BUFFERS: client.buffers}
 
     def own_model(self, v: Params, w: Params, client: Client) -> OwnModel:

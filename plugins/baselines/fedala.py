@@ -69,6 +69,7 @@ class FedALA(Component):
     start_rounds: Count = 2
 
     def init_client(self, client: Client) -> Tree:
+        """Theta_k, the last model, and W, its weights: 1; whether Theta_k is trained, W learned."""
         flag = next(iter(client.params.values())).new_zeros(())
         names = self._mixed(client)
         ones = {name: torch.ones_like(client.params[name]) for name in names}

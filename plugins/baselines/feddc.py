@@ -65,12 +65,14 @@ class FedDC(Component):
             )
 
     def init_client(self, client: Client) -> Tree:
+        """h_k = 0, Delta_k = 0."""
         return {"h": zeros_like(client.params), "Delta": zeros_like(client.params)}
 
     def init_server(self, server: Server) -> Tree:
         return {"h": zeros_like(server.params), "Delta": zeros_like(server.params)}
 
     def broadcast(self, server: Server) -> Tree:
+        """Delta."""
         return {"Delta": server.state["Delta"]}
 
     def prepare(self, client: Client) -> Tree:

@@ -53,6 +53,7 @@ class FedDyn(Component):
         )
 
     def init_client(self, client: Client) -> Tree:
+        """g_k = 0."""
         return {"g": zeros_like(client.params)}
 
     def init_server(self, server: Server) -> Tree:

@@ -73,6 +73,7 @@ class FedDynAuthors(FedDyn):
         return found | {"alpha": some.new_full((server.n_clients,), self.alpha)}
 
     def message(self, server: Server) -> Tree:
+        """alpha_k of the cohort, [M]."""
         return (
             {}
             if self.alpha_adapt == "off"

@@ -46,6 +46,7 @@ class FedLESAM(Component):
     weights: Weights = "uniform"
 
     def init_client(self, client: Client) -> Tree:
+        """w_old = w_0."""
         return {"w_old": client.params}
 
     def prepare(self, client: Client) -> Tree:

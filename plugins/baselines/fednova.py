@@ -71,7 +71,7 @@ class FedNova(Component):
     )
     ranges: ClassVar[Mapping[str, Range]] = {
         "a": Range(0.1),
-        "tau": Range(1),
+        "tau": Range(1, whole=True),
     }  # a is 1 after one step
 
     mu: NonNegative = 0.0  # the authors' code

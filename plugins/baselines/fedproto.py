@@ -65,7 +65,7 @@ class FedProto(Component):
         classes=True,
         replies=Replies.SCALARS,
     )
-    ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0)}
+    ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0, whole=True)}
 
     lam: NonNegative = 1.0
     weights: Weights = "size"
@@ -78,6 +78,7 @@ class FedProto(Component):
         return {"C": prototypes, "known": prototypes.new_zeros(network.n_classes)}
 
     def broadcast(self, server: Server) -> Tree:
+        """The prototypes C_c, [C, d], and which classes have one."""
         return dict(server.state)
 
     def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:

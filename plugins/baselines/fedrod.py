@@ -50,6 +50,7 @@ class FedRoD(Component):
     )
 
     def init_client(self, client: Client) -> Tree:
+        """W_p = 0, the client's own classifier."""
         head = client.task.network.layers[-1].parameters
         return {V: zeros_like({name: client.params[name] for name in head})}
 

@@ -40,6 +40,7 @@ class FineTune(Component):
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.OWN_MODEL})
 
     def init_client(self, client: Client) -> Tree:
+        """w_k of the last round with its running statistics, and whether there is one."""
         tuned = next(iter(client.params.values())).new_zeros(())
         return {"w_k": client.params, V_BUFFERS: client.buffers, "tuned": tuned}
 

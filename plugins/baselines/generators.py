@@ -24,7 +24,7 @@ class LabelCounts(Component):
     """Sends each client's label counts, by which the server draws labels."""
 
     needs: ClassVar[Needs] = Needs(local_set=True, classes=True)
-    ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0)}
+    ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0, whole=True)}
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """n_k^y, [C]."""

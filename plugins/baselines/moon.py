@@ -49,6 +49,7 @@ class MOON(Component):
     tau: Positive = 0.5  # section 4.1
 
     def init_client(self, client: Client) -> Tree:
+        """The model of z_prev: w_0 with its running statistics."""
         return {"w": client.params, "buffers": client.buffers}
 
     def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:

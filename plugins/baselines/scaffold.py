@@ -65,6 +65,7 @@ class Scaffold(Component):
         return {"c": zeros_like(server.params)}
 
     def init_client(self, client: Client) -> Tree:
+        """c_i = 0."""
         return {"c_i": zeros_like(client.params)}
 
     def broadcast(self, server: Server) -> Tree:

@@ -84,6 +84,7 @@ class SGDM(SGDMLocal):
         return server.task.optimizer.init(server.params)
 
     def broadcast(self, server: Server) -> Tree:
+        """v, the server's."""
         return server.state
 
     def warm_start(self, client: Client) -> Tree:

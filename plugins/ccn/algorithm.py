@@ -137,10 +137,8 @@ class CCN(Component):
 
 
 def similarity(z: Tensor) -> Tensor:
-    """S of eqs.
-
-    3-4, the cosines of the rows of z with 1 on the diagonal, [R, d] -> [R, R] float64.
-    """
+    """S of eqs. 3-4, the cosines of the rows of z with 1 on the diagonal, [R, d] -> [R, R]
+    float64."""
     z = z.double()
     length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
     unit = z / torch.where(length > 0, length, torch.ones_like(length))

@@ -96,7 +96,7 @@ class Exclusive(Enum):
         "each starts local training from parameters of its own",
     )
     SERVER_LEARNING = (
-        "distillation on the server",
+        "training on the server",
         "each trains the server's model, the later undoes the earlier",
     )
     SERVER_STEP = (
@@ -378,7 +378,7 @@ class Component:
     name: ClassVar[str]
     # Uploads, by name, of which the server takes some numbers only, such as what it divides by. In
     # a deployment, an upload beyond its range costs that silo its place in the exchange. Ends
-    # belong to the range.
+    # belong to the range. `whole` is for what counts something.
     ranges: ClassVar[Mapping[str, Range]] = {}
 
     @property

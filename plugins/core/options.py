@@ -51,25 +51,30 @@ class RecipeError(UserError):
 class Range:
     """An interval of numbers, also as the annotation of an option.
 
-    `open` names the ends that do not belong to it: "", "(", ")" or "()".
+    `open` names the ends that do not belong to it: "", "(", ")" or "()". `whole`: only its whole
+    numbers belong to it.
     """
 
     low: float = -math.inf
     high: float = math.inf
     open: str = ""
+    whole: bool = False
 
     def __contains__(self, value: float) -> bool:
         above = value > self.low if "(" in self.open else value >= self.low
-        return above and (value < self.high if ")" in self.open else value <= self.high)
+        return (
+            above
+            and (value < self.high if ")" in self.open else value <= self.high)
+            and not (self.whole and value % 1)
+        )
 
     def __str__(self) -> str:
-        if math.isinf(self.high):
-            return f"above {self.low}" if "(" in self.open else f"from {self.low} up"
+        low, high, no_end = self.low, self.high, math.isinf(self.high)
         return {
-            "": f"from {self.low} to {self.high}",
-            "(": f"above {self.low}, at most {self.high}",
-            ")": f"from {self.low}, below {self.high}",
-            "()": f"between {self.low} and {self.high}",
+            "": f"from {low} up" if no_end else f"from {low} to {high}",
+            "(": f"above {low}" if no_end else f"above {low}, at most {high}",
+            ")": f"from {low} up" if no_end else f"from {low}, below {high}",
+            "()": f"above {low}" if no_end else f"between {low} and {high}",
         }[self.open]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:

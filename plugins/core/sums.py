@@ -132,7 +132,7 @@ class Growing:
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, omega: Tensor) -> None:
         """`shape`, `dtype`: of a row. `omega` [M]: the weights."""
-        self.dtype, self.shape = dtype, (len(omega), *shape)
+        self.dtype, self.shape, self._sent = dtype, (len(omega), *shape), 0
         self.norms = omega.new_zeros(len(omega), dtype=dtype)
         self._omega, self._factors = omega, Weights.of(omega, dtype, False).factors
         self._parts: Parts = {}
@@ -141,7 +141,8 @@ class Growing:
         return math.prod(self.shape)
 
     def element_size(self) -> int:
-        return self.dtype.itemsize
+        """The bytes in which a client has sent a number."""
+        return self._sent or self.dtype.itemsize
 
     def put(self, position: int, row: Tensor) -> None:
         """Adds the row of one position."""
@@ -156,17 +157,22 @@ class Growing:
         return (_value(self._parts) * of.unit).to(self.dtype).reshape(self.shape[1:])
 
     def put_sum(self, level: int, addends: Sequence[Tensor]) -> None:
-        """Adds the sum of all clients' addends at a level; the lengths of their rows stay 0."""
+        """Adds the sum of all clients' addends at a level, which they have sent in place of their
+        rows; the lengths of the rows stay 0."""
+        self._sent += sum(addend.element_size() for addend in addends)
         _absorb(self._parts, {level: (addends[0], addends[1] if len(addends) > 1 else None)})
 
     def state(self) -> Tree:
         """What another process absorbs."""
-        sums = {
-            str(level): {str(i): leaf for i, leaf in enumerate(of) if leaf is not None}
-            for level, of in self._parts.items()
+        return {
+            "norms": self.norms,
+            "omega": self._omega,
+            "shape": torch.tensor(self.shape[1:]),
+            "sums": {
+                str(level): {str(i): leaf for i, leaf in enumerate(of) if leaf is not None}
+                for level, of in self._parts.items()
+            },
         }
-        shape = torch.tensor(self.shape[1:])
-        return {"norms": self.norms, "omega": self._omega, "shape": shape, "sums": sums}
 
     def absorb(self, state: Tree) -> None:
         """Adds the rows of another process."""

@@ -247,13 +247,19 @@ def refuse_non_finite(reply: Reply, round_: int) -> None:
     good = torch.isfinite(reply.loss)
     for sent in (reply.deltas, reply.upload):
         if any(True for _ in leaves(sent)):
-            good = good & torch.isfinite(row_norms(sent))
+            good = good & torch.isfinite(row_norms(tree_map(_with_norms, sent)))
     bad = [client for client, fine in zip(reply.clients, good.tolist(), strict=True) if not fine]
     if bad:
         raise NonFiniteError(
             f"round {round_}, client {bad[0]}: loss or update is not finite; "
             "lower lr or the method's coefficients"
         )
+
+
+def _with_norms(leaf: Tensor) -> Tensor:
+    """The leaf, or its numbers as float64 if they are integers, which have no norms."""
+    counts = isinstance(leaf, Tensor) and not leaf.is_floating_point()
+    return leaf.double() if counts else leaf
 
 
 def _squares(reply: Reply) -> float:

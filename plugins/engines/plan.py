@@ -84,11 +84,12 @@ class Plan:
         return draw_cohort(self.seed, t, n_clients, self.cohort)
 
     def steps(self, samples: Ints) -> Ints:
-        """About how many local steps clients with so many samples [N] take in a round, [N]."""
-        local = self.local
+        """The local steps that clients with so many samples [N] take in a round, [N]."""
+        local, size = self.local, self.local.batch_size
         if local.local_steps:
             return np.full_like(samples, local.local_steps)
-        return local.epochs * -(-samples // local.batch_size)
+        whole = np.maximum(samples // size, samples > 0)
+        return local.epochs * (whole if local.drop_last else -(-samples // size))
 
 
 class Start(NamedTuple):

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Client, Reply
 from fedml_noniid.plugins.core.data import Pass, Reader, Samples
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
@@ -138,6 +139,10 @@ class Sequential:
     def _answered(self, ask: Ask, position: int, round_: int, key: Tensor) -> Tree:
         """A client's answer to an Ask of a component."""
         clients, client = self.clients, ask.to[position]
+        if not ask.params and client not in clients.trained:  # a silo's server may ask anything
+            raise UserError(
+                f"{ask.owner}.{ask.job}: client {client} trained no model in this round"
+            )
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.trained[client]
         model = ask._replace(params=params, buffers=buffers)
         view = self._client(model, round_, key, client)

@@ -14,7 +14,8 @@ class Meter:
 
     Counted are models, buffers and side vectors in their own dtype; not counted are a message's few
     scalars of bookkeeping (n_k, steps, loss). A model that a client already holds, because the last
-    Ask to it carried the same one, is not sent again (rFedAvg+ sends w_{t+1} once, not twice).
+    Ask to it carried the same one, is not sent again (rFedAvg+ sends w_{t+1} once, not twice). Of
+    secure sums the masked integers are counted, once, and no keys and certificates.
     """
 
     def __init__(self) -> None:

@@ -92,9 +92,8 @@ class FNR(Component):
         return Exchanges(round=1 if self.n_refined(setting.cohort) else 0)
 
     def report(self, trace: Trace, client: Client) -> Answer:
-        """Lines 26-27 with Algorithm 1: F_i[c], the mean feature norm of class c (eqs.
-
-        6-7), and the accuracy A_i.
+        """Lines 26-27 with Algorithm 1: F_i[c], the mean feature norm of class c
+        (eqs. 6-7), and the accuracy A_i.
         """
         norms, hits, count = self.by_class(client, trace.params, trace.buffers)
         return Answer({"F": norms / count.clamp(min=1), "A": hits.sum() / count.sum()})

@@ -166,7 +166,8 @@ class Noise:
             limit, like = allowed(name), answer[name]
             noise = self.sigma * gaussian(derived(key, name.encode()), leaf.shape)
             value = (start[name] + factor * leaf + noise).clamp(limit.low, limit.high)
-            found[name] = (value if like.is_floating_point() else value.round()).to(like.dtype)
+            counts = limit.whole or not like.is_floating_point()
+            found[name] = (value.round() if counts else value).to(like.dtype)
         return found
 
 

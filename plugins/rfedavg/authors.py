@@ -88,6 +88,7 @@ class Readings(MeanFeatures):
     # client
 
     def init_client(self, client: Client) -> Tree:
+        """The state of the local optimiser, with opt_state = persist."""
         return (
             {"optimizer": client.task.optimizer.init(client.params)}
             if self.opt_state == "persist"

@@ -90,12 +90,17 @@ def mask(numbers: Tensor, own: X25519PrivateKey, client: int, request: Request) 
     values, info = numbers.numpy(), request.digest()
     for other, public in zip(request.clients, request.keys, strict=True):
         if other != client:
-            try:
-                secret = own.exchange(X25519PublicKey.from_public_bytes(public))
-            except ValueError:  # not 32 bytes, or a point that gives everybody the same secret
-                raise UserError(f"the key of silo {other} (rank {other + 1}) is none") from None
+            secret = shared(own, other, public)
             seed = HKDF(SHA256(), 32, salt=None, info=info).derive(secret)
             _add_stream(values, seed, np.add if client < other else np.subtract)
+
+
+def shared(own: X25519PrivateKey, other: int, public: bytes) -> bytes:
+    """The secret that a silo shares with another one. UserError if the other one's key is none."""
+    try:
+        return own.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:  # not 32 bytes, or a point that gives everybody the same secret
+        raise UserError(f"the key of silo {other} (rank {other + 1}) is none") from None
 
 
 def _add_stream(values: NDArray[np.int64], seed: bytes, put: np.ufunc) -> None:

@@ -6,21 +6,24 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from itertools import count
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Tree, row
 from fedml_noniid.plugins.engines.packing import flatten, stack
 from fedml_noniid.plugins.engines.streaming import Weighing
-from fedml_noniid.plugins.secure import vectors
-from fedml_noniid.plugins.secure.silo import ANNOUNCED, COUNTS, SUM
+from fedml_noniid.plugins.secure import masks, vectors
+from fedml_noniid.plugins.secure.silo import ANNOUNCED, COUNTS, SUM, certified
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
-from fedml_noniid.plugins.silo.wire import Down, Up
+from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 
 LOG = logging.getLogger(__name__)
 # A silo that can't add its part so often is out of the exchange. One that was started again can't
@@ -54,7 +57,9 @@ def summed(
         smaller = len(earlier) - least
         wanted = quorum if not earlier or smaller >= quorum else len(earlier)
         question = _to(down, left)._replace(step=2 * attempt)
-        counts = coordinator.ask(question, announced(schema), check, wanted)
+        counts = coordinator.ask(
+            question, announced(schema), partial(_announced, coordinator, down, check), wanted
+        )
         clients = tuple(counts)
         if earlier and clients != earlier:
             clients = clients[:smaller]  # a difference of fewer silos would show what they sent
@@ -83,6 +88,24 @@ def summed(
         earlier, left = clients, tuple(k for k in clients if failures[k] < MAX_FAILURES)
         why = "".join(f"; {reason}" for reason in failed.values())
     raise AssertionError("counts without end")
+
+
+def _announced(
+    coordinator: Coordinator, down: Down, check: Check, up: Up, client: int, samples: int | None
+) -> Tree | None:
+    """Checks what a silo sends first: also its key, which the other silos would refuse. Then they
+    would be the ones that send no part of a sum. Raises RefusedError."""
+    reply = check(up, client, samples)
+    if reply is not None:
+        key, signed, certificate = (reply["secure"][name].numpy().tobytes() for name in ANNOUNCED)
+        exchange = masks.Exchange(coordinator.run, coordinator.study, down.exchange)
+        try:
+            public = certified(coordinator.ca, client, certificate)
+            masks.check_signature(public, exchange, client, key, signed)
+            masks.shared(X25519PrivateKey.generate(), client, key)
+        except UserError as error:
+            raise RefusedError("key", f"round {down.round}: {error}") from None
+    return reply
 
 
 class _Adding:

@@ -27,8 +27,9 @@ from fedml_noniid.plugins.data.files import Lines
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.streaming import Weighing
+from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.secure import masks, vectors
-from fedml_noniid.plugins.silo import certificates, wire
+from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.settings import Terms
 from fedml_noniid.plugins.silo.wire import Down, Up
 
@@ -140,23 +141,24 @@ class SecureSilo:
         rows = zip(clients, keys, given["signature"], given["certificate"], strict=True)
         for client, key, signed, certificate in rows:
             if client != me:
-                public = self._public(client, _bytes(certificate))
+                public = certified(self._ca, client, _bytes(certificate))
                 masks.check_signature(public, exchange, client, key, _bytes(signed))
         total, levels = given["total"].item(), _bytes(given["levels"])
         return masks.Request(exchange, down.step, total, levels, clients, keys)
 
-    def _public(self, client: int, padded: bytes) -> EllipticCurvePublicKey:
-        """The key of a silo's certificate. UserError unless it is one of this federation."""
-        length = 4 + int.from_bytes(padded[2:4], "big")  # DER: 30 82, then two bytes of length
-        with suppress(*certificates.BROKEN):
-            found = x509.load_der_x509_certificate(padded[:length])
-            found.verify_directly_issued_by(self._ca)
-            key, named = found.public_key(), certificates.common_name(found)
-            fits = named == certificates.name(client + 1)
-            is_valid = certificates.now() <= found.not_valid_after_utc
-            if fits and is_valid and isinstance(key, EllipticCurvePublicKey):
-                return key
-        raise UserError(f"{wire.silo(client)} has no valid certificate of this federation")
+
+def certified(ca: x509.Certificate, client: int, padded: bytes) -> EllipticCurvePublicKey:
+    """The key of a silo's certificate. UserError unless it is one of this federation."""
+    length = 4 + int.from_bytes(padded[2:4], "big")  # DER: 30 82, then two bytes of length
+    with suppress(*certificates.BROKEN):
+        found = x509.load_der_x509_certificate(padded[:length])
+        found.verify_directly_issued_by(ca)
+        key, named = found.public_key(), certificates.common_name(found)
+        fits = named == certificates.name(client + 1)
+        is_valid = certificates.now() <= found.not_valid_after_utc
+        if fits and is_valid and isinstance(key, EllipticCurvePublicKey):
+            return key
+    raise UserError(f"{wire.silo(client)} has no valid certificate of this federation")
 
 
 def requested(silos: int, tensors: int) -> Params:

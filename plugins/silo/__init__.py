@@ -2,8 +2,8 @@
 
 `server_run` and `silo` have both halves of a run without FedML, `host` the FedML trainer and
 aggregator, `wire` the messages. `silo_server`, `silo_client` and `stream` are the transport. `pair`
-makes a pair for any recipe. `launch` starts one process, `loopback` starts all on one machine.
-`shards` writes each silo's data file, `settings` reads the YAML file.
+makes a pair for any recipe. `launch` starts one process, `loopback` starts all on one machine,
+`settings` reads the YAML file.
 """
 
 from fedml_noniid.plugins import extras

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
+from cryptography import x509
+
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.silo import wire
@@ -33,6 +35,8 @@ Noted = Callable[[str, RefusedError], object]  # (name in a certificate, what wa
 
 class Coordinator:
     """The state of one server process. Silos are called by client number, which counts from 0."""
+
+    ca: x509.Certificate  # of the federation; the `SiloServer` sets it
 
     def __init__(
         self,
@@ -292,8 +296,9 @@ class Coordinator:
     def _gone(self, client: int) -> bool:
         """Whether a silo is not waited for any more: some time after its last contact; never while
         it is there."""
-        since = self._last_contact.get(client, self._began)
-        return client not in self._lines and time.monotonic() >= since + self.comm.gone_s
+        return client not in self._lines and (
+            time.monotonic() >= self._last_contact.get(client, self._began) + self.comm.gone_s
+        )
 
     def _note(self, text: str) -> None:
         """Writes a log line, unless the round has had enough of them."""

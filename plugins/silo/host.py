@@ -31,6 +31,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.files import leaving_nothing
+from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.metrics import main_of
@@ -41,7 +42,6 @@ from fedml_noniid.plugins.privacy.local import Noise, noised_with, run_key
 from fedml_noniid.plugins.silo import settings, wire
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, Up
 
@@ -270,8 +270,9 @@ class HostAggregator(ServerAggregator):
         return list(found.items()), list(found)
 
     def hook(self, replies: dict[int, Tree]) -> dict[int, Tree]:
-        """The replies by client after FedML's hook, which sees models."""
-        if not any(reply.get("deltas") for reply in replies.values()):
+        """The replies by client after FedML's hook, which sees models if the settings say so."""
+        acts = any(getattr(self.args, f"enable_{of}", False) for of in ("attack", "defense", "dp"))
+        if not acts or not any(reply.get("deltas") for reply in replies.values()):
             return replies
         # w_t: FedML's hooks take models, replies are differences to it.
         start = self.server_run.loop.state.params

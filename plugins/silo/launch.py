@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.files import (
     opened,
     remove_abandoned,
@@ -37,9 +38,10 @@ from fedml_noniid.plugins.data.files import (
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.callbacks import OnRow
 from fedml_noniid.plugins.engines.record import rounds_csv
+from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.metrics import main_of, metric_of
 from fedml_noniid.plugins.models import model as models
-from fedml_noniid.plugins.silo import certificates, exit_codes, results, settings, shards, wire
+from fedml_noniid.plugins.silo import exit_codes, results, settings, wire
 from fedml_noniid.plugins.site.policy import Agreed, Site, read_agreed
 from fedml_noniid.plugins.site.witness import Guard, Witness
 

@@ -24,12 +24,14 @@ import torch
 from safetensors import safe_open
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.shards import Parts
 from fedml_noniid.plugins.engines.absences import Missing, listed
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
-from fedml_noniid.plugins.silo import authority, launch, results, settings, shards, wire
-from fedml_noniid.plugins.silo.shards import Parts
+from fedml_noniid.plugins.kits import authority
+from fedml_noniid.plugins.silo import launch, results, settings, wire
 from fedml_noniid.plugins.simulate import simulate as simulated
 from fedml_noniid.plugins.site import policy
 
@@ -105,6 +107,30 @@ class Processes:
         process.kill()
         process.join()
 
+    def wait(self, deadline_s: float) -> None:
+        """Returns when all have ended well. Raises UserError when one fails or the deadline
+        passes."""
+        end = time.monotonic() + deadline_s
+        processes = [self.running[rank] for rank in sorted(self.running)]
+        while (running := [process for process in processes if process.exitcode is None]) and (
+            left := end - time.monotonic()
+        ) > 0:
+            wait([process.sentinel for process in running], timeout=left)
+            codes = [process.exitcode or 0 for process in processes]
+            if min(codes) < 0:  # killed: the cause is known
+                break
+            if any(codes):  # the others are told, or notice; the server's message may say more
+                end = min(end, time.monotonic() + GRACE_S)
+        ended = [process.exitcode for process in processes]
+        if any(ended):
+            raise UserError(failure(ended, self.output))
+        if None in ended:
+            raise UserError(
+                f"not over after {deadline_s:.0f} s: "
+                f"{', '.join(name(rank) for rank, code in enumerate(ended) if code is None)}; see "
+                f"the logs in {self.output}"
+            )
+
     def digest(self) -> str:
         """SHA-256 of the final weights."""
         with safe_open(self.output / results.MODEL, framework="pt") as file:
@@ -122,11 +148,7 @@ def run(
     with Processes(deployment, parts, folder) as processes:
         for rank in range(deployment.silos + 1):
             processes.start(rank)
-        _watch(
-            [processes.running[rank] for rank in range(deployment.silos + 1)],
-            deadline_s,
-            processes.output,
-        )
+        processes.wait(deadline_s)
         return processes.digest()
 
 
@@ -176,27 +198,6 @@ def _die_with_parent() -> None:
     assert parent is not None, "runs within a process that was started here"
     wait([parent.sentinel])
     os._exit(1)
-
-
-def _watch(processes: Sequence[BaseProcess], deadline_s: float, output: Path) -> None:
-    """Returns when all have ended well. Raises UserError when one fails or the deadline passes."""
-    end = time.monotonic() + deadline_s
-    while running := [process for process in processes if process.exitcode is None]:
-        left = end - time.monotonic()
-        if left <= 0:
-            break
-        wait([process.sentinel for process in running], timeout=left)
-        codes = [process.exitcode or 0 for process in processes]
-        if min(codes) < 0:  # killed: the cause is known
-            break
-        if any(codes):  # the others are told, or notice; the server's message may say more
-            end = min(end, time.monotonic() + GRACE_S)
-    ended = [process.exitcode for process in processes]
-    if any(ended):
-        raise UserError(failure(ended, output))
-    if None in ended:
-        late = ", ".join(name(rank) for rank, code in enumerate(ended) if code is None)
-        raise UserError(f"not over after {deadline_s:.0f} s: {late}; see the logs in {output}")
 
 
 def failure(codes: Sequence[int | None], output: Path) -> str:

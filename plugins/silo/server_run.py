@@ -8,12 +8,14 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add, row
+from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.engines.callbacks import Callback, OnRow
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.federation import Federation
@@ -28,7 +30,6 @@ from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.settings import DeviceArgs, Terms, refuse_what_reads_more
-from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 
@@ -141,8 +142,9 @@ class ServerRun:
 
         Raises RefusedError that names a silo.
         """
-        found = {k: self.opened(uploads[k], k) for k in sorted(uploads)}
-        return {k: reply for k, reply in found.items() if reply is not None}
+        return {
+            k: reply for k in sorted(uploads) if (reply := self.opened(uploads[k], k)) is not None
+        }
 
     def opened(self, upload: Up, client: int, samples: int | None = None) -> Tree | None:
         """The checked reply of one client; None if it was not asked. Raises RefusedError.
@@ -152,13 +154,18 @@ class ServerRun:
         reply = wire.opened(upload, client, self.down, self.schema, self._ranges)
         if reply is not None:
             where, n = f"round {self._round}, {wire.silo(client)}", int(reply["n"])
-            for known in (samples, self._samples.get(client)):
-                if known is not None and n != known:
-                    raise RefusedError(
-                        "samples",
-                        f"{where}: upload counts n = {n} samples; it was {known} before, and may "
-                        "not change",
-                    )
+            for known in {samples, self._samples.get(client)} - {None, n}:
+                raise RefusedError(
+                    "samples",
+                    f"{where}: upload counts n = {n} samples; it was {known} before, and may not "
+                    "change",
+                )
+            steps = int(self.terms.plan.steps(np.array(n))) if self.schema["steps"] else 0
+            if reply["steps"] != steps:
+                raise RefusedError(
+                    "steps",
+                    f"{where}: upload's 'steps' has {reply['steps']:g}; {n} samples make {steps}",
+                )
             self._refuse_overflow(reply, where)
         return reply
 

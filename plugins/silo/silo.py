@@ -13,6 +13,7 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
 from fedml_noniid.plugins.data import tensor_file
+from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.engines.client_tests import answered
 from fedml_noniid.plugins.engines.clients import Clients, refuse_non_finite
 from fedml_noniid.plugins.engines.federation import Federation
@@ -24,7 +25,6 @@ from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import SetBackError
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.settings import Terms
-from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.wire import NOT_COUNTED, Down
 
 

@@ -19,8 +19,9 @@ import grpc.aio
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError, shown
-from fedml_noniid.plugins.silo import certificates, wire
-from fedml_noniid.plugins.silo.certificates import Kit
+from fedml_noniid.plugins.kits import certificates
+from fedml_noniid.plugins.kits.certificates import Kit
+from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import (
     LostError,
     NotAdmittedError,

@@ -20,9 +20,12 @@ from weakref import WeakSet
 
 import grpc
 import grpc.aio
+from cryptography import x509
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import certificates, wire
+from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.kits import certificates
+from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.settings import CommArgs
@@ -98,10 +101,12 @@ class SiloServer:
         self._names = {certificates.name(k + 1): k for k in range(OPERATOR, coordinator.silos)}
         self._calls: WeakSet[Call] = WeakSet()  # those that are open
         self._rates: dict[int, tuple[float, float]] = {}  # client -> (calls left, when)
+        self._digested: tuple[object, Params, str] = (None, {}, "")  # of the last task
         self._kits: dict[str, str] = {}  # name -> last moment of its certificate
         self._checks = ThreadPoolExecutor(1, "check")
         self._kit, self._mine = kit, certificates.Kit.read(kit, 0)
         self._admission = certificates.Admission(self._mine.ca, kit / "crl.pem")
+        coordinator.ca = x509.load_pem_x509_certificate(self._mine.ca)
 
     def __enter__(self) -> SiloServer:
         wait_for(self._start())
@@ -178,7 +183,10 @@ class SiloServer:
                 try:
                     if found is not None:
                         self._check(call)  # again: it may be revoked since the stream began
-                        await call.write(wire.Task.of(found), wire.tensors(found))
+                        tensors = wire.tensors(found)
+                        await call.write(
+                            wire.Task.of(found), tensors, self._digest(found.at, tensors)
+                        )
                         await self._upload(client, found.at, call)
                         continue
                 except BrokenError:  # between two messages: the silo hears that the run ends
@@ -191,6 +199,16 @@ class SiloServer:
                 await call.call.read()
         finally:
             self._coordinator.leave(client, call)
+
+    def _digest(self, at: tuple[int, int], tensors: Params) -> str:
+        """The digest of a task's tensors. The silos of an exchange often get the same ones.
+
+        The tensors are kept, so that no others have their ids.
+        """
+        which = at, [(key, id(leaf)) for key, leaf in tensors.items()]
+        if which != self._digested[0]:
+            self._digested = which, tensors, wire.digest(tensors)
+        return self._digested[2]
 
     async def _upload(self, client: int, at: tuple[int, int], call: Call) -> None:
         """Takes the answer to (exchange, step). Raises RefusedError."""

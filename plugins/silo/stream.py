@@ -84,9 +84,10 @@ class Stream:
         self._witness(self.who, False, message)
         return message
 
-    async def write(self, head: wire.Head, tensors: Params | None = None) -> None:
-        """Sends a message. Raises RefusedError if the other side does not take it."""
-        frames = wire.leaving(head, tensors, partial(self._witness, self.who, True))
+    async def write(self, head: wire.Head, tensors: Params | None = None, known: str = "") -> None:
+        """Sends a message, see `wire.leaving`. Raises RefusedError if the other side does not take
+        it."""
+        frames = wire.leaving(head, tensors, partial(self._witness, self.who, True), known)
         async with within(self._rest_s, f"the {type(head).__name__} was not taken"):
             with suppress(asyncio.InvalidStateError):  # the call has ended; reading says why
                 for frame in frames:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from itertools import chain
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
@@ -101,8 +102,7 @@ def mapped(fn: Callable[[Tensor], Tensor], ask: Ask) -> Ask:
 def compact(leaf: Tensor) -> Tensor:
     """The same values and strides, without unused memory: pickling a view would send the whole
     storage."""
-    tight = leaf.untyped_storage().nbytes() == math.prod(leaf.shape) * leaf.element_size()
-    return leaf if tight else leaf.clone()
+    return leaf if leaf.untyped_storage().nbytes() == leaf.nbytes else leaf.clone()
 
 
 def name(ask: Ask) -> str:
@@ -144,8 +144,11 @@ def nested(flat: Params) -> dict[str, Tree]:
 def up(client: int, exchange: int, reply: Tree | None) -> Up:
     """A silo's answer; `reply` has the keys of PARTS, or is None if the Ask was not to this
     silo."""
-    leaves = {} if reply is None else tree_map(compact, flatten(reply))
-    return {"client": client, "exchange": exchange, "leaves": leaves}
+    return {
+        "client": client,
+        "exchange": exchange,
+        "leaves": {} if reply is None else tree_map(compact, flatten(reply)),
+    }
 
 
 # Messages as bytes
@@ -208,7 +211,8 @@ class Answer(Sealed):
 
 
 class Task(Sealed):
-    """What a silo has to do. Tensors follow "ask"; nothing follows the others."""
+    """What a silo has to do. Tensors follow "ask"; nothing follows the others. `counted`: the last
+    exchange in which this silo's answer was counted."""
 
     kind: Literal["ask", "over", "stop"]
     why: str = ""
@@ -299,14 +303,22 @@ def table_of(tensors: Params) -> Table:
     }
 
 
-def body(entries: Table, tensors: Params) -> Iterator[bytes]:
+def body(entries: Table, tensors: Params) -> Iterator[bytes | memoryview]:
     """Tensors as frames: their table, then the bytes of one after the other."""
     yield TABLE.dump_json(entries)
     for key, leaf in tensors.items():
         flat = leaf.detach().permute(entries[key].order).contiguous().reshape(-1)
         data = flat.view(torch.uint8).numpy().data
         for start in range(0, len(data), CHUNK_BYTES):
-            yield bytes(data[start : start + CHUNK_BYTES])
+            yield data[start : start + CHUNK_BYTES]
+
+
+def digest(tensors: Params) -> str:
+    """The SHA-256 of tensors as they are sent."""
+    made = sha256()
+    for frame in body(table_of(tensors), tensors):
+        made.update(frame)
+    return made.hexdigest()
 
 
 class Body:
@@ -394,16 +406,16 @@ def arriving(
 
 
 def leaving(
-    head: Head, tensors: Params | None, witnessed: Callable[[Message[Head]], Head]
+    head: Head,
+    tensors: Params | None,
+    witnessed: Callable[[Message[Head]], Head],
+    known: str = "",
 ) -> Iterator[bytes]:
     """The frames of a message. `witnessed` is called before the first one, and returns the head
-    that is sent."""
-    digest, entries = sha256(), table_of(tensors or {})
-    if tensors is not None:
-        for frame in body(entries, tensors):
-            digest.update(frame)
-    sent = witnessed(Message(head, entries, digest.hexdigest(), {}))
-    return chain([sent.frame()], () if tensors is None else body(entries, tensors))
+    that is sent. `known`: the `digest` of the tensors, if it has been computed."""
+    entries = table_of(tensors or {})
+    sent = witnessed(Message(head, entries, known or digest(tensors or {}), {}))
+    return chain([sent.frame()], map(bytes, () if tensors is None else body(entries, tensors)))
 
 
 def size_of(entries: Table) -> int:
@@ -437,9 +449,11 @@ def ranges(components: Iterable[Component], loss: Loss = CROSS_ENTROPY) -> Range
 
 def allowed(key: str, ranges: Ranges) -> Range:
     """The numbers that the tensor `key` of an upload may have."""
-    names = [name for name in ranges if f"{key}/".startswith(f"{name}/")]
-    found = ranges[names[0]] if names else Range(0) if key.endswith(VARIANCE) else Range()
-    return Range(max(found.low, -MAX_MAGNITUDE), min(found.high, MAX_MAGNITUDE))
+    of_kind = Range(0) if key.endswith(VARIANCE) else Range()
+    found = next((ranges[name] for name in ranges if f"{key}/".startswith(f"{name}/")), of_kind)
+    return replace(
+        found, low=max(found.low, -MAX_MAGNITUDE), high=min(found.high, MAX_MAGNITUDE), open=""
+    )
 
 
 def opened(message: object, client: int, sent: Down, schema: Tree, limits: Ranges) -> Tree | None:
@@ -468,15 +482,19 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
     fit(leaves, schema, where)
     for key, leaf in leaves.items():
         limit = allowed(key, limits)
-        for number in leaf.aminmax() if leaf.numel() else ():
+        broken = leaf[leaf % 1 != 0][:1] if limit.whole else ()
+        for number in (*leaf.aminmax(), *broken) if leaf.numel() else ():
             if not number.isfinite():
                 raise RefusedError(
                     "non-finite", f"{where}: upload's {key!r} is not finite; {REMEDY}"
                 )
             # Of tensors: the ends are rounded to the dtype.
-            if not limit.low <= number <= limit.high:
-                why = f"upload's {key!r} has {number.item():g}; allowed: {limit}; {REMEDY}"
-                raise RefusedError("range", f"{where}: {why}")
+            if number not in limit:
+                raise RefusedError(
+                    "range",
+                    f"{where}: upload's {key!r} has {number.item():g}; allowed: "
+                    f"{'whole numbers ' * limit.whole}{limit}; {REMEDY}",
+                )
     return unflatten(leaves, schema)
 
 

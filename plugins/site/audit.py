@@ -30,8 +30,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedml_noniid.plugins.core.errors import Mistake, UserError
 from fedml_noniid.plugins.data.files import Lines
-from fedml_noniid.plugins.silo import certificates
-from fedml_noniid.plugins.silo.certificates import Kit
+from fedml_noniid.plugins.kits import certificates
+from fedml_noniid.plugins.kits.certificates import Kit
 
 FILE = "audit-{}.jsonl"  # of a rank
 CONTEXT = "noniid audit 1"  # before what is signed

@@ -25,10 +25,10 @@ from fedml_noniid.plugins.core.options import (
     validated,
 )
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.data.yaml_files import parsed
 from fedml_noniid.plugins.silo import settings
 from fedml_noniid.plugins.silo.settings import CommArgs, Deployment
-from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.site import study
 from fedml_noniid.plugins.site.study import SHARED, PublicKey, Signed
 

@@ -62,13 +62,13 @@ class Kept:
         }
         tensors = {f"{ASKED}{key}": question[key].permute(axes) for key, axes in orders.items()}
         tensors |= {f"{MEMORY}{key}": leaf for key, leaf in memory.tensors.items()}
-        made = tensor_file.Tensors(head, tensors)
-        facts = {"run": memory.head["run"], "exchange": down.exchange, "content": made.checksum}
+        content = tensor_file.Tensors(head, tensors).checksum
+        facts = {"run": memory.head["run"], "exchange": down.exchange, "content": content}
         line = self._log.write(ANSWERS, **facts)
         if not self._most:
             return
         path = self.folder / f"{line['n']:08d}.safetensors"
-        tensor_file.write(path, KIND, head, tensors, made.checksum, private=True)
+        tensor_file.write(path, KIND, head, tensors, content, private=True)
         sizes = {file: file.stat().st_size for file in sorted(self.folder.glob("*.safetensors"))}
         while sum(sizes.values()) > self._most:
             oldest = next(iter(sizes))
@@ -77,7 +77,7 @@ class Kept:
 
     def hidden(self, exchange: int, leaves: Params) -> None:
         """Notes an answer that leaves in a sum alone."""
-        self._log.write(HIDDEN, exchange=exchange, sha256=sha256(leaves))
+        self._log.write(HIDDEN, exchange=exchange, sha256=wire.digest(leaves))
 
 
 def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
@@ -133,15 +133,7 @@ def _answer(path: Path, content: str, silo: Silo, answered: Answered) -> str:
     }
     ask = Ask(job, here, **wire.nested(leaves), owner=owner)
     counted = {silo.client: head["counted"]}
-    return sha256(answered(Down(exchange, round_, ask, head["terms"], counted))["leaves"])
-
-
-def sha256(tensors: Params) -> str:
-    """The SHA-256 of tensors as they are sent."""
-    made = hashlib.sha256()
-    for frame in wire.body(wire.table_of(tensors), tensors):
-        made.update(frame)
-    return made.hexdigest()
+    return wire.digest(answered(Down(exchange, round_, ask, head["terms"], counted))["leaves"])
 
 
 def of_process(process: Process, exchange: int | None) -> str:

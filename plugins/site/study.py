@@ -12,7 +12,7 @@ import datetime
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -30,25 +30,28 @@ from cryptography.hazmat.primitives.serialization import (
 from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
+from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError, located, shown
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Section, validated
 from fedml_noniid.plugins.core.trees import Params, tree_map, zeros_like
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.data.yaml_files import loaded
 from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.own_code import OURS, files_of
 from fedml_noniid.plugins.secure import server as secure
 from fedml_noniid.plugins.secure import vectors
 from fedml_noniid.plugins.secure.silo import SUM, requested
-from fedml_noniid.plugins.silo import certificates, settings, wire
+from fedml_noniid.plugins.silo import settings, wire
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import Deployment, Terms
-from fedml_noniid.plugins.silo.shards import Shard
-from fedml_noniid.plugins.silo.wire import RefusedError
+from fedml_noniid.plugins.silo.wire import Down, RefusedError
 
 CONTEXT = b"noniid study 1\n"  # before the signed bytes: a key's other signatures say nothing here
 SHARED = ("common_args", "model_args", "train_args", "device_args")  # sections of a Deployment
 OF_SERVER = {"callbacks", "metrics"}  # keys of train_args that stay in the server's own file
+SECURE = "secure/"  # what an answer has for secure sums
 ASK_AGAIN = "ask the study's owner for both files again"
 Forms = dict[str, str]  # name of a tensor -> dtype and shape, such as "float32 [16, 8]"
 
@@ -76,7 +79,7 @@ class Messages(Section):
     @property
     def up_bytes(self) -> int:
         """The size of an answer's tensors; of those that are added up, 64 bits for 32."""
-        return sum(map(_size, self.up.values())) + sum(2 * _size(of) for of in self.added.values())
+        return sum(map(size, self.up.values())) + sum(2 * size(of) for of in self.added.values())
 
 
 class Asks(Section):
@@ -149,7 +152,17 @@ class Study(Section):
         tensors = [len(of.added) for of in self.messages.values()]
         asked = rows("shared/levels")
         levels = asked if asked in tensors else max(tensors)
-        return _request(min(rows("shared/clients"), len(self.silos)), levels)
+        return request(min(rows("shared/clients"), len(self.silos)), levels)
+
+    def refuse_answer(self, job: str, leaves: Params) -> None:
+        """Raises RefusedError unless an answer to a job, before any sum, has the tensors that the
+        study names."""
+        of = self.messages[job]
+        expected = {key: of.up[key] for key in of.up if not key.startswith(SECURE)} | of.added
+        if (found := forms(leaves)) != expected:
+            other = sorted(found.items() ^ expected.items())
+            why = f"job {job!r}: the answer and the study differ in {shown(other[0][0])}"
+            raise RefusedError("study", why)
 
     def check_terms(self, terms: Terms) -> None:
         """UserError unless this process runs what was signed."""
@@ -284,23 +297,34 @@ def make(deployment: Deployment, shard: Shard, name: str, expires: datetime.date
 
 
 def messages(terms: Terms, shard: Shard) -> dict[str, Messages]:
-    """The messages of a run, by job: those of a run of one round with one sample."""
+    """The messages of a run, by job."""
+    return {wire.name(asked(down)): of for down, of in exchanges(terms, shard)}
+
+
+def exchanges(terms: Terms, shard: Shard) -> Iterator[tuple[Down, Messages]]:
+    """The exchanges of a run of one round with one sample: each message to all silos that are
+    asked, and the tensors of one of these silos."""
     short = replace(terms, plan=replace(terms.plan, rounds=1), secure_sums=0)
-    run, found = ServerRun(short, shard), dict[str, Messages]()
+    run = ServerRun(short, shard)
     while (ask := run.down.ask) is not None:
         down, whole = wire.row_of(run.down, ask.to[0]), run.schema
         up, added = flatten(whole), Params()
         if terms.secure_sums:
             up, added = flatten(secure.announced(whole)), vectors.added(up)
         of = Messages(down=forms(wire.tensors(down)), up=forms(up), added=forms(added))
-        found[wire.name(ask)] = of
+        yield run.down, of
         # Only its shapes count: a rate that is too high, and diverges, is not for a study to find.
         reply = tree_map(torch.nan_to_num, whole)
         run.feed(dict.fromkeys(ask.to, reply | {"deltas": zeros_like(reply["deltas"])}))
-    return found
 
 
-def _request(silos: int, tensors: int) -> Forms:
+def asked(down: Down) -> Ask:
+    """The Ask of a message that has one."""
+    assert down.ask is not None, "there is something to do"
+    return down.ask
+
+
+def request(silos: int, tensors: int) -> Forms:
     """The tensors of a request for a sum."""
     return {f"shared/{key}": form for key, form in forms(requested(silos, tensors)).items()}
 
@@ -322,7 +346,7 @@ def source_of_ours() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _size(form: str) -> int:
+def size(form: str) -> int:
     """Bytes of a tensor in words."""
     dtype, shape = form.split(" ", 1)
     return int(math.prod(json.loads(shape))) * wire.DTYPES[dtype].itemsize

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from cryptography import x509
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import certificates, wire
-from fedml_noniid.plugins.silo.certificates import Kit
+from fedml_noniid.plugins.kits import certificates
+from fedml_noniid.plugins.kits.certificates import Kit
+from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 from fedml_noniid.plugins.site.audit import ARRIVED, FILE, SENT, Log, seal_of
 from fedml_noniid.plugins.site.replay import ANSWERS, Kept
+from fedml_noniid.plugins.site.study import asked
 
 if TYPE_CHECKING:
     from fedml_noniid.plugins.silo.host import HostTrainer
@@ -122,7 +124,8 @@ class Guard:
         study is over."""
         exchange, study = task.exchange, self._agreed.signed
         study.check_date(datetime.date.today())
-        job = f"{task.owner}.{task.job}" if task.owner else task.job
+        # A job with a dot is no job without its owner.
+        job = f"{task.owner}.{task.job}" if task.owner or "." in task.job else task.job
         study.study.refuse_message(exchange, task.round, job, table)
         if not wire.NOT_COUNTED <= task.counted < exchange:
             why = f"exchange {exchange}: counts an answer to exchange {task.counted}"
@@ -141,6 +144,8 @@ class Guard:
             self._answers[down.exchange] += 1
             self._kept.keep(trainer.silo, down)
             found = trainer.answered(down)
+            study = self._agreed.signed.study
+            study.refuse_answer(wire.name(asked(down)), found["leaves"])
             if trainer.terms.secure_sums:  # it leaves in a sum alone
                 self._kept.hidden(down.exchange, found["leaves"])
             return found

@@ -107,6 +107,7 @@ BESIDE = {
     "fedprox": (0, 0, 0, 0),
     "fedrs": (0, 0, 0, 0),
     "fedsam": (0, 0, 0, 0),
+    "fsl": (0, 0, 0, 0),
     "moon": (0, 0, 0, 0),
     "qfedavg": (0, 1, 0, 0),
     "scaffold": (1, 0, 1, 0),  # control variates have no buffers

@@ -39,7 +39,7 @@ NORM = ("bn1.weight", "bn1.bias", "bn1.mean", "bn1.var")
 # In the order of `torch.nn`.
 THEIRS = {"fc1": "0", "bn1": "1", "fc2": "3", "mean": "running_mean", "var": "running_var"}
 OWN_MODELS = {"apfl", "ditto", "fedala", "fedrod", "finetune"}
-REFUSED = {"fnr", "fnr_authors", "feddf", "fedftg"} | OWN_MODELS
+REFUSED = {"fnr", "fnr_authors", "feddf", "fedftg", "fsl"} | OWN_MODELS
 # Alone it has no training to compose with, or it leaves the batch norms alone.
 OTHERS = {"fed3r", "fedproto", "linear_probe"}
 PRIVATE = {"dpfedavg", "dpsgd"}  # they refuse batch norms

@@ -42,15 +42,15 @@ CLASHES: dict[str, tuple[str, ...]] = {
     "classifier": ("ccvr+fedbabu",),
     "'fed3r' takes no local step": ("fed3r+scaffold", "fed3r+linear_probe"),
     "nothing would be averaged": ("fedbabu+linear_probe", "fedper+linear_probe"),
-    "distillation on the server": ("feddf+fedftg",),
+    "training on the server": ("feddf+fedftg", "fsl+feddf"),
     "both own the refinement on public data": ("fnr+fnr_authors",),
     "feature distribution regulariser": tuple(map("+".join, combinations(FAMILY, 2))),
     "keeps the batch norms on the clients": tuple(
-        f"{other}+fedbn" for other in ("fnr", "fnr_authors", "feddf", "fedftg")
+        f"{other}+fedbn" for other in ("fnr", "fnr_authors", "feddf", "fedftg", "fsl")
     ),
     "keeps the classifier on the clients, and .* whole models": tuple(
         f"{other}+{kept}"
-        for other in ("fnr", "fnr_authors", "feddf", "fedftg")
+        for other in ("fnr", "fnr_authors", "feddf", "fedftg", "fsl")
         for kept in ("fedper", "fedrep")
     ),
     "keeps the classifier on the clients, and .* one that all share": tuple(
@@ -182,7 +182,10 @@ def test_options_that_contradict_each_other(
 
 PUBLIC = "needs a public split, but public is 0"
 SETTINGS: list[tuple[str, dict[str, Any], Setting, str]] = [
-    *((recipe, {}, Setting(3, 3), f"{recipe}: {PUBLIC}") for recipe in ("datasharing", "feddf")),
+    *(
+        (recipe, {}, Setting(3, 3), f"{recipe}: {PUBLIC}")
+        for recipe in ("datasharing", "feddf", "fsl")
+    ),
     ("fnr_authors", {}, Setting(3, 3, n_public=4, deployed=True), "it trains on the test set"),
     *((method, {}, Setting(1, 1), f"^{method}: .*at least 2, got 1") for method in FAMILY),
     *((method, {}, Setting(3, 1), "at least 2, got 1") for method in FAMILY[2:]),

@@ -1,5 +1,5 @@
-"""What CCVR, FedDF, FedGen and FedFTG have in common: a server that learns, with any model and in
-any dtype."""
+"""What CCVR, FedDF, FSL, FedGen and FedFTG have in common: a server that learns, with any model and
+in any dtype."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests import federation
 CHEAP: dict[str, dict[str, object]] = {
     "ccvr": {"samples": 6, "epochs": 1},
     "feddf": {"steps": 3},
+    "fsl": {"epochs": 1},
     "fedgen": {"hidden": 4, "noise_dim": 2, "steps": 2, "gen_batch_size": 3, "batch_size": 5},
     "fedftg": {"iterations": 2, "model_steps": 2, "hidden": 4, "noise_dim": 2, "batch_size": 5},
 }
@@ -75,6 +76,7 @@ def test_it_trains_a_cnn_in_its_dtype(method: str, batch_norm: bool, dtype: torc
         "feddf+fnr",
         "fedftg+fednnnn",
         "feddf+scaffold",
+        "fsl+fnr",
     ],
 )
 def test_it_meets_others(recipe: str) -> None:
@@ -85,7 +87,7 @@ def test_it_meets_others(recipe: str) -> None:
 
 
 def test_a_frozen_head_stays_frozen() -> None:
-    for method in ("feddf", "fedftg", "fedgen"):
+    for method in ("feddf", "fedftg", "fedgen", "fsl"):
         ran, plain = run(f"fedbabu+{method}"), run("fedbabu")
         for name in ("fc2.weight", "fc2.bias"):
             assert torch.equal(ran.params[name], plain.params[name])

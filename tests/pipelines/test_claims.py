@@ -31,6 +31,7 @@ from fedml_noniid.pipelines.papers.page import Page
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPERS, RESULTS
 from fedml_noniid.pipelines.papers.verdicts import Verdict
+from fedml_noniid.pipelines.reporting.looks import levels, p_of_look
 from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines import by_hand
 from tests.pipelines.small import ROOT
@@ -127,9 +128,15 @@ def note(root: Path) -> None:
     committed.declare(folder(root), claims.values(), {by_hand.PAPER: "abc1234"})
 
 
-def shown(root: Path) -> str:
+def page(root: Path) -> str:
     """The page, without running anything."""
     return verbs.claims(Workspace.of(root, {}), by_hand.SIZE, running=False).read_text()
+
+
+def shown(root: Path) -> str:
+    """All tests in full, as the HTML page has them."""
+    page(root)
+    return Page(of_papers(by_hand.SIZE, root), root, Committed()).details()
 
 
 A, B = [0.70, 0.74, 0.71, 0.78, 0.72], [0.60, 0.65, 0.60, 0.69, 0.61]
@@ -209,6 +216,191 @@ def test_a_claim_over_several_methods_needs_them_all(tmp_path: Path) -> None:
     own = ttest_1samp([1, -1, 1, -1, 0], 5).pvalue
     assert second.p == pytest.approx(2 * own), "the wrong side was chosen among two"
     assert second.holm_p == pytest.approx(4 * own), "two claims"
+
+
+@pytest.mark.parametrize(("others", "bound", "parts"), [(0, 5.0, 1), (1, 5.0, 1), (0, 5.0, 2)])
+def test_the_adjusted_interval_is_that_of_bonferroni(
+    tmp_path: Path, others: int, bound: float, parts: int
+) -> None:
+    """Mean 10, deviation 1, five seeds: the level is shared by the claims, then by the parts."""
+    less = ["b", "c"][:parts]
+    root = both(written(tmp_path, *[{"less": less}] * (1 + others)))
+    ends(root, "near", "c", B)
+    found, *_ = verdicts(root)
+    level = 0.05 / (1 + others) / parts
+    half = student.ppf(1 - level / 2, 4) / math.sqrt(5)
+    assert found.weakest is not None and found.weakest.adjusted is not None
+    assert found.weakest.adjusted == pytest.approx((10 - half, 10 + half))
+    assert [one.level for one in found.tested] == pytest.approx([level] * parts)
+
+
+@pytest.mark.parametrize(
+    ("claim", "text"),
+    [
+        ({"holds": {"above": 9.5}}, "undecided"),
+        ({"holds": {"above": 9.5}, "margin": 12}, "no gain above 12 points"),
+        ({"holds": {"above": 9.5}, "margin": 11}, "undecided"),  # the interval ends at 11.24
+        ({"holds": {"above": 8}, "margin": 12}, "held"),
+        ({"holds": {"above": 12}, "margin": 13}, "not held"),
+        # c is 10 points worse, but only against one of two methods.
+        ({"holds": {"above": 9.5}, "margin": 12, "less": ["b", "c"]}, "undecided"),
+        ({"of": ["c"], "less": ["b"], "margin": 1, "unit": "points"}, "no gain above 1 point"),
+    ],
+)
+def test_no_gain_above_a_margin(tmp_path: Path, claim: dict[str, Any], text: str) -> None:
+    """a is 8.76 to 11.24 points above b, and c within half a point of it."""
+    root = both(written(tmp_path, claim))
+    ends(root, "near", "c", [b + d for b, d in zip(B, [1e-3, -1e-3, 2e-3, -1e-3, 0], strict=True)])
+    if claim.get("less") == ["b", "c"]:
+        ends(root, "near", "c", [0.5, 0.3, 0.6, 0.4, 0.5])
+    note(root)
+    (found,) = verdicts(root)
+    assert found.text == text
+    if text == "no gain above 1 point":
+        assert found.reason == "Nor is a loss above 1."
+
+
+def test_a_margin_that_is_younger_than_the_runs_says_so(tmp_path: Path) -> None:
+    """It changes no number and needs no run: the committed ones stay those of the claim."""
+    claim = {"holds": {"above": 9.5}}
+    root = both(written(tmp_path, claim))
+    note(root)
+    before = shown(root)
+    shutil.copytree(folder(root), tmp_path / "results")
+    known = Committed(tmp_path / "results")
+    remarks = {"margin": 12, "printed": {"effect": 3}, "ours": True, "withdrawn": "It is so."}
+    written(root, claim | remarks)
+    (named,) = of_papers(by_hand.SIZE, root)[by_hand.PAPER].claims.values()
+    assert known.look(named) == 0
+    (found,) = Page(of_papers(by_hand.SIZE, root), root, known).verdicts
+    assert found.is_post_hoc and found.text == "no gain above 12 points"
+    assert found.reason.endswith("The margin was written after the runs.")
+    assert "), its margin after it" not in before and "), its margin after it" in shown(root)
+    (folder(root) / committed.DECLARED).unlink()
+    note(root)
+    (found,) = verdicts(root)
+    assert not found.is_post_hoc, "it was there before the first run"
+    written(root, claim | {"margin": 13})
+    assert "CHANGED after its first run" in shown(root)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "change", "is_testable"),
+    [
+        (0.149, 0.12, {}, False),
+        (0.151, 0.12, {}, True),  # one of them learns
+        (0.993, 0.996, {}, False),
+        (0.993, 0.989, {}, True),
+        (0.149, 0.12, {"statistic": "client_worst", "metrics": 0.5}, False),
+        (0.5, 0.4, {"statistic": "client_worst", "metrics": 0.01}, False),
+        (0.5, 0.4, {"statistic": "client_worst", "metrics": 0.2}, True),
+        (0.12, 0.12, {"contrast": "level", "less": []}, True),  # chance is a result there
+        (0.12, 0.12, {"statistic": "bytes_up", "contrast": "ratio", "scale": 1}, True),
+    ],
+)
+def test_what_no_method_learns_is_not_testable(
+    tmp_path: Path, a: float, b: float, change: dict[str, Any], is_testable: bool
+) -> None:
+    """Five points above the chance of ten classes, or 99 %, for all methods of the claim.
+
+    In Holm's adjustment such a claim counts with p = 1.
+    """
+    worst = change.pop("metrics", 0.5)
+    root = written(tmp_path, change, {"of": ["c"], "less": ["d"]})
+    shifts = [-4e-3, 1e-3, 2e-3, 2e-3, -1e-3]
+    for recipe, mean in (("a", a), ("b", b), ("c", 0.7), ("d", 0.6)):
+        for seed, shift in enumerate(shifts):
+            metrics = {"client_worst": worst + shift * (recipe == "a")}
+            one(root, "near", recipe, seed, [0.1, mean + shift * (recipe in "ac")], metrics=metrics)
+    first, second = verdicts(root)
+    assert (first.word == "not testable here") is not is_testable
+    assert bool(first.gate) is not is_testable
+    if not is_testable:
+        assert first.holm_p == 1 and second.holm_p == pytest.approx(2 * second.p)
+
+
+def looking(root: Path, monkeypatch: pytest.MonkeyPatch, *claims: dict[str, Any]) -> Path:
+    """Claims that are judged at 5, 10 and 15 seeds."""
+    monkeypatch.setattr(by_hand, "SIZE", "small")
+    seeds = STUDIES.replace("[0, 1, 2, 3, 4]", f"{[*range(15)]}\n    looks: [5, 10, 15]")
+    return written(root, *claims, studies=seeds)
+
+
+def test_a_claim_is_judged_at_the_last_look_with_all_of_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 7, 10 and 13 seeds the first 5 or 10 count.
+
+    Each p and each interval has the level of its look, by pipelines/reporting/looks.py.
+    """
+    root = looking(tmp_path, monkeypatch, {"holds": {"above": 9}})
+    numbers = [10, 9, 11, 9, 11, 10, 10, 8, 12, 10, 30, 30, 30]
+    fractions = (1 / 3, 2 / 3, 1.0)
+    expected = None
+    for seed, number in enumerate(numbers):
+        one(root, "near", "a", seed, [0.1, 0.5 + number / 100])
+        one(root, "near", "b", seed, [0.1, 0.5])
+        (found,) = verdicts(root)
+        n = 5 * ((seed + 1) // 5)
+        if not n:
+            assert found.word == "not run" and found.reason.startswith(f"{8 - 2 * seed} of 10 runs")
+            continue
+        own = ttest_1samp(numbers[:n], 9)
+        p = p_of_look(own.pvalue, fractions[: n // 5])
+        expected = min(p, expected or 1)
+        assert found.p == pytest.approx(expected, rel=1e-6) and found.p > own.pvalue
+        assert found.weakest is not None and len(found.weakest.compared.differences) == n
+        level = levels(fractions, 0.05)[n // 5 - 1]
+        assert found.weakest.level == pytest.approx(level)
+    assert len(set(found.runs["item"])) == 20, "runs behind the look are not shown"
+
+
+def test_seeds_are_run_until_all_claims_of_a_study_are_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """c0 is decided by five seeds, c1 by ten."""
+    root = looking(tmp_path, monkeypatch, {}, {"less": ["c"]})
+    ran: list[int] = []
+
+    def execute(place: Workspace, study: Any) -> None:
+        ran.append(len(study.content["seeds"]))
+        for seed in study.content["seeds"]:
+            for recipe, value in (("a", 0.7), ("b", 0.6), ("c", 0.69 - (seed == 0) * 0.04)):
+                one(root, "near", recipe, seed, [0.1, value + 0.001 * (seed % 3) * (recipe != "a")])
+
+    monkeypatch.setattr(running, "execute", execute)
+    verbs.claims(Workspace.of(root, {}), "small", name="c0")
+    assert ran == [5, 10]
+    assert [found.look for found in verdicts(root)] == [1, 1]
+
+
+@pytest.mark.parametrize("looks", ["[5, 10]", "[10, 5, 15]", "[1, 15]", "[5, 5, 15]"])
+def test_looks_that_do_not_lead_to_all_seeds_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: str
+) -> None:
+    root = looking(tmp_path, monkeypatch, {})
+    path = root / "pipelines" / "papers" / by_hand.PAPER / "claims.yaml"
+    path.write_text(path.read_text().replace("[5, 10, 15]", looks))
+    with pytest.raises(UserError, match=r"studies\.own\.looks.*ascending numbers"):
+        of_paper(by_hand.PAPER, "small", root)
+
+
+def test_fresh_claims_are_a_family_of_their_own(tmp_path: Path) -> None:
+    """As causes are: they weaken no claim, and no claim weakens them."""
+    root = both(written(tmp_path, {}))
+    path = root / "pipelines" / "papers" / by_hand.PAPER / "claims.yaml"
+    content = YAML(typ="safe").load(path)
+    content["fresh"] = {"f0": CLAIM, "f1": CLAIM}
+    with path.open("w") as file:
+        YAML(typ="safe", pure=True).dump(content, file)
+    page = Page(of_papers(by_hand.SIZE, root), root, Committed())
+    assert [one.n_tests for one in page.every] == [1, 2, 2]
+    assert page.fresh[0].holm_p == pytest.approx(2 * page.verdicts[0].holm_p)
+    content["fresh"] = {"c0": CLAIM}
+    with path.open("w") as file:
+        YAML(typ="safe", pure=True).dump(content, file)
+    with pytest.raises(UserError, match=r"fresh\.c0: the ID is that of a claim too"):
+        of_paper(by_hand.PAPER, by_hand.SIZE, root)
 
 
 def numbers(root: Path) -> list[list[float]]:
@@ -345,7 +537,7 @@ def test_a_claim_whose_runs_are_missing_says_so(tmp_path: Path) -> None:
     both(root, b=4)
     text = shown(root)
     assert "**not run**" in text and "1 of 10 runs are missing: near-b-4" in text
-    assert "| CCN | 1 | 0 | 0 | 0 | 1 |" in text
+    assert "| CCN | 1 | 0 | 0 | 0 | 0 | 0 | 1 |" in page(root)
 
 
 def test_a_diverged_run_leaves_a_claim_undecided(tmp_path: Path) -> None:
@@ -374,9 +566,9 @@ def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
     rounds = table(folder(root) / f"claims-rounds-{by_hand.PAPER}.csv")
     (found,) = (one for one in rounds if one["item"] == "near-b-0")
     assert [float(found[t]) for t in "12"] == pytest.approx([B[0] / 2, B[0]])
-    html = (folder(root) / "claims.html").read_text()
-    assert "data:image/png;base64," in html
-    assert html.count("<table>") == html.count('<div class="wide" tabindex="0"><table>') > 0
+    html = (folder(root) / "claims-details.html").read_text()
+    assert '<h3 id="c0">c0</h3>' in html and "](claims-details.html#c0) |" in page(root)
+    assert (folder(root) / f"claims-{by_hand.PAPER}.png").stat().st_size > 0
     assert "- Means over the seeds: near: a 73.00, b 63.00.\n" in text
 
 
@@ -455,7 +647,7 @@ def test_committed_numbers_are_judged_without_their_runs(
     assert [one.is_committed for one in again.verdicts] == [words[0] == "held", False]
     if words[0] == "held":
         made = again.files()
-        text, remark = made["claims.md"].decode(), "; its numbers are the committed ones of"
+        text, remark = again.details(), "; its numbers are the committed ones of"
         assert remark in text
         assert re.sub(f"{remark}.*?here", "", text) == before or "tests" not in change
         rounds = f"claims-rounds-{by_hand.PAPER}.csv"
@@ -523,6 +715,8 @@ def test_a_claim_that_is_changed_after_its_first_run_says_so(tmp_path: Path) -> 
         ({"holds": {}}, "claims.c0.holds: one of above and below is needed"),
         ({"holds": {"above": 2, "below": 1}}, "allowed: a number less than below=1"),
         ({"holds": {"over": 2}}, "claims.c0.holds.over is unknown"),
+        ({"margin": 0}, "claims.c0.margin = 0 is refused; allowed: a number larger than"),
+        ({"margin": 1, "holds": {"below": 0}}, "claims.c0.margin = 1 is refused"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, change: dict[str, Any], words: str) -> None:
@@ -582,26 +776,12 @@ def test_the_page_counts_tests_and_statements(ours: dict[str, dict[str, Claims]]
         assert counts in " ".join((ROOT / name).read_text().split()), name
 
 
-def test_the_committed_page_is_made_of_the_committed_numbers(
-    tmp_path: Path, ours: dict[str, dict[str, Claims]]
-) -> None:
-    """All files but pictures, to the byte; but for the claims files' commits, which git knows."""
-    (tmp_path / "docs").symlink_to(ROOT / "docs")
-    results = ROOT / "docs" / "results"
-    made = Page(ours["small"], tmp_path, Committed(results)).files()
-    for name, content in made.items():
-        if (results / name).is_file() and not name.endswith(".png"):
-            texts = (content.decode(), (results / name).read_text())
-            one, other = (re.sub(r"The claims file's commit: .*", "", text) for text in texts)
-            assert one == other, name
-
-
 def test_a_statement_is_escaped(tmp_path: Path) -> None:
     """Markdown would take its stars and underscores for emphasis."""
     assert r"The paper states: a \*b\* c\_d. (Table I)" in shown(
         written(tmp_path, {"states": "a *b* c_d."})
     )
-    assert "**Size smoke proves nothing.**" in shown(tmp_path)
+    assert "**Size smoke proves nothing.**" in page(tmp_path)
 
 
 def test_write_copies_the_page_and_its_numbers(tmp_path: Path) -> None:
@@ -610,6 +790,7 @@ def test_write_copies_the_page_and_its_numbers(tmp_path: Path) -> None:
     results.mkdir(parents=True)
     cli.claims(size="small", run=False, write=True, root=written(tmp_path, {}))
     assert sorted(path.name for path in results.iterdir()) == [
+        "claims-details.html",
         "claims-runs.csv",
         "claims-values.csv",
         "claims.csv",
@@ -644,16 +825,16 @@ def test_a_tuned_study_runs_with_the_best_trial_of_each_method(
         "train": {"lr": 0.1},
     }
     assert "tune" not in found.content and found.items == study.items
-    page = Page({"fednnnn": claims}, tmp_path, Committed())
+    page_ = Page({"fednnnn": claims}, tmp_path, Committed())
     said = "2 trials for each method: fedavg lr 0.1; fednnnn lr 0.1, fednnnn.beta 0.5. "
-    assert said in page.what_ran["fednnnn claims-mnist-tuned"]
-    files = page.files()
+    assert said in page_.what_ran["fednnnn claims-mnist-tuned"]
+    files = page_.files()
     table = files["claims-trials.csv"].decode().splitlines()
     assert table[1:3] == [
         "fednnnn,claims-mnist-tuned,fedavg,lr 0.1,100,0.3,yes",
         "fednnnn,claims-mnist-tuned,fedavg,lr 0.5,100,,",
     ]
-    assert "| fedavg | lr 0.1 | 2 | the smallest |" in files["claims.md"].decode()
+    assert "| fedavg | lr 0.1 | 2 | the smallest |" in page_.details()
     trials["fedavg"].pop()
     with pytest.raises(UserError, match="all trials of fedavg diverged"):
         running.tuned(Workspace.of(tmp_path, {}), study, settings)

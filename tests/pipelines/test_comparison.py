@@ -14,6 +14,7 @@ from fedml_noniid.pipelines.reporting.comparison import (
     p_value,
     paired,
     per_deviation,
+    seeds_for_power,
     seeds_needed,
 )
 from fedml_noniid.pipelines.reporting.summary import Spread
@@ -111,6 +112,16 @@ def test_seeds_that_would_decide() -> None:
     assert found.deviation == pytest.approx(2 * STEP)
     assert (seeds_needed(found, 1), seeds_needed(found, 2)) == (7, 9)
     assert seeds_needed(of([-9, 1, 9]), 1) is None  # deviation 9.02, mean 1 / 3: some 2800 seeds
+
+
+@pytest.mark.parametrize(("size", "seeds"), [(0.5, 34), (0.8, 15), (1.0, 10), (0.1, None)])
+def test_seeds_for_a_power_of_80_percent(size: float, seeds: int | None) -> None:
+    """Printed tables of the paired t test, two-sided 5 %: Cohen's d of 0.5, 0.8 and 1.
+
+    At d = 0.1 it takes 787.
+    """
+    found = Comparison("a", (size, size), 0, deviation=1.0)
+    assert seeds_for_power(found, 0.05) == seeds
 
 
 @pytest.mark.parametrize("n", [2, 3, 10, 100])

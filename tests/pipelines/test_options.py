@@ -236,6 +236,8 @@ def test_errors_are_collected_once_each_and_keep_their_kind() -> None:
         (Range(0, 1, open=")"), [0, 0.9], [1], "from 0, below 1"),
         (Range(0, 1, open="("), [0.1, 1], [0], "above 0, at most 1"),
         (Range(0, 1, open="()"), [0.5], [0, 1], "between 0 and 1"),
+        (Range(0, open="()"), [0.1], [0], "above 0"),
+        (Range(-1, whole=True), [-1, 0.0, 7, 2.0**60], [-2, -0.5, 1.5], "from -1 up"),
     ],
 )
 def test_ranges_have_open_and_closed_ends(

@@ -34,19 +34,19 @@ def test_the_list_has_every_method_with_hyper_parameters_defaults_and_source(
 
 
 def test_a_recipe_that_composes_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "fnr+scaffold")
+    code, out, _ = run(capsys, "show", "fnr+scaffold")
     assert code == 0
     assert out.startswith("fnr+scaffold: composes\n")
     assert "1 / M" in out and "2 per round" in out and "labelled samples" in out
 
 
 def test_a_method_has_its_paper_defaults_and_source(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "fednova")
+    code, out, _ = run(capsys, "show", "fednova", "--source")
     assert code == 0
     assert "arxiv.org/abs/2007.07481" in out and "  nu = direction | weights\n" in out
     assert "\nclass FedNova(Component):\n" in out
 
 
 def test_a_recipe_that_does_not_compose_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "feddyn+scaffold")
+    code, out, err = run(capsys, "show", "feddyn+scaffold")
     assert (code, out) == (2, "") and "can't be combined: both own" in err

@@ -697,6 +697,20 @@ def test_equal_budgets_are_said_and_nothing_is_warned_of(root: Path) -> None:
     assert lines["scaffold"] == ["lr 0.3", *about] and lines["fnr"] == ["lr 0.1, fnr.p 0.5", *about]
     page = (report.write(root) / "report.md").read_text()
     assert "| scaffold | lr 0.3 | yes | 3 |" in page and "sgd; lr by method" in page
+    answer = page.partition("## Which method should I use?")[2].partition("\n## ")[0]
+    assert "The best of 3 means is too high on average" in answer
+    assert "can't say which method to use" not in answer
+
+
+@pytest.mark.parametrize("record", [None, {"trials": 9}, {"seeds": [100, 101]}, {"settings": "0"}])
+def test_an_answer_needs_methods_that_were_tuned_alike(
+    root: Path, record: dict[str, Any] | None
+) -> None:
+    tuned(root, VALUES, fnr=record)
+    folder = report.write(root)
+    answer = (folder / "report.md").read_text().partition("\n## What was run")[0]
+    for text in (answer, (folder / "table.txt").read_text()):
+        assert "can't say which method to use" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,14 @@ def test_files_of_others_are_refused_and_missing_ones_too(tmp_path):
         opened(tmp_path / "b")
 
 
+def test_who_may_remove_both_files_begins_anew(tmp_path):
+    """What the ledger does not promise: it guards against mistakes of the machine's owner."""
+    filled(tmp_path).close()
+    for name in ("1.ledger", "1.ledger.head"):
+        (tmp_path / name).unlink()
+    assert opened(tmp_path).epsilon(DELTA) == 0
+
+
 def test_two_processes_can_not_spend_the_same_budget(tmp_path):
     ledger = filled(tmp_path)
     with pytest.raises(UserError, match="another process uses this privacy ledger"):

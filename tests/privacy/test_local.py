@@ -128,14 +128,17 @@ def test_what_comes_out_keeps_its_type_and_range():
     answer = {
         "F": torch.zeros(1000),
         "n": torch.zeros(1000, dtype=torch.int64),
+        "counts": torch.zeros(1000),
         "w": torch.zeros(4).bfloat16(),
     }
-    found = noise().protect(answer, b"", {}, lambda name: Range(0) if name == "F" else Range(-2, 2))
+    limits = {"F": Range(0), "counts": Range(0, 2, whole=True)}
+    found = noise().protect(answer, b"", {}, lambda name: limits.get(name, Range(-2, 2)))
     assert {name: leaf.dtype for name, leaf in found.items()} == {
         name: leaf.dtype for name, leaf in answer.items()
     }
     assert found["F"].min() == 0 and 0.3 < (found["F"] > 0).float().mean() < 0.7
     assert set(found["n"].tolist()) == {-2, -1, 0, 1, 2}
+    assert set(found["counts"].tolist()) == {0, 1, 2}
 
 
 def test_generators_that_others_can_seed_have_no_effect():

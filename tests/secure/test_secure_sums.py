@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedml_noniid.contract import silos
 from fedml_noniid.contract.federation import takes_norms
@@ -19,15 +21,17 @@ from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Ask, Replies, Setting
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import Tree
-from fedml_noniid.plugins.secure import vectors
+from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.data import shards
+from fedml_noniid.plugins.data.shards import Parts, Shard
+from fedml_noniid.plugins.kits import authority, certificates
+from fedml_noniid.plugins.secure import masks, vectors
 from fedml_noniid.plugins.secure.silo import SUM, SecureSilo, Sets
-from fedml_noniid.plugins.silo import authority, certificates, loopback, settings, shards, wire
+from fedml_noniid.plugins.silo import loopback, settings, wire
 from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.silo.shards import Parts, Shard
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.silo_client import SiloClient
 from fedml_noniid.plugins.silo.silo_server import SiloServer
@@ -36,6 +40,7 @@ from tests.silo import world
 from tests.silo.federation_server import LONG, address
 
 MOST = 20  # silos
+QUORUM_OF_3 = {"quorum": 3, "gone_s": 0.2}
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +67,7 @@ def deployment(recipe: str, n: int, least: int, **train: object) -> settings.Dep
 
 # (client, message) -> None, or whether the process that is lost now is started again
 Lose = Callable[[int, wire.Down], bool | None]
+Change = Callable[[int, Params], Params]  # what a silo sends in place of its answer
 
 
 class LostError(Exception):
@@ -73,7 +79,8 @@ class LostError(Exception):
 
 
 class Running:
-    """A server and silos, each in a thread, as `noniid deploy` runs them without FedML."""
+    """A server and silos, each in a thread, as `noniid deploy` runs them without FedML; with or
+    without secure sums."""
 
     def __init__(
         self, terms: settings.Deployment, data: Parts, kits: Path, folder: Path, lose: Lose
@@ -81,12 +88,14 @@ class Running:
         self.deployment, self.kits, self.folder, self.lose = terms, kits, folder, lose
         self.comm = terms.comm_args.model_copy(update={"server": address()})
         self.shards: list[Shard] = list(shards.split(data))
-        train, network = terms.train_args, world.network(True)
+        train = terms.train_args
+        network = world.network(takes_norms(train.recipe, train.settings))
         self.terms = settings.terms(terms, train.recipe, network, self.shards[0].n_public)
         self.server_run = ServerRun(self.terms, self.shards[0])
         self.seen: list[dict[str, torch.Tensor]] = []  # what left the silos
         self.asked: list[wire.Down] = []
         self.errors: dict[int, UserError] = {}
+        self.changed: Change = lambda client, leaves: leaves
 
     def run(self) -> str:
         """SHA-256 of the final weights. Raises UserError."""
@@ -117,10 +126,11 @@ class Running:
 
     def _process(self, client: int) -> None:
         shard, kit = self.shards[client + 1], self.kits / str(client + 1)
+        shared = round(self.terms.algorithm.needs.shared * shard.n_public)
         hello = wire.Hello(
             session=f"{client}-{len(self.asked)}",
             study="study",
-            samples=len(shard.parts["train"].y),
+            samples=len(shard.parts["train"].y) + shared,
         )
         with SiloClient(self.comm, kit, client, hello) as calls:
             memory = self.folder / f"silo-{client}.safetensors"
@@ -135,11 +145,14 @@ class Running:
                 own, self.terms, mine, (calls.run, "study"), memory.with_suffix(".sums")
             )
 
+            inner = secure.answered if self.terms.secure_sums else own
+
             def answered(down: wire.Down) -> wire.Up:
                 self.asked.append(down)
                 if (again := self.lose(client, down)) is not None:
                     raise LostError(again)
-                found = secure.answered(down)
+                found = inner(down)
+                found["leaves"] = self.changed(client, found["leaves"])
                 self.seen.append(found["leaves"])
                 return found
 
@@ -186,14 +199,18 @@ def test_masked_plain_and_simulated_weights_are_the_same(
 class Direct:
     """A coordinator whose silos answer at once, and never fail."""
 
+    run, study = "this run", "study"
+
     def __init__(self, silos: Sequence[SecureSilo]) -> None:
-        self.silos, self.comm = silos, settings.CommArgs()
+        self.silos, self.comm, self.ca = silos, settings.CommArgs(), silos[0]._ca
+        self.masked_bytes = 0
 
     def ask(self, down: wire.Down, schema: Tree, check: Check, quorum: int) -> dict[int, Tree]:
         found = {}
         for k in down.ask.to:
             up = self.silos[k].answered(wire.row_of(down, k))
             wire.fit(up["leaves"], schema, wire.silo(k))
+            self.masked_bytes += up["leaves"][SUM].nbytes if SUM in up["leaves"] else 0
             found[k] = check(up, k, None)
         return found
 
@@ -234,7 +251,9 @@ def test_every_recipe_has_the_simulations_bits_or_is_refused(
         return
     terms = agreed(recipe, methods, data)
     server = ServerRun(terms, world.shards_of(data)[0])
-    server.serve(Direct(secure_silos(terms, data, kits, tmp_path)))
+    direct = Direct(secure_silos(terms, data, kits, tmp_path))
+    server.serve(direct)
+    assert direct.masked_bytes == sum(row["bytes_up"] for row in server.loop.rows)
     assert world.digest(server.loop.outcome) == world.digest(world.simulated(recipe, methods, True))
 
 
@@ -407,6 +426,71 @@ def test_a_silo_that_can_not_add_its_part_is_left_out(kits: Path, tmp_path: Path
     assert missing == {(1, 0): {1, 5, 6}, (2, 0): {1, 5, 6}}
     assert digest == loopback.simulate(terms, data, missing)
     assert max(down.step for down in running.asked) == 5
+
+
+@pytest.mark.parametrize(
+    ("key", "lie", "words"),
+    [
+        ("n", torch.tensor(-1), "'n' has -1"),
+        ("n", torch.tensor(1000), "n = 1000 samples; it was 4 before"),
+        ("steps", torch.tensor(0.0), "'steps' has 0; 4 samples make 2"),
+        ("loss", torch.tensor(torch.nan), "'loss' is not finite"),
+        ("secure/key", torch.zeros(33, dtype=torch.uint8), "'secure/key' is uint8"),
+        ("secure/key", torch.zeros(32, dtype=torch.uint8), "is not signed by it"),
+        ("secure/signature", torch.zeros(64, dtype=torch.uint8), "is not signed by it"),
+        ("secure/certificate", torch.zeros(2048, dtype=torch.uint8), "no valid certificate"),
+        (SUM, torch.zeros(3, dtype=torch.int64), "'sum' is int64"),
+        (SUM, torch.zeros(3), "'sum' is float32"),
+    ],
+)
+def test_a_silo_that_lies_where_it_shows_is_left_out(
+    key: str,
+    lie: torch.Tensor,
+    words: str,
+    kits: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The others don't suffer. Only a lie in the sum itself costs two of them their place, so that
+    no difference of sums shows a single silo's numbers."""
+    data = parts(7)
+    terms = deployment("fedavg", 7, 3, comm={"quorum": 4, "gone_s": 0.2})
+    running = Running(terms, data, kits, tmp_path, nobody)
+
+    def changed(client: int, sent: Params) -> Params:
+        return sent | {key: lie} if client == 1 and key in sent else sent
+
+    running.changed = changed
+    digest, missing = running.run(), running.server_run.missing
+    late = {1, 5, 6} if key == SUM else {1}
+    assert missing == {(1, 0): late, (2, 0): late}
+    assert digest == loopback.simulate(terms, data, missing)
+    assert any("silo 1 (rank 2)" in line and words in line for line in caplog.messages)
+
+
+def test_a_key_that_gives_everybody_the_same_secret_is_refused(
+    kits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Silo 1 signs it, in each of two exchanges."""
+    terms, zeros, exchanges = deployment("fedavg", 4, 2, comm=QUORUM_OF_3), bytes(32), count()
+    private = load_pem_private_key((kits / "2" / "own.key").read_bytes(), None)
+    assert isinstance(private, EllipticCurvePrivateKey)
+    running = Running(terms, parts(4), kits, tmp_path, nobody)
+
+    def changed(client: int, sent: Params) -> Params:
+        if client != 1 or SUM in sent:
+            return sent
+        of = masks.Exchange("this run", "study", next(exchanges))
+        made = {"key": zeros, "signature": masks.signature(private, of, client, zeros)}
+        return sent | {
+            f"secure/{name}": torch.frombuffer(bytearray(value), dtype=torch.uint8)
+            for name, value in made.items()
+        }
+
+    running.changed = changed
+    running.run()
+    assert running.server_run.missing == {(1, 0): {1}, (2, 0): {1}}
+    assert "refused from silo-2 (key): round 1: the key of silo 1 (rank 2) is none" in caplog.text
 
 
 def test_a_server_that_needs_all_says_who_could_not_add(kits: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedml_noniid.plugins import own_code
-from fedml_noniid.plugins.silo.authority import make
+from fedml_noniid.plugins.kits.authority import make
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo_server import SiloServer

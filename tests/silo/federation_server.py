@@ -15,12 +15,13 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 import grpc
+import numpy as np
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.silo import settings, wire
-from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import CommArgs
@@ -212,7 +213,8 @@ class Federation:
         """A good answer to the open exchange but for `leaves`; None drops one."""
         schema = flatten(self.server_run.schema)
         good = {key: torch.zeros_like(leaf) for key, leaf in schema.items()}
-        found = good | {"n": torch.tensor(17)} | leaves
+        steps = torch.tensor(float(self.terms.plan.steps(np.array(17))))
+        found = good | {"n": torch.tensor(17), "steps": steps} | leaves
         return {key: leaf for key, leaf in found.items() if leaf is not None}
 
     def _serve(self) -> None:

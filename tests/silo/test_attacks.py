@@ -34,14 +34,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from grpc._cython import cygrpc
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.silo import (
-    authority,
-    certificates,
-    silo_client,
-    silo_server,
-    wire,
-)
-from fedml_noniid.plugins.silo.certificates import Kit
+from fedml_noniid.plugins.kits import authority, certificates
+from fedml_noniid.plugins.kits.certificates import Kit
+from fedml_noniid.plugins.silo import silo_client, silo_server, wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.exit_codes import NotAdmittedError
 from fedml_noniid.plugins.silo.settings import CommArgs

@@ -18,9 +18,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import authority
-from fedml_noniid.plugins.silo.authority import make, renew, revoke
-from fedml_noniid.plugins.silo.certificates import Admission, Kit, name
+from fedml_noniid.plugins.kits import authority
+from fedml_noniid.plugins.kits.authority import make, renew, revoke
+from fedml_noniid.plugins.kits.certificates import Admission, Kit, name
 from tests.files import contents
 
 CA_FILES = {"ca.crt", "ca.key", "crl.pem"}
@@ -88,7 +88,7 @@ def test_only_the_owner_reads_whatever_the_mask_is(tmp_path: Path) -> None:
         os.umask(mask)
     for path in [kits, *kits.rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
-    assert names(kits) == FILES
+    assert names(kits) == FILES | {"ca": CA_FILES | {"1.pem"}}
 
 
 def test_making_again_adds_what_is_missing_and_keeps_the_rest(kits: Path) -> None:
@@ -166,12 +166,12 @@ def test_a_kill_at_any_moment_leaves_whole_kits_and_the_same_command_goes_on(
         make(kits, 1)
         assert before.items() <= contents(kits).items()
         assert Kit.read(kits / "0", 0) and Kit.read(kits / "1", 1)
-    for at in range(4):  # three files and their folder
+    for at in range(6):  # the old certificates, three files, and the folder of each
         left, old = at, certificate(kits, 1).serial_number
         with pytest.raises(KilledError):
             renew(kits, 1)
         assert Kit.read(kits / "1", 1) and certificate(kits, 1).serial_number == old
-        left = 5
+        left = 7
         renew(kits, 1)
         assert Kit.read(kits / "1", 1) and certificate(kits, 1).serial_number != old
 
@@ -201,6 +201,30 @@ def test_a_stolen_kit_is_revoked_and_then_renewed(kits: Path) -> None:
     assert admission.refusal(stolen) == f"certificate of {name(1)} is revoked"
     renew(kits, 0)  # the new kit of the server has the list
     assert listed(kits / "0" / "crl.pem") == listed(kits / "ca" / "crl.pem") != set()
+
+
+def test_certificates_that_were_renewed_are_revoked_too(
+    kits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thief may have an old kit, which is valid to its last day."""
+    pems = [contents(kits)["1/own.crt"]]
+    for days in (1, 20):
+        renew(kits, 1, days)
+        pems.append(contents(kits)["1/own.crt"])
+    other = contents(kits)["2/own.crt"]
+    revoke(kits, 1)
+    admission = Admission((kits / "0" / "ca.crt").read_bytes(), kits / "0" / "crl.pem")
+    assert [bool(admission.refusal(pem)) for pem in (*pems, other)] == [True] * 3 + [False]
+    late = now() + 15 * DAY  # two of them have expired
+    monkeypatch.setattr(authority, "now", lambda: late)
+    before = listed(kits / "ca" / "crl.pem")
+    renew(kits, 1)
+    revoke(kits, 1)
+    assert len(listed(kits / "ca" / "crl.pem") - before) == 1
+    assert (kits / "ca" / "1.pem").read_bytes() == pems[2]
+    (kits / "ca" / "1.pem").write_bytes(b"no")
+    with pytest.raises(UserError, match=r"ca/1\.pem: is damaged"):
+        revoke(kits, 1)
 
 
 def test_revoking_twice_lists_once_and_mends_the_servers_list(kits: Path) -> None:

@@ -12,9 +12,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import certificates
-from fedml_noniid.plugins.silo.authority import renew, revoke
-from fedml_noniid.plugins.silo.certificates import Admission, Kit, name, now
+from fedml_noniid.plugins.kits import certificates
+from fedml_noniid.plugins.kits.authority import renew, revoke
+from fedml_noniid.plugins.kits.certificates import Admission, Kit, name, now
 from tests.silo.test_waiting_calls import until
 
 FILES = ["ca.crt", "own.crt", "own.key"]

@@ -7,8 +7,8 @@ import torch
 
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.silo import settings
-from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.silo import Silo
 from tests import federation
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from fedml_noniid.pipelines.stages.deploy import _parts as parts_of_deploy
+from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.drift import Drift, drift
 from fedml_noniid.plugins.engines.hashing import model_tensors
-from fedml_noniid.plugins.silo import loopback, shards
+from fedml_noniid.plugins.silo import loopback
 from fedml_noniid.plugins.silo import settings as silo_settings
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from tests.data.test_drift import DRIFTS

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.stock_fedml import check_port, lock_ports, wait_for_server
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.shards import of_loaders
 from fedml_noniid.plugins.silo.settings import check
-from fedml_noniid.plugins.silo.shards import of_loaders
 from tests.pipelines.small import ROOT
 
 PROJECT = ROOT / "examples" / "fedml_project"
@@ -93,10 +93,10 @@ def test_a_loader_that_shuffles_is_refused() -> None:
     ],
 )
 def test_what_the_page_says_is_refused(section: str, key: str, value: object) -> None:
-    """docs/deploying.md has a table of what FedML offers."""
+    """docs/fedml.md has a table of what FedML offers."""
     with pytest.raises(UserError, match=rf"^x: {section}\.{key} = .* is ") as error:
         check({section: {key: value}}, "x")
     assert len(str(error.value).splitlines()) == 1
-    page = (ROOT / "docs" / "deploying.md").read_text()
-    table = page[page.index("### What FedML offers") :]
+    page = (ROOT / "docs" / "fedml.md").read_text()
+    table = page[page.index("## What FedML offers") :]
     assert f"`{key}" in table

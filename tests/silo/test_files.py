@@ -12,7 +12,9 @@ import yaml
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import exit_codes, launch, loopback, settings, shards
+from fedml_noniid.plugins.data import shards
+from fedml_noniid.plugins.kits import authority
+from fedml_noniid.plugins.silo import exit_codes, launch, loopback, settings
 from fedml_noniid.plugins.site import policy
 from tests.silo import world
 
@@ -244,6 +246,19 @@ def test_an_unexpected_error_is_one_line_and_the_log_has_its_traceback(folder, m
     log = launch.log_file(Path("run"), 1)
     assert str(error.value) == f"RuntimeError: of FedML, on two lines; see {log}"
     assert "Traceback" in log.read_text()
+
+
+def test_a_process_warns_at_its_start_that_its_kit_ends(folder, kits, monkeypatch):
+    """A second is left of five minutes: a certificate begins earlier, as clocks differ."""
+    authority.renew(kits, 1, 1 / 86_400)
+    monkeypatch.setattr(launch.Process, "_silo", lambda _: None)
+    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
+    handlers: list[logging.Handler] = []
+    monkeypatch.setattr(logging.root, "handlers", handlers)
+    launch.Process.of(1, Path("config.yaml")).run(StringIO())
+    for handler in handlers:
+        handler.close()
+    assert "the certificate of silo-1 ends on" in launch.log_file(Path("run"), 1).read_text()
 
 
 @pytest.mark.parametrize("name", ["run/events.out", "fedml_config.yaml", "shards/1.safetensors"])

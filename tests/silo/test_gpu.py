@@ -13,11 +13,12 @@ from benchmarks.fake_gpu import fake_gpu
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import leaves
-from fedml_noniid.plugins.silo import server_run, settings, shards
+from fedml_noniid.plugins.data import shards
+from fedml_noniid.plugins.data.shards import Shard
+from fedml_noniid.plugins.silo import server_run, settings
 from fedml_noniid.plugins.silo.launch import Process
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import DeviceArgs
-from fedml_noniid.plugins.silo.shards import Shard
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.site import policy
 from tests.recipe_table import ALONE

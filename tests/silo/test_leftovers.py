@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from fedml_noniid.cli.app import main
-from fedml_noniid.plugins.silo import authority, launch, loopback, results, settings
+from fedml_noniid.plugins.kits import authority
+from fedml_noniid.plugins.silo import launch, loopback, results, settings
 from fedml_noniid.plugins.site import policy
 from tests.silo import world
 from tests.silo.federation_server import address

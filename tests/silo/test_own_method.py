@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedml_noniid.cli.app import main
 from fedml_noniid.plugins import foreign
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo.coordinator import Coordinator
@@ -41,6 +42,13 @@ def test_silos_and_pair_equal_the_simulation(file):
     pair = world.pair(recipe, FEDX, True)
     assert type(pair[0]).__name__ == "ScaffoldFedXAggregator"
     assert world.digest(world.run(*pair)) == expected
+
+
+def test_its_messages_are_shown(file, capsys):
+    recipe = f"scaffold+{file.parent.name}.fedx.FedX"
+    assert main(["methods", "show", recipe]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("fedx+scaffold: composes") and "upload/scaffold/dc/*" in out
 
 
 def test_a_silo_with_other_code_is_refused_before_it_trains(file, monkeypatch):

@@ -15,8 +15,8 @@ import torch
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.silo import silo_client, stream, wire
-from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.exit_codes import (
     LostError,
     NotAdmittedError,

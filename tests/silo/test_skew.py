@@ -11,9 +11,9 @@ from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.deploy import _parts as parts_of_deploy
 from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import INDICES
-from fedml_noniid.plugins.silo import shards
 from tests.data.test_skew import LABEL_NOISE, ROTATION, SKEWS, item, partitioned, settings
 
 

@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 from fedml_noniid.plugins import models
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import shards
+from fedml_noniid.plugins.data.shards import Parts
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.models.recurrent import EMBEDDING
-from fedml_noniid.plugins.silo import launch, settings, shards, wire
-from fedml_noniid.plugins.silo.shards import Parts
+from fedml_noniid.plugins.silo import launch, settings, wire
 from fedml_noniid.plugins.simulate import simulate
 from fedml_noniid.plugins.site import policy
 from tests.silo import world

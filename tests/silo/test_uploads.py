@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.plugins.data.batches import epochs
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.server_run import ServerRun
@@ -20,11 +23,10 @@ from tests.recipe_table import ALONE
 from tests.silo import world
 
 LIAR = 2
-# What no honest silo can have, by the end of the tensor's name: a loss below 0, no step, fewer than
-# no sample, ...
+# What no honest silo can have, by the end of the tensor's name: a loss below 0, fewer than no
+# sample, half a sample, ...
 BELOW = {
     "n": 0,
-    "steps": -1,
     "qfedavg/F": -5,
     "fednova/a": 0,
     "fednova/tau": 0,
@@ -41,6 +43,8 @@ BELOW = {
     "test/n": -1,
 }
 ABOVE = {"fnr/A": 1.5, "fnr_authors/A": 1.5}
+COUNTS = ("fednova/tau", "fedgen/counts", "fedftg/counts", "fedproto/counts", "ccvr/n")
+BROKEN = dict.fromkeys(COUNTS, 2.5)
 TABLE = [
     pytest.param(recipe, methods, batch_norm, id=f"{recipe}-{batch_norm}")
     for recipe, methods in ALONE.values()
@@ -64,8 +68,13 @@ def lies(key: str, leaf: torch.Tensor) -> Iterator[tuple[float, str]]:
     elif key != "n":
         yield from ((value, "range") for value in (2**31, -(2**31)))
     yield from (
-        (value, "range") for of in (BELOW, ABOVE) for name, value in of.items() if ends(key, name)
+        (value, "range")
+        for of in (BELOW, ABOVE, BROKEN)
+        for name, value in of.items()
+        if ends(key, name)
     )
+    if key == "steps":  # as many as the samples make in training, and none in another job
+        yield from ((value, "steps") for value in (0.0, 1.0, 2.5, 1e6) if value != leaf.item())
 
 
 def with_one(leaf: torch.Tensor, value: float) -> torch.Tensor:
@@ -92,14 +101,32 @@ def test_a_lie_in_any_number_is_refused_by_silo_and_the_run_goes_on(recipe, meth
                         )
                     said = str(refused.value)
                     assert refused.value.name == name, said
-                    assert said.startswith(
-                        f"round {down.round}, silo 2 (rank 3), job {wire.name(ask)!r}: "
-                    )
+                    of_job = "" if name == "steps" else f", job {wire.name(ask)!r}"
+                    assert said.startswith(f"round {down.round}, silo 2 (rank 3){of_job}: ")
                     assert f"upload's {key!r} " in said
             server_run.without([LIAR])
         server_run.feed(server_run.open(ups))
     assert len(server_run.loop.rows) == world.ROUNDS
     assert all(math.isfinite(row["update_norm_server"]) for row in server_run.loop.rows)
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        {"epochs": 2, "batch_size": 8},
+        {"epochs": 3, "batch_size": 8, "drop_last": True},
+        {"local_steps": 5, "batch_size": 8},
+    ],
+)
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 16, 23])
+def test_samples_make_as_many_steps_as_a_silo_takes(local, n):
+    plan = server("fedavg", {}, False).terms.plan
+    plan = replace(plan, local=plan.local.model_copy(update=local))
+    how = plan.local
+    order = epochs(
+        np.arange(n), how.epochs, 8, np.random.default_rng(0), how.local_steps, how.drop_last
+    )
+    assert plan.steps(np.array(n)) == len(order.sizes)
 
 
 def test_the_walk_meets_every_range_of_the_table():
@@ -110,7 +137,7 @@ def test_the_walk_meets_every_range_of_the_table():
         while server_run.down.ask is not None:
             met |= set(flatten(server_run.schema))
             server_run.feed(server_run.open(answers(server_run)))
-    assert all(any(ends(key, name) for key in met) for name in (*BELOW, *ABOVE))
+    assert all(any(ends(key, name) for key in met) for name in (*BELOW, *ABOVE, *BROKEN))
 
 
 def answers(server_run: ServerRun, extreme: str = "") -> dict[int, wire.Up]:
@@ -127,7 +154,11 @@ def answers(server_run: ServerRun, extreme: str = "") -> dict[int, wire.Up]:
                 extreme if k == LIAR and key != "n" else ""
             ]
             value = max(value, limit.low)
-            leaves[key] = torch.full_like(like, 17 if key == "n" else value)
+            leaves[key] = torch.full_like(like, value)
+        n = leaves["n"].fill_(17)
+        leaves["steps"] *= 0
+        if server_run.schema["steps"]:
+            leaves["steps"] += server_run.terms.plan.steps(n.numpy())
         found[k] = wire.Up(client=k, exchange=down.exchange, leaves=leaves)
     return found
 

@@ -20,14 +20,8 @@ import torch
 from cryptography import x509
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.silo import (
-    authority,
-    certificates,
-    silo_client,
-    silo_server,
-    stream,
-    wire,
-)
+from fedml_noniid.plugins.kits import authority, certificates
+from fedml_noniid.plugins.silo import silo_client, silo_server, stream, wire
 from fedml_noniid.plugins.silo.silo_client import SiloClient
 from fedml_noniid.plugins.silo.silo_server import SiloServer
 from tests.silo.federation_server import (

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import random
 from collections import Counter
-from copy import deepcopy
 
 import pytest
 import torch
 
+from benchmarks.mutations import mutated
 from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.wire import CHUNK_BYTES, DTYPES, MAX_FRAME_BYTES, RefusedError
@@ -115,7 +115,7 @@ SCHEMA = {
     "steps": torch.tensor(1.0),
     "loss": torch.tensor(1.0),
 }
-RANGES = wire.ranges([QFedAvg()])
+RANGES = wire.ranges([QFedAvg()]) | {"upload/half": Range(-8, whole=True)}
 SENT = wire.Down(4, 2, Ask("train", (0, 2), {"w": torch.zeros(2, 3)}, {}, {}, {}), "terms")
 
 
@@ -147,6 +147,11 @@ def test_a_good_upload_comes_back_in_the_structure_of_the_schema():
         ({"upload/scaffold/dc/w": torch.full((2, 3), math.inf)}, r"dc/w' is not finite"),
         ({"n": torch.tensor(0)}, r"'n' has 0; allowed: from 1"),
         ({"steps": torch.tensor(-1.0)}, r"'steps' has -1; allowed: from 0 to 1"),
+        (
+            {"upload/half": torch.tensor([1.0, -8.0, 2.5]).bfloat16()},
+            r"'upload/half' has 2.5; allowed: whole numbers from -8 to 1",
+        ),
+        ({"upload/half": torch.tensor([0, 0, math.nan]).bfloat16()}, r"half' is not finite"),
         ({"deltas/w": torch.full((2, 3), 1e20)}, r"'deltas/w' has 1e\+20; allowed: from -10737418"),
     ],
 )
@@ -207,12 +212,6 @@ def test_a_view_does_not_drag_its_storage_along():
 # Whatever arrives
 
 SIZE = sum(leaf.numel() * leaf.element_size() for leaf in flatten(SCHEMA).values())
-HOSTILE = [
-    *(0, 1, -1, 2, 3, 4, 7, 16, 48, 1 << 20, 1 << 31, 1 << 47, 1 << 48, 1 << 63, -(1 << 63)),
-    *(10**400, 1.5, -0.0, math.nan, math.inf, "", "float32", "float64", "bool", "x" * 300),
-    *("\ud800", "\0", "w", "deltas/w", None, True, False, [], {}, [[]], [0], [0, 8], [4, 3]),
-    *([0, 1 << 47], [1 << 40, 0, 1 << 40], {"a": 1}, [1, 0]),
-]
 
 
 def received(frames: list[bytes]) -> None:
@@ -234,55 +233,6 @@ def received(frames: list[bytes]) -> None:
     for key, leaf in expected.items():
         assert (found[key].dtype, found[key].shape) == (leaf.dtype, leaf.shape)
         assert found[key].isfinite().all()
-
-
-def places(value: object) -> list[tuple[object, object]]:
-    """(container, key) of every value inside."""
-    if not isinstance(value, dict | list):
-        return []
-    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-    return [place for key in keys for place in [(value, key), *places(value[key])]]
-
-
-def changed_json(text: bytes, rng: random.Random) -> bytes:
-    """JSON with one to three values changed, removed, renamed or added."""
-    value = json.loads(text)
-    for _ in range(rng.randint(1, 3)):
-        container, key = rng.choice(places(value) or [(value, "x")])
-        what = rng.randrange(5)
-        if what == 0 and key != "x":
-            container.pop(key)
-        elif what == 1 and isinstance(container, dict):
-            container[str(rng.choice(HOSTILE))] = container.pop(key, None)
-        elif what == 2:
-            value[str(rng.choice(HOSTILE))] = entry(shape=[0])
-        else:
-            container[key] = deepcopy(rng.choice(HOSTILE))
-    return json.dumps(value).encode()
-
-
-def changed_bytes(frame: bytes, other: bytes, rng: random.Random) -> bytes:
-    """A bit flipped, bytes cut out, doubled, or taken from another frame."""
-    a, b = sorted(rng.randrange(len(frame) + 1) for _ in range(2))
-    flipped = bytearray(frame)
-    if frame:
-        flipped[rng.randrange(len(frame))] ^= 1 << rng.randrange(8)
-    cut, doubled, spliced = frame[:a] + frame[b:], frame[:b] + frame[a:], frame[:a] + other[a:]
-    return rng.choice([bytes(flipped), frame[:a], cut, doubled, spliced])
-
-
-def mutated(good: list[bytes], rng: random.Random) -> list[bytes]:
-    """An answer with something wrong, mostly where the format has structure."""
-    frames, others = list(good), [*good, b"", b"{}", b"\x80\x04."]
-    what, i = rng.randrange(8), rng.randrange(len(frames))
-    if what <= 4:
-        place = what > 0
-        frames[place] = changed_json(frames[place], rng)
-    elif what <= 6:
-        frames[i] = changed_bytes(frames[i], rng.choice(others), rng)
-    else:
-        frames[i : i + rng.randrange(2)] = rng.choice([[], [rng.choice(others)]])
-    return frames
 
 
 @pytest.mark.parametrize("messages", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedml_noniid.plugins import own_code
-from fedml_noniid.plugins.silo import authority, shards
+from fedml_noniid.plugins.data import shards
+from fedml_noniid.plugins.kits import authority
 from fedml_noniid.plugins.site import policy, study
 from tests.silo import world
 

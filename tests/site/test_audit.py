@@ -12,8 +12,8 @@ import pytest
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import Lines
-from fedml_noniid.plugins.silo import authority
-from fedml_noniid.plugins.silo.certificates import Kit
+from fedml_noniid.plugins.kits import authority
+from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.site import audit
 
 EXCHANGES = 6

@@ -10,8 +10,8 @@ import torch
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import Lines
+from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.site import audit, replay
@@ -35,7 +35,7 @@ def recorded(folder: Path, kits: Path, recipe: str, most_mb: int = 100) -> tuple
                 kept.keep(silos[k], mine)
             ups[k] = wire.up(k, down.exchange, silos[k].answer(mine))
             if k == 0:
-                sha = replay.sha256(ups[k]["leaves"])
+                sha = wire.digest(ups[k]["leaves"])
                 log.write(audit.SENT, peer="server", exchange=down.exchange, sha256=sha)
         if down.round == 2:  # the silo's answer does not count
             ups.pop(0, None)

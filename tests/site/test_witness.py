@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import tree_map
 from fedml_noniid.plugins.data.files import Lines
+from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.certificates import Kit
 from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.site import audit, replay
+from fedml_noniid.plugins.site import audit
 from fedml_noniid.plugins.site.witness import Guard, Witness
 from tests.silo import world
 from tests.site.conftest import Place
@@ -73,7 +74,7 @@ def test_what_one_side_notes_the_other_side_confirms(line: Line) -> None:
     log = line.ends[1].log.path
     noted = [one.body for one in audit.chained(log, Lines(log).read())]
     sent = {one["sha256"] for one in noted if "sha256" in one}
-    assert sent == {replay.sha256(W)}
+    assert sent == {wire.digest(W)}
 
 
 def test_an_upload_that_the_silo_did_not_note_is_found(line: Line) -> None:
@@ -140,6 +141,29 @@ def test_an_exchange_is_answered_a_few_times_only(
         guard(place, log).admit(task, table)
 
 
+@pytest.mark.parametrize("least", [0, 2])
+def test_an_answer_with_other_tensors_than_the_studys_does_not_leave(
+    least: int, place: Place, tmp_path: Path, kits: Path
+) -> None:
+    place.make("scaffold", secure_sums=least)
+    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
+    terms = world.terms("scaffold", {}, batch_norm=True)
+    down = wire.row_of(ServerRun(terms, world.shards_of()[0]).down, 0)
+    silo = world.silos_of(terms)[0]
+    good = wire.up(0, 0, silo.answer(down))
+    trainer = SimpleNamespace(silo=silo, terms=terms, answered=lambda _: good)
+    answered = guard(place, log).answering(trainer)
+    assert answered(down) is good
+    for change, name in (
+        ({"upload/scaffold/labels": W["w"]}, "upload/scaffold/labels"),
+        ({"n": W["w"]}, "n"),
+    ):
+        other = good | {"leaves": good["leaves"] | change}
+        trainer.answered = lambda _, other=other: other
+        with pytest.raises(wire.RefusedError, match=f"the answer and the study differ in '{name}'"):
+            answered(down)
+
+
 def test_a_guard_asks_study_and_memory(place: Place, tmp_path: Path, kits: Path) -> None:
     mine = guard(place, audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1)))
     terms = world.terms("scaffold", {}, batch_norm=True)
@@ -154,3 +178,20 @@ def test_a_guard_asks_study_and_memory(place: Place, tmp_path: Path, kits: Path)
     ):
         with pytest.raises(wire.RefusedError, match=words):
             mine.admit(task.model_copy(update=change), table)
+
+
+def test_a_guard_knows_a_method_s_job_by_its_owner_only(
+    place: Place, tmp_path: Path, kits: Path
+) -> None:
+    """Otherwise the silo would look for a method without a name, and end with a traceback."""
+    place.make("rfedavg_plus")
+    mine = guard(place, audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1)))
+    server = ServerRun(world.terms("rfedavg_plus", {}, batch_norm=True), world.shards_of()[0])
+    while not server.down.ask.owner:
+        zeros = tree_map(torch.zeros_like, server.schema)
+        server.feed(dict.fromkeys(server.down.ask.to, zeros | {"n": torch.tensor(1)}))
+    down = wire.row_of(server.down, 0)
+    task, table = wire.Task.of(down), wire.table_of(wire.tensors(down))
+    mine.admit(task, table)
+    with pytest.raises(wire.RefusedError, match=r"job '\.rfedavg_plus\.map'; the study has only"):
+        mine.admit(task.model_copy(update={"owner": "", "job": "rfedavg_plus.map"}), table)

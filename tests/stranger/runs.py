@@ -53,8 +53,8 @@ def simulated(folder: Path) -> None:
 
 def silos(folder: Path) -> None:
     """Three silos and a server as processes; a silo, and then the server, are killed."""
+    from fedml_noniid.plugins.data.shards import Parts
     from fedml_noniid.plugins.silo import loopback, results, settings
-    from fedml_noniid.plugins.silo.shards import Parts
 
     made = split()
     deployment = settings.check(

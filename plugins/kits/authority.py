@@ -19,7 +19,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import remove_abandoned, replace_folder, write_whole
-from fedml_noniid.plugins.silo.certificates import (
+from fedml_noniid.plugins.kits.certificates import (
+    BROKEN,
     COMMAND,
     check_issued,
     key_of,
@@ -82,25 +83,41 @@ def renew(folder: Path, rank: int, days: int = KIT_DAYS) -> str:
     """
     with _exclusive_ownership(folder):
         ca = _CA.read(folder)
-        last = _present(folder, ca, rank).not_valid_after_utc
-        replace_folder(folder / str(rank), _new_kit(ca, rank, days), private=True)
+        kit, valid = _new_kit(ca, rank, days), _valid(folder, ca, rank)
+        old = b"".join(found.public_bytes(Encoding.PEM) for found in valid)
+        write_whole(folder / "ca" / f"{rank}.pem", old, private=True)
+        replace_folder(folder / str(rank), kit, private=True)
     return (
         f"{folder / str(rank)} goes to {name(rank)}, which takes it at its next connection\n"
-        f"its old certificate is valid until {last:%Y-%m-%d}; a stolen one must be revoked before "
-        "it is renewed\n"
+        f"its old certificate is valid until {valid[-1].not_valid_after_utc:%Y-%m-%d}; a stolen "
+        "one must be revoked before it is renewed\n"
     )
 
 
 def revoke(folder: Path, rank: int) -> str:
-    """Puts the present certificate of `rank` on the list, in folder/ca and in folder/0.
+    """Puts all valid certificates of `rank` on the list, in folder/ca and in folder/0: the present
+    one and those that were renewed.
 
     Raises UserError.
 
     Only the server reads the list. After the theft of a server's kit, all need kits of a new CA.
     """
     with _exclusive_ownership(folder):
-        _revoke(folder, _CA.read(folder), rank)
-    return f"the certificate of {name(rank)} is revoked\n{_copy_list(folder)}"
+        ca = _CA.read(folder)
+        revoked = list(ca.crl)
+        for certificate in {*_valid(folder, ca, rank)}:
+            if not ca.lists(certificate):
+                builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number)
+                revoked.append(builder.revocation_date(now()).build())
+        crl = _sign_list(ca.certificate.subject, ca.key, revoked)
+        for place in (folder / "ca", folder / "0"):
+            if place.is_dir():  # the server's kit may be on the server only
+                write_whole(place / "crl.pem", crl, private=True)
+    return (
+        f"all certificates of {name(rank)} are revoked\n"
+        f"the server's list is {folder / '0' / 'crl.pem'}; copy it to the server if that is "
+        "another machine\n"
+    )
 
 
 def show(folder: Path) -> str:
@@ -146,12 +163,12 @@ class _CA:
 
 def _new_ca() -> dict[str, bytes]:
     """The files of a new CA."""
-    key, subject = ec.generate_private_key(ec.SECP256R1()), _subject("federation CA")
-    certificate = _certificate(
+    key, own = new_key(), subject("federation CA")
+    certificate = certificate_of(
         key,
-        subject,
+        own,
         key,
-        subject,
+        own,
         CA_DAYS,
         x509.BasicConstraints(ca=True, path_length=0),
         _usage("key_cert_sign", "crl_sign"),
@@ -159,8 +176,8 @@ def _new_ca() -> dict[str, bytes]:
     )
     return {
         "ca.crt": certificate,
-        "ca.key": _private_pem(key),
-        "crl.pem": _sign_list(subject, key, ()),
+        "ca.key": private_pem(key),
+        "crl.pem": _sign_list(own, key, ()),
     }
 
 
@@ -171,12 +188,12 @@ def _new_kit(ca: _CA, rank: int, days: int) -> dict[str, bytes]:
         raise UserError(
             f"days = {days}: the CA ends before that, on {end:%Y-%m-%d}; use less, or a new CA"
         )
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = new_key()
     # The server is a client too: the operator's `status` asks with the server's kit.
     server = [ExtendedKeyUsageOID.SERVER_AUTH] if rank == 0 else []
-    certificate = _certificate(
+    certificate = certificate_of(
         key,
-        _subject(name(rank)),
+        subject(name(rank)),
         ca.key,
         ca.certificate.subject,
         days,
@@ -189,21 +206,9 @@ def _new_kit(ca: _CA, rank: int, days: int) -> dict[str, bytes]:
     files = {
         "ca.crt": ca.certificate.public_bytes(Encoding.PEM),
         "own.crt": certificate,
-        "own.key": _private_pem(key),
+        "own.key": private_pem(key),
     }
     return files | ({"crl.pem": ca.crl.public_bytes(Encoding.PEM)} if rank == 0 else {})
-
-
-def _revoke(folder: Path, ca: _CA, rank: int) -> None:
-    """Writes the list with the present certificate of `rank` on it."""
-    certificate, revoked = _present(folder, ca, rank), list(ca.crl)
-    if not ca.lists(certificate):
-        builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number)
-        revoked.append(builder.revocation_date(now()).build())
-    crl = _sign_list(ca.certificate.subject, ca.key, revoked)
-    for place in (folder / "ca", folder / "0"):
-        if place.is_dir():  # the server's kit may be on the server only
-            write_whole(place / "crl.pem", crl, private=True)
 
 
 def _present(folder: Path, ca: _CA, rank: int) -> x509.Certificate:
@@ -215,20 +220,27 @@ def _present(folder: Path, ca: _CA, rank: int) -> x509.Certificate:
     return found
 
 
+def _valid(folder: Path, ca: _CA, rank: int) -> list[x509.Certificate]:
+    """The present certificate of `rank`, last, behind the earlier ones that are still valid.
+
+    A kill in `renew` leaves the present one in there twice. Raises UserError.
+    """
+    path, found = folder / "ca" / f"{rank}.pem", list[x509.Certificate]()
+    try:
+        if path.exists():  # the certificates that were renewed
+            found = x509.load_pem_x509_certificates(read(path, RESTORE))
+    except BROKEN:
+        raise UserError(f"{path}: is damaged; {RESTORE}") from None
+    return [*(old for old in found if old.not_valid_after_utc > now()), _present(folder, ca, rank)]
+
+
 def _ranks(folder: Path) -> list[int]:
     """The ranks that have a kit."""
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
 
 
-def _copy_list(folder: Path) -> str:
-    """What the operator does once the list has changed."""
-    return (
-        f"the server's list is {folder / '0' / 'crl.pem'}; copy it to the server if that is "
-        "another machine\n"
-    )
-
-
-def _subject(text: str) -> x509.Name:
+def subject(text: str) -> x509.Name:
+    """The name of a certificate's owner."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
@@ -236,7 +248,7 @@ def _usage(*granted: str) -> x509.KeyUsage:
     return x509.KeyUsage(**{usage: usage in granted for usage in USAGES})
 
 
-def _certificate(
+def certificate_of(
     key: Key,
     owner: x509.Name,
     ca_key: Key,
@@ -273,7 +285,13 @@ def _sign_list(ca: x509.Name, key: Key, revoked: Sequence[x509.RevokedCertificat
     return builder.sign(key, SHA256()).public_bytes(Encoding.PEM)
 
 
-def _private_pem(key: Key) -> bytes:
+def new_key() -> Key:
+    """A new private key."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def private_pem(key: Key) -> bytes:
+    """The private key as PEM, without a password."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 

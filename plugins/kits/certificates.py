@@ -7,7 +7,6 @@ import functools
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,18 +60,15 @@ class Kit:
     @staticmethod
     def read(folder: Path, rank: int) -> Kit:
         """The kit in `folder`, checked for the process of `rank`. Raises UserError."""
-        ca_path, path, key_path = folder / "ca.crt", folder / "own.crt", folder / "own.key"
-        ca, certificate = read_certificate(ca_path, AGAIN), read_certificate(path, AGAIN)
-        key = read(key_path, AGAIN, private=True)
-        key_of(certificate, key_path, key, AGAIN)
-        check_issued(path, certificate, ca, AGAIN)
+        ca_path, path, key_path = (folder / file for file in ("ca.crt", "own.crt", "own.key"))
+        ca, certificate, key = kit_of(ca_path, path, key_path, AGAIN)
         if (found := common_name(certificate)) != name(rank):
             raise UserError(
                 f"{path}: belongs to {shown(found)}, but this process is {name(rank)!r}; "
                 f"use the kit of rank {rank}"
             )
-        _check_dates(ca_path, ca, "kits of a new CA", "make")
-        _check_dates(path, certificate, "a new kit", "renew")
+        check_dates(ca_path, ca, f"ask the operator for kits of a new CA ({COMMAND} make)")
+        check_dates(path, certificate, f"ask the operator for a new kit ({COMMAND} renew)")
         # Nothing that was not checked is passed on: TLS would trust every certificate in ca.crt.
         return Kit(ca.public_bytes(Encoding.PEM), certificate.public_bytes(Encoding.PEM), key)
 
@@ -138,13 +134,10 @@ class Admission:
 
 
 def watch(folder: Path, rank: int) -> None:
-    """Starts to warn, now and every day, of the end of a process's certificate."""
-
-    def look() -> None:
-        while True:
-            time.sleep(warn_of_end(folder, rank))
-
-    threading.Thread(target=look, name="kit", daemon=True).start()
+    """Warns, now and every day, of the end of a process's certificate."""
+    again = threading.Timer(warn_of_end(folder, rank), watch, (folder, rank))
+    again.daemon = True
+    again.start()
 
 
 def warn_of_end(folder: Path, rank: int) -> float:
@@ -245,14 +238,22 @@ def _unless_broken(message: str) -> Iterator[None]:
         raise UserError(message) from None
 
 
-def _check_dates(path: Path, certificate: x509.Certificate, wanted: str, command: str) -> None:
+def kit_of(
+    ca_path: Path, path: Path, key_path: Path, remedy: str
+) -> tuple[x509.Certificate, x509.Certificate, bytes]:
+    """(CA, certificate, its key as PEM) in files that belong together. Raises UserError."""
+    ca, certificate = read_certificate(ca_path, remedy), read_certificate(path, remedy)
+    key = read(key_path, remedy, private=True)
+    key_of(certificate, key_path, key, remedy)
+    check_issued(path, certificate, ca, remedy)
+    return ca, certificate, key
+
+
+def check_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None:
     """UserError if the certificate is not valid now."""
     first, last, moment = certificate.not_valid_before_utc, certificate.not_valid_after_utc, now()
     if moment > last:
-        raise UserError(
-            f"{path} expired on {last:%Y-%m-%d}; ask the operator for {wanted} ({COMMAND} "
-            f"{command})"
-        )
+        raise UserError(f"{path} expired on {last:%Y-%m-%d}; {remedy}")
     if moment < first:
         raise UserError(
             f"{path} is valid from {first:%Y-%m-%d %H:%M} UTC, now is {moment:%Y-%m-%d %H:%M}; "

@@ -1,0 +1,128 @@
+"""The page of the claims: made of the committed numbers, and its first table says no more than the
+verdicts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedml_noniid.cli import claims as cli
+from fedml_noniid.pipelines.papers import answers, forest
+from fedml_noniid.pipelines.papers.answers import NO, NOT_SHOWN, ONLY_IF, YES
+from fedml_noniid.pipelines.papers.claims import of_papers
+from fedml_noniid.pipelines.papers.committed import Committed, when_written
+from fedml_noniid.pipelines.papers.page import Page
+from fedml_noniid.pipelines.papers.studies import PAPERS
+from fedml_noniid.pipelines.papers.verdicts import HELD, NO_GAIN, NOT_HELD
+from fedml_noniid.plugins.core.errors import UserError
+from tests.pipelines import by_hand
+from tests.pipelines.small import ROOT
+from tests.pipelines.test_claims import A, both, ends, one, written
+
+RESULTS = ROOT / "docs" / "results"
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The repository's page, without runs."""
+    return Page(of_papers("small", ROOT), tmp_path_factory.mktemp("root"), Committed(RESULTS))
+
+
+def test_the_committed_page_is_made_of_the_committed_numbers(
+    committed: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files but pictures, to the byte. README.md has the page's first table."""
+    monkeypatch.setattr(forest, "drawn", lambda *_: b"a picture, which takes a second")
+    made = committed.files()
+    for name, content in made.items():
+        assert name.endswith(".png") or content == (RESULTS / name).read_bytes(), name
+    text = made["claims.md"].decode()
+    assert len(text.splitlines()) < 400
+    table = text.partition("\n\n| method |")[2].partition("\n\n")[0]
+    assert table.count("\n| [") == len(PAPERS) and " - " not in table, "a number is missing"
+    readme = (ROOT / "README.md").read_text()
+    assert table in readme
+    assert cli.with_answers(readme, text) == readme, "`noniid claims --no-run --write` mends it"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_words_of_an_answer_fit_its_verdicts(committed: Page, paper: str) -> None:
+    """A method is recommended for a gain over FedAvg only: held, tuned, written before its runs."""
+    answer = answers.of_paper(paper, ROOT)
+    assert answer is not None
+    of = {one.named.id: one for one in committed.of(paper)}
+    gains = [
+        id_
+        for id_, one in of.items()
+        if one.word == HELD
+        and "tune" in one.named.study.content
+        and when_written(one.named, committed.facts, True).startswith("written down before")
+        and "fedavg" in one.claim.less
+        and one.claim.holds.above is not None
+        and one.claim.holds.above >= 0
+    ]
+    words = {of[id_].word for id_ in answer.because}
+    if answer.use in (YES, ONLY_IF):
+        assert set(answer.because) <= set(gains)
+        assert (answer.use == ONLY_IF) <= bool(answer.condition)
+    elif answer.use == NO:
+        assert words <= {NOT_HELD, NO_GAIN} and not gains
+        assert not any(of[id_].word == NO_GAIN and of[id_].is_post_hoc for id_ in answer.because)
+    else:
+        assert answer.use == NOT_SHOWN and not words & {HELD, NOT_HELD, NO_GAIN} and not gains
+    if paper == "fnr":
+        assert of["fnr-regulariser"].word == NOT_HELD, "what no scale changes says so"
+    said = " ".join([answer.shown, answer.caveat, *answer.no_scale])
+    typed = re.findall(r"[-+]\d[\d.]*|\d+\.\d\d+", re.sub(r"\{.*?\}|CIFAR-10", "", said))
+    assert set(typed) <= {"0.45"}, f"measured numbers are filled in, never typed: {typed}"
+
+
+def test_numbers_are_filled_into_the_words(tmp_path: Path) -> None:
+    """a less b is 10 points, half width 2.776 / sqrt(5); c is a but for 0.01 on two seeds each."""
+    root = both(
+        written(
+            tmp_path,
+            {"less": ["b", "c"], "beside": {"its bytes": "bytes_up"}, "printed": {"effect": 3}},
+        )
+    )
+    ends(root, "near", "c", [A[0] + 0.01, A[1] - 0.01, *A[2:]])
+    verdicts = {"c0": Page(of_papers(by_hand.SIZE, root), root, Committed()).verdicts[0]}
+
+    def filled(words: str) -> str:
+        return answers.filled(words, verdicts)
+
+    assert filled("so: {c0: a less b} points") == "so: +10.00 (+8.76 to +11.24) points"
+    assert filled("{c0}") == filled("{c0: near: a less c}") == "+0.00 (-0.88 to +0.88)"
+    assert filled("{c0: a|level} and {c0: b|level} %, {c0|seeds}") == "73.00 and 63.00 %, 5"
+    assert filled("{c0: a: its bytes|%}") == "1000.0 %", "10 bytes on every seed: no interval"
+    assert filled("{c0|verdict} {c0|printed}") == "undecided +3.00"
+    assert filled("{c0: no such part} {c0: its bytes}") == "- -", "of none, and of three methods"
+    with pytest.raises(UserError, match="claim 'c1' is unknown"):
+        filled("{c1}")
+
+
+def test_costs_are_ratios_seed_by_seed(tmp_path: Path) -> None:
+    """3, 3, 6, 3, 3 seconds by 2: mean 1.8, deviation 0.6708, half width 2.776 * 0.3."""
+    root = written(tmp_path, {})
+    for recipe, seconds, mib in (("a", [3.0, 3, 6, 3, 3], 6), ("b", [2.0] * 5, 4)):
+        for seed, took in enumerate(seconds):
+            metrics = {"traffic_mib": mib}
+            one(root, "near", recipe, seed, [0.5, 0.6], seconds=took, metrics=metrics)
+    page = Page(of_papers(by_hand.SIZE, root), root, Committed())
+    cost = {"where": "here", "study": "own", "scenario": "near", "of": "a"}
+    words = {"method": "A", "idea": "an idea", "use": "no", "because": ["c0"], "caveat": "none"}
+    for less, said in (("b", "here: time 1.80 (0.97 to 2.63), bytes 1.50"), ("c", "-")):
+        costs = [cost | {"less": less}]
+        answer = answers.Answer(**words, shown="{c0}", costs=costs)
+        line = answers.line(answer, {"c0": page.verdicts[0]}, page.runs)
+        assert (line.use, line.costs) == ("**no**", said)
+
+
+def test_the_picture_has_the_claims_in_words(tmp_path: Path) -> None:
+    """A claim that is tested `as` another one has the other's words."""
+    root = both(written(tmp_path, {}, {"tests": "as c0, tuned"}, {"tests": "as usual, a less b"}))
+    found = Page(of_papers(by_hand.SIZE, root), root, Committed()).verdicts
+    words = [forest.in_words(verdict, found) for verdict in found]
+    assert words == ["a less b", "a less b, tuned", "as usual, a less b"]
