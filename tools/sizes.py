@@ -18,11 +18,11 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21300,
-    TESTS: 21520,
-    ("plugins/core",): 1436,
-    ("plugins/privacy",): 166,
-    ("plugins/silo",): 1660,
+    SOURCE: 21180,
+    TESTS: 21480,
+    ("plugins/core",): 1435,
+    ("plugins/privacy",): 164,
+    ("plugins/silo",): 1629,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,
