@@ -58,7 +58,7 @@ OF_EXTRAS = {
     "plugins/data": {"pyarrow"},
     "plugins/privacy": {"cryptography", "dp_accounting"},
     "plugins/kits": {"cryptography"},
-    "plugins/silo": {"fedml", "grpc", "yaml"},
+    "plugins/silo": {"cryptography", "fedml", "grpc", "yaml"},
     "plugins/secure": {"cryptography"},
     "plugins/site": {"cryptography", "yaml"},
     "pipelines/cluster": {"cryptography", "dask", "distributed"},

@@ -313,10 +313,10 @@ def body(entries: Table, tensors: Params) -> Iterator[bytes | memoryview]:
             yield data[start : start + CHUNK_BYTES]
 
 
-def digest(tensors: Params) -> str:
-    """The SHA-256 of tensors as they are sent."""
+def digest(tensors: Params | None) -> str:
+    """The SHA-256 of tensors as they are sent; of nothing, if none follow the head."""
     made = sha256()
-    for frame in body(table_of(tensors), tensors):
+    for frame in () if tensors is None else body(table_of(tensors), tensors):
         made.update(frame)
     return made.hexdigest()
 
@@ -414,7 +414,7 @@ def leaving(
     """The frames of a message. `witnessed` is called before the first one, and returns the head
     that is sent. `known`: the `digest` of the tensors, if it has been computed."""
     entries = table_of(tensors or {})
-    sent = witnessed(Message(head, entries, known or digest(tensors or {}), {}))
+    sent = witnessed(Message(head, entries, known or digest(tensors), {}))
     return chain([sent.frame()], map(bytes, () if tensors is None else body(entries, tensors)))
 
 

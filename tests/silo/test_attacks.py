@@ -143,7 +143,7 @@ def signed(
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(
         issuer_name=ca.certificate.subject,
-        subject_name=authority._subject(name),
+        subject_name=authority.subject(name),
         public_key=key.public_key(),
         serial_number=x509.random_serial_number(),
         not_valid_before=now + first,
@@ -151,7 +151,7 @@ def signed(
     )
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
     made = builder.add_extension(purpose, critical=False).sign(ca.key, SHA256())
-    return authority._private_pem(key), made.public_bytes(Encoding.PEM)
+    return authority.private_pem(key), made.public_bytes(Encoding.PEM)
 
 
 # Connections

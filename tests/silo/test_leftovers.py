@@ -34,7 +34,7 @@ def killed(path: Path) -> Path:
 def test_keys_that_a_killed_command_left_are_removed(tmp_path):
     kits = tmp_path / "kits"
     code = (
-        "import os, sys; from pathlib import Path; from fedml_noniid.plugins.silo import "
+        "import os, sys; from pathlib import Path; from fedml_noniid.plugins.kits import "
         "authority; "
         "os.fsync = lambda _: os.kill(os.getpid(), 9); authority.make(Path(sys.argv[1]), 1)"
     )
