@@ -137,7 +137,7 @@ def besieged(rank: int, config: str, output: str) -> None:
                 time.sleep(0.05)
             return inner(self, down)
 
-        Silo.answer = answer  # type: ignore[method-assign]  # of this process
+        Silo.answer = answer  # type: ignore[method-assign]  # this process is the slow silo
     loopback.process(rank, config, output)
 
 
@@ -177,6 +177,13 @@ class Line:
     def end(self, refusal: wire.RefusedError) -> None: ...
 
 
+def outcome(error: grpc.RpcError) -> str:
+    """The name of the server's refusal, otherwise gRPC's code."""
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        return str(json.loads(error.details())["name"])
+    return str(error.code().name.lower())
+
+
 class Call:
     """A stream of a silo."""
 
@@ -192,14 +199,12 @@ class Call:
             self._leaving.put(frame)
 
     def outcome(self) -> str:
-        """The name of the refusal that ends the stream, otherwise gRPC's code."""
+        """Waits for the end of the stream: "ok", or as in `outcome`."""
         try:
             for _ in self.stream:
                 pass
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                return str(json.loads(error.details())["name"])
-            return str(error.code().name.lower())
+            return outcome(error)
         return "ok"
 
 
@@ -289,7 +294,7 @@ class ChecksOfServer:
 
         def check(message: Any) -> None:
             self._witness(certificates.name(LIAR + 1), False, message)
-            self._coordinator.join(LIAR, message.head, Line())  # type: ignore[arg-type]  # no stream
+            self._coordinator.join(LIAR, message.head, Line())  # type: ignore[arg-type]  # it is only woken, ended
 
         return refusal_of(iter(frames), wire.Hello, check, lambda *_: False)
 

@@ -421,7 +421,7 @@ def summary(table: pd.DataFrame) -> dict[str, Any]:
 def chaos(
     count: Mapping[int, int], kills: int, first: int, work: Path, say: Callable[[str], object]
 ) -> pd.DataFrame:
-    """Runs what is not in chaos.csv of the folder `work` yet, and returns its lines, one per event.
+    """Runs what chaos.csv in the folder `work` lacks. Returns all its lines, one per event.
 
     `count`: how many runs of part 1 and 2. `kills`: events per run. `first`: seed of the first run.
     `say` gets a line per run.

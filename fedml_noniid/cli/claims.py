@@ -92,6 +92,7 @@ def claims(
     if write and not to.is_dir():
         raise UserError(f"--write: there is no folder {to}; allowed: in a checkout")
     from fedml_noniid.pipelines.papers import verbs
+    from fedml_noniid.plugins.data.files import write_whole
 
     page = verbs.claims(place, size, paper, claim, run, missing)
     typer.echo(f"page: {page}")
@@ -101,7 +102,7 @@ def claims(
             typer.echo(f"written: {to / file.name}")
         if (readme := place.root / "README.md").is_file():
             text = readme.read_text(encoding="utf-8")
-            readme.write_text(with_answers(text, page.read_text(encoding="utf-8")), "utf-8")
+            write_whole(readme, with_answers(text, page.read_text(encoding="utf-8")))
 
 
 def with_answers(readme: str, page: str) -> str:
