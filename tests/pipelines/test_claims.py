@@ -850,10 +850,9 @@ def test_tuned_methods_have_equal_budgets(ours: dict[str, dict[str, Claims]], pa
     for study in ours["small"][paper].studies.values():
         if "tune" in study.content:
             tune = study.content["tune"]
-            assert tune["trials"] == 6 and not set(tune["seeds"]) & set(study.content["seeds"])
-            assert all(
-                len(own) == 6 for own in points(checked(study.content, "claims.yaml")).values()
-            )
+            assert tune["trials"] >= 6 and not set(tune["seeds"]) & set(study.content["seeds"])
+            found = points(checked(study.content, "claims.yaml"))
+            assert {len(own) for own in found.values()} == {tune["trials"]}
 
 
 def test_smoke_is_not_written_to_the_results() -> None:
