@@ -27,10 +27,11 @@ from fedml_noniid.pipelines.papers.report import build
 from fedml_noniid.pipelines.papers.runs import Address, Group, Measured, leak_of, notes_of
 from fedml_noniid.pipelines.papers.studies import SIZES
 from fedml_noniid.pipelines.papers.targets import of_targets, paper_of
-from fedml_noniid.pipelines.reporting import report, summary, tables
+from fedml_noniid.pipelines.reporting import chosen, pages, report, summary, tables
 from fedml_noniid.pipelines.reporting.pages import render
 from fedml_noniid.pipelines.reporting.summary import LAST_ROUNDS
-from fedml_noniid.pipelines.reporting.text import as_csv
+from fedml_noniid.pipelines.reporting.text import as_csv, markdown
+from fedml_noniid.pipelines.stages import tune
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 
@@ -101,6 +102,16 @@ def of_experiment(name: str, root: Path) -> dict[str, bytes]:
         section = report.section(scenario)
         parts += [f"## {scenario.name}", *section["warnings"], " ".join(section["answer"])]
         parts.append(render("scenario.md.j2", {"section": section}).strip())
+    values = chosen.chosen(settings)
+    if any(one.tuned for one in values):
+        unequal = chosen.unequal(found)
+        given = ("sentences", values, settings.scenario_names, unequal)
+        parts += ["## The values of each method", *pages.sentences("chosen.md.j2", *given)]
+        parts.append(markdown(chosen.table(values)))
+        trials = root / tune.FOLDER / tune.TRIALS
+        if trials.is_file():
+            files[f"{name}-trials.csv"] = trials.read_bytes()
+            parts.append(f"All trials: [{name}-trials.csv]({name}-trials.csv).")
     page = "\n\n".join(parts).encode() + b"\n\n" + files[f"{name}.md"]
     return files | {f"{name}.csv": tables.summary_csv(scenarios).encode(), f"{name}.md": page}
 

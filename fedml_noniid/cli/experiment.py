@@ -131,7 +131,7 @@ def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> Non
         best, record = choice.trials[0], choice.tuned
         typer.echo(
             f"{recipe}: {best.point.words}: validation {metric_of(record.metric).words} "
-            f"{record.found:.4f}, best of {record.trials} trials"
+            f"{record.validation:.4f}, best of {record.trials} trials"
         )
 
 

@@ -144,14 +144,6 @@ Values = dict[str, dict[str, Any]]  # "train" or a method -> key -> value
 Axes = dict[str, dict[str, list[Any]]]  # the same with a list of values
 
 
-def _none(value: object) -> bool:
-    return value is None
-
-
-def _accuracy(name: object) -> bool:
-    return name == "accuracy"
-
-
 class Tuned(Section):
     """How an entry's values were chosen. `noniid tune` writes it beside them."""
 
@@ -161,27 +153,11 @@ class Tuned(Section):
     diverged: CountOrNone = 0  # trials that ended without a model
     scenario: str
     seeds: Seeds
-    # On the validation split after the last round, mean over seeds: a fraction, or the number of
-    # another main metric, which `metric` names.
-    accuracy: float | None = Field(default=None, exclude_if=_none)
-    score: float | None = Field(default=None, exclude_if=_none)
-    metric: str = Field(default="accuracy", exclude_if=_accuracy)
+    metric: str  # of the two numbers below
+    validation: float  # on the validation split after the last round, mean over seeds
     runner_up: float | None  # the same of the second best; None if no other trial has a model
     samples: Count  # of the validation split
     settings: str  # hash of the other settings at that time
-
-    @property
-    def found(self) -> float:
-        """The accuracy, or the score."""
-        value = self.accuracy if self.score is None else self.score
-        assert value is not None, "one of them is there"
-        return value
-
-    @model_validator(mode="after")
-    def _one(self) -> Tuned:
-        if (self.accuracy is None) == (self.score is None):
-            raise UserError("accuracy and score", allowed="one of them")
-        return self
 
 
 class Recipe(OpenSection):

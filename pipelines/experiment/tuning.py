@@ -189,11 +189,6 @@ def record(settings: Config, trials: Sequence[Trial], samples: int) -> Tuned:
     for section, key, _ in _places(best.point):
         had = {repr(trial.point.values[section][key]) for trial in trials}
         tried[section][key] = [value for value in tune.grid[section][key] if repr(value) in had]
-    metric, found = settings.train.built_loss.metric, round(best.mean, 6)
-    is_accuracy = metric == "accuracy"
-    scored: dict[str, Any] = (
-        {"accuracy": found} if is_accuracy else {"score": found, "metric": metric}
-    )
     return Tuned(
         chosen=copy.deepcopy(best.point.values),
         trials=len(trials),
@@ -201,7 +196,8 @@ def record(settings: Config, trials: Sequence[Trial], samples: int) -> Tuned:
         diverged=sum(trial.mean is None for trial in trials),
         scenario=scenario_of(settings),
         seeds=list(tune.seeds),
-        **scored,
+        metric=settings.train.built_loss.metric,
+        validation=round(best.mean, 6),
         runner_up=None if second is None else round(second, 6),
         samples=samples,
         settings=fingerprint(settings, recipe, best.point.values, scenario_of(settings)),
@@ -249,7 +245,7 @@ def write(root: Path, found: Mapping[str, Tuned]) -> None:
     content, written = yaml.load(text), io.StringIO()
     for name, tuned in found.items():
         _put(content["recipes"], name, tuned)
-    yaml.dump(content, written)
+    yaml.dump(content, written, transform=lambda text: text.replace(", \n", ",\n"))
     # ruamel keeps comments, but a file may be laid out in a way that it does not write back.
     if YAML(typ="safe", pure=True).load(written.getvalue()) != content:
         raise UserError(
@@ -313,8 +309,10 @@ def _put(entries: CommentedMap, name: str, tuned: Tuned) -> None:
     """One entry with its new values, a line per section."""
     entry = CommentedMap() if entries[name] is None else entries[name]
     for section, keys in tuned.chosen.items():
-        entry[section] = _flow({}) if entry.get(section) is None else entry[section]
-        entry[section].update(keys)
+        if entry.get(section):
+            entry[section].update(keys)
+        else:
+            entry[section] = _flow(keys)
     record = tuned.model_dump()
     entry["tuned"] = CommentedMap({key: _flow(value) for key, value in record.items()})
     entry.fa.set_block_style()

@@ -54,7 +54,7 @@ class Chosen:
         if self.tuned is None or self.tuned.runner_up is None:
             return False
         step = 1 / self.tuned.samples if self.tuned.metric == "accuracy" else 0.0
-        return self.tuned.found - self.tuned.runner_up <= step + TINY
+        return self.tuned.validation - self.tuned.runner_up <= step + TINY
 
 
 def chosen(settings: Config) -> list[Chosen]:
@@ -85,7 +85,7 @@ def table(methods: Sequence[Chosen]) -> list[list[str]]:
         if (of := one.tuned) is not None:
             diverged = f", {of.diverged} diverged" if of.diverged else ""
             second = NONE if of.runner_up is None else shown(of.runner_up)
-            row[3:] = [f"{of.trials}{diverged}", one.on, f"{shown(of.found)} ({second})"]
+            row[3:] = [f"{of.trials}{diverged}", one.on, f"{shown(of.validation)} ({second})"]
         rows.append(row)
     return rows
 

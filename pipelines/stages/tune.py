@@ -7,6 +7,7 @@ trained once, and a kill loses at most the rounds since its last checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,12 +15,14 @@ from fedml_noniid.pipelines.experiment import check, results, tuning
 from fedml_noniid.pipelines.experiment.config import FILE, Config, Tuned, Unit
 from fedml_noniid.pipelines.experiment.tuning import Trial
 from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.stages.train import train
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, together
+from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.indices import INDICES, read_indices
 
-FOLDER = "tune"
+FOLDER, TRIALS = "tune", "trials.csv"
 
 
 class Choice(NamedTuple):
@@ -32,7 +35,7 @@ class Choice(NamedTuple):
 def tune(place: Workspace, settings: Config) -> dict[str, Choice]:
     """Tunes the recipes of an experiment whose data are prepared.
 
-    Returns recipe -> choice, as written to params.yaml.
+    Returns recipe -> choice, as written to params.yaml. tune/trials.csv gets all trials.
 
     Raises UserError if `tune` makes no sense, or if all trials of a recipe diverge; params.yaml
     stays as it was then.
@@ -42,21 +45,29 @@ def tune(place: Workspace, settings: Config) -> dict[str, Choice]:
         raise UserError(f"{place.dataset(settings.data.name)}: is missing; stage prepare makes it")
     trials_place, scenario = replace(place, root=place.root / FOLDER), tuning.scenario_of(settings)
     found = tried(trials_place, settings, f"{settings.experiment}, tuning")
-    seed = tuning.wanted(settings).seeds[0]
-    indices = read_indices(trials_place.partition(scenario, seed) / INDICES)
+    seeds = tuning.wanted(settings).seeds
+    write_whole(trials_place.root / TRIALS, _csv(found, seeds))
+    indices = read_indices(trials_place.partition(scenario, seeds[0]) / INDICES)
     samples = len(indices.validation)
-    choices, errors = {}, []
-    for recipe, trials in found.items():
-        try:
-            choices[recipe] = Choice(
-                tuning.ranked(trials), tuning.record(settings, trials, samples)
-            )
-        except UserError as error:
-            errors.append(str(error))
-    if errors:
-        raise UserError("\n".join(errors))
+    choices = {}
+    with together() as checked:
+        for recipe, trials in found.items():
+            with checked():
+                record = tuning.record(settings, trials, samples)
+                choices[recipe] = Choice(tuning.ranked(trials), record)
     tuning.write(place.root, {recipe: choice.tuned for recipe, choice in choices.items()})
     return choices
+
+
+def _csv(found: Mapping[str, Sequence[Trial]], seeds: Sequence[int]) -> bytes:
+    """A line per trial and seed, the best trial of a recipe first."""
+    lines = [
+        [recipe, rank, trial.point.words, seed, score]
+        for recipe, trials in found.items()
+        for rank, trial in enumerate(tuning.ranked(trials), 1)
+        for seed, score in zip(seeds, trial.accuracies or [None] * len(seeds), strict=True)
+    ]
+    return as_csv(("recipe", "rank", "values", "seed", "validation"), lines, digits=6)
 
 
 def tried(place: Workspace, settings: Config, title: str) -> dict[str, list[Trial]]:

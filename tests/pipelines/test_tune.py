@@ -198,7 +198,8 @@ def test_the_best_mean_wins_the_first_of_the_grid_a_tie_and_a_diverged_trial_nev
     wanted = {
         "chosen": {"train": {"lr": 0.001}, "fedprox": {"mu": 0.1}},
         "tried": GRID,
-        "accuracy": 0.6,
+        "metric": "accuracy",
+        "validation": 0.6,
         "runner_up": 0.6,
         "trials": 6,
         "diverged": 1,
@@ -314,13 +315,20 @@ def test_validation_decides(tuned: tuple[Path, dict[str, Choice]]) -> None:
             assert run["params"]["train.lr"] == trial.point.values["train"]["lr"]
             assert trial.mean == run["final"]["validation_accuracy"]
         best = max(final, key=lambda entry: final[entry])
-        assert choice.trials[0].point.entry == best and choice.tuned.accuracy == round(
+        assert choice.trials[0].point.entry == best and choice.tuned.validation == round(
             final[best], 6
         )
         assert choice.tuned.samples == 144 and now.recipes[recipe].tuned == choice.tuned
         assert choice.tuned.chosen["train"] == {"lr": 0.2}, (
             "a hundredth of the other rate hardly learns in a round"
         )
+        lines = [
+            f'{recipe},{rank},"{words}",100,{final[trial.point.entry]:.6g}'
+            if "," in (words := trial.point.words)
+            else f"{recipe},{rank},{words},100,{final[trial.point.entry]:.6g}"
+            for rank, trial in enumerate(choice.trials, 1)
+        ]
+        assert set(lines) < set((root / "tune/trials.csv").read_text().splitlines())
     assert now.recipes["scaffold"].tuned is None
     assert not (root / "runs").exists() and not (root / "report").exists()
 

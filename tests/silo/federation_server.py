@@ -7,7 +7,7 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -18,6 +18,7 @@ import grpc
 import numpy as np
 import torch
 
+from benchmarks.attacks import outcome, read
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.kits.certificates import Kit
@@ -46,13 +47,6 @@ def address() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-def outcome(error: grpc.RpcError) -> str:
-    """The name of the server's refusal, otherwise gRPC's code."""
-    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-        return json.loads(error.details())["name"]
-    return error.code().name.lower()
-
-
 def hello(study: str = "study", samples: int = 17, session: str = "own") -> bytes:
     """A silo's first message, whatever it says."""
     return framed({"session": session, "study": study, "samples": samples})
@@ -68,17 +62,6 @@ def body(leaves: Mapping[str, torch.Tensor]) -> list[bytes]:
     return list(wire.leaving(wire.Answer(exchange=0), dict(leaves), lambda message: message.head))[
         1:
     ]
-
-
-def read(
-    frames: Iterator[bytes], kind: type[wire.H], look: wire.Look = lambda *_: False
-) -> wire.Message[wire.H]:
-    """A message from its frames."""
-    steps = wire.arriving(kind, look)
-    next(steps)
-    while (message := steps.send(next(frames, b""))) is None:
-        pass
-    return message
 
 
 class Stream:
@@ -116,14 +99,6 @@ class Stream:
 def hello_of(study: str = "study", samples: int = 17) -> wire.Hello:
     """What an honest silo says first."""
     return wire.Hello(session=secrets.token_hex(8), study=study, samples=samples)
-
-
-class Line:
-    """The stream of a silo, as far as the coordinator sees it."""
-
-    def wake(self) -> None: ...
-
-    def end(self, refusal: wire.RefusedError) -> None: ...
 
 
 class Idle(NamedTuple):

@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from grpc._cython import cygrpc
 
+from benchmarks.attacks import outcome
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.kits import authority, certificates
 from fedml_noniid.plugins.kits.certificates import Kit
@@ -55,7 +56,6 @@ from tests.silo.federation_server import (
     framed,
     hello,
     hello_of,
-    outcome,
     sent,
 )
 

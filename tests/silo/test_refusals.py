@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.attacks import Line
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.absences import listed
@@ -25,7 +26,7 @@ from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.wire import RefusedError
 from tests.silo import world
-from tests.silo.federation_server import LONG, Federation, Line, Traitor, answer_of, body
+from tests.silo.federation_server import LONG, Federation, Traitor, answer_of, body
 
 TRAITOR = 2  # rank 3
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.attacks import read
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import leaves
@@ -30,7 +31,6 @@ from fedml_noniid.plugins.silo.wire import Down
 from tests.recipe_table import ALONE, DEPLOYED
 from tests.recipe_table import settings as table
 from tests.silo import world
-from tests.silo.federation_server import read
 
 N = len(world.SIZES)
 LOST, LATE = 0.15, 0.2  # chance of a process at each step, of an answer

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 import torch
 
+from benchmarks.attacks import read
 from benchmarks.mutations import mutated
 from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
 from fedml_noniid.plugins.core.component import Ask
@@ -18,7 +19,7 @@ from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.wire import CHUNK_BYTES, DTYPES, MAX_FRAME_BYTES, RefusedError
-from tests.silo.federation_server import answer_of, body, framed, read
+from tests.silo.federation_server import answer_of, body, framed
 
 NUMBERS = torch.arange(24.0).reshape(2, 3, 4)
 IMAGES = torch.arange(2.0 * 3 * 4 * 5).reshape(2, 3, 4, 5)
