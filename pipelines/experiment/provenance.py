@@ -326,20 +326,22 @@ def _dumped(node: ast.stmt) -> str:
 
 @cache
 def git_commit() -> str:
-    """The commit, with "-modified" if the tree differs from it.
+    """The commit, with "-modified" if a file of it has changed, but for dvc.lock, which a run
+    writes.
 
     Outside a checkout the version of the package.
     """
     if not (ROOT / ".git").exists():
         return f"fedml-noniid {extras.version('fedml-noniid')}"
-    command = "git describe --always --abbrev=40 --dirty=-modified --exclude=*"
     try:
-        found = subprocess.run(
-            command.split(), capture_output=True, text=True, check=True, cwd=ROOT
-        )
+        found = [
+            subprocess.run(["git", *words.split()], capture_output=True, check=True, cwd=ROOT)
+            for words in ("rev-parse HEAD", "diff --name-only HEAD -- . :!dvc.lock")
+        ]
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return found.stdout.strip()
+    commit, changed = (done.stdout.decode().strip() for done in found)
+    return f"{commit}-modified" if changed else commit
 
 
 def machine(device: torch.device) -> dict[str, str]:

@@ -210,3 +210,19 @@ def test_the_last_plan_holds_until_something_changes(
     (tmp_path / "params.yaml").write_text(mine.replace("p: 0.5", "p: 5"))
     with pytest.raises(UserError, match=r"fnr\.p = 5 is refused"):
         planned(True)
+
+
+def test_what_a_run_writes_does_not_make_the_tree_a_modified_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(tmp_path)]
+    for name in ("dvc.lock", "code.py"):
+        (tmp_path / name).write_text("1")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    (tmp_path / "dvc.lock").write_text("2")
+    commit = provenance.git_commit.__wrapped__()
+    assert len(commit) == 40
+    (tmp_path / "code.py").write_text("2")
+    assert provenance.git_commit.__wrapped__() == f"{commit}-modified"

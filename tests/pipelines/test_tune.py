@@ -13,6 +13,7 @@ import pytest
 
 from fedml_noniid.pipelines.experiment import cache, config, provenance, tuning
 from fedml_noniid.pipelines.experiment.config import Config
+from fedml_noniid.pipelines.experiment.results import table
 from fedml_noniid.pipelines.experiment.tuning import Point, Trial
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import prepare
@@ -322,13 +323,10 @@ def test_validation_decides(tuned: tuple[Path, dict[str, Choice]]) -> None:
         assert choice.tuned.chosen["train"] == {"lr": 0.2}, (
             "a hundredth of the other rate hardly learns in a round"
         )
-        lines = [
-            f'{recipe},{rank},"{words}",100,{final[trial.point.entry]:.6g}'
-            if "," in (words := trial.point.words)
-            else f"{recipe},{rank},{words},100,{final[trial.point.entry]:.6g}"
+        assert {
+            (recipe, str(rank), trial.point.words, "100", f"{final[trial.point.entry]:.6g}")
             for rank, trial in enumerate(choice.trials, 1)
-        ]
-        assert set(lines) < set((root / "tune/trials.csv").read_text().splitlines())
+        } < {tuple(line.values()) for line in table(root / "tune/trials.csv")}
     assert now.recipes["scaffold"].tuned is None
     assert not (root / "runs").exists() and not (root / "report").exists()
 
