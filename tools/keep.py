@@ -98,11 +98,13 @@ def of_experiment(name: str, root: Path) -> dict[str, bytes]:
         for one in settings.scenario_names
     ]
     scenarios = [scenario for scenario in summed if scenario is not None]
+    values = chosen.chosen(settings)
     for scenario in scenarios:
         section = report.section(scenario)
         parts += [f"## {scenario.name}", *section["warnings"], " ".join(section["answer"])]
+        compared = sum(one.compared for one in scenario.methods)
+        parts += pages.sentences("chosen.md.j2", "caution", values, compared)
         parts.append(render("scenario.md.j2", {"section": section}).strip())
-    values = chosen.chosen(settings)
     if any(one.tuned for one in values):
         unequal = chosen.unequal(found)
         given = ("sentences", values, settings.scenario_names, unequal)
