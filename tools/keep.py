@@ -79,10 +79,10 @@ def of_target(name: str, size: str, root: Path) -> dict[str, bytes]:
     return tables_of | files | {f"{base}.md": page.encode() + b"\n" + files[f"{base}.md"]}
 
 
-def of_experiment(name: str, root: Path) -> dict[str, bytes]:
+def of_experiment(name: str, root: Path, more: Sequence[str] = ()) -> dict[str, bytes]:
     """The files of the experiment in params.yaml, called `name`.
 
-    UserError if none of its runs has ended.
+    `more`: columns by round beside the test accuracy. UserError if none of its runs has ended.
     """
     settings = config.load(root)
     planned = [unit.key for unit in settings.units()]
@@ -91,7 +91,8 @@ def of_experiment(name: str, root: Path) -> dict[str, bytes]:
     for run in found:
         place = Address(settings.experiment, run.scenario, run.recipe)
         used[place] = Group((*used.get(place, Group((), ())).runs, run), ())
-    files = _files(name, used, {}, ("test_accuracy",), "noniid run", name)
+    words = " ".join([name, *(["--columns", *more] if more else [])])
+    files = _files(name, used, {}, ("test_accuracy", *more), "noniid run", words)
     parts = [f"# {name}", f"{settings.experiment}: {what_ran(found, planned, ())}."]
     summed = [
         summary.scenario(one, found, settings.recipe_names, settings.seeds)
@@ -135,6 +136,7 @@ def _files(
         raise UserError(f"{base}: none of its runs has ended; run `{command}` first")
     rounds, stride = rounds_csv(used, columns)
     every = "every round" if stride == 1 else f"every {stride} rounds and the last"
+    measured = "Accuracy" if len(columns) == 1 else ", ".join(columns)
     facts = [
         f"Command: `{command}`; kept by `python -m tools.keep {name}`.",
         *(
@@ -143,7 +145,7 @@ def _files(
             if _is_shown(runs, tag)
         ),
         f"Seeds: {', '.join(map(str, sorted({run.seed for run in runs})))}.",
-        f"Accuracy after {every}, by run: [{base}-rounds.csv]({base}-rounds.csv). Outcome of "
+        f"{measured} after {every}, by run: [{base}-rounds.csv]({base}-rounds.csv). Outcome of "
         "each run, SHA-256 of its "
         f"weights, seconds, commit: [{base}-runs.csv]({base}-runs.csv).",
     ]
@@ -162,10 +164,15 @@ def rounds_csv(
     lines as fit."""
     for stride in STRIDES:
         lines = [
-            [*place, run.seed, int(row["round"]), *(row.get(column) for column in columns)]
+            [
+                *place,
+                run.seed,
+                int(row["round"]),
+                *({**row, **own}.get(column) for column in columns),
+            ]
             for place, group in used.items()
             for run in group.runs
-            for row in run.rows
+            for row, own in zip(run.rows, _seconds(run), strict=True)
             if int(row["round"]) % stride == 0 or row is run.rows[-1]
         ]
         text = as_csv(("study", "scenario", "recipe", "seed", "round", *columns), lines, digits=6)
@@ -175,6 +182,11 @@ def rounds_csv(
         f"one round in {stride} of all its runs takes {len(text)} bytes; allowed: less than "
         f"{most_bytes}"
     )
+
+
+def _seconds(run: ItemResult) -> list[dict[str, float]]:
+    """The wall time of each round, which is no column of rounds.csv; {} where it is not known."""
+    return [{"seconds": x} for x in run.seconds or ()] or [{}] * len(run.rows)
 
 
 def runs_csv(used: Mapping[Address, Group], ends: Ends) -> bytes:
@@ -237,12 +249,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(prog="python -m tools.keep", description=__doc__)
     options.add_argument("name", help="a table or figure with --size, else a name for the result")
     options.add_argument("--size", choices=SIZES, help="size of the table or figure")
+    options.add_argument(
+        "--columns", nargs="+", default=[], help="of rounds.csv, or seconds; of params.yaml's runs"
+    )
     options.add_argument("--root", type=Path, default=Path(), help="folder of params.yaml")
     given = options.parse_args(arguments)
 
     def write() -> None:
         of = (
-            of_experiment(given.name, given.root)
+            of_experiment(given.name, given.root, given.columns)
             if given.size is None
             else of_target(given.name, given.size, given.root)
         )

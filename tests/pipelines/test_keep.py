@@ -176,14 +176,16 @@ def test_an_experiment_is_kept_under_a_name(repository: Path) -> None:
     (repository / "papers/built/ccn/smoke/studies/one/runs").rename(place)
     (place / "near-b-0" / "run.json").unlink()
     (repository / "params.yaml").write_text(EXPERIMENT)
-    assert keep_in(repository, "mine") == 0
+    assert keep_in(repository, "mine", "--columns", "bytes_up", "seconds") == 0
     kept = repository / "docs" / "results"
     page = (kept / "mine.md").read_text()
     assert (
         "| a LEAK | 20.00 |" in page
-        and "Command: `noniid run`; kept by `python -m tools.keep mine`." in page
+        and "kept by `python -m tools.keep mine --columns bytes_up seconds`." in page
     )
     assert "1 runs (planned: 6); missing: near-b-0, near-a-1, near-b-1, near-a-2, near-b-2" in page
     assert [row["recipe"] for row in table(kept / "mine-runs.csv")] == ["a"]
-    assert {row["study"] for row in table(kept / "mine-rounds.csv")} == {"toy"}
+    assert {
+        (row["study"], row["bytes_up"], row["seconds"]) for row in table(kept / "mine-rounds.csv")
+    } == {("toy", "10.0", "0.5")}
     assert table(kept / "mine.csv")[0]["recipe"] == "a"
