@@ -76,9 +76,10 @@ class Federation:
         return found.with_public(shared) if shared else found
 
     def with_public(self, n: int) -> Federation:
-        """With the first `n` public samples in the hands of each client.
+        """With `n` public samples in the hands of each client, evenly spaced in the split.
 
-        They stay clean: they belong to the server, and they are the same for every client.
+        A data set may be sorted by class, so the first `n` might lack some. They stay clean: they
+        belong to the server, and they are the same for every client.
         """
         train, public = self.train, self.public
         assert public is not None, "there are some"
@@ -86,8 +87,9 @@ class Federation:
         if noise is not None:
             clean = noise.row.new_full((n,), len(noise.std) - 1)
             noise = noise._replace(row=torch.cat([noise.row, clean]))
+        rows = torch.arange(n) * len(public.y) // n
         joined = Samples(
-            torch.cat([train.x, public.x[:n]]), torch.cat([train.y, public.y[:n]]), noise
+            torch.cat([train.x, public.x[rows]]), torch.cat([train.y, public.y[rows]]), noise
         )
         added = np.arange(len(train.y), len(joined.y))
         held = self.held
