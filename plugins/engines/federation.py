@@ -92,8 +92,7 @@ class Federation:
             torch.cat([train.x, public.x[rows]]), torch.cat([train.y, public.y[rows]]), noise
         )
         added = np.arange(len(train.y), len(joined.y))
-        held = self.held
-        if held is not None:
+        if (held := self.held) is not None:
             nobody_s = held.holder.new_full((n,), held.drift.clients.shape[1])
             held = held._replace(holder=torch.cat([held.holder, nobody_s]))
         clients = {
