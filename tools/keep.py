@@ -164,16 +164,11 @@ def rounds_csv(
     lines as fit."""
     for stride in STRIDES:
         lines = [
-            [
-                *place,
-                run.seed,
-                int(row["round"]),
-                *({**row, **own}.get(column) for column in columns),
-            ]
+            [*place, run.seed, int(row["round"]), *(row.get(column) for column in columns)]
             for place, group in used.items()
             for run in group.runs
-            for row, own in zip(run.rows, _seconds(run), strict=True)
-            if int(row["round"]) % stride == 0 or row is run.rows[-1]
+            for row in _rows(run)
+            if int(row["round"]) % stride == 0 or row["round"] == run.rows[-1]["round"]
         ]
         text = as_csv(("study", "scenario", "recipe", "seed", "round", *columns), lines, digits=6)
         if len(text) < most_bytes:
@@ -184,9 +179,10 @@ def rounds_csv(
     )
 
 
-def _seconds(run: ItemResult) -> list[dict[str, float]]:
-    """The wall time of each round, which is no column of rounds.csv; {} where it is not known."""
-    return [{"seconds": x} for x in run.seconds or ()] or [{}] * len(run.rows)
+def _rows(run: ItemResult) -> list[dict[str, Any]]:
+    """The rows of rounds.csv, each with the wall time of its round; None where it is not known."""
+    times = run.seconds or [None] * len(run.rows)
+    return [{**row, "seconds": x} for row, x in zip(run.rows, times, strict=True)]
 
 
 def runs_csv(used: Mapping[Address, Group], ends: Ends) -> bytes:
