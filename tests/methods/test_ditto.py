@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.engines.packing import flatten
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -79,21 +76,3 @@ def test_the_global_model_is_that_of_the_recipe_without_it(
         assert [row["bytes_up"] + row["bytes_down"] for row in ran.rows] == [
             row["bytes_up"] + row["bytes_down"] for row in plain.rows
         ]
-
-
-@pytest.mark.parametrize("recipe", ["ditto", "ditto+scaffold", "apfl", "fedrod", "finetune"])
-def test_processes_and_a_checkpoint_keep_the_bits(recipe: str, tmp_path: Path) -> None:
-    """Of the clients' own models too."""
-    whole = federation.run(recipe, batch_norm=True)
-    beside = federation.run(recipe, batch_norm=True, workers=2)
-    file = tmp_path / "checkpoint"
-    next(federation.simulation(recipe, batch_norm=True, checkpoint=file).rounds())
-    resumed = federation.simulation(recipe, batch_norm=True, checkpoint=file)
-    assert resumed.start_round == 1
-    for found in (beside, resumed.run()):
-        assert federation.equal(found, whole)
-        stored, wanted = flatten(found.personal), flatten(whole.personal)
-        assert stored.keys() == wanted.keys()
-        assert all(torch.equal(stored[key], leaf) for key, leaf in wanted.items())
-    leaf = whole.personal["params"]["fc2.weight"]
-    assert not torch.equal(leaf[0], leaf[1])

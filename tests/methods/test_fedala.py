@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.engines.packing import flatten
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -108,15 +106,3 @@ def test_a_part_of_the_samples_is_drawn_anew(engine: str) -> None:
 def test_a_drift_from_the_received_model_is_refused(other: str) -> None:
     with pytest.raises(Exception, match="starts local training elsewhere"):
         federation.simulation(f"fedala+{other}")
-
-
-@pytest.mark.parametrize("recipe", ["fedala", "fedala+moon"])
-def test_processes_and_a_checkpoint_keep_the_bits(recipe: str, tmp_path: Path) -> None:
-    whole = federation.run(recipe, batch_norm=True)
-    beside = federation.run(recipe, batch_norm=True, workers=2)
-    file = tmp_path / "checkpoint"
-    next(federation.simulation(recipe, batch_norm=True, checkpoint=file).rounds())
-    for found in (beside, federation.simulation(recipe, batch_norm=True, checkpoint=file).run()):
-        assert federation.equal(found, whole)
-        stored, wanted = flatten(found.personal), flatten(whole.personal)
-        assert all(torch.equal(stored[key], leaf) for key, leaf in wanted.items())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -227,20 +226,3 @@ def test_other_methods_see_the_shared_part_only(method: str) -> None:
         ends.append(out.params | flatten(out.personal))
     for key, leaf in ends[0].items():
         torch.testing.assert_close(ends[1][key], leaf, rtol=1e-8, atol=1e-10, msg=key)
-
-
-@pytest.mark.parametrize("recipe", ["fedbn", "fedbn+scaffold"])
-def test_processes_and_a_checkpoint_keep_the_bits(recipe: str, tmp_path: Path) -> None:
-    whole = federation.run(recipe, batch_norm=True)
-    beside = federation.run(recipe, batch_norm=True, workers=2)
-    file = tmp_path / "checkpoint"
-    killed: Iterator[Any] = federation.simulation(recipe, batch_norm=True, checkpoint=file).rounds()
-    next(killed)
-    resumed = federation.simulation(recipe, batch_norm=True, checkpoint=file)
-    assert resumed.start_round == 1
-    for found in (beside, resumed.run()):
-        assert federation.equal(found, whole)
-        stored, wanted = flatten(found.personal), flatten(whole.personal)
-        assert stored.keys() == wanted.keys() and all(
-            torch.equal(stored[key], leaf) for key, leaf in wanted.items()
-        )

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.engines.packing import flatten
-from tests import federation
 from tests.methods import by_hand as hand
 
 
@@ -67,19 +65,6 @@ def test_without_a_pull_each_client_trains_alone(engine: str) -> None:
         for _, _, batches in ran.rounds():
             w = hand.descend(w, batches[k])
         hand.same(hand.row(ran.outcome.personal["params"], k), w)
-
-
-def test_processes_and_a_checkpoint_keep_the_bits(tmp_path: Path) -> None:
-    whole = federation.run("fedproto", batch_norm=True)
-    beside = federation.run("fedproto", batch_norm=True, workers=2)
-    file = tmp_path / "checkpoint"
-    next(federation.simulation("fedproto", batch_norm=True, checkpoint=file).rounds())
-    resumed = federation.simulation("fedproto", batch_norm=True, checkpoint=file)
-    for found in (beside, resumed.run()):
-        assert federation.equal(found, whole)
-        stored, wanted = flatten(found.personal), flatten(whole.personal)
-        assert stored.keys() == wanted.keys()
-        assert all(torch.equal(stored[key], leaf) for key, leaf in wanted.items())
 
 
 def test_silos_have_the_models_of_the_simulation(tmp_path: Path) -> None:

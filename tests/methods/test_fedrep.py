@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
 
-from fedml_noniid.plugins.engines.packing import flatten
-from tests import federation
 from tests.methods import by_hand as hand
 
 HEAD, BODY = ("fc2.weight", "fc2.bias"), ("fc1.weight", "fc1.bias")
@@ -73,15 +68,3 @@ def test_with_adam_the_part_that_rests_keeps_its_moments(engine: str) -> None:
         step = fresh.step(w, hand.gradient(w, x, y), 0.01)
         hand.same(hand.row(ran.exchanges[0][1].deltas, k), {n: step[n] - w[n] for n in BODY})
         hand.same(hand.row(ran.outcome.personal["params"], k), {name: w[name] for name in HEAD})
-
-
-@pytest.mark.parametrize("recipe", ["fedrep", "fedrep+scaffold"])
-def test_processes_and_a_checkpoint_keep_the_bits(recipe: str, tmp_path: Path) -> None:
-    whole = federation.run(recipe, batch_norm=True)
-    beside = federation.run(recipe, batch_norm=True, workers=2)
-    file = tmp_path / "checkpoint"
-    next(federation.simulation(recipe, batch_norm=True, checkpoint=file).rounds())
-    for found in (beside, federation.simulation(recipe, batch_norm=True, checkpoint=file).run()):
-        assert federation.equal(found, whole)
-        stored, wanted = flatten(found.personal), flatten(whole.personal)
-        assert all(torch.equal(stored[key], leaf) for key, leaf in wanted.items())

@@ -1,0 +1,43 @@
+"""What every method whose clients keep models of their own keeps: the bits of processes and of a
+checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedml_noniid.plugins.engines.packing import flatten
+from tests import federation
+from tests.recipe_table import ALONE
+
+TOGETHER = ("ditto+scaffold", "fedala+moon", "fedbn+scaffold", "fedrep+scaffold")
+OWN = ("apfl", "ditto", "fedala", "fedbn", "fedper", "fedproto", "fedrep", "fedrod", "finetune")
+
+
+def test_no_method_is_left_out() -> None:
+    found = {
+        recipe
+        for recipe, settings in ALONE.values()
+        if "own_models" in federation.simulation(recipe, settings, batch_norm=True).remarks
+    }
+    assert found == set(OWN)
+
+
+@pytest.mark.parametrize("recipe", [*OWN, *TOGETHER])
+def test_processes_and_a_checkpoint_keep_the_bits(recipe: str, tmp_path: Path) -> None:
+    """Of the clients' own models too."""
+    whole = federation.run(recipe, batch_norm=True)
+    beside = federation.run(recipe, batch_norm=True, workers=2)
+    file = tmp_path / "checkpoint"
+    next(federation.simulation(recipe, batch_norm=True, checkpoint=file).rounds())
+    resumed = federation.simulation(recipe, batch_norm=True, checkpoint=file)
+    assert resumed.start_round == 1
+    for found in (beside, resumed.run()):
+        assert federation.equal(found, whole)
+        stored, wanted = flatten(found.personal), flatten(whole.personal)
+        assert stored.keys() == wanted.keys()
+        assert all(torch.equal(stored[key], leaf) for key, leaf in wanted.items())
+    leaves = flatten(whole.personal).values()
+    assert not all(torch.equal(leaf[0], leaf[1]) for leaf in leaves), "each client has its own"
