@@ -18,8 +18,8 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21168,
-    TESTS: 21480,
+    SOURCE: 21166,
+    TESTS: 21457,
     ("plugins/core",): 1435,
     ("plugins/privacy",): 164,
     ("plugins/silo",): 1629,

@@ -6,6 +6,7 @@ templates/claims-details.md.j2.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +43,7 @@ from fedml_noniid.pipelines.reporting.text import NONE, as_csv
 
 PAGE, DETAILS, PICTURE = "claims.md", "claims-details.html", "claims-{}.png"
 SUPPORTED = {HELD: "supported", NOT_HELD: "not supported"}  # the word of a cause
-LR = re.compile(r"\blr ([\d.e-]+)")
+NUMBER = re.compile(r"([\w.]+) ([\d.e-]+)(?:,|$)")  # `fnr.p 0.5` of the values of a trial
 OF_A_RUN = ["study", "item"]
 
 
@@ -220,7 +221,7 @@ class Page:
             "number": _number,
             "span": lambda one, ends: " to ".join(answers.number(one.claim, x) for x in ends),
             "signed": lambda one, effect: answers.number(one.claim, effect),
-            "supported": lambda why: SUPPORTED.get(why.word, why.word),
+            "supported": lambda why: SUPPORTED.get(why.word, why.text),
             "levels": _levels,
             "beside": _beside,
             "hours": lambda one: _hours(one.runs),
@@ -260,18 +261,21 @@ class Page:
         return rows
 
     def _tuned(self) -> list[list[str]]:
-        """What was chosen, and where its step size lies in the study's grid."""
-        rows = [["paper", "study", "method", "chosen", "trials", "step size"]]
+        """What was chosen, and which of its numbers lie at an end of those that the study tried."""
+        rows = [["paper", "study", "method", "chosen", "trials", "at an end"]]
         for (paper, study), of in self.trials.groupby(["paper", "study"], sort=False):
-            grid = {float(rate) for values in of["values"] for rate in LR.findall(values)}
+            tried: dict[str, set[float]] = {}
+            for key, value in itertools.chain(*map(NUMBER.findall, of["values"])):
+                tried.setdefault(key, set()).add(float(value))
             for one in of[of["chosen"] == "yes"].itertuples():
-                n, rate = (of["recipe"] == one.recipe).sum(), LR.search(one.values)
-                place = "within"
-                if rate is None or len(grid) < 2:
-                    place = "not tuned"
-                elif float(rate[1]) in (max(grid), min(grid)):
-                    place = "the largest" if float(rate[1]) == max(grid) else "the smallest"
-                rows.append([paper, study, one.recipe, one.values, str(n), place])
+                ends = [
+                    f"{key}: the {word}"
+                    for key, value in NUMBER.findall(one.values)
+                    for word, end in (("smallest", min), ("largest", max))
+                    if len(tried[key]) > 1 and float(value) == end(tried[key])
+                ]
+                n = str((of["recipe"] == one.recipe).sum())
+                rows.append([paper, study, one.recipe, one.values, n, ", ".join(ends) or "none"])
         return rows
 
 

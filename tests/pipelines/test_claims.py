@@ -834,7 +834,7 @@ def test_a_tuned_study_runs_with_the_best_trial_of_each_method(
         "fednnnn,claims-mnist-tuned,fedavg,lr 0.1,100,0.3,yes",
         "fednnnn,claims-mnist-tuned,fedavg,lr 0.5,100,,",
     ]
-    assert "| fedavg | lr 0.1 | 2 | the smallest |" in page_.details()
+    assert "| fedavg | lr 0.1 | 2 | lr: the smallest |" in page_.details()
     trials["fedavg"].pop()
     with pytest.raises(UserError, match="all trials of fedavg diverged"):
         running.tuned(Workspace.of(tmp_path, {}), study, settings)

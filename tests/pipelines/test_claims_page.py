@@ -13,15 +13,20 @@ from fedml_noniid.pipelines.papers import answers, forest
 from fedml_noniid.pipelines.papers.answers import NO, NOT_SHOWN, ONLY_IF, YES
 from fedml_noniid.pipelines.papers.claims import of_papers
 from fedml_noniid.pipelines.papers.committed import Committed, when_written
+from fedml_noniid.pipelines.papers.contrasts import by_seed
 from fedml_noniid.pipelines.papers.page import Page
 from fedml_noniid.pipelines.papers.studies import PAPERS
 from fedml_noniid.pipelines.papers.verdicts import HELD, NO_GAIN, NOT_HELD
+from fedml_noniid.pipelines.reporting.comparison import interval
+from fedml_noniid.pipelines.reporting.summary import spread
 from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines import by_hand
 from tests.pipelines.small import ROOT
 from tests.pipelines.test_claims import A, both, ends, one, written
 
 RESULTS = ROOT / "docs" / "results"
+NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
+QUOTE = re.compile(rf"([^()]*)(?:\(|, )({NUMBER.pattern}) to ({NUMBER.pattern})\)")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +50,35 @@ def test_the_committed_page_is_made_of_the_committed_numbers(
     readme = (ROOT / "README.md").read_text()
     assert table in readme
     assert cli.with_answers(readme, text) == readme, "`noniid claims --no-run --write` mends it"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_protocol_quotes_the_committed_numbers(committed: Page, paper: str) -> None:
+    """Each interval of "What our runs show so far", and the mean before it, is one of a claim."""
+    parts = [
+        spread(by_seed(of).values())
+        for one in committed.every
+        if one.named.paper == paper
+        for _, of in one.values.groupby("part", sort=False)
+    ]
+    known = [(of.mean, *ends) for of in parts if of and (ends := interval(of))]
+    text = (ROOT / "docs" / "protocols" / f"{paper}.md").read_text()
+    quotes = QUOTE.findall(text.partition("## What our runs show")[2])
+    assert len(quotes) > 5
+    for before, low, high in quotes:
+        assert any(
+            rounded(low, min(k * a, k * b))
+            and rounded(high, max(k * a, k * b))
+            and any(rounded(number, k * mean) for number in NUMBER.findall(before))
+            for mean, a, b in known
+            for k in (1, -1, 100)  # as it is, turned round, in percent
+        ), f"{before}({low} to {high})"
+
+
+def rounded(text: str, number: float) -> bool:
+    """Whether a text is a number, to the text's decimals."""
+    decimals = len(text.partition(".")[2])
+    return float(text) == pytest.approx(number, abs=0.5 * 10**-decimals + 1e-9)
 
 
 @pytest.mark.parametrize("paper", PAPERS)
