@@ -25,7 +25,6 @@ from scipy import stats
 
 from benchmarks import machine
 from benchmarks.report import render
-from fedml_noniid.pipelines.experiment.provenance import git_commit
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.trees import Params, tree_map
 from fedml_noniid.plugins.data.files import write_whole
@@ -183,7 +182,7 @@ def write(root: Path, seeds: int) -> None:
     table.writeheader()
     table.writerows(rows)
     context: dict[str, Any] = {"rows": rows, "delta": DELTA, "confidence": CONFIDENCE}
-    context |= {"machine": machine.line(watch.found()), "commit": git_commit()}
+    context |= {"machine": machine.line(watch.found())}
     context["over"] = sum(float(row["lower"]) > float(row["stated"]) for row in rows)
     write_whole(root / FILE, text.getvalue())
     write_whole(root / FILE.with_suffix(".md"), render("canaries.md.j2", context))

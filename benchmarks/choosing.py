@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 import yaml
 
+from benchmarks import machine
 from benchmarks.report import render
 from fedml_noniid.pipelines.experiment import config, results, tuning
-from fedml_noniid.pipelines.experiment.provenance import git_commit
 from fedml_noniid.pipelines.experiment.tuning import Point
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting.comparison import evidence
@@ -94,6 +94,7 @@ def write(root: Path, work: Path, raw: Path, only: Sequence[str] = ()) -> str:
     `raw`: the folder of MNIST's and CIFAR-10's files. What is trained stays in `work`. `only`:
     scenarios to measure, without a page.
     """
+    watch = machine.Watch()
     found = [measure(name, work, raw) for name in only or NAMES]
     if only:
         return ""
@@ -105,7 +106,7 @@ def write(root: Path, work: Path, raw: Path, only: Sequence[str] = ()) -> str:
     }
     for name, frame in tables.items():
         write_whole(root / FOLDER / name, frame.to_csv(index=False, lineterminator="\n"))
-    page = page_of(policies, finals, git_commit())
+    page = page_of(policies, finals, machine.line(watch.found()))
     write_whole(root / FOLDER / "choose.md", page)
     return page
 
@@ -241,7 +242,7 @@ def of_finals(found: Sequence[Measured]) -> pd.DataFrame:
     )
 
 
-def page_of(policies: pd.DataFrame, finals: pd.DataFrame, commit: str) -> str:
+def page_of(policies: pd.DataFrame, finals: pd.DataFrame, machine_line: str) -> str:
     """The page, of the two tables alone. Differences are means over scenarios."""
     tests = policies.pivot(index="scenario", columns="policy", values="test")
     rounds = policies.pivot(index="scenario", columns="policy", values="rounds").mean()
@@ -274,6 +275,7 @@ def page_of(policies: pd.DataFrame, finals: pd.DataFrame, commit: str) -> str:
         }
         for name in policies["scenario"].unique()
     ]
+    rates = sorted(set(policies["values"]), key=lambda values: float(values.split()[1]))
     about = {
         "rows": rows,
         "scenarios": scenarios,
@@ -282,7 +284,8 @@ def page_of(policies: pd.DataFrame, finals: pd.DataFrame, commit: str) -> str:
         "claims": len(finals),
         "won": finals.loc[finals["taken"], "scenario"].nunique(),
         "gains": int((finals.loc[finals["taken"], "truth"] > 0).sum()),
-        "commit": commit,
+        "ends": int(named[FEDAVG].isin([f"fedavg ({rates[0]})", f"fedavg ({rates[-1]})"]).sum()),
+        "machine": machine_line,
     }
     settings = {"recipes": racing.RECIPES, "train": TRAIN, "data": DATA, "skews": SKEWS}
     return render("choose.md.j2", about | settings | {"truth": TRUTH})

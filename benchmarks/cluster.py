@@ -29,7 +29,6 @@ from benchmarks import machine
 from benchmarks.divided import cluster
 from benchmarks.report import render
 from fedml_noniid.pipelines.experiment import cache, config, resume
-from fedml_noniid.pipelines.experiment.provenance import git_commit
 from fedml_noniid.pipelines.experiment.training import SECONDS
 from fedml_noniid.pipelines.experiment.workspace import CLUSTER, Workspace
 from fedml_noniid.pipelines.stages import train
@@ -238,7 +237,7 @@ def write_kills(root: Path, work: Path, items: int, workers: int) -> None:
     """Measures items under kills, and writes table and block."""
     watch = machine.Watch()
     rows, facts = disturbed(work, items, workers)
-    facts |= {"kill_s": KILL_S, "machine": machine.line(watch.found()), "commit": git_commit()}
+    facts |= {"kill_s": KILL_S, "machine": machine.line(watch.found())}
     facts["used"] = sum(row["train_s"] for row in rows) / facts["wall_s"] / workers
     _write(root, "kills", rows, facts)
 
@@ -250,7 +249,7 @@ def write_turns(root: Path, work: Path, turns: int, items: int) -> None:
     walls = {(row["by"], row["turn"]): row["seconds"] for row in rows}
     found = [walls["forked", turn] / walls["cluster", turn] for turn in range(1, turns + 1)]
     facts = {"ratios": found, "middle": median(found), "items": items}
-    facts |= {"machine": machine.line(watch.found()), "commit": git_commit()}
+    facts |= {"machine": machine.line(watch.found())}
     _write(root, "workers", rows, facts)
 
 

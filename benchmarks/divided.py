@@ -24,7 +24,6 @@ import yaml
 from benchmarks import machine
 from benchmarks.report import render
 from fedml_noniid.pipelines.experiment import config
-from fedml_noniid.pipelines.experiment.provenance import git_commit
 from fedml_noniid.pipelines.experiment.workspace import CLUSTER
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
@@ -143,7 +142,6 @@ def write(root: Path, turns: int) -> None:
         "rows": rows,
         "ratios": [_ratios(rows, recipe, turns) for recipe in RECIPES],
         "machine": machine.line(watch.found()),
-        "commit": git_commit(),
         "same": len({(row["recipe"], row["weights_sha256"]) for row in rows}) == len(RECIPES),
     }
     context |= {"clients": CLIENTS, "own": OWN, "cohort": COHORT, "rounds": ROUNDS}

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 import fedml_noniid as nd
+from benchmarks import machine
 from benchmarks.report import render
-from fedml_noniid.pipelines.experiment.provenance import git_commit
 from fedml_noniid.pipelines.reporting.comparison import interval
 from fedml_noniid.pipelines.reporting.summary import spread
 from fedml_noniid.plugins.data.files import write_whole
@@ -183,7 +183,7 @@ def measured(run: nd.Result, goal: float) -> tuple[int, float, int, float]:
     return len(accuracies), accuracies[-1], as_good, round(moved / CLIENTS / 1000, 1)
 
 
-def page(rows: Sequence[Mapping[str, str]]) -> str:
+def page(rows: Sequence[Mapping[str, str]], machine_line: str) -> str:
     """The page with the tables."""
     accuracy: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows:
@@ -201,7 +201,7 @@ def page(rows: Sequence[Mapping[str, str]]) -> str:
         for name, of in accuracy.items()
         if name != "Fed3R"
     }
-    costs = []
+    costs, ends = [], []
     for name, way in WAYS.items():
         mine = [row for row in rows if row["way"] == name]
         good = [int(row["as_good"]) for row in mine if int(row["as_good"])]
@@ -209,16 +209,20 @@ def page(rows: Sequence[Mapping[str, str]]) -> str:
             f", in round {int(np.median(good))} (median)" if good else ""
         )
         kb, seconds = (np.median([float(row[key]) for row in mine]) for key in ("kb", "seconds"))
-        value = f"{way.tuned} {float(mine[0]['value']):g}"
-        costs.append((name, way.rounds, f"{kb:,.0f}", f"{seconds:.1f}", value, reached))
+        value = float(mine[0]["value"])
+        tuned = f"{way.tuned} {value:g}"
+        costs.append((name, way.rounds, f"{kb:,.0f}", f"{seconds:.1f}", tuned, reached))
+        ends += [name] if value in (way.grid[0], way.grid[-1]) else []
     context: dict[str, Any] = {
         "partitions": list(PARTITIONS),
         "cells": cells,
         "gaps": gaps,
         "costs": costs,
+        "ends": ends,
+        "machine": machine_line,
     }
     context |= {"seeds": len(SEEDS), "clients": CLIENTS, "rounds": ROUNDS, "per_class": PER_CLASS}
-    return render("frozen.md.j2", context | {"commit": git_commit()})
+    return render("frozen.md.j2", context)
 
 
 def _with_interval(values: Sequence[float], sign: str = "") -> str:
@@ -230,10 +234,11 @@ def _with_interval(values: Sequence[float], sign: str = "") -> str:
 
 def write(root: Path, raw: Path, work: Path) -> None:
     """Measures what is missing, and writes the table and the page."""
+    watch = machine.Watch()
     rows = measure(raw, work)
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
     write_whole(root / FILE, text.getvalue())
-    write_whole(root / FILE.with_suffix(".md"), page(rows))
+    write_whole(root / FILE.with_suffix(".md"), page(rows, machine.line(watch.found())))

@@ -1,4 +1,4 @@
-"""Describes the machine of a measurement and its load from other processes."""
+"""Describes the machine and the code of a measurement, and the load from other processes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fedml_noniid.pipelines.experiment.provenance import git_commit
+
 BUSY = (0, 1, 2, 5, 6, 7)  # of /proc/stat: user, nice, system, irq, softirq, steal
 
 
@@ -18,13 +20,15 @@ class Watch:
 
     def __init__(self) -> None:
         self._began, self._busy, self._ours = time.perf_counter(), _busy(), _ours()
+        self._commit = git_commit()  # before the tables change the tree
 
     def found(self) -> dict[str, Any]:
-        """The facts of the machine for a report."""
+        """The facts of the machine and the code for a report."""
         cores = os.cpu_count() or 1
         seconds = (time.perf_counter() - self._began) * cores
         others = (_busy() - self._busy) - (_ours() - self._ours)
         return {
+            "commit": self._commit,
             "cpu": _model(),
             "cores": cores,
             "usable_cores": len(os.sched_getaffinity(0)),
@@ -38,8 +42,8 @@ class Watch:
 def line(found: dict[str, Any]) -> str:
     """The facts in one line."""
     return (
-        f"{found['cpu']}, {found['cores']} cores ({found['usable_cores']} usable), torch "
-        f"{found['torch']}. While this "
+        f"Commit of the code: {found['commit']}. {found['cpu']}, {found['cores']} cores "
+        f"({found['usable_cores']} usable), torch {found['torch']}. While this "
         f"ran ({found['minutes']:.0f} min), other processes took {found['others_percent']:.0f} "
         "% of the machine's CPU "
         f"time; load average at the end {found['load_average']:.1f}."

@@ -19,7 +19,6 @@ import torch
 
 from benchmarks import machine
 from benchmarks.report import render
-from fedml_noniid.pipelines.experiment.provenance import git_commit
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.trees import tree_map
 from fedml_noniid.plugins.data.files import write_whole
@@ -114,7 +113,6 @@ def write(root: Path) -> None:
     context: dict[str, Any] = {
         "rows": rows,
         "machine": machine.line(watch.found()),
-        "commit": git_commit(),
     }
     context |= {"ratios": [_ratios(rows, engine) for engine in ENGINES], "cohort": COHORT}
     write_whole(root / FILE, text.getvalue())

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
+from benchmarks import machine
 from benchmarks.report import render
-from fedml_noniid.pipelines.experiment.provenance import git_commit
 from fedml_noniid.pipelines.reporting.comparison import interval
 from fedml_noniid.pipelines.reporting.summary import spread
 from fedml_noniid.plugins.core.data import Samples
@@ -301,7 +301,7 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 def write(root: Path, work: Path, raw: Path) -> None:
     """Measures what is missing, and writes the tables and the page."""
-    commit = git_commit()  # before the tables change the tree
+    watch = machine.Watch()
     tables = measured(work, raw)
     rows = summary(tables["runs"])
     folder = root / "docs" / "results"
@@ -342,7 +342,7 @@ def write(root: Path, work: Path, raw: Path) -> None:
         "epochs": EPOCHS,
         "batch": BATCH,
         "hidden": HIDDEN,
-        "commit": commit,
+        "machine": machine.line(watch.found()),
         "control": CONTROL,
         "worst": math.ceil(CLIENTS / 10),
         "intervals": 2 * (len(METHODS) - 1) * len(SCENARIOS),

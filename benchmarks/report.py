@@ -24,8 +24,18 @@ def render(name: str, context: dict[str, Any]) -> str:
 
 def markdown(found: dict[str, Any]) -> str:
     """The whole report."""
-    more = {"machine_line": machine.line(found["machine"]), "pairs": pairs(found["workloads"])}
+    more = {
+        "machine_line": machine.line(found["machine"]),
+        "pairs": pairs(found["workloads"]),
+        "rounds": {name: _rounds(of["rows"]) for name, of in found["workloads"].items()},
+    }
     return render("bench.md.j2", {"median": median, **found, **more})
+
+
+def _rounds(rows: list[dict[str, Any]]) -> int:
+    """How many rounds each engine of a workload ran; the bare loop takes turns with all of them."""
+    runs = [row["repetitions"] for row in rows if "repetitions" in row]
+    return min((sum(len(run["wall"]) for run in of) for of in runs), default=0)
 
 
 def on_scale(page: str, found: dict[str, Any]) -> str:

@@ -22,7 +22,6 @@ import torch
 
 from benchmarks import machine
 from benchmarks.report import render
-from fedml_noniid.pipelines.experiment.provenance import git_commit
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
@@ -146,7 +145,7 @@ def write(root: Path, size: Size, command: str) -> None:
     watch = machine.Watch()
     table, lines = measure(size)
     context: dict[str, Any] = {"size": size, "command": command, "lines": lines}
-    context |= {"machine": machine.line(watch.found()), "commit": git_commit()}
+    context |= {"machine": machine.line(watch.found())}
     context |= {"start": table.iloc[0], "gathered": table.iloc[1], "exchanges": table.iloc[2:]}
     to = root / "docs" / "results"
     write_whole(to / OUT, table.to_csv(index=False))

@@ -27,7 +27,6 @@ from benchmarks.peers.harness import read_job
 from benchmarks.report import render
 from benchmarks.statistics import quartiles
 from benchmarks.workloads import WORKLOADS, write_job
-from fedml_noniid.pipelines.experiment.provenance import git_commit
 from fedml_noniid.plugins.core import algorithm
 from fedml_noniid.plugins.core.sums import weighted_mean
 from fedml_noniid.plugins.core.trees import Tree, tree_map
@@ -126,7 +125,6 @@ def write(root: Path) -> None:
         "clients": CLIENTS,
         "held": round(CLIENTS * 11_173_962 * 4 / 2**20),
         "machine": machine.line(watch.found()),
-        "commit": git_commit(),
     }
     write_whole(root / FILE, text.getvalue())
     write_whole(root / FILE.with_suffix(".md"), render("sums.md.j2", context))

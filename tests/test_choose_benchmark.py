@@ -76,11 +76,11 @@ def test_what_each_way_takes_and_costs() -> None:
 
 def test_the_page_has_the_numbers_of_its_tables() -> None:
     page = (RESULTS / "choose.md").read_text()
-    (commit,) = re.findall(r"commit\s([0-9a-f]{40})", page)
+    (line,) = re.findall(r"^Commit of the code: .*$", page, re.MULTILINE)
     policies, finals = (
         pd.read_csv(RESULTS / f"{name}.csv") for name in ("choose", "choose-finals")
     )
-    assert choosing.page_of(policies, finals, commit) == page
+    assert choosing.page_of(policies, finals, line) == page
     runs = pd.read_csv(RESULTS / "choose-runs.csv")
     last = runs[(runs["for"] == "truth") & (runs["round"] == choosing.TRAIN["rounds"])]
     tests = last.groupby(["scenario", "recipe", "lr"])["test"].mean()

@@ -29,7 +29,7 @@ def test_means_intervals_and_differences_are_those_of_the_rows() -> None:
     """Three seeds: t is 4.303 for two degrees of freedom. Deviation 1 point: 4.303 / sqrt(3)."""
     assert next(iter(frozen.WAYS)) == "Fed3R", "the others are compared with it"
     listed = {way: [0.5, 0.5, 0.5] for way in frozen.WAYS} | {"linear probe": [0.51, 0.52, 0.53]}
-    page = frozen.page(rows(listed))
+    page = frozen.page(rows(listed), "")
     assert f"| linear probe |{' 52.0 ± 2.5 |' * len(frozen.PARTITIONS)}" in page
     assert f"| linear probe |{' +2.0 ± 2.5 |' * len(frozen.PARTITIONS)}" in page
     assert f"| Fed3R |{' 50.0 ± 0.0 |' * len(frozen.PARTITIONS)}" in page
@@ -38,9 +38,9 @@ def test_means_intervals_and_differences_are_those_of_the_rows() -> None:
 
 def test_the_page_is_that_of_its_table() -> None:
     table = ROOT / frozen.FILE
-    made = frozen.page(list(csv.DictReader(table.read_text().splitlines())))
+    made = frozen.page(list(csv.DictReader(table.read_text().splitlines())), "Commit of ")
     committed = table.with_suffix(".md").read_text()
-    assert made.partition("commit ")[0] == committed.partition("commit ")[0]
+    assert made.partition("Commit of")[0] == committed.partition("Commit of")[0]
 
 
 @pytest.mark.parametrize("way", frozen.WAYS)

@@ -18,7 +18,7 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21166,
+    SOURCE: 21167,
     TESTS: 21457,
     ("plugins/core",): 1435,
     ("plugins/privacy",): 164,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -75,7 +76,7 @@ def table(methods: Sequence[Chosen]) -> list[list[str]]:
     """The values of each method, and how they were chosen."""
     metric = metric_of(next((one.tuned.metric for one in methods if one.tuned), "accuracy"))
     unit = ", %" if metric.percent else f", {metric.words}"
-    rows = [["method", "values", "tuned", "trials", "on", f"validation{unit} (second)"]]
+    rows = [["method", "values", "tuned", "trials of all", "on", f"validation{unit} (second)"]]
 
     def shown(value: float) -> str:
         return f"{metric.factor * value:.{metric.decimals}f}"
@@ -85,7 +86,12 @@ def table(methods: Sequence[Chosen]) -> list[list[str]]:
         if (of := one.tuned) is not None:
             diverged = f", {of.diverged} diverged" if of.diverged else ""
             second = NONE if of.runner_up is None else shown(of.runner_up)
-            row[3:] = [f"{of.trials}{diverged}", one.on, f"{shown(of.validation)} ({second})"]
+            points = math.prod(len(x) for keys in of.tried.values() for x in keys.values())
+            row[3:] = [
+                f"{of.trials} of {points}{diverged}",
+                one.on,
+                f"{shown(of.validation)} ({second})",
+            ]
         rows.append(row)
     return rows
 

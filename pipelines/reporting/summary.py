@@ -53,7 +53,7 @@ class MethodSummary:
     federated: bool
     remark: str  # what a reader of its accuracies must know, or ""
     rank: int = 0  # from 1; 0 for a method that is not compared, or no better than a constant
-    own_models: bool = False  # whether its accuracies are those of the clients' own models
+    other_test: bool = False  # whether its clients test models of their own, unlike the others'
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -76,8 +76,9 @@ class MethodSummary:
 
     @property
     def compared(self) -> bool:
-        """Whether it can have a rank: a federated recipe that has not seen the test set."""
-        return self.federated and not self.leak
+        """Whether it can have a rank: it is federated, has not seen the test set, and has the test
+        of the others."""
+        return self.federated and not self.leak and not self.other_test
 
     @property
     def is_constant(self) -> bool:
@@ -165,9 +166,17 @@ def scenario(
     test_samples = test_samples or next(filter(None, map(_test_samples, present)), None)
     main = present[0].main
     step = 1 / test_samples if test_samples and main == "accuracy" else 0.0
+    own = {recipe: bool(_tag(runs[0], "own_models")) for recipe, runs in by_recipe.items()}
     methods = _ranked(
         [
-            _summed_up(runs, None if recipe == base else baseline, step)
+            replace(
+                _summed_up(
+                    runs,
+                    None if recipe == base or own[recipe] != own.get(base or "") else baseline,
+                    step,
+                ),
+                other_test=own[recipe] and not all(own.values()),
+            )
             for recipe, runs in by_recipe.items()
         ]
     )
@@ -229,11 +238,9 @@ def _summed_up(
     first, frame = runs[0], measured(runs, baseline)
     spreads = {column: spread(frame[column].dropna().tolist()) for column in frame}
     above = spread((frame["final"] - frame["majority_accuracy"]).dropna().tolist())
-    own_models = _tag(first, "own_models") or _tag(first, "no_effect")
-    remarks = (own_models, _private(runs), _stopped(runs))
+    about = _tag(first, "own_models") or _tag(first, "no_effect"), _private(runs), _stopped(runs)
     return MethodSummary(
         recipe=first.recipe,
-        own_models=bool(_tag(first, "own_models")),
         composition=first.composition,
         rounds=max(len(run.rows) for run in runs),
         runs=frame,
@@ -244,7 +251,7 @@ def _summed_up(
         public=_tag(first, "public"),
         leak=_tag(first, "leak"),
         federated=first.tags.get("federated", "yes") == "yes",
-        remark="; ".join(filter(None, remarks)),
+        remark="; ".join(filter(None, about)),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,10 +12,8 @@ import torch
 from benchmarks import gpu_budget
 from benchmarks.fake_gpu import Counts
 from benchmarks.gpu_budget import SMALL, of_round
-from fedml_noniid.plugins.baselines.fedprox import FedProx
-from fedml_noniid.plugins.core.component import Client
 from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.trees import Params, tree_map
+from tests.engines.test_cuda_graphs import changed
 from tests.recipe_table import ALONE
 
 AGAIN = "if this has to be, `python -m benchmarks budget` writes the table again"
@@ -58,19 +55,9 @@ def test_the_round_of_pfls_benchmark_meets_the_target() -> None:
     assert gpu_budget.per_step("fedavg", {}, "vectorized", gpu_budget.PFL) <= 60
 
 
-def spoiled(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
-    """FedProx with a change to what it adds to the gradient."""
-    term = FedProx.gradient_term
-
-    def changed(self: FedProx, w: Params, client: Client) -> Params:
-        return tree_map(spoil, term(self, w, client))
-
-    monkeypatch.setattr(FedProx, "gradient_term", changed)
-
-
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_a_copy_to_the_host_breaks_the_budget(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    spoiled(monkeypatch, lambda leaf: leaf.cpu().to(leaf.device))
+    changed(monkeypatch, lambda leaf: leaf.cpu().to(leaf.device))
     counts, *_ = of_round("fedprox", ALONE["fedprox"][1], engine, SMALL, 2)
     assert counts.waits > budget()["fedprox", engine].waits
     assert counts.copies > budget()["fedprox", engine].copies
@@ -78,6 +65,6 @@ def test_a_copy_to_the_host_breaks_the_budget(engine: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_a_mix_of_devices_raises(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    spoiled(monkeypatch, lambda leaf: leaf + torch.ones(leaf.shape))
+    changed(monkeypatch, lambda leaf: leaf + torch.ones(leaf.shape))
     with pytest.raises(RecipeError, match=r"two devices|Unhandled FakeTensor Device Propagation"):
         of_round("fedprox", ALONE["fedprox"][1], engine, SMALL, 2)

@@ -269,7 +269,7 @@ def test_a_method_that_beats_the_majority_is_named_with_those_that_do_not(tmp_pa
 def test_personal_models_have_a_constant_answer_of_their_own(tmp_path: Path) -> None:
     """A client that has one class is right to name it, but that is no merit of the method."""
     tags = {"own_models": "accuracies are those of the clients' own models"}
-    for recipe, final, majority in (("fedavg", 0.6, 0.25), ("fedbn", 0.9, 0.95)):
+    for recipe, final, majority in (("fedavg", 0.6, 0.25), ("fedbn", 0.98, 0.95)):
         metrics = RARE | {"majority_accuracy": majority, "classes_named": 4.0}
         of = tags if recipe == "fedbn" else {}
         write_run(tmp_path, recipe, 0, [final], metrics=metrics, tags=of)
@@ -278,11 +278,16 @@ def test_personal_models_have_a_constant_answer_of_their_own(tmp_path: Path) -> 
         ["majority class", "25.00"],
         ["local majority class", "95.00"],
     ]
-    assert ranks(scenario) == [("fedbn", 0), ("fedavg", 1)]
+    assert ranks(scenario) == [("fedavg", 1), ("fedbn", 0)], "it is another test"
+    assert "vs_baseline" not in scenario.methods[1].spreads
     assert f"fedbn: {tags['own_models']}." in said(scenario)
-    two, *_ = report.section(scenario)["warnings"]
+    section = report.section(scenario)
+    assert section["answer"][0].endswith("it is the only method that can be compared.")
+    two, *_ = section["warnings"]
     assert two.startswith("WARNING, TWO TESTS: the accuracy of fedbn is that of the clients' own")
-    assert not report.section(sum_up(tmp_path, ["fedavg"], [0]))["warnings"]
+    for alone in ("fedavg", "fedbn"):
+        of = sum_up(tmp_path, [alone], [0])
+        assert ranks(of) == [(alone, 1)] and not report.section(of)["warnings"]
 
 
 def test_epsilon_is_the_largest_of_the_seeds_and_says_what_it_leaves_out(tmp_path: Path) -> None:
@@ -384,7 +389,9 @@ def test_the_answer_says_how_many_seeds_would_decide(
 ) -> None:
     write_runs(tmp_path, {"fedavg": [0.5] * 3, "fnr": [0.5 + one for one in differences]})
     answer = report.section(sum_up(tmp_path))["answer"]
-    assert len(answer) == 3 and answer[2].startswith(f"The smallest gap, {needed}")
+    assert len(answer) == 3 and answer[2].startswith(
+        f"The smallest gap above one test sample, {needed}"
+    )
 
 
 def test_a_long_list_of_equals_is_a_number(tmp_path: Path) -> None:
@@ -694,10 +701,10 @@ def test_equal_budgets_are_said_and_nothing_is_warned_of(root: Path) -> None:
     )
     assert last == "All methods had the same training settings.", "by the runs, which are older"
     lines = {row[0]: row[1:] for row in chosen.table(chosen.chosen(config.load(root)))}
-    about = ["yes", "3", "skew, seed 100, 100 samples", "90.00 (80.00)"]
+    about = ["yes", "3 of 3", "skew, seed 100, 100 samples", "90.00 (80.00)"]
     assert lines["scaffold"] == ["lr 0.3", *about] and lines["fnr"] == ["lr 0.1, fnr.p 0.5", *about]
     page = (report.write(root) / "report.md").read_text()
-    assert "| scaffold | lr 0.3 | yes | 3 |" in page and "sgd; lr by method" in page
+    assert "| scaffold | lr 0.3 | yes | 3 of 3 |" in page and "sgd; lr by method" in page
     answer = page.partition("## Which method should I use?")[2].partition("\n## ")[0]
     assert "The best of 3 means is too high on average" in answer
     assert "can't say which method to use" not in answer
