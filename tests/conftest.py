@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from fedml_noniid.plugins import foreign
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.datasets import load
 from fedml_noniid.plugins.engines.compiled import SWITCH
@@ -48,6 +50,15 @@ collect_ignore = [
     if importlib.util.find_spec(package) is None
     for name in names
 ]
+
+
+@pytest.fixture(autouse=True)
+def nobody_elses_methods() -> Iterator[None]:
+    """Methods of other packages that a test makes known are forgotten after it."""
+    known = dict(foreign._known)
+    yield
+    foreign._known.clear()
+    foreign._known.update(known)
 
 
 @pytest.fixture(scope="session")

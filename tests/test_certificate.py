@@ -13,7 +13,6 @@ from fedml_noniid.contract import checks, plugin
 from fedml_noniid.contract.certificate import certificate
 from fedml_noniid.contract.checks import NotTriedError
 from fedml_noniid.contract.suite import CHECKS, Case
-from fedml_noniid.plugins import foreign
 from fedml_noniid.plugins.core.errors import UserError
 from tests import own_package
 
@@ -24,8 +23,6 @@ NAME = "stranger.fedx:FedX"
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    foreign._known.pop("fedx", None)
-    foreign._known.pop("fedw", None)
     for name in [name for name in sys.modules if name.partition(".")[0] == "stranger"]:
         del sys.modules[name]
 

@@ -24,12 +24,10 @@ FEDX = {"mu": 0.3}
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that Python finds packages in. What a test makes known is forgotten."""
+    """A folder that Python finds packages in."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    known, modules = dict(foreign._known), set(sys.modules)
+    modules = set(sys.modules)
     yield tmp_path
-    foreign._known.clear()
-    foreign._known.update(known)
     for name in set(sys.modules) - modules:
         if name.startswith("stranger"):
             del sys.modules[name]

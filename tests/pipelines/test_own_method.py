@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fedml_noniid.pipelines.experiment import config, provenance, tuning
-from fedml_noniid.plugins import foreign
 from fedml_noniid.plugins.core.errors import UserError
 from tests import own_package
 from tests.pipelines.small import PARAMS, ROOT, environment, run_stages
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Iterator[Path]:
+def study(tmp_path: Path) -> Path:
     """A study with a package beside its params.yaml, of a name that no other test imports."""
     package = f"stranger_{tmp_path.name.replace('-', '_')}"
     own_package.write(tmp_path, package)
@@ -26,9 +24,7 @@ def study(tmp_path: Path) -> Iterator[Path]:
     params = PARAMS.replace("[fedavg, scaffold+fnr]", "[fedavg, mine]")
     params = params.replace("scaffold+fnr: {fnr: {p: 0.5}}", entry)
     (tmp_path / "params.yaml").write_text(params.replace("recipe: fedavg,", "recipe: mine,"))
-    foreign._known.pop("fedx", None)
-    yield tmp_path
-    foreign._known.pop("fedx", None)
+    return tmp_path
 
 
 def hashes(study: Path) -> dict[str, object]:

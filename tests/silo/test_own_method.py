@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from fedml_noniid.cli.app import main
-from fedml_noniid.plugins import foreign
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.exit_codes import NotAdmittedError
@@ -28,9 +27,7 @@ WORDS = "the packages of methods that are not ours must be the same"
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    foreign._known.pop("fedx", None)
-    yield own_package.write(tmp_path, f"stranger_{tmp_path.name.replace('-', '_')}")
-    foreign._known.pop("fedx", None)
+    return own_package.write(tmp_path, f"stranger_{tmp_path.name.replace('-', '_')}")
 
 
 def test_silos_and_pair_equal_the_simulation(file):
