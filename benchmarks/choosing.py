@@ -276,6 +276,7 @@ def page_of(policies: pd.DataFrame, finals: pd.DataFrame, machine_line: str) -> 
         for name in policies["scenario"].unique()
     ]
     rates = sorted(set(policies["values"]), key=lambda values: float(values.split()[1]))
+    tuned = policies.loc[policies["policy"] == FEDAVG, "values"]
     about = {
         "rows": rows,
         "scenarios": scenarios,
@@ -284,7 +285,7 @@ def page_of(policies: pd.DataFrame, finals: pd.DataFrame, machine_line: str) -> 
         "claims": len(finals),
         "won": finals.loc[finals["taken"], "scenario"].nunique(),
         "gains": int((finals.loc[finals["taken"], "truth"] > 0).sum()),
-        "ends": int(named[FEDAVG].isin([f"fedavg ({rates[0]})", f"fedavg ({rates[-1]})"]).sum()),
+        "ends": int(tuned.isin([rates[0], rates[-1]]).sum()),
         "machine": machine_line,
     }
     settings = {"recipes": racing.RECIPES, "train": TRAIN, "data": DATA, "skews": SKEWS}
