@@ -222,11 +222,11 @@ def source_of(name: str) -> str:
         raise UserError(f"{name}: the source of {top} can't be read ({error})") from None
 
 
-def files_of(top: str) -> list[Path]:
-    """The Python files of a package, or the file of a module. ValueError, OSError."""
+def files_of(top: str, kind: str = "*.py") -> list[Path]:
+    """The Python files of a package, or others, or the file of a module. ValueError, OSError."""
     found = importlib.util.find_spec(top)
     folders = list((found and found.submodule_search_locations) or [])
-    files = sorted(file for folder in folders for file in Path(folder).rglob("*.py"))
+    files = sorted(file for folder in folders for file in Path(folder).rglob(kind))
     return files or [Path(str(found and found.origin))]
 
 

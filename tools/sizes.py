@@ -18,11 +18,11 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21167,
-    TESTS: 21454,
-    ("plugins/core",): 1435,
-    ("plugins/privacy",): 164,
-    ("plugins/silo",): 1629,
+    SOURCE: 21400,
+    TESTS: 21700,
+    ("plugins/core",): 1445,
+    ("plugins/privacy",): 175,
+    ("plugins/silo",): 1645,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,

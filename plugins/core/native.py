@@ -19,7 +19,7 @@ SWITCH = "FEDML_NONIID_COMPILED"  # environment variable; 0: everything in Pytho
 
 def library(source: Path, version: str = "") -> Path:
     """Where the compiled file lies: among torch's extensions, by source, `version` of what it is
-    linked to, and kind of processor."""
+    linked to and of the flags, and kind of processor."""
     kind = f"{version} {platform.system()} {platform.machine()}"
     key = hashlib.sha256(source.read_bytes() + kind.encode()).hexdigest()[:16]
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"

@@ -27,7 +27,7 @@ from torch import Tensor
 from fedml_noniid.plugins.core import native
 from fedml_noniid.plugins.core.trees import Rows, Tree, leaf_row_norms, opened, tree_map
 
-SOURCE = Path(__file__).with_suffix(".cpp")
+SOURCE = Path(__file__).with_name("sums.cpp")
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 SUM_BITS = 62  # of an int64: one is the sign's, one is left
 # Rows whose numbers don't exceed 2^NEAR are level 0, those up to 2^(NEAR + STEP) are level 1, ...
@@ -315,7 +315,7 @@ def _compiled(rows: Tensor, factors: Tensor) -> Tensor | None:
 @cache
 def _library() -> Callable[..., float] | None:
     """The function of sums.cpp, if this machine has it compiled, or has a compiler."""
-    path = native.library(SOURCE)
+    path = native.library(SOURCE, " ".join(FLAGS))
     if os.environ.get(native.SWITCH) == "0":
         return None
     if not path.exists() and not native.built(path, SOURCE, FLAGS):

@@ -27,6 +27,7 @@ from fedml_noniid.plugins.models.stacked import Stacked
 LOG = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("steps.cpp")
 SWITCH = native.SWITCH  # 1: compile for short runs too
+FLAGS = ("-O2", "-ltorch_cpu", "-lc10")
 # steps of a run: fewer don't save the time that the compiler takes (docs/performance.md)
 MIN_PLANNED_STEPS = 50_000
 
@@ -118,11 +119,10 @@ def compiled_for(network: Model, memory: Params, planned: int) -> Compiled | Non
 
 def library() -> Path:
     """Where the compiled steps lie."""
-    return native.library(SOURCE, torch.__version__)
+    return native.library(SOURCE, " ".join((torch.__version__, *FLAGS)))
 
 
 def _built(path: Path) -> bool:
     """Compiles the steps. False if that fails."""
     root = Path(torch.__file__).parent
-    flags = ("-O2", f"-I{root / 'include'}", f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10")
-    return native.built(path, SOURCE, flags)
+    return native.built(path, SOURCE, (f"-I{root / 'include'}", f"-L{root / 'lib'}", *FLAGS))

@@ -341,8 +341,8 @@ def forms(tensors: Mapping[str, Tensor | wire.Entry]) -> Forms:
 
 
 def source_of_ours() -> str:
-    """The SHA-256 of the source of this package."""
-    files = files_of(f"{OURS}.plugins")
+    """The SHA-256 of the source of this package, C++ too."""
+    files = [*files_of(f"{OURS}.plugins"), *files_of(f"{OURS}.plugins", "*.cpp")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
