@@ -58,6 +58,7 @@ def compose(settings: config.Config, name: str, scenario: str, deployed: bool = 
         settings.data.public,
         train.model in models.OF_TEXT,
         deployed,
+        momentum=train.momentum,
     )
     algorithm = recipes.build(settings.composition(name), settings.recipes[name].settings, setting)
     for component in algorithm.components:

@@ -11,7 +11,7 @@ with w as it is before that step.
   the weights: alpha <- alpha - eta <v_k - w, g>. Between rounds it is put back into [0, 1]; within
   a round the mixture takes it clipped. The authors' code moves alpha in the first step of a round
   only, and adds 0.02 alpha to its gradient. Weight decay and momentum act on alpha as on weights.
-- v_k begins as w_0. alpha = 0 tests the global model; with alpha = 1, v_k is trained alone.
+- v_k begins as w_0. alpha = 0 tests the global parameters; with alpha = 1, v_k is trained alone.
 - v_k has the running statistics of the mixture's batch norms.
 
 Meeting others: they act on w only. FedML pair: `make_pair("apfl")`.

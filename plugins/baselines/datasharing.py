@@ -4,8 +4,10 @@ https://arxiv.org/abs/1806.00582
 Section 4: a small set of labelled data is shared with every client, which trains on it together
 with its own data. Here that set is the public split. The method is therefore the control for
 methods that train on that split (FNR-FL): it shows the gain if every client has it. n_k counts
-shared samples. `share` takes so many, evenly spaced in the split. The paper first trains the global
-model on the shared data. That is left out, so all methods begin with the same weights.
+shared samples. `share` takes so many, evenly spaced in the split. With `augment` they are cropped
+and flipped as all samples of a client; FNR-FL and FSL take theirs as they are. The paper first
+trains the global model on the shared data. That is left out, so all methods begin with the same
+weights.
 
 Meeting others: methods that read a client's data (class counts, mean features) read the shared
 samples too. FedML pair: `make_pair("datasharing")`; every silo needs the public split.

@@ -27,7 +27,9 @@ Features of a network that nobody trained are those of random weights: take data
 already, or first values by `init`.
 
 Meeting others: without fine-tuning it stands alone. With it, others see training that begins at
-another classifier. CCVR and FedBABU own the classifier too. FedML pair: `make_pair("fed3r")`.
+another classifier. But what they remember begins with the drawn w_0: v_k of Ditto and APFL has its
+classifier, and FedLESAM perturbs in round 1. CCVR and FedBABU own the classifier too. FedML pair:
+`make_pair("fed3r")`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Weights,
 )
-from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.options import Positive, RecipeError, Share
 from fedml_noniid.plugins.core.sums import weighted_sum
 from fedml_noniid.plugins.core.trees import Params, Tree, add, scale, zeros_like
@@ -46,7 +45,7 @@ class FedCM(Component):
     """Mixes the mean gradient of the last round into every local step."""
 
     name: ClassVar[str] = "fedcm"
-    needs: ClassVar[Needs] = Needs(replies=Replies.SCALARS)  # it weighs by steps
+    needs: ClassVar[Needs] = Needs(steps=True, replies=Replies.SCALARS)  # it weighs by steps
 
     alpha: Share = 0.1  # FL-Simulator's default; at 1 it is FedAvg
     weights: Weights = "uniform"
@@ -60,17 +59,10 @@ class FedCM(Component):
         )
 
     def check(self, setting: Setting) -> None:
-        if setting.optimizer != "sgd":
+        if setting.optimizer != "sgd" or setting.momentum:
             raise RecipeError(
-                f"fedcm: optimizer = {setting.optimizer!r} does not step along a gradient, which "
-                "Delta is a mean of; allowed: sgd"
-            )
-
-    def optimizer(self, given: Optimizer) -> None:
-        if given.momentum:
-            raise RecipeError(
-                f"fedcm: momentum = {given.momentum} beside the momentum Delta, which would grow "
-                "in every round; leave momentum at null"
+                f"fedcm: optimizer = {setting.optimizer!r} with momentum = {setting.momentum} does "
+                "not step along a gradient, which Delta is a mean of; allowed: sgd without momentum"
             )
 
     def init_server(self, server: Server) -> Tree:

@@ -13,7 +13,7 @@ and Delta are SCAFFOLD's c_i and c of the whole gradient.
   for every client.
 - Two details of the authors' code are left out: it divides alpha and Delta by n_k / mean n on the
   client, and clips gradients at 10. Both change nothing for equal clients and small gradients.
-- With local momentum the correction is added to the gradient before the momentum.
+- Momentum is refused: Delta_k would overshoot and grow in every round, as SCAFFOLD's c_i.
 
 Meeting others: with FNR-FL, h_k and Delta_k come from the local training and the mean from the
 refined models. With CCN, the mean over S has CCN's weights and the rest stays uniform. FedML pair:
@@ -33,6 +33,7 @@ from fedml_noniid.plugins.core.component import (
     Client,
     Component,
     Exclusive,
+    Needs,
     Server,
     Setting,
     Trace,
@@ -49,19 +50,25 @@ class FedDC(Component):
     average."""
 
     name: ClassVar[str] = "feddc"
+    needs: ClassVar[Needs] = Needs(steps=True)
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset(
-        {Exclusive.DRIFT, Exclusive.PROXIMAL, Exclusive.SERVER_STEP, Exclusive.AVERAGE}
+        {
+            Exclusive.DRIFT,
+            Exclusive.OPTIMIZER,
+            Exclusive.PROXIMAL,
+            Exclusive.SERVER_STEP,
+            Exclusive.AVERAGE,
+        }
     )
     weights: ClassVar[Weights] = "uniform"
 
     alpha: NonNegative = 0.01  # the authors' script for CIFAR-10
 
     def check(self, setting: Setting) -> None:
-        if setting.optimizer != "sgd":
+        if setting.optimizer != "sgd" or setting.momentum:
             raise RecipeError(
-                f"feddc: optimizer = {setting.optimizer!r} has no fixed step size, which "
-                "Delta_k divides by; "
-                "allowed: sgd"
+                f"feddc: optimizer = {setting.optimizer!r} with momentum = {setting.momentum} has "
+                "no fixed step size, which Delta_k divides by; allowed: sgd without momentum"
             )
 
     def init_client(self, client: Client) -> Tree:

@@ -7,6 +7,7 @@ So it is the control for methods that train clients' models on that split (FNR-F
 the steps are the same, and nothing else of the method is there.
 - The server takes whole epochs and the optimiser of local training, with an empty memory and the
   clients' step size.
+- The images are taken as they are, also with `augment`.
 - The running statistics of batch norms start from the clients' average and move to the public data.
 
 Meeting others: the model after all methods' server steps is trained, without their terms.

@@ -2,12 +2,14 @@
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: Stochastic Controlled Averaging for Federated
 Learning, ICML 2020. https://arxiv.org/abs/1910.06378
 
-Algorithm 1 with option II for c_i; `scaffold_i` has option I. With local momentum the correction is
-added to the gradient before the momentum.
+Algorithm 1 with option II for c_i; `scaffold_i` has option I.
 - Clients are averaged uniformly, as in the paper. `weights="size"`: the model is averaged by n_k,
   as in NIID-Bench, and the control variates stay uniform.
 - With eta_g other than 1, SCAFFOLD owns the server step. It is then refused beside other methods
   that own that step.
+- Option II takes a client's way by its steps for a gradient. Momentum makes the way longer, so c_i
+  overshoots and grows in every round: with 0.9 a run on digits ended at chance. It is refused.
+  FedNLR's rates above 2 do the same to their rows.
 
 Meeting others: with FNR-FL, c_i is computed from the local training only, not from the refinement.
 With CCN, the model step uses CCN's weights and the control variates stay uniform. FedML pair:
@@ -42,7 +44,7 @@ class Scaffold(Component):
     variate."""
 
     name: ClassVar[str] = "scaffold"
-    needs: ClassVar[Needs] = Needs(unweighted=True)
+    needs: ClassVar[Needs] = Needs(steps=True, unweighted=True)
 
     server_lr: Positive = 1.0  # eta_g, rFedAvg section VI-A
     weights: Weights = "uniform"
@@ -50,15 +52,16 @@ class Scaffold(Component):
     @property
     def exclusive(self) -> frozenset[Exclusive]:
         return frozenset(
-            {Exclusive.DRIFT} | ({Exclusive.SERVER_STEP} if self.server_lr != 1 else set())
+            {Exclusive.DRIFT, Exclusive.OPTIMIZER}
+            | ({Exclusive.SERVER_STEP} if self.server_lr != 1 else set())
         )
 
     def check(self, setting: Setting) -> None:
-        if setting.optimizer != "sgd":
+        if setting.optimizer != "sgd" or setting.momentum:
             raise RecipeError(
-                f"scaffold: optimizer = {setting.optimizer!r} has no fixed step size, "
-                "which option II "
-                "of the control variate divides by; allowed: sgd, or the recipe scaffold_i"
+                f"scaffold: optimizer = {setting.optimizer!r} with momentum = {setting.momentum} "
+                "has no fixed step size, which option II of the control variate divides by; "
+                "allowed: sgd without momentum, or the recipe scaffold_i"
             )
 
     def init_server(self, server: Server) -> Tree:

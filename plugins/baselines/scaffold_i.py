@@ -5,8 +5,8 @@ https://arxiv.org/abs/1910.06378
 - The gradient is that of the mean loss, from one more pass over the local data. It is
   taken in eval mode with the received statistics of the batch norms, because batch statistics of a
   whole set are not defined. Weight decay and other methods' terms are left out.
-- Nothing is divided by a step size, so Adam and RMSProp are allowed. They take the corrected
-  gradient.
+- Nothing is divided by a step size, so momentum, Adam and RMSProp are allowed. They take the
+  corrected gradient.
 FedML pair: `make_pair("scaffold_i")`.
 """
 
@@ -18,7 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedml_noniid.plugins.baselines.scaffold import Scaffold
-from fedml_noniid.plugins.core.component import Answer, Client, Needs, Setting, Trace
+from fedml_noniid.plugins.core.component import Answer, Client, Exclusive, Needs, Setting, Trace
 from fedml_noniid.plugins.core.data import Batch
 from fedml_noniid.plugins.core.trees import Params, Tree, sub, tree_map
 
@@ -29,6 +29,10 @@ class ScaffoldI(Scaffold):
 
     name: ClassVar[str] = "scaffold_i"
     needs: ClassVar[Needs] = Needs(local_set=True, unweighted=True)
+
+    @property
+    def exclusive(self) -> frozenset[Exclusive]:
+        return super().exclusive - {Exclusive.OPTIMIZER}
 
     def check(self, setting: Setting) -> None:
         """Any optimiser: nothing is divided by a step size."""

@@ -7,7 +7,8 @@ CCN compares "SGDM" and cites this paper and one without momentum, so there are 
   v with the same weights and sends both; clients start from that v. The paper has full batches, and
   every client takes part in every round. Here clients take mini-batches, and v is the average over
   the last cohort.
-- `sgdm_local`: the clients' v starts at 0 in every round.
+- `sgdm_local`: the clients' v starts at 0 in every round, but for methods that keep the optimiser's
+  memory (`rfedavg_authors`).
 - `sgdm_server`: heavy ball on the server, d = gamma d + u, w = w + d, with the average update u.
   MOON's code multiplies u by 1 - gamma and FL-bench takes Nesterov's step; both are other methods.
 gamma = 0.9 is our choice; CCN gives none. In the first two methods it is the momentum of local

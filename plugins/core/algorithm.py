@@ -338,6 +338,11 @@ def _unsound(a: Component, b: Component) -> str:
             f"{a.name!r} starts local training elsewhere than at the received model, from where "
             f"{b.name!r} counts a client's way"
         )
+    if a.needs.personal_first and b.needs.steps:
+        return (
+            f"the clients of {a.name!r} take steps that leave the shared part as it is, and "
+            f"{b.name!r} counts them in a client's way"
+        )
     if HEAD in a.needs.personal and (b.needs.classifier or b.needs.fixed_classifier):
         return (
             f"{a.name!r} keeps the {KEPT[HEAD]} on the clients, and {b.name!r} needs one that all "

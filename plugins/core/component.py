@@ -189,6 +189,7 @@ class Setting(NamedTuple):
     norms: bool = False  # whether the network has batch norms
     # why gradients of single samples can't be taken; "" if they can
     no_sample_gradients: str = ""
+    momentum: float | None = None  # of local training; None: the optimiser's own default
 
 
 class Mechanism(NamedTuple):
@@ -277,6 +278,7 @@ class OwnModel(NamedTuple):
 
     params: Params  # with the names of w
     penalty: Tensor | None = None  # 0-d, a term of the loss of its training
+    buffers: Params | None = None  # None: those that it trained with
 
 
 class Ask(NamedTuple):

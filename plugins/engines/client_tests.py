@@ -94,8 +94,8 @@ def model_of_client(algorithm: Algorithm, sent: Client, memory: Tree) -> tuple[P
     if (c := algorithm.own_model) is not None:
         mine, ask = memory[c.name], Ask(sent.job, ())
         views = component_views(algorithm, client, ask, memory)
-        params = own_model(algorithm, views, mine.get(V, {}), params)["params"]
-        buffers = mine.get(V_BUFFERS, buffers)
+        found = own_model(algorithm, views, mine.get(V, {}), params)
+        params, buffers = found["params"], found.get("buffers", mine.get(V_BUFFERS, buffers))
     return client.task.model(params, buffers)
 
 

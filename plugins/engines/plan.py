@@ -73,6 +73,7 @@ class Plan:
             local.built_loss.classes,
             bool(network.norms),
             next((reason for reason, holds in why.items() if holds), ""),
+            local.momentum,
         )
 
     def lr(self, t: int) -> float:

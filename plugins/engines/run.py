@@ -145,7 +145,8 @@ class Run:
                 (why for callback in self.callbacks if (why := call_hook(callback, "stop", rows))),
                 "",
             )
-            if self.stopped and self.algorithm.exchanges.finish:
+            untested = t % self.plan.evaluate_every
+            if self.stopped and (untested or self.algorithm.exchanges.finish):
                 row, recorded, done = yield from self._ended(before, found, t, True)
         row["seconds"] = time.perf_counter() - began
         self.state, self.evaluated, self.done = done.state, done.evaluated, t

@@ -22,7 +22,7 @@ def _filled(named: object) -> object:
     """`name:` with nothing behind it is without options."""
     if not isinstance(named, dict):
         return named
-    return {key: given or {} for key, given in named.items()}
+    return {key: {} if given is None else given for key, given in named.items()}
 
 
 def _listed(named: object) -> object:

@@ -11,7 +11,8 @@ and choices:
   has no effect. The gain comes from the fine-tuning on D_public, which has labels.
 - The other clients m are those of Algorithm 2: S without S_re. F_i and A_i are computed in eval
   mode.
-- Phase 2 takes the optimiser of local training with an empty memory.
+- Phase 2 takes the optimiser of local training with an empty memory, and D_public as it is, also
+  with `augment`.
 - p and lambda are not stated in the paper; 0.5 and 1 are the defaults of the authors' code.
 - If A_i are equal, the lower id is refined first. An empty S_re gives FedAvg; with S_re = S,
   Delta_j is 0.

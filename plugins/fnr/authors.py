@@ -20,7 +20,7 @@ The defaults are the repo's readings. Options:
   samples each and in order. This pass changes the running statistics. A_i is measured with the new
   ones, phase 2 begins with them, and they are averaged, also if no client is refined. They are
   uploaded beside those of the training. A refined client repeats the pass instead of getting them
-  back. "eval": F_i has the running statistics of the training.
+  back; dropout draws anew there. "eval": F_i has the running statistics of the training.
 - `refine_optimizer="adam"`: phase 2 takes Adam (the repo's default) with the local rate and weight
   decay. "same": the optimiser of local training, section 6.1.
 

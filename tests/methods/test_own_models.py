@@ -12,7 +12,7 @@ from fedml_noniid.plugins.engines.packing import flatten
 from tests import federation
 from tests.recipe_table import ALONE
 
-TOGETHER = ("ditto+scaffold", "fedala+moon", "fedbn+scaffold", "fedrep+scaffold")
+TOGETHER = ("ditto+scaffold", "fedala+moon", "fedbn+scaffold", "fedrep+feddyn")
 OWN = ("apfl", "ditto", "fedala", "fedbn", "fedper", "fedproto", "fedrep", "fedrod", "finetune")
 
 

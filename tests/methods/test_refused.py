@@ -35,12 +35,15 @@ CLASHES: dict[str, tuple[str, ...]] = {
         "sgdm+sgdm_local",
         "feddyn_authors+sgdm_local",
         "fedcm+sgdm",
-        "fedcm+sgdm_local",
+        *(f"{method}+sgdm_local" for method in ("fedcm", "feddc", "scaffold")),
     ),
     "both own the point of the gradient": ("fedsam+fedlesam",),
     "logits of the local loss": ("fedlc+fedrs",),
     "classifier": ("ccvr+fedbabu",),
     "'fed3r' takes no local step": ("fed3r+scaffold", "fed3r+linear_probe"),
+    "leave the shared part as it is": tuple(
+        f"fedrep+{other}" for other in ("scaffold", "feddc", "fedcm", "fednova")
+    ),
     "nothing would be averaged": ("fedbabu+linear_probe", "fedper+linear_probe"),
     "training on the server": ("feddf+fedftg", "fsl+feddf"),
     "both own the refinement on public data": ("fnr+fnr_authors",),
@@ -92,6 +95,8 @@ def test_a_step_size_of_the_server_is_a_server_step(method: str) -> None:
         ("feddyn_authors+sgdm_local", {"feddyn_authors": {"clip": 0.0}}),  # no clip, no optimiser
         ("sgdm+sgdm_server", {}),
         ("fednnnn+sgdm_local", {}),
+        ("scaffold_i+sgdm_local", {}),
+        ("fedrep+scaffold_i", {}),
         ("centralised", {}),
         *(
             (f"fed3r+{other}", {"fed3r": {"fine_tune": True}})
@@ -104,13 +109,12 @@ def test_methods_that_compose(recipe: str, settings: dict[str, Any]) -> None:
 
 
 LOCAL: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    *(("feddc", {}, {"optimizer": name}, rf"feddc.*{name}.*sgd") for name in ("adam", "rmsprop")),
     *(
-        ("scaffold", {}, {"optimizer": name}, rf"scaffold.*{name}.*sgd.*scaffold_i")
-        for name in ("adam", "rmsprop")
+        (method, {}, given, rf"{method}: .*{value}.*allowed: sgd without momentum")
+        for method in ("feddc", "scaffold", "fedcm")
+        for given in ({"optimizer": "adam"}, {"optimizer": "rmsprop"}, {"momentum": 0.5})
+        for value in given.values()
     ),
-    *(("fedcm", {}, {"optimizer": name}, rf"fedcm.*{name}.*sgd") for name in ("adam", "rmsprop")),
-    ("fedcm", {}, {"momentum": 0.5}, "fedcm: momentum = 0.5 .*leave momentum at null"),
     ("fednova", {"mu": 0.1}, {"optimizer": "adam"}, "fednova: mu = 0.1 .*'adam'.* sgd"),
     ("fednova", {"mu": 1 / hand.LR}, {}, "fednova: mu = 2.0 .* below 1 / lr = 2.0"),
     *(
