@@ -125,14 +125,16 @@ def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> Non
     tuning.points(config.load(place.root))  # refuses before the data are prepared
     _repro(root, "prepare")
     from fedml_noniid.pipelines.stages.tune import tune as tuned
+    from fedml_noniid.pipelines.tools.repro import exclusively
     from fedml_noniid.plugins.metrics import metric_of
 
-    for recipe, choice in tuned(place, config.load(place.root)).items():
-        best, record = choice.trials[0], choice.tuned
-        typer.echo(
-            f"{recipe}: {best.point.words}: validation {metric_of(record.metric).words} "
-            f"{record.validation:.4f}, best of {record.trials} trials"
-        )
+    with exclusively(place.root):
+        for recipe, choice in tuned(place, config.load(place.root)).items():
+            best, record = choice.trials[0], choice.tuned
+            typer.echo(
+                f"{recipe}: {best.point.words}: validation {metric_of(record.metric).words} "
+                f"{record.validation:.4f}, best of {record.trials} trials"
+            )
 
 
 def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> None:
@@ -153,8 +155,10 @@ def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> N
         racing.tried(config.load(place.root))  # refuses before the data are prepared
     _repro(root, "prepare")
     from fedml_noniid.pipelines.tools.choose import choose as chosen
+    from fedml_noniid.pipelines.tools.repro import exclusively
 
-    typer.echo("\n" + chosen(place, config.load(place.root)).text)
+    with exclusively(place.root):
+        typer.echo("\n" + chosen(place, config.load(place.root)).text)
 
 
 def _repro(root: Path, stage: str | None) -> None:

@@ -75,7 +75,7 @@ def _filled(entries: object) -> object:
     """`name:` with nothing behind it is an entry without settings."""
     if not isinstance(entries, dict):
         return entries
-    return {key: value or {} for key, value in entries.items()}
+    return {key: {} if value is None else value for key, value in entries.items()}
 
 
 LONGEST_NAME = 100  # characters of a scenario's or an entry's name
@@ -319,6 +319,14 @@ class Config(Section):
                             f"{', '.join(shared)} is refused, as `seeds` has it too",
                             allowed="other seeds",
                         )
+            pairs = {unit[:2] for unit in self.units()}
+            keys = ["-".join(pair) for pair in pairs]  # `Unit.key` without the seed
+            with checked("recipe_names"):
+                if same := sorted({key for key in keys if keys.count(key) > 1}):
+                    raise UserError(
+                        f"{', '.join(same)} would be two items, as scenario-recipe",
+                        allowed="other names",
+                    )
             with checked("deploy"):
                 self._deployable()
         return self

@@ -307,9 +307,11 @@ def _entry(recipe: Recipe, point: Point) -> Recipe:
 
 def _put(entries: CommentedMap, name: str, tuned: Tuned) -> None:
     """One entry with its new values, a line per section."""
-    entry = CommentedMap() if entries[name] is None else entries[name]
+    # A copy: an alias may stand for the entry, or for a section, elsewhere too.
+    entry = CommentedMap() if entries[name] is None else _copied(entries[name])
     for section, keys in tuned.chosen.items():
         if entry.get(section):
+            entry[section] = _copied(entry[section])
             entry[section].update(keys)
         else:
             entry[section] = _flow(keys)
@@ -317,6 +319,13 @@ def _put(entries: CommentedMap, name: str, tuned: Tuned) -> None:
     entry["tuned"] = CommentedMap({key: _flow(value) for key, value in record.items()})
     entry.fa.set_block_style()
     entries[name] = entry
+
+
+def _copied(old: CommentedMap) -> CommentedMap:
+    """A copy without the name that aliases have for it."""
+    new = copy.copy(old)
+    new.yaml_set_anchor(None)
+    return new
 
 
 def _flow(value: object) -> Any:

@@ -15,18 +15,18 @@ import json
 import logging
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from fedml_noniid.pipelines.experiment import check, config, tuning
+from fedml_noniid.pipelines.experiment.provenance import preparing
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import studies
+from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.pipelines.stages.evaluate import evaluated
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.stages.train import train
 from fedml_noniid.pipelines.stages.tune import tried
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.files import write_whole
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def execute(place: Workspace, study: studies.Study) -> None:
         return
     settings = config.load(inside.root)
     check.check(settings)
-    prepared(inside, settings.data)
+    prepared(inside, settings)
     if settings.tune is not None:
         write_whole(inside.root / config.FILE, tuned(place, study, settings).yaml(place.root))
         settings = config.load(inside.root)
@@ -90,10 +90,11 @@ def workspace(place: Workspace, study: studies.Study) -> Workspace:
     )
 
 
-def prepared(place: Workspace, data: config.DataSettings) -> Path:
-    """The file of the study's data as tensors, which is made from the data set's own files the
-    first time."""
-    path = place.dataset(data.name)
-    if not path.is_file():
-        datasets.load(data.name, place.root / data.root, **data.options).save(path)
-    return path
+def prepared(place: Workspace, settings: config.Config) -> None:
+    """Makes the study's data as tensors, unless they are there as its settings and today's code
+    would make them."""
+    path, (made_of,) = place.dataset(settings.data.name), preparing(settings).values()
+    note = path.with_suffix(".made")
+    if not (path.is_file() and note.is_file() and note.read_text() == made_of):
+        prepare.run(place)
+        write_whole(note, made_of)

@@ -3,6 +3,7 @@ evaluation/<scenario>-<recipe>-<seed>/."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -56,8 +57,13 @@ def _get_or_create(place: Workspace, settings: Config, unit: Unit) -> bool:
 def _files(place: Workspace, settings: Config, unit: Unit) -> dict[str, bytes]:
     """Measures the model that the train stage wrote."""
     item, folder = Item.load(place, settings, unit), place.run(unit.key)
-    tensors = _read(folder / "model.safetensors", item.device)
-    rounds = int(results.record(folder / "run.json")["rounds"])
+    run = results.record(folder / "run.json")
+    if run["params"] != json.loads(json.dumps(settings.params(unit))):
+        raise UserError(
+            f"{unit.key}: was trained with other settings than those of {config.FILE} now; "
+            "`noniid run` trains it again"
+        )
+    tensors, rounds = _read(folder / "model.safetensors", item.device), int(run["rounds"])
     return measure(item, tensors, results.rows(folder / "rounds.csv", rounds)).files()
 
 

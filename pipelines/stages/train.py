@@ -128,6 +128,12 @@ class _Training:
         self, place: Workspace, settings: Config, workers: int, unit: Unit, fingerprint: str
     ) -> None:
         self.item, self.fingerprint = Item.load(place, settings, unit), fingerprint
+        data = cache.sha256(place.dataset(settings.data.name))
+        if _fingerprint(place, settings, data, unit) != fingerprint:
+            raise UserError(
+                f"{unit.key}: its data or partition has changed since this command began; is "
+                "another one at work in this folder? Run it again"
+            )
         self.folder = resume.folder_of(place.repository, fingerprint)
         every = settings.machine.checkpoint_every
         checkpointing = Checkpointing(resume.checkpoints(self.folder, fingerprint), every)

@@ -24,9 +24,10 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 LOCK = Path(".dvc") / "tmp" / "repro.lock"
-CHECKED = Path(".dvc") / "tmp" / "checked"
+PARAMS = "params.yaml"
+CHECKED = Path(".dvc") / "tmp" / "checked"  # the SHA-256 of PARAMS, and a note
 STAGE_ENDED = Path(".dvc") / "tmp" / "ended"  # the exit code of the last stage
-# content of CHECKED if the settings name files of the user, which DVC does not see
+# at the end of CHECKED if the settings name files of the user, which DVC does not see
 USER_FILES = "user files\n"
 SOURCES = ("plugins", "pipelines")
 CODE = Path(__file__).parents[2]  # holds SOURCES: the checkout, or the installed package
@@ -41,7 +42,7 @@ def repro(place: Workspace, stage: str | None = None) -> int:
     Returns an exit code. UserError.
     """
     root = place.root
-    for name in ("params.yaml", *NEEDED):
+    for name in (PARAMS, *NEEDED):
         if not (root / name).exists():
             raise UserError(
                 f"{root / name}: is missing; `noniid init` makes the folder of an experiment"
@@ -56,7 +57,7 @@ def repro(place: Workspace, stage: str | None = None) -> int:
             "the program dvc is missing; install it into the environment of noniid: pip install dvc"
         )
     cache.refuse_foreign(root)
-    with _exclusively(root), _warm(root, stage):
+    with exclusively(root), _warm(root, stage):
         if not _is_checked(root):
             from fedml_noniid.pipelines.tools import fits
 
@@ -66,13 +67,14 @@ def repro(place: Workspace, stage: str | None = None) -> int:
             # those of this command.
             os.environ.clear()
             os.environ.update(given)
-            (root / CHECKED).write_text(USER_FILES if settings.own_files else "")
+            note = USER_FILES if settings.own_files else ""
+            (root / CHECKED).write_text(f"{cache.sha256(root / PARAMS)} {note}")
         if not (root / "report").exists() and (root / "dvc.lock").exists():
             # Takes outputs from DVC's cache. It is faster than stages that take them from the
             # store.
             _start(root, "checkout", "--quiet", "--allow-missing").wait()
         code = 0
-        if (root / CHECKED).read_text() == USER_FILES and not _always_plans(root):
+        if (root / CHECKED).read_text().endswith(USER_FILES) and not _always_plans(root):
             # DVC does not see these files, and it takes an old plan from its cache. The new plan
             # has their hashes.
             code = _dvc(root, "--force", "--single-item", "plan")
@@ -189,8 +191,11 @@ def _hashes(lock: str) -> dict[str, str]:
 
 
 @contextmanager
-def _exclusively(root: Path) -> Iterator[None]:
-    """Allows one `noniid run` at a time. The lock ends with the process, also after a crash."""
+def exclusively(root: Path) -> Iterator[None]:
+    """Allows one `noniid run`, `tune` or `choose` at a time.
+
+    The lock ends with the process, also after a crash.
+    """
     path = root / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
@@ -198,21 +203,20 @@ def _exclusively(root: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"another `noniid run` runs in {root.resolve()}; wait for its end, or stop it"
+                f"another `noniid` command runs in {root.resolve()}; wait for its end, or stop it"
             ) from None
         yield
 
 
 def _is_checked(root: Path) -> bool:
-    """Whether no file was edited since the last check.
+    """Whether params.yaml is what was checked last, and no file of our code was edited since.
 
     It saves a check, which imports torch and takes seconds.
     """
     if not (root / CHECKED).exists():
         return False
-    since = (root / CHECKED).stat().st_mtime
-    files = [
-        root / "params.yaml",
-        *(path for folder in SOURCES for path in (CODE / folder).rglob("*.py")),
-    ]
-    return all(path.stat().st_mtime <= since for path in files)
+    since, sha256 = (root / CHECKED).stat().st_mtime, cache.sha256(root / PARAMS)
+    files = (path for folder in SOURCES for path in (CODE / folder).rglob("*.py"))
+    return (root / CHECKED).read_text().split(" ")[0] == sha256 and all(
+        path.stat().st_mtime <= since for path in files
+    )

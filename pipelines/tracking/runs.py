@@ -21,6 +21,7 @@ FOLDERS = {
     "partitions": "partition",
     "evaluation": "evaluation",
 }  # stage folder -> folder among a run's artifacts
+OWNER = "owner"  # tag in a store that is not embedded: `Store.owner`
 
 
 class Run:
@@ -119,7 +120,7 @@ def start(
     run = client.create_run(
         experiment_id(store, client, experiment),
         round(1000 * (began or time.time())),
-        {"item": name},
+        {"item": name} | ({OWNER: store.owner} if store.uri else {}),
         run_name=name,
     )
     log = Run(client, run)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import importlib
 import logging
 import os
+import platform
 import re
 import shutil
 import sqlite3
@@ -90,6 +92,12 @@ class Store:
     def shown(self) -> str:
         """The tracking URI without user and password, for people and logs."""
         return re.sub("//[^/]*@", "//", self.address)
+
+    @property
+    def owner(self) -> str:
+        """Whose runs are made here, in a store that others may have too: machine and folder."""
+        place = f"{platform.node()} {self.repository.resolve()}"
+        return hashlib.sha256(place.encode()).hexdigest()[:16]
 
     @property
     def is_server(self) -> bool:

@@ -60,8 +60,8 @@ def record(store: Store, experiment: str, found: Sequence[Finished], root: Path)
     """Makes one finished run for each, unless MLflow has it. Returns the names that needed work.
 
     The earlier run of its name goes to MLflow's trash, so charts don't count it twice. Runs of a
-    DVC experiment stay: their files are not in the workspace. A run that was deleted in MLflow is
-    made again.
+    DVC experiment stay: their files are not in the workspace. So do those that another folder or
+    machine made. A run that was deleted in MLflow is made again.
     """
     if recorded(store, experiment).issuperset(one.digest for one in found):
         return []
@@ -151,7 +151,8 @@ def _complete(
     log.finish(one.final, one.files, run.info.end_time if run else one.ended)
     for old in earlier:
         is_later = old.info.status == "RUNNING" and old.info.start_time > one.ended
-        is_other = "dvc_experiment" in old.data.tags
+        tags = old.data.tags
+        is_other = "dvc_experiment" in tags or tags.get(runs.OWNER, store.owner) != store.owner
         if old.info.run_id != log.run_id and not is_later and not is_other:
             client.delete_run(old.info.run_id)  # MLflow's pages can restore it from the trash
     return log.run_id

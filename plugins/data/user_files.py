@@ -40,12 +40,21 @@ def _none(root: Path, options: Mapping[str, object]) -> list[Path]:
 
 
 def _of_options(root: Path, options: Mapping[str, object]) -> list[Path]:
-    """What the options of a user's own reader name: files, and all files of folders."""
-    texts = [value for value in options.values() if isinstance(value, str)]
-    named = [root / text for text in texts if 0 < len(text) < LONGEST]
+    """What the options of a user's own reader name, in lists too: files, and all files of
+    folders."""
+    named = [root / text for text in _texts(options) if 0 < len(text) < LONGEST]
     return [
         file for path in named for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
     ]
+
+
+def _texts(option: object) -> list[str]:
+    """The texts of an option."""
+    if isinstance(option, Mapping):
+        option = [*option.values()]
+    if isinstance(option, list):
+        return [text for one in option for text in _texts(one)]
+    return [option] if isinstance(option, str) else []
 
 
 def _of_table(root: Path, options: Mapping[str, object]) -> list[Path]:

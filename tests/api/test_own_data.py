@@ -198,6 +198,8 @@ def test_an_edit_is_another_data_set_and_another_partition(study: tuple[Path, Pa
     assert settings.own_files, "`noniid run` asks the stage plan each time"
     name, where, options = settings.data.name, root, settings.data.options
     assert [*plan.contents(name, str(where), options)] == ["x.txt"]
+    for named in (["x.txt"], {"train": ["x.txt", "none.txt"]}):  # in lists too
+        assert [*plan.contents(name, str(where), {"files": named})] == ["x.txt"]
     run_stages(root, ("prepare", "partition", "train", "evaluate", "report"))
     indices = (root / "partitions" / "skewed-0" / INDICES).read_bytes()
     first = provenance.plan(settings)

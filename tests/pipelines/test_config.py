@@ -106,6 +106,13 @@ CASES: list[tuple[str, str, str, str]] = [
     ("{p: 0.5}", "{q: 0.5}", "recipes.fnr.fnr.q", "allowed: p"),
     ("fnr: {fnr: {p: 0.5}}", "fnr: {ccn: {T: 1.0}}", "recipes.fnr.ccn", "allowed: fnr"),
     ("fnr: {fnr: {p: 0.5}}", "fnr: {fnr: 0.5}", "recipes.fnr.fnr", "keys with values"),
+    ("  scaffold: {}", "  scaffold: false", "recipes.scaffold", "keys with values"),
+    (
+        "  momentum: null",
+        "  callbacks: {early_stop: false}",
+        "train.callbacks.early_stop",
+        "keys with values",
+    ),
     ("  scaffold: {}", "  scafold: {}", "recipes.scafold", "did you mean 'scaffold'"),
     ("  scaffold: {}", f"  {'s' * 300}: {{recipe: scaffold}}", "recipes.", "at most 100 char"),
     (SEEDS, "seeds: [0, 1, 1]", "seeds", "1 is named twice"),
@@ -276,6 +283,15 @@ def test_a_leak_says_so_in_its_name_and_needs_no_public_split(tmp_path: Path) ->
                 )
             ],
             "fnr_reg = 'squared' is unknown (did you mean 'squared_live'?)",
+        ),
+        (
+            [
+                ("scenario_names: [dirichlet]", "scenario_names: [dirichlet, dirichlet-b]"),
+                ("scenarios:\n", "scenarios:\n  dirichlet-b: {partition: iid, clients: 4}\n"),
+                ("recipe_names: [fedavg", "recipe_names: [b-fedavg, fedavg"),
+                ("  fedavg: {}", "  fedavg: {}\n  b-fedavg: {recipe: fedprox}"),
+            ],
+            "recipe_names: dirichlet-b-fedavg would be two items, as scenario-recipe",
         ),
     ],
 )

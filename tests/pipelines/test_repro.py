@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -132,9 +133,10 @@ def test_a_stage_leaves_its_exit_code(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_nothing_runs_before_the_settings_are_right(
     place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also if they were right the last time."""
+    """Also if they were right the last time, and if the time of the file is older."""
     assert main(["run", "train"]) == 0
     (place / "params.yaml").write_text(PARAMS.replace("lr: 0.1", "lr: 0"))
+    os.utime(place / "params.yaml", (0, 0))
     assert main(["run"]) == 2
     assert calls(place) == ["repro train"]
     (line,) = capfd.readouterr().err.splitlines()
@@ -188,7 +190,7 @@ def test_two_at_once_are_refused(place: Path, capsys: pytest.CaptureFixture[str]
         assert main(["run"]) == 2
     assert calls(place) == []
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"error: another `noniid run` runs in {place}; wait for its end, or stop it"
+    assert line == f"error: another `noniid` command runs in {place}; wait for its end, or stop it"
     assert main(["run", "train"]) == 0, "it is over"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -358,6 +359,32 @@ def test_what_diverges_is_named_and_all_others_are_trained(
     assert not list((workplace / resume.RESUME).iterdir())
     run_stages(workplace, ("evaluate",))
     assert [path.name for path in (workplace / "evaluation").iterdir()] == ["skewed-fedavg-0"]
+
+
+def test_a_model_is_evaluated_with_the_settings_that_it_was_trained_with(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forget(workplace, "evaluation")
+    (workplace / "params.yaml").write_text(ONE.replace("p: 0.5", "p: 0.25"))
+    assert f"{UNIT.key}: was trained with other settings" in refused(capsys, workplace, "evaluate")
+    assert not (workplace / EVALUATION).exists()
+
+
+def test_data_that_change_during_a_run_are_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another command in the same folder: the store would have them under a wrong name."""
+    load = Item.load
+
+    def late(place: Workspace, *of: Any) -> Item:
+        found, path = load(place, *of), place.dataset("digits")
+        path.write_bytes(flipped(path.read_bytes()))
+        return found
+
+    forget(workplace, "runs")
+    monkeypatch.setattr(Item, "load", late)
+    assert f"{UNIT.key}: its data or partition has changed" in refused(capsys, workplace, "train")
+    assert not (workplace / RUN).exists()
 
 
 def cut(path: Path) -> None:

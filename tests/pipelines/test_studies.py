@@ -375,18 +375,23 @@ def test_a_study_without_its_data_fails(place: Workspace, trained: Trained) -> N
     assert trained == []
 
 
-def test_data_are_read_once(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_are_read_once_for_the_same_code(
+    place: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
-    load = study.datasets.load
+    load = datasets.load
 
     def counted(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments)
         return load(*arguments, **options)
 
-    monkeypatch.setattr(study.datasets, "load", counted)
+    monkeypatch.setattr(datasets, "load", counted)
     for text in (TINY, TINY.replace("validation: 0,", "validation: 0.1,")):
         execute(place, text)
     assert len(calls) == 1
+    monkeypatch.setattr(study, "preparing", lambda _: {"digits": "a mended reader"})
+    execute(place, TINY)
+    assert len(calls) == 2
 
 
 TARGET = """\

@@ -385,6 +385,18 @@ def test_a_run_that_was_deleted_in_mlflow_comes_back(
     assert sync(place, place.repository, "toy") == []
 
 
+def test_runs_of_another_folder_stay_in_a_store_that_both_have(
+    store: Store, finish: Finish, tmp_path: Path
+) -> None:
+    """Its own earlier ones do not."""
+    ours, theirs = (Store(folder, store.address) for folder in (store.repository, tmp_path / "x"))
+    for accuracy, place in ((0.3, ours), (0.4, theirs), (0.5, ours)):
+        finish(accuracy=accuracy)
+        sync(place, store.repository, "toy")
+    found = sorted(run.data.metrics["final/test_accuracy"] for run in active(store))
+    assert found == [0.4, 0.5]
+
+
 def test_a_server_that_is_gone_is_named_though_there_is_nothing_to_record(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -252,7 +252,11 @@ def test_the_hash_of_what_was_tuned_on(
 def test_the_chosen_values_are_written_beside_the_others_and_comments_stay(
     of: Config, tmp_path: Path
 ) -> None:
-    (tmp_path / config.FILE).write_text(PARAMS)
+    own = "train: {weight_decay: 0.001}"
+    aliased = PARAMS.replace(own, own.replace("{", "&own {")).replace(
+        "  scaffold: {}", "  scaffold: {train: *own}"
+    )
+    (tmp_path / config.FILE).write_text(aliased)
     point = tuning.points(of)["fedavg"][1]
     found = {"pull": tuning.record(of, trials(of, {1: (0.5,)}), 144)}
     found["fedavg"] = tuning.record(
@@ -273,7 +277,8 @@ def test_the_chosen_values_are_written_beside_the_others_and_comments_stay(
         "train": found["pull"].chosen["train"] | {"weight_decay": 0.001},
         "fedprox": found["pull"].chosen["fedprox"],
     }
-    assert now.recipes["pull"].recipe == "fedprox" and now.recipes["scaffold"].values == {}
+    assert now.recipes["pull"].recipe == "fedprox"
+    assert now.recipes["scaffold"].values == {"train": {"weight_decay": 0.001}}, "it was an alias"
     tuning.write(tmp_path, found)
     assert (tmp_path / config.FILE).read_text() == text, "once more changes nothing"
 
