@@ -133,9 +133,12 @@ class Coordinator:
         if answer.failed:
             self.fail(client, answer.at, answer.failed[:500])
             return
-        assert self._check is not None, "an answer is expected"
+        with self._lock:  # a late answer must not meet the check of what is asked now
+            self._refuse_unexpected(client, answer.at)
+            check = self._check
+        assert check is not None, "an answer is expected"
         up = wire.Up(client=client, exchange=answer.exchange, leaves=leaves)
-        reply = self._check(up, client, self._samples.get(client))
+        reply = check(up, client, self._samples.get(client))
         with self._lock:
             self._refuse_unexpected(client, answer.at)
             self._answers[client] = reply or {}

@@ -97,8 +97,9 @@ class Policy(Section):
         largest = max(message.up_bytes for message in wanted.messages.values()) / 1e6
         answers = asks.begin + train.rounds * asks.round + asks.finish + asks.tests
         local = dp.enable_dp and dp.dp_solution_type == "ldp"
-        summed = answers * (dp.epsilon or 0.0) if local else math.inf
-        # A ledger refuses what a budget does not allow. Without one, answers are added up.
+        most = answers * self.max_answers
+        summed = most * (dp.epsilon or 0.0) if local else math.inf
+        # A ledger refuses what a budget does not allow. Without one, the most answers are added up.
         epsilon = min(summed, dp.budget_epsilon or math.inf)
         if self.expires is not None and site.today > self.expires:
             yield "expires", f"today is {site.today}"
@@ -119,7 +120,7 @@ class Policy(Section):
         if self.noise and not local and "dpsgd" not in methods:
             yield "noise", "neither dp_args of this site nor the recipe has noise"
         if self.max_epsilon is not None and epsilon > self.max_epsilon:
-            yield "max_epsilon", f"{answers} answers without a budget_epsilon spend {epsilon:g}"
+            yield "max_epsilon", f"{most} answers without a budget_epsilon spend {epsilon:g}"
 
 
 def _matches(name: str, patterns: list[str]) -> bool:

@@ -21,7 +21,7 @@ from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.absences import listed
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.coordinator import MAX_ROUND_LINES, Coordinator
+from fedml_noniid.plugins.silo.coordinator import MAX_ROUND_LINES, Check, Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.wire import RefusedError
@@ -200,9 +200,11 @@ def there(state: Coordinator, *clients: int) -> Iterator[None]:
         state.leave(client, line)
 
 
-def asked(state: Coordinator, down: wire.Down = DOWN) -> Future:
+def asked(
+    state: Coordinator, down: wire.Down = DOWN, check: Check = lambda up, *_: up["leaves"]
+) -> Future:
     """An exchange that has begun."""
-    found = begun(state.ask, down, {}, lambda up, client, n: up["leaves"])
+    found = begun(state.ask, down, {}, check)
     end = time.monotonic() + LONG
     while state._down is not down:
         assert time.monotonic() < end
@@ -212,6 +214,21 @@ def asked(state: Coordinator, down: wire.Down = DOWN) -> Future:
 
 def answer(state: Coordinator, client: int, exchange: int = 4) -> None:
     state.accept(client, wire.Answer(exchange=exchange), {"n": torch.tensor(17)})
+
+
+def test_a_late_answer_does_not_meet_the_check_of_what_is_asked_now() -> None:
+    """A check may add the answer to a sum."""
+    state, checked = coordinator(), list[int]()
+
+    def check(_: object, client: int, __: object) -> None:
+        checked.append(client)
+
+    with there(state, 0, 1, 2):
+        asked(state, check=check)
+        with pytest.raises(wire.RefusedError):
+            answer(state, 0, exchange=3)
+        answer(state, 0)
+    assert checked == [0]
 
 
 THREE = (0, 1, 2)

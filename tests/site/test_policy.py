@@ -29,7 +29,7 @@ RULES = {
     "min_samples": (34, "this site has 33"),
     "min_group": (2, "the server sees every answer"),
     "noise": (True, "neither dp_args of this site nor the recipe has noise"),
-    "max_epsilon": (10.0, "2 answers without a budget_epsilon spend inf"),
+    "max_epsilon": (10.0, "40 answers without a budget_epsilon spend inf"),
 }
 
 
@@ -52,12 +52,12 @@ def test_every_rule_that_refuses_is_named_at_once(place: Place) -> None:
 
 
 def test_epsilons_add_up_over_all_answers(place: Place) -> None:
-    """Two rounds of one exchange: 2 x 0.5."""
+    """Two rounds of one exchange: 2 x 0.5 for each time that it may be answered."""
     place.make("fedavg", dp=NOISE)
-    place.rules(noise=True, max_epsilon=1.0)
+    place.rules(noise=True, max_answers=1, max_epsilon=1.0)
     place.decide()
-    place.rules(max_epsilon=0.99)
-    with pytest.raises(UserError, match="2 answers without a budget_epsilon spend 1"):
+    place.rules(max_answers=2)
+    with pytest.raises(UserError, match="4 answers without a budget_epsilon spend 2"):
         place.decide()
 
 
