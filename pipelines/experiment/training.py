@@ -74,7 +74,7 @@ def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
     record = {
         **unit._asdict(),
         "composition": item.settings.composition(unit.recipe),
-        "params": item.settings.params(unit),
+        "params": item.params,
         "tags": tags_of(item, simulation, fingerprint),
         "final": {key: last[key] for key in finals(last) if last[key] == last[key]},
         "rounds": simulation.loop.done,

@@ -118,6 +118,7 @@ def test_code_that_the_policy_does_not_list_is_never_imported(
     place.decide()
     assert trace.exists(), "listed, it runs"
     package.write_text(f"{package.read_text()}# changed\n")
+    del sys.modules["fedx_of_a_stranger"]
     with pytest.raises(UserError, match="SHA-256"):
         place.decide()
 
