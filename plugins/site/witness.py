@@ -122,8 +122,11 @@ class Guard:
     def admit(self, task: wire.Task, table: wire.Table) -> None:
         """Raises RefusedError if the study or the policy does not allow the task, UserError if the
         study is over."""
-        exchange, study = task.exchange, self._agreed.signed
-        study.check_date(datetime.date.today())
+        exchange, study, today = task.exchange, self._agreed.signed, datetime.date.today()
+        named, expires = self._agreed.deployment.comm_args.policy, self._policy.expires
+        study.check_date(today)
+        if expires is not None and today > expires:
+            raise RefusedError("policy", f"{named}: expires = {expires}; today is {today}")
         # A job with a dot is no job without its owner.
         job = f"{task.owner}.{task.job}" if task.owner or "." in task.job else task.job
         study.study.refuse_message(exchange, task.round, job, table)
@@ -132,7 +135,7 @@ class Guard:
             raise RefusedError("study", why)
         if self._answers[exchange] >= self._policy.max_answers:
             why = f"exchange {exchange}: was answered {self._answers[exchange]} times"
-            rule = f"max_answers in {self._agreed.deployment.comm_args.policy}"
+            rule = f"max_answers in {named}"
             raise RefusedError("policy", f"{why}; {rule} allows no more")
 
     def answering(self, trainer: HostTrainer) -> Callable[[Down], Up]:

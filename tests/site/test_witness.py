@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.site import audit
 from fedml_noniid.plugins.site.witness import Guard, Witness
 from tests.silo import world
-from tests.site.conftest import Place
+from tests.site.conftest import TODAY, Place
 
 NAMES = ("server", "silo-1", "silo-2")
 HELLO = wire.Hello(session="s", study="t", samples=17)
@@ -107,10 +109,10 @@ def test_who_does_not_seal_is_not_heard(line: Line, lie: str) -> None:
     line.ends[0]("silo-1", False, wire.Message(sealed, {}, "", {}))
 
 
-def guard(place: Place, log: audit.Log) -> Guard:
-    """That of a silo whose policy allows three answers."""
+def guard(place: Place, log: audit.Log, today: datetime.date = TODAY) -> Guard:
+    """That of a silo whose policy allows three answers, and that decided today."""
     place.rules(max_answers=3)
-    agreed = place.decide()
+    agreed = place.decide(today)
     process = SimpleNamespace(
         rank=1, agreed=agreed, folder=log.path.parent, deployment=agreed.deployment
     )
@@ -178,6 +180,25 @@ def test_a_guard_asks_study_and_memory(place: Place, tmp_path: Path, kits: Path)
     ):
         with pytest.raises(wire.RefusedError, match=words):
             mine.admit(task.model_copy(update=change), table)
+
+
+def test_a_policy_that_expires_during_a_run_allows_no_more(
+    place: Place, tmp_path: Path, kits: Path
+) -> None:
+    """The silo was started on its last day, and that was yesterday."""
+    last = datetime.date.today() - datetime.timedelta(days=1)
+    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
+    down = wire.row_of(
+        ServerRun(world.terms("scaffold", {}, batch_norm=True), world.shards_of()[0]).down, 0
+    )
+    for expires, refuses in ((last, True), (datetime.date.today(), False)):
+        place.rules(expires=expires)
+        mine = guard(place, log, last)
+        words = pytest.raises(
+            wire.RefusedError, match=rf"policy\.yaml: expires = {last}; today is "
+        )
+        with words if refuses else nullcontext():
+            mine.admit(wire.Task.of(down), wire.table_of(wire.tensors(down)))
 
 
 def test_a_guard_knows_a_method_s_job_by_its_owner_only(
