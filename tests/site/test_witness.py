@@ -79,6 +79,53 @@ def test_what_one_side_notes_the_other_side_confirms(line: Line) -> None:
     assert sent == {wire.digest(W)}
 
 
+@pytest.mark.parametrize(
+    ("sent", "got"),
+    [
+        ({"round": 4, "counted": 2}, {"round": 1, "counted": -1}),
+        ({}, {"job": "other"}),
+        ({}, {"owner": "evil"}),
+        ({}, {"step": 8}),
+        ({"kind": "over"}, {"kind": "stop", "why": "no reason"}),
+    ],
+)
+def test_a_server_can_not_note_another_head_than_it_sends(
+    line: Line, sent: dict, got: dict
+) -> None:
+    """With the same tensors, or without any."""
+    line.begin()
+    task = wire.Task(kind="ask", exchange=3, round=4, job="train")
+    tensors = W if sent.get("kind", "ask") == "ask" else {}
+
+    def message(changed: dict) -> wire.Message:
+        head = task.model_copy(update=changed)
+        return wire.Message(head, wire.table_of(tensors), wire.digest(tensors), tensors)
+
+    seal = line.ends[0]("silo-1", True, message(sent)).seal
+    line.ends[1]("server", False, message({**sent, **got, "seal": seal}))
+    words = (
+        rf"audit-1\.jsonl: line 4: got 'Task' .*{[*got.values()][-1]}.*audit-0\.jsonl has not sent"
+    )
+    for rank in (0, 1):
+        ours, other = (line.folder / audit.FILE.format(one) for one in (rank, 1 - rank))
+        with pytest.raises(UserError, match=words):
+            audit.verify(ours, line.ca, other)
+
+
+def test_a_message_that_the_other_side_has_not_noted_is_said(line: Line) -> None:
+    """An answer with tensors and one without leave the silo; the server leaves them out."""
+    line.begin()
+    for head, tensors in ((wire.Answer(exchange=3), W), (wire.Answer(exchange=4, failed="no"), {})):
+        line.ends[1]("server", True, wire.Message(head, wire.table_of(tensors), "f00d", tensors))
+    line.send(0, 1, wire.Task(kind="over"))
+    said = line.verify(1).splitlines()
+    assert said[1].endswith("lines of server agree with it")
+    assert said[2:] == [
+        f"not confirmed: {line.folder}/audit-0.jsonl has not got what {line.folder}/audit-1.jsonl "
+        "has sent in lines 4, 5: a connection may have broken, or the message was refused"
+    ]
+
+
 def test_an_upload_that_the_silo_did_not_note_is_found(line: Line) -> None:
     line.begin()
     line.send(1, 0, wire.Answer(exchange=0), W)
