@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
@@ -43,12 +41,10 @@ class Witness:
     @staticmethod
     def of(process: Process) -> Witness:
         """That of a process. Raises UserError."""
-        deployment, signed, policy = process.agreed
-        kit = Kit.read(deployment.kit(process.rank), process.rank)
+        agreed, signed = process.agreed, process.agreed.signed
+        kit = Kit.read(agreed.deployment.kit(process.rank), process.rank)
         facts = {"study": signed.study.name, "sha256": signed.sha256, "owner": signed.owner}
-        if policy is not None:
-            content = Path(deployment.comm_args.policy).read_bytes()
-            facts["policy"] = hashlib.sha256(content).hexdigest()
+        facts |= {"policy": agreed.policy_sha256} if agreed.policy else {}
         log = Log(process.folder / FILE.format(process.rank), kit, **facts)
         return Witness(log, kit)
 

@@ -136,6 +136,6 @@ def test_a_policy_is_checked_as_any_file(place: Place) -> None:
 def test_the_template_has_every_rule_with_its_default(place: Place) -> None:
     from fedml_noniid.plugins.site.policy import Policy
 
-    found = Policy.read(Path(place.policy))
+    found, _ = Policy.read(Path(place.policy))
     assert found.model_fields_set == {*Policy.model_fields}
     assert found == Policy(owners={"Ms Owner": place.owner})

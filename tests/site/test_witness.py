@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,6 +134,23 @@ def test_an_upload_that_the_silo_did_not_note_is_found(line: Line) -> None:
     log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
     with pytest.raises(UserError, match=r"had signed 4 lines; .* ends with line 3"):
         line.verify(1)
+
+
+def test_the_policy_that_is_noted_is_the_one_that_decided(
+    place: Place, tmp_path: Path, kits: Path
+) -> None:
+    """Also if the file was changed before the log is opened."""
+    decided = hashlib.sha256(place.policy.read_bytes()).hexdigest()
+    agreed = place.decide()
+    place.rules(max_rounds=1)
+    comm = agreed.deployment.comm_args.model_copy(update={"kit": f"{kits}/{{rank}}"})
+    deployment = agreed.deployment.model_copy(update={"comm_args": comm})
+    process = SimpleNamespace(
+        rank=1, folder=tmp_path, agreed=agreed._replace(deployment=deployment)
+    )
+    log = Witness.of(process).log.path
+    (start,) = (one.body for one in audit.chained(log, Lines(log).read()))
+    assert start["policy"] == decided
 
 
 @pytest.mark.parametrize("lie", ["no seal", "of another", "changed", "certificate"])
