@@ -8,12 +8,13 @@ release, the answer to one question, is (epsilon, delta)-private.
 
 z is not drawn from torch's generator as FedML's is. That one keeps 32 bits of its seed, so the
 server tries all seeds and takes the noise off. z is expanded from 256 secret bits of the silo. The
-key of a tensor's noise depends on run, silo, question, answer and name. The question is all of the
-server's message: round, exchange, model and the rest.
+key of a tensor's noise depends on run, settings, silo, C, sigma, question, answer and name. The
+question is all of the server's message: round, exchange, model and the rest.
 - A question that is asked again, after a restart or on purpose, has the same answer and the same
   noise. So the noise can't be averaged away, and a restart is no further release.
 - A question that differs in one bit has other noise. So the noise does not cancel where two answers
   are subtracted.
+- Another C or sigma has other noise. Two answers with the same z and two sigmas would give x back.
 - The answer counts too: a server may ask one question after different histories (of SCAFFOLD's c_i,
   or before a refinement). It then sees whether the two answers are equal, and nothing else of their
   difference.
@@ -99,21 +100,24 @@ def gaussian(key: bytes, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(pairs[:n]).reshape(tuple(shape))
 
 
-def run_key(path: Path | None, run: str, silo: int) -> bytes:
-    """The key of a silo in a run, of the secret in the file `path`. Raises UserError."""
-    return derived(secret(path), run.encode(), str(silo).encode())
+def run_key(path: Path | None, run: str, terms: str, silo: int) -> bytes:
+    """The key of a silo in a run, of the secret in the file `path`. Raises UserError.
+
+    `terms`: the fingerprint of the study's settings. A server may give two runs one name.
+    """
+    return derived(secret(path), run.encode(), terms.encode(), str(silo).encode())
 
 
 def noised_with(key: Callable[[], bytes]) -> Noised:
     """As `plugins.core.randomness.noised`, with noise that only the holder of `key` can draw.
 
-    It depends on the counter and on the tensors that get it. So training that is repeated has the
-    same noise, and any other sum has another.
+    It depends on the counter, the standard deviation and the tensors that get it. So training that
+    is repeated has the same noise, and any other sum or deviation has another.
     """
 
     def noised(tree: Params, std: float, counter: Tensor) -> Params:
         at = int(counter).to_bytes(8, "little", signed=True)
-        made = derived(key(), b"training", at, *_content(tree))
+        made = derived(key(), b"training", at, float(std).hex().encode(), *_content(tree))
         return {
             name: (
                 leaf + std * gaussian(derived(made, name.encode()), leaf.shape).to(leaf.device)
@@ -133,13 +137,14 @@ class Noise:
     sigma: float
 
     @staticmethod
-    def of(path: Path | None, run: str, silo: int, sensitivity: float, sigma: float) -> Noise:
-        """With the secret in the file `path`. Raises UserError."""
-        return Noise(run_key(path, run, silo), sensitivity / 2, sigma)
+    def of(key: bytes, sensitivity: float, sigma: float) -> Noise:
+        """With a `run_key`."""
+        return Noise(key, sensitivity / 2, sigma)
 
     def digest(self, head: Sequence[object], tensors: Params) -> bytes:
-        """256 bits that stand for these values and named tensors."""
-        return derived(self.key, json.dumps(head).encode(), *_content(tensors))
+        """256 bits that stand for C, sigma, these values and named tensors."""
+        scaled = json.dumps([self.clip, self.sigma, *head])
+        return derived(self.key, scaled.encode(), *_content(tensors))
 
     def release(self, question: bytes, answer: Params) -> str:
         """Names the answer to a question in the ledger; it tells nothing of the noise."""

@@ -147,18 +147,19 @@ class HostTrainer(ClientTrainer):
         UserError.
         """
         local, run = FedMLDifferentialPrivacy.get_instance(), "" if file is None else file.run
+        key = cache(partial(run_key, secret, run, self.terms.fingerprint, self.id))
         mechanisms = self.terms.algorithm.mechanisms
         self._mechanism = next((of for of in mechanisms if of.unit == "sample"), None)
         sensitivity = math.inf
         if local.is_local_dp_enabled():
             self._sigma, sensitivity = local.dp_solution.ldp.get_rdp_scale(), self.args.sensitivity
         if self._sigma or self._mechanism is not None:
-            self._noise = Noise.of(secret, run, self.id, sensitivity, self._sigma)
+            self._noise = Noise.of(key(), sensitivity, self._sigma)
         self._ledger = self._opened(secret)
         self._data = self.local_train_dataset or self._batches
         shard = self.shard.with_train(_samples(self._data))
         self.silo = Silo(self.terms, self.id, shard, file)
-        self.silo.engine.clients.noised = noised_with(cache(partial(run_key, secret, run, self.id)))
+        self.silo.engine.clients.noised = noised_with(key)
 
     def _opened(self, secret: Path | None) -> Ledger | None:
         """The ledger beside the secret. UserError if a budget could not be kept."""

@@ -16,7 +16,15 @@ from scipy import stats
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.privacy import local
-from fedml_noniid.plugins.privacy.local import Noise, derived, gaussian, secret
+from fedml_noniid.plugins.privacy.ledger import Ledger, Release
+from fedml_noniid.plugins.privacy.local import (
+    Noise,
+    derived,
+    gaussian,
+    noised_with,
+    run_key,
+    secret,
+)
 
 KEY = bytes(range(32))
 ANYTHING: Callable[[str], Range] = lambda name: Range()  # noqa: E731, an argument of many calls
@@ -83,8 +91,10 @@ def test_noise_belongs_to_secret_run_silo_question_answer_and_name(tmp_path):
     near = {"params/w": torch.tensor([1.0, 1.0, np.nextafter(np.float32(1), np.float32(2))])}
     head = [4, 2, "train", "", 3, "terms"]
 
-    def of(file: int = 1, run: str = "run", silo: int = 0) -> Noise:
-        return Noise.of(tmp_path / f"{file}", run, silo, 2.0, 1.0)
+    def of(
+        file: int = 1, run: str = "run", terms: str = "terms", silo: int = 0, sigma: float = 1.0
+    ) -> Noise:
+        return Noise.of(run_key(tmp_path / f"{file}", run, terms, silo), 2.0, sigma)
 
     first = drawn(of(), of().digest(head, model), answer, "a")
     assert torch.equal(first, drawn(of(), of().digest(head, model), answer, "a"))
@@ -94,11 +104,41 @@ def test_noise_belongs_to_secret_run_silo_question_answer_and_name(tmp_path):
     renamed = {"params/v": model["params/w"]}
     for question in (*((one, model) for one in heads), (head, near), (head, renamed)):
         others.append(drawn(of(), of().digest(*question), answer, "a"))
-    unknown = Noise.of(None, "run", 0, 2.0, 1.0), Noise.of(None, "run", 0, 2.0, 1.0)
-    for key in (of(run="another run"), of(silo=1), of(file=2), *unknown):
+    unknown = (Noise.of(run_key(None, "run", "terms", 0), 2.0, 1.0) for _ in range(2))
+    changed = of(run="another run"), of(terms="other terms"), of(silo=1), of(file=2)
+    for key in (*changed, of(sigma=1.0 + 1e-15), replace(of(), clip=2.0), *unknown):
         others.append(drawn(key, key.digest(head, model), answer, "a"))
     for a, b in itertools.combinations([first, *others], 2):
         assert abs((a * b).mean().item()) < 5 / math.sqrt(n)
+
+
+def test_two_scales_of_one_question_do_not_give_the_answer_back(tmp_path):
+    """y_i = x + s_i z with one z would give x = (s1 y2 - s2 y1) / (s1 - s2). With two, an error of
+    s1 s2 sqrt(2) / (s1 - s2) is left. The ledger counts both, and each once after a restart."""
+    n, (s1, s2), question = 20_000, (96.9, 10.8), {"params/w": torch.ones(3)}
+    answer = {"w": torch.full((n,), 1e-3, dtype=torch.float64)}
+    ledger, found = Ledger.open(tmp_path / "1.ledger"), []
+    for sigma in (s1, s2, s1, s2):
+        at = Noise.of(run_key(tmp_path / "1", "run", "terms", 0), 2.0, sigma)
+        asked = at.digest([4, 2, "train"], question)
+        ledger.spend(Release(at.release(asked, answer), "silo", sigma / 2))
+        found.append(at.protect(answer, asked, {}, ANYTHING)["w"])
+    y1, y2, *again = found
+    assert torch.equal(y1, again[0]) and torch.equal(y2, again[1])
+    error = (s1 * y2 - s2 * y1) / (s1 - s2) - answer["w"]
+    assert error.std().item() == pytest.approx(s1 * s2 * math.sqrt(2) / (s1 - s2), rel=0.05)
+    assert len(ledger.path.read_text().splitlines()) == 1 + 2
+
+
+def test_two_deviations_of_one_sum_of_training_have_noises_of_their_own():
+    """Settings of dpsgd that differ in `noise` and meet the same sum of clipped gradients."""
+    n, total = 20_000, {"w": torch.full((20_000,), 1e-3)}
+    noises = [
+        (noised_with(lambda: KEY)(total, std, torch.tensor(7))["w"] - total["w"]) / std
+        for std in (4.0, 4.0, 3.0)
+    ]
+    assert torch.equal(noises[0], noises[1])
+    assert abs((noises[0] * noises[2]).mean().item()) < 5 / math.sqrt(n)
 
 
 def test_the_clip_is_that_of_all_tensors_together():
@@ -113,7 +153,7 @@ def test_the_clip_is_that_of_all_tensors_together():
     assert all(torch.equal(within[name], leaf) for name, leaf in answer.items())
     zero = noise(sigma=0.0).protect({"a": torch.zeros(2)}, b"", {}, ANYTHING)
     assert zero["a"].tolist() == [0.0, 0.0]
-    assert Noise.of(None, "", 0, 13.0, 1.0).clip == 6.5  # two answers are at most 13 apart
+    assert Noise.of(KEY, 13.0, 1.0).clip == 6.5  # two answers are at most 13 apart
 
 
 def test_running_statistics_are_clipped_by_their_change():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,13 @@ def test_a_silo_draws_the_noise_of_dpsgd_with_its_secret_and_counts_it(tmp_path)
     nudged = message.ask.params | {"fc2.bias": message.ask.params["fc2.bias"] + 1e-6}
     again = message._replace(ask=message.ask._replace(params=nudged))
     elsewhere = begun(tmp_path / "elsewhere", "dpsgd", DPSGD)[1][0]
+    # Another study, of a silo with this secret, whose server gives the run the same name.
+    (tmp_path / "study").mkdir()
+    shutil.copy(tmp_path / "0.noise.key", tmp_path / "study")
+    theirs = {"dpsgd": DPSGD["dpsgd"] | {"delta": 1e-6}}
+    asked, (of_study, *_) = begun(tmp_path / "study", "dpsgd", theirs)
     noises = [one, update(first, again), update(other, message), update(elsewhere, message)]
+    noises.append(update(of_study, asked))
     noises = [noise - expected for noise in noises]
     for k, noise in enumerate(noises[1:], start=1):
         correlation = torch.corrcoef(torch.stack([noises[0], noise]))[0, 1]
