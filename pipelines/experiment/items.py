@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,7 +40,6 @@ class Item:
     data: Dataset
     indices: Indices
     device: torch.device
-    params: Mapping[str, object]  # `Config.params`, of the code that trains: it may be edited later
     last_round: int = 0  # of a run that is over
 
     @staticmethod
@@ -65,8 +64,7 @@ class Item:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
             settings.train.precision == "tf32"
         )
-        device = resolve_device(settings.train.device)
-        return Item(settings, unit, data, indices, device, settings.params(unit))
+        return Item(settings, unit, data, indices, resolve_device(settings.train.device))
 
     @cached_property
     def network(self) -> Model:

@@ -130,7 +130,7 @@ def missing(settings: config.Config, scenario: str) -> list[set[int]]:
     data = Dataset.of("made", Raw(x, y, x, y, ("a", "b")))
     none = np.empty(0, dtype=np.int64)
     indices = Indices(np.split(np.arange(12), 4), none, none, [none] * 4)
-    item = Item(settings, Unit(scenario, "fedavg", 0), data, indices, torch.device("cpu"), {})
+    item = Item(settings, Unit(scenario, "fedavg", 0), data, indices, torch.device("cpu"))
     simulation = item.simulation()
     return [set(simulation.loop.missing) for _ in simulation.rounds()]
 
