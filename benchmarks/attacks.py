@@ -275,8 +275,8 @@ class LyingSilo:
 def terms_of(process: launch.Process) -> settings.Terms:
     """What the processes of a federation agree on."""
     deployment, network = process.deployment, process.network
-    recipe, n_public = deployment.train_args.recipe, process.shard.n_public
-    return settings.terms(deployment, recipe, network, n_public)
+    recipe = deployment.train_args.recipe
+    return settings.terms(deployment, recipe, network, process.shard.parts.get("public"))
 
 
 class ChecksOfServer:

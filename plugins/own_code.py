@@ -10,6 +10,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -27,6 +28,11 @@ _only: tuple[Collection[str], str] | None = (
     None  # SHA-256 of the packages that may run; who says so
 )
 _given: dict[str, Any] = {}  # objects that this process was given, by the name that they got
+_sources: dict[str, str] = {}  # package -> SHA-256 of its source before this process imported it
+
+
+class EditedError(UserError):
+    """The source of a user's package is not that which this process has imported."""
 
 
 def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) -> type[T]:
@@ -180,6 +186,9 @@ def imported(what: str, module: str, attribute: str, allowed: str) -> Any:
     """What a user's module has under a name. `what` begins the UserError."""
     if _only is not None and (sha := source_of(module)) not in _only[0]:
         raise UserError(f"{what}: its package has the SHA-256 {sha}", allowed=_only[1])
+    if module.partition(".")[0] not in sys.modules:
+        with suppress(UserError):  # some code has no files
+            source_of(module)
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # of any kind: the code is the user's
@@ -213,13 +222,22 @@ def place(error: Exception, function: str) -> str:
 def source_of(name: str) -> str:
     """The SHA-256 of the source of a user's class: its file, or all Python files of its package.
 
-    UserError.
+    UserError. EditedError if the files are not those that this process runs: a result of the old
+    class would get the hash of the new one.
     """
     top = name.replace(":", ".").partition(".")[0]
     try:
-        return hashlib.sha256(b"".join(file.read_bytes() for file in files_of(top))).hexdigest()
+        found = hashlib.sha256(b"".join(file.read_bytes() for file in files_of(top))).hexdigest()
     except (OSError, ValueError) as error:
         raise UserError(f"{name}: the source of {top} can't be read ({error})") from None
+    if top not in sys.modules:
+        _sources[top] = found
+    elif _sources.setdefault(top, found) != found:
+        raise EditedError(
+            f"the source of {top} was changed after this process had imported it; start the "
+            "process again"
+        )
+    return found
 
 
 def files_of(top: str, kind: str = "*.py") -> list[Path]:
@@ -245,9 +263,12 @@ def source_of_class(kind: type) -> str:
     """The SHA-256 of the source of a class and its parents, as `source_of` counts it.
 
     Of a class of a notebook or script, its own lines count. UNKNOWN_SOURCE if it has none.
+    EditedError.
     """
     try:
         parts = [source_of(top) for top in packages_of(kind)]
+    except EditedError:
+        raise
     except UserError:
         try:
             parts = [hashlib.sha256(inspect.getsource(kind).encode()).hexdigest()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 # FedProx's term under another name: the runs must have FedProx's bits.
@@ -35,6 +36,12 @@ def write(folder: Path, package: str, source: str = METHOD) -> Path:
     (place / "__init__.py").write_text("")
     (place / "fedx.py").write_text(source)
     return place / "fedx.py"
+
+
+def forget(package: str) -> None:
+    """Lets the next import read the files, as in a process that starts."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
 
 
 def advertise(folder: Path, distribution: str, **methods: str) -> None:

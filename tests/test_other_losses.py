@@ -199,7 +199,7 @@ def test_silos_have_the_bits_and_metrics_of_the_simulation(recipe: str, loss: ob
     deployment = silos.deployment(recipe, settings(recipe), loss=loss)
     server_shard, *_ = silos.shards_of(data)
     network = deployment.network((1, 4, 4), TARGETS, None)
-    terms = silo_settings.terms(deployment, recipe, network, 0)
+    terms = silo_settings.terms(deployment, recipe, network)
     server = ServerRun(terms, server_shard)
     outcome = silos.talk(server, silos.silos_of(terms, data))
     tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.personal)
@@ -209,7 +209,7 @@ def test_silos_have_the_bits_and_metrics_of_the_simulation(recipe: str, loss: ob
     metric = "macro_f1" if loss == "bce" else "r2"
     assert np.isfinite(row[f"test_{metric}"]) and row[f"sent_{metric}"] == row[f"test_{metric}"]
     plain = silos.deployment(recipe, settings(recipe))
-    assert silo_settings.terms(plain, recipe, network, 0).fingerprint != terms.fingerprint
+    assert silo_settings.terms(plain, recipe, network).fingerprint != terms.fingerprint
 
 
 def test_clients_with_models_of_their_own_are_scored_together() -> None:

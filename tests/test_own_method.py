@@ -68,6 +68,17 @@ def test_python_takes_a_dotted_path_and_hyper_parameters_by_name(place: Path) ->
         nd.sweep(["stranger.fedx.FedX", "fedx"], data, **how)
 
 
+def test_python_runs_an_edit_after_a_reload_and_not_before(place: Path) -> None:
+    """As docs/python.md says."""
+    file = own_package.write(place, "stranger")
+    path = "stranger.fedx.FedX"
+    assert recipes.method(path)().mu == 0.1
+    file.write_text(own_package.METHOD.replace("= 0.1", "= 0.125"))
+    assert recipes.method(path)().mu == 0.1
+    importlib.reload(sys.modules["stranger.fedx"])
+    assert recipes.method(path)().mu == recipes.method("fedx")().mu == 0.125
+
+
 def changed(old: str, new: str) -> str:
     assert old in own_package.METHOD
     return own_package.METHOD.replace(old, new)
@@ -204,4 +215,7 @@ def test_the_code_of_all_parents_counts(place: Path) -> None:
     own_package.write(place, "stranger2", child)
     before = recipes.own_code("stranger2.fedx.FedZ")
     file.write_text(f"{own_package.METHOD}\n# new\n")
+    with pytest.raises(UserError, match="the source of stranger was changed after this process"):
+        recipes.own_code("fedz")
+    own_package.forget("stranger")
     assert recipes.own_code("fedz") != before and [*before] == ["fedz"]

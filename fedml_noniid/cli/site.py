@@ -182,8 +182,8 @@ def verify(
 ) -> None:
     """Check that nobody has changed an audit log.
 
-    The first line that is wrong is named. Only the log of the other side shows lines that the
-    log's own process has removed from its end, or written anew.
+    The first line that is wrong is named. Only the log of the other side shows lines that are
+    missing at the end, or that the log's own process has written anew.
     """
     from fedml_noniid.plugins.site import audit
 

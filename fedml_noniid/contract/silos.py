@@ -111,8 +111,7 @@ def terms(
     batch_norm = batch_norm and takes_norms(recipe, methods)
     more: dict[str, Any] = {"cohort": cohort}
     made = deployment(recipe, methods, batch_norm, rounds, **more)
-    n_public = len(_public().y)
-    return silo_settings.terms(made, recipe, network(batch_norm), n_public)
+    return silo_settings.terms(made, recipe, network(batch_norm), _public())
 
 
 def _public() -> Samples:

@@ -24,7 +24,7 @@ from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.provenance import machine, training_fingerprint
 from fedml_noniid.pipelines.experiment.training import tags_of, trained
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, located
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import INDICES, Indices, read_indices
 from fedml_noniid.plugins.engines.callbacks import OnRow, Row
@@ -171,7 +171,9 @@ def _indices(job: Job) -> Indices:
     """The partition of an item. UserError unless all of the item is that of the front."""
     content = zlib.decompress(job.indices)
     sha256 = hashlib.sha256(content).hexdigest()
-    if training_fingerprint(job.settings, job.unit, job.sha256, sha256) != job.fingerprint:
+    with located(source=_where()):
+        mine = training_fingerprint(job.settings, job.unit, job.sha256, sha256)
+    if mine != job.fingerprint:
         raise UserError(
             f"{_where()}: has other code for {job.unit.key} than the front; install the same "
             "packages there, yours too, and start the worker again"

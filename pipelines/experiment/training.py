@@ -68,13 +68,15 @@ class Trained(NamedTuple):
 
 def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
     """Runs the remaining rounds. Raises NonFiniteError."""
-    outcome, unit = simulation.run(), item.unit
+    unit = item.unit
+    params = item.settings.params(unit)  # of the code that trains: it may be edited meanwhile
+    outcome = simulation.run()
     last = outcome.rows[-1]
     tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.personal)
     record = {
         **unit._asdict(),
         "composition": item.settings.composition(unit.recipe),
-        "params": item.settings.params(unit),
+        "params": params,
         "tags": tags_of(item, simulation, fingerprint),
         "final": {key: last[key] for key in finals(last) if last[key] == last[key]},
         "rounds": simulation.loop.done,

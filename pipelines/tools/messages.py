@@ -71,7 +71,7 @@ def told(recipe: str, config: Path | None, secure_sums: int | None) -> dict[str,
     deployment, shape = settings.check(content, where), tuple(shard.parts["test"].x.shape[1:])
     network = deployment.network(shape, shard.n_classes, shard.embedding)
     torch.set_num_threads(deployment.device_args.threads)
-    terms = settings.terms(deployment, recipe, network, shard.n_public)
+    terms = settings.terms(deployment, recipe, network, shard.parts.get("public"))
     if not disclosure.refused(terms):
         terms = replace(terms, secure_sums=least)
     return {"model": network.name} | disclosure.told(terms, shard)

@@ -67,7 +67,7 @@ def make(folder: Path, silos: int, days: int = KIT_DAYS) -> str:
         ca = _CA.read(folder)
         for rank in range(silos + 1):
             if not (folder / str(rank)).exists():
-                replace_folder(folder / str(rank), _new_kit(ca, rank, days), private=True)
+                _issue(folder, ca, rank, days)
     return (
         f"the CA, the server's kit and the kits of silos 1 to {silos} are in {folder}\n"
         f"{folder / '0'} goes to the server, {folder}/<rank> to silo-<rank>; "
@@ -83,20 +83,18 @@ def renew(folder: Path, rank: int, days: int = KIT_DAYS) -> str:
     """
     with _exclusive_ownership(folder):
         ca = _CA.read(folder)
-        kit, valid = _new_kit(ca, rank, days), _valid(folder, ca, rank)
-        old = b"".join(found.public_bytes(Encoding.PEM) for found in valid)
-        write_whole(folder / "ca" / f"{rank}.pem", old, private=True)
-        replace_folder(folder / str(rank), kit, private=True)
+        *_, old = _issued(folder, ca, rank) or [_present(folder, ca, rank)]
+        _issue(folder, ca, rank, days)
     return (
         f"{folder / str(rank)} goes to {name(rank)}, which takes it at its next connection\n"
-        f"its old certificate is valid until {valid[-1].not_valid_after_utc:%Y-%m-%d}; a stolen "
+        f"its old certificate is valid until {old.not_valid_after_utc:%Y-%m-%d}; a stolen "
         "one must be revoked before it is renewed\n"
     )
 
 
 def revoke(folder: Path, rank: int) -> str:
     """Puts all valid certificates of `rank` on the list, in folder/ca and in folder/0: the present
-    one and those that were renewed.
+    one, those that were renewed, and those of kits that are not here any more.
 
     Raises UserError.
 
@@ -105,8 +103,8 @@ def revoke(folder: Path, rank: int) -> str:
     with _exclusive_ownership(folder):
         ca = _CA.read(folder)
         revoked = list(ca.crl)
-        for certificate in {*_valid(folder, ca, rank)}:
-            if not ca.lists(certificate):
+        for certificate in _issued(folder, ca, rank) or [_present(folder, ca, rank)]:
+            if certificate.not_valid_after_utc > now() and not ca.lists(certificate):
                 builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number)
                 revoked.append(builder.revocation_date(now()).build())
         crl = _sign_list(ca.certificate.subject, ca.key, revoked)
@@ -220,18 +218,32 @@ def _present(folder: Path, ca: _CA, rank: int) -> x509.Certificate:
     return found
 
 
-def _valid(folder: Path, ca: _CA, rank: int) -> list[x509.Certificate]:
-    """The present certificate of `rank`, last, behind the earlier ones that are still valid.
+def _issue(folder: Path, ca: _CA, rank: int, days: int) -> None:
+    """Makes a kit of `rank` in place of an earlier one. Raises UserError.
 
-    A kill in `renew` leaves the present one in there twice. Raises UserError.
+    Its certificate is recorded first: nothing may be valid that `revoke` does not know.
+    """
+    kit, known = _new_kit(ca, rank, days), _issued(folder, ca, rank)
+    valid = [found for found in known if found.not_valid_after_utc > now()]
+    old = b"".join(found.public_bytes(Encoding.PEM) for found in valid)
+    write_whole(folder / "ca" / f"{rank}.pem", old + kit["own.crt"], private=True)
+    replace_folder(folder / str(rank), kit, private=True)
+
+
+def _issued(folder: Path, ca: _CA, rank: int) -> list[x509.Certificate]:
+    """The certificates of `rank` that were recorded, and that of its kit, if it is here.
+
+    After a kill, the kit of the newest one may never have been written. Raises UserError.
     """
     path, found = folder / "ca" / f"{rank}.pem", list[x509.Certificate]()
     try:
-        if path.exists():  # the certificates that were renewed
+        if path.exists():
             found = x509.load_pem_x509_certificates(read(path, RESTORE))
     except BROKEN:
         raise UserError(f"{path}: is damaged; {RESTORE}") from None
-    return [*(old for old in found if old.not_valid_after_utc > now()), _present(folder, ca, rank)]
+    if (folder / str(rank)).exists():
+        found.append(_present(folder, ca, rank))
+    return [*dict.fromkeys(found)]
 
 
 def _ranks(folder: Path) -> list[int]:

@@ -89,7 +89,7 @@ def _agreed(
     else:
         shape = tuple(next(iter(shard.parts.values())).x.shape[1:])
         network = deployment.network(shape, shard.n_classes, shard.embedding)
-    terms = settings.terms(deployment, recipe, network, shard.n_public)
+    terms = settings.terms(deployment, recipe, network, shard.parts.get("public"))
     args.comm_round = terms.comm_round
     return deployment, terms
 

@@ -86,7 +86,7 @@ class Process:
         samples = shard.parts["train" if rank else "test"].y
         agreed.check(Site(len(samples), datetime.date.today()))
         terms = settings.terms(
-            deployment, deployment.train_args.recipe, process.network, process.shard.n_public
+            deployment, deployment.train_args.recipe, process.network, shard.parts.get("public")
         )
         agreed.signed.study.check_terms(terms)
         terms.plan.local.check(

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Public
+from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError, located
 from fedml_noniid.plugins.core.options import (
     Count,
@@ -344,9 +346,13 @@ class Terms:
         return asks.begin + self.plan.rounds * asks.round + asks.finish + self.tests
 
 
-def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) -> Terms:
-    """The terms of a deployment; `recipe` is that of the pair. Raises UserError."""
+def terms(
+    deployment: Deployment, recipe: str, network: Model, public: Samples | None = None
+) -> Terms:
+    """The terms of a deployment; `recipe` is that of the pair, `public` the process's public
+    split. Raises UserError."""
     train, plan = deployment.train_args, deployment.plan(network)
+    n_public = 0 if public is None else len(public.y)
     algorithm = recipes.build(
         recipe, train.settings, plan.setting(deployment.silos, n_public, deployed=True)
     )
@@ -378,9 +384,12 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
         "device": deployment.device_args.model_dump(),
         "own_code": own,
     }
+    needs = algorithm.needs
+    if public is not None and (needs.public > Public.RECORDED or needs.shared):
+        agreed["public"] = weights_sha256({"x": public.x, "y": public.y})
     fingerprint = hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
     personal: Tree = {}
-    if parts := algorithm.needs.personal:
+    if parts := needs.personal:
         *_, personal = split_personal(network, parts, *initial_model(network, 0, torch.zeros(())))
     tests = plan.evaluations if personal or algorithm.own_model is not None else 0
     device = deployment.device_args

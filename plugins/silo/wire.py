@@ -53,8 +53,9 @@ NOT_COUNTED = -1  # the exchange before any: no answer has been counted yet
 # update that helps is far smaller.
 MAX_MAGNITUDE = 2.0**30
 OTHER_CONFIGURATION = (
-    "its configuration is not the server's; train_args, model_args, device_args, random_seed, and "
-    "the packages of methods that are not ours must be the same on both"
+    "its configuration is not the server's; train_args, model_args, device_args, random_seed, the "
+    "public samples that a method uses, and the packages of methods that are not ours must be the "
+    "same on both"
 )
 REMEDY = "lower the learning rate or the method's coefficients"
 Ranges = Mapping[str, Range]  # by name of a tensor of an upload, or of a tree of them

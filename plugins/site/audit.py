@@ -6,7 +6,7 @@ is drawn when the file is begun. `prev` is the SHA-256 of the line before, witho
 The signature is over log, n and the SHA-256 of the line without it: together they are a `Seal`.
 Silo and server send each other the seals of their last lines, and write down what they get. So
 nobody can take lines from the end of a log, or write a log anew, without the other one's log
-showing it: `verify`.
+showing it: `verify`. One log alone does not show that whole lines at its end are missing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import re
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +38,9 @@ FILE = "audit-{}.jsonl"  # of a rank
 CONTEXT = "noniid audit 1"  # before what is signed
 SIGNED = re.compile(rb'(\{.*),"signature":"([\w+/=]+)"\}', re.ASCII)
 START = "start"  # the kind of a process's first line: it has the certificate
-SENT, ARRIVED = "sent", "arrived"  # of a message with tensors
+SENT, ARRIVED = "sent", "arrived"  # of a message
+UNSIGNED = "is not signed by the process that wrote the log"
+MAX_SHOWN = 300  # characters of a message's head
 NONE = "0" * 64  # in place of the hash of the line before the first
 
 
@@ -82,14 +85,20 @@ class Log:
     def __init__(self, path: Path, kit: Kit, **facts: object) -> None:
         """Goes on with the file, or begins it; `facts`: of the first line of this process.
 
-        A line that a kill has cut is removed. UserError if the file is damaged or not ours.
+        A line that a kill has cut is removed. UserError if the file is damaged or not ours. Whole
+        lines that are missing at its end are not seen.
         """
         key = load_pem_private_key(kit.key, None)
         assert isinstance(key, ec.EllipticCurvePrivateKey), "kits have no other"
         self.path, self._file = path, Lines(path)
         self._key, self._lock = key, threading.Lock()
         found = self._file.read()
-        self.lines = [line.body for line in chained(path, found)]
+        known = [*chained(path, found)]
+        self.lines = [line.body for line in known]
+        starts = [body for body in self.lines if body["kind"] == START]
+        # The chain binds all lines before the last one.
+        if known and not (starts and known[-1].seal.signed_by(str(starts[-1].get("certificate")))):
+            raise UserError(f"{path}: line {len(known)}: {UNSIGNED}")
         self._log = self.lines[0]["log"] if self.lines else secrets.token_hex(8)
         self._n, self._prev = len(self.lines), _sha(_body(found[-1])) if found else NONE
         self._seal: Seal | None = None
@@ -173,7 +182,7 @@ class Checked(NamedTuple):
                 if found is None or who != name:
                     raise UserError(f"{where}: has the certificate of {who}")
             if not line.seal.signed_by(certificate):
-                raise UserError(f"{where}: is not signed by the process that wrote the log")
+                raise UserError(f"{where}: {UNSIGNED}")
             signers.append(certificate)
         if not lines:
             raise UserError(f"{path}: has no whole line")
@@ -185,20 +194,30 @@ class Checked(NamedTuple):
 
     def against(self, other: Checked) -> Iterator[str]:
         """What the other side's log shows to be wrong with this one."""
-        sent = {key for line in self.lines if (key := _message(line, SENT, other.name))}
         heard = 0
         for line in other.lines:
-            if line.body.get("peer") != self.name:
-                continue
-            where = f"{other.path}: line {line.seal.n + 1}"
-            if seal := seal_of(line.body.get("seal")):
+            seal = seal_of(line.body.get("seal"))
+            if seal and line.body.get("peer") == self.name:
                 heard += 1
-                yield from self._refuted(seal, where)
-            got = _message(line, ARRIVED, self.name)
-            if got and got not in sent:
-                yield f"{where}: got a message of exchange {got[0]} that is not in {self.path}"
+                yield from self._refuted(seal, f"{other.path}: line {line.seal.n + 1}")
+        for line in other.alone(ARRIVED, self):
+            where = f"{other.path}: line {line.seal.n + 1}"
+            got = f"{line.body.get('message')!r} {line.body.get('head')!r}"[:MAX_SHOWN]
+            yield f"{where}: got {got}; {self.path} has not sent it"
         if not heard:
             yield f"{other.path}: knows nothing of {self.name}"
+
+    def alone(self, kind: str, other: Checked) -> list[Line]:
+        """The messages that were sent to the other side, or have arrived from it, and that its log
+        does not have, with the same head and tensors."""
+        pair = ARRIVED if kind == SENT else SENT
+        known = Counter(_message(line, pair, self.name) for line in other.lines)
+        found = []
+        for line in self.lines:
+            if message := _message(line, kind, other.name):
+                known[message] -= 1
+                found += [line] * (known[message] < 0)
+        return found
 
     def _refuted(self, seal: Seal, where: str) -> Iterator[str]:
         """What a seal of this log's process, which the other one has written down, shows."""
@@ -220,7 +239,8 @@ def verify(path: Path, ca: Path, against: Path | None = None) -> str:
     """What was checked, in words, once a log is found to be whole.
 
     UserError with all that is wrong. `against`: the log of the other side. It shows what one log
-    can't: lines that its own process removed from the end, or wrote anew.
+    can't: lines that are missing at the end, and those that its own process wrote anew. A message
+    that was sent and is not in the other log is said, and is no error: a connection may break.
     """
     authority = certificates.read_certificate(ca, certificates.AGAIN)
     mine = Checked.of(path, authority)
@@ -234,14 +254,22 @@ def verify(path: Path, ca: Path, against: Path | None = None) -> str:
     other = Checked.of(against, authority)
     if found := [*mine.against(other), *other.against(mine)]:
         raise UserError.of(map(Mistake, found))
-    return said + f"{against}: {len(other.lines)} lines of {other.name} agree with it\n"
+    said += f"{against}: {len(other.lines)} lines of {other.name} agree with it\n"
+    for one, peer in ((mine, other), (other, mine)):
+        if sent := one.alone(SENT, peer):
+            numbers = ", ".join(str(line.seal.n + 1) for line in sent)
+            said += (
+                f"not confirmed: {peer.path} has not got what {one.path} has sent in lines "
+                f"{numbers}: a connection may have broken, or the message was refused\n"
+            )
+    return said
 
 
-def _message(line: Line, kind: str, peer: str) -> tuple[str, str] | None:
-    """(exchange, SHA-256) of a message to or from a process."""
-    body = line.body
-    is_one = (body["kind"], body.get("peer")) == (kind, peer) and "sha256" in body
-    return (str(body.get("exchange")), str(body["sha256"])) if is_one else None
+def _message(line: Line, kind: str, peer: str) -> str:
+    """Name, head and SHA-256 of a message to or from a process; "" if the line is about another."""
+    if (line.body["kind"], line.body.get("peer")) != (kind, peer):
+        return ""
+    return json.dumps([line.body.get(key) for key in ("message", "head", "sha256")], sort_keys=True)
 
 
 def _body(raw: bytes) -> bytes:

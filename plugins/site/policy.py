@@ -4,6 +4,7 @@ refused."""
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ from fedml_noniid.plugins.core.options import (
 )
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.shards import Shard
-from fedml_noniid.plugins.data.yaml_files import parsed
+from fedml_noniid.plugins.data.yaml_files import loaded, parsed
+from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.silo import settings
 from fedml_noniid.plugins.silo.settings import CommArgs, Deployment
 from fedml_noniid.plugins.site import study
@@ -63,19 +65,20 @@ class Policy(Section):
     own_code: list[str] = Field(default=[])  # SHA-256 of what may run beside ours, or "*"
 
     @staticmethod
-    def read(path: Path) -> Policy:
-        """The policy in a file. From now on, no other code of a user is imported. Raises
-        UserError."""
+    def read(path: Path) -> tuple[Policy, str]:
+        """The policy in a file, and the SHA-256 of its bytes. From now on, no other code of a user
+        is imported. Raises UserError."""
         if not path.is_file():
             raise UserError(
                 f"{path}: there is no such file; a silo without a policy takes part in nothing; "
                 "`noniid deploy policy` writes one"
             )
+        content = certificates.read(path, "the silo's user has to read it")
         with located(source=str(path)):
-            found = validated(Policy, parsed(path, str(path)))
+            found = validated(Policy, loaded(content, str(path)))
         if ANY not in found.own_code:
             own_code.import_only(found.own_code, f"own_code in {path}")
-        return found
+        return found, hashlib.sha256(content).hexdigest()
 
     def check(self, path: Path, signed: Signed, deployment: Deployment, site: Site) -> None:
         """UserError with every rule that refuses the study. `path`: of this policy."""
@@ -133,6 +136,7 @@ class Agreed(NamedTuple):
     deployment: Deployment
     signed: Signed
     policy: Policy | None  # of a silo
+    policy_sha256: str  # of the bytes that were parsed; "" without a policy
 
     def check(self, site: Site) -> None:
         """UserError with every rule of the policy that refuses the study."""
@@ -148,7 +152,7 @@ def read_agreed(path: Path, rank: int) -> Agreed:
     A silo's policy comes first: it says which code may be imported, and whose study is parsed.
     UserError if the file contradicts the study.
     """
-    policy = Policy.read(_policy_named_in(path)) if rank else None
+    policy, sha256 = Policy.read(_policy_named_in(path)) if rank else (None, "")
     own = settings.read(path)
     owners = None if policy is None else [*policy.owners.values()]
     signed, content = Signed.read(Path(own.comm_args.study), owners), own.model_dump(by_alias=True)
@@ -160,7 +164,7 @@ def read_agreed(path: Path, rank: int) -> Agreed:
                 name = type(mine).model_fields[key].alias or key
                 with checked(section, name):
                     _refuse_other(getattr(mine, key), getattr(theirs, key))
-    return Agreed(settings.check(content, str(path)), signed, policy)
+    return Agreed(settings.check(content, str(path)), signed, policy, sha256)
 
 
 def _policy_named_in(path: Path) -> Path:

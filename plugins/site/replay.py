@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,20 +85,24 @@ def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
     """Computes the kept answers of a log again; a line for each.
 
     `exchange`: only this one. UserError if an answer is not the one that was sent, or nothing is
-    kept.
+    kept. The last line says how many answers were not compared, if there are some.
     """
-    lines, said = [line.body for line in chained(log, Lines(log).read())], ""
+    lines, said, without = [line.body for line in chained(log, Lines(log).read())], "", 0
     for place, line in enumerate(lines):
         path = folder / f"{place:08d}.safetensors"
-        wanted = exchange in (None, line.get("exchange"))
-        if line["kind"] != ANSWERS or not wanted or not path.is_file():
+        if line["kind"] != ANSWERS or exchange not in (None, line["exchange"]):
             continue
+        # Before the answer leaves, a silo whose connection has broken introduces itself again.
+        later = takewhile(lambda one: one["kind"] != ANSWERS, lines[place + 1 :])
         sent = [
             found["sha256"]
-            for found in lines[place : place + 3]
+            for found in later
             if found["kind"] in (HIDDEN, SENT) and found.get("exchange") == line["exchange"]
         ]
         if not sent:  # a kill came before the answer
+            continue
+        if not path.is_file():
+            without += 1
             continue
         where = f"exchange {line['exchange']} (line {place + 1})"
         found = _answer(path, line["content"], *begin(line["run"]))
@@ -106,6 +111,8 @@ def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
         said += f"{where}: the same SHA-256 {found}\n"
     if not said:
         raise UserError(f"{folder}: has nothing of it; comm_args.replay_mb limits what is kept")
+    if without:
+        said += f"not compared: {without} answers; {folder} has no files of them (replay_mb)\n"
     return said
 
 

@@ -282,7 +282,7 @@ def make(deployment: Deployment, shard: Shard, name: str, expires: datetime.date
     shape = tuple(shard.parts["test"].x.shape[1:])
     network = deployment.network(shape, shard.n_classes, shard.embedding)
     recipe = deployment.train_args.recipe
-    terms = settings.terms(deployment, recipe, network, shard.n_public)
+    terms = settings.terms(deployment, recipe, network, shard.parts.get("public"))
     asks = terms.algorithm.exchanges
     return Study(
         name=name,

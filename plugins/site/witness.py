@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
@@ -43,12 +41,10 @@ class Witness:
     @staticmethod
     def of(process: Process) -> Witness:
         """That of a process. Raises UserError."""
-        deployment, signed, policy = process.agreed
-        kit = Kit.read(deployment.kit(process.rank), process.rank)
+        agreed, signed = process.agreed, process.agreed.signed
+        kit = Kit.read(agreed.deployment.kit(process.rank), process.rank)
         facts = {"study": signed.study.name, "sha256": signed.sha256, "owner": signed.owner}
-        if policy is not None:
-            content = Path(deployment.comm_args.policy).read_bytes()
-            facts["policy"] = hashlib.sha256(content).hexdigest()
+        facts |= {"policy": agreed.policy_sha256} if agreed.policy else {}
         log = Log(process.folder / FILE.format(process.rank), kit, **facts)
         return Witness(log, kit)
 
@@ -122,8 +118,11 @@ class Guard:
     def admit(self, task: wire.Task, table: wire.Table) -> None:
         """Raises RefusedError if the study or the policy does not allow the task, UserError if the
         study is over."""
-        exchange, study = task.exchange, self._agreed.signed
-        study.check_date(datetime.date.today())
+        exchange, study, today = task.exchange, self._agreed.signed, datetime.date.today()
+        named, expires = self._agreed.deployment.comm_args.policy, self._policy.expires
+        study.check_date(today)
+        if expires is not None and today > expires:
+            raise RefusedError("policy", f"{named}: expires = {expires}; today is {today}")
         # A job with a dot is no job without its owner.
         job = f"{task.owner}.{task.job}" if task.owner or "." in task.job else task.job
         study.study.refuse_message(exchange, task.round, job, table)
@@ -132,7 +131,7 @@ class Guard:
             raise RefusedError("study", why)
         if self._answers[exchange] >= self._policy.max_answers:
             why = f"exchange {exchange}: was answered {self._answers[exchange]} times"
-            rule = f"max_answers in {self._agreed.deployment.comm_args.policy}"
+            rule = f"max_answers in {named}"
             raise RefusedError("policy", f"{why}; {rule} allows no more")
 
     def answering(self, trainer: HostTrainer) -> Callable[[Down], Up]:

@@ -111,7 +111,7 @@ def test_silos_have_the_bits_of_the_simulation() -> None:
     parts = Parts.cut(found, split.indices)
     network = deployment.network(tuple(found.train_x.shape[1:]), 3, None)
     assert isinstance(network, OwnNetwork) and not network.sequential_only
-    terms = settings.terms(deployment, "scaffold", network, 0)
+    terms = settings.terms(deployment, "scaffold", network)
     server = ServerRun(terms, world.shards_of(parts)[0])
     outcome = world.talk(server, world.silos_of(terms, parts))
     assert world.digest(outcome) == loopback.simulate(deployment, parts)

@@ -15,6 +15,7 @@ from fedml_noniid.pipelines.tools import fits
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.silo import loopback
+from tests import own_package
 from tests.pipelines.small import PARAMS, run_stages
 
 NETS = """\
@@ -107,6 +108,7 @@ def test_what_the_vectors_are_made_of_is_in_the_plan(study: Path) -> None:
     save(study, 1)
     seen.append(hashes(study))
     source.write_text(NETS.replace("torch.relu", "torch.tanh"))
+    own_package.forget(source.stem)
     seen.append(hashes(study))
     for old, new in (
         ("init: w.pt", "init: w.pt, batch: 100"),
@@ -118,6 +120,7 @@ def test_what_the_vectors_are_made_of_is_in_the_plan(study: Path) -> None:
     assert len({found["digits"] for found in seen}) == len(seen)
     save(study, 0)
     source.write_text(NETS)
+    own_package.forget(source.stem)
     (study / "params.yaml").write_text(
         params.read_text().replace(", batch: 100, layer: hidden, normalise: length", "")
     )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
+import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fedml_noniid.pipelines.experiment import config, provenance, tuning
+from fedml_noniid.plugins import foreign, own_code
 from fedml_noniid.plugins.core.errors import UserError
 from tests import own_package
 from tests.pipelines.small import PARAMS, ROOT, environment, run_stages
@@ -37,8 +41,47 @@ def test_a_changed_line_trains_what_has_the_method_again_and_nothing_else(study:
     assert config.load(study).own_files, "`noniid run` asks the stage plan each time"
     (file,) = study.glob("*/fedx.py")
     file.write_text(file.read_text().replace("self.mu * (w", "2 * self.mu * (w"))
+    own_package.forget(file.parent.name)
     second = hashes(study)
     assert {key for key in first if first[key] != second[key]} == {"deploy", "skewed-mine-0"}
+
+
+def test_a_living_worker_refuses_code_that_it_has_not_imported(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the class of the first item. The front of the second one was started after an edit."""
+    pytest.importorskip("distributed", reason="a cluster needs [cluster]")
+    from fedml_noniid.pipelines.cluster import job
+
+    monkeypatch.setattr(job, "get_worker", lambda: SimpleNamespace(name="w7"))
+    monkeypatch.setattr(job, "read_indices", Path.read_bytes)
+
+    def sent() -> job.Job:
+        """By a front that has started now. It leaves this process as it was."""
+        with monkeypatch.context() as patch:
+            for name in [name for name in sys.modules if name.startswith(file.parent.name)]:
+                patch.delitem(sys.modules, name)
+            patch.setattr(own_code, "_sources", {})
+            patch.setattr(foreign, "_known", {})
+            settings = config.load(study)
+            unit = next(unit for unit in settings.units() if unit.recipe == "mine")
+            indices = hashlib.sha256(b"them").hexdigest()
+            made = provenance.training_fingerprint(settings, unit, "data", indices)
+            own_package.forget(file.parent.name)
+        packed = zlib.compress(b"them")
+        return job.Job(settings, unit, made, packed, study, "data", study, 1)
+
+    (file,) = study.glob("*/fedx.py")
+    assert job._indices(sent()) == b"them"
+    file.write_text(file.read_text().replace("self.mu * (w", "2 * self.mu * (w"))
+    with pytest.raises(UserError) as error:
+        job._indices(sent())
+    assert str(error.value) == (
+        f"worker w7: the source of {file.parent.name} was changed after this process had imported "
+        "it; start the process again"
+    )
+    own_package.forget(file.parent.name)  # it is started again
+    assert job._indices(sent()) == b"them"
 
 
 def test_what_it_imports_of_ours_counts(study: Path) -> None:

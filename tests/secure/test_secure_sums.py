@@ -93,7 +93,7 @@ class Running:
         self.shards: list[Shard] = list(shards.split(data))
         train = terms.train_args
         network = world.network(takes_norms(train.recipe, train.settings))
-        self.terms = settings.terms(terms, train.recipe, network, self.shards[0].n_public)
+        self.terms = settings.terms(terms, train.recipe, network, data.public)
         self.server_run = ServerRun(self.terms, self.shards[0])
         self.seen: list[dict[str, torch.Tensor]] = []  # what left the silos
         self.asked: list[wire.Down] = []
@@ -253,7 +253,7 @@ def secure_silos(terms: settings.Terms, data: Parts, kits: Path, folder: Path) -
 def agreed(recipe: str, methods: Mapping[str, object], data: Parts) -> settings.Terms:
     made = silos.deployment(recipe, methods, secure_sums=2)
     network = world.network(takes_norms(recipe, methods))
-    return settings.terms(made, recipe, network, len(data.public.y))
+    return settings.terms(made, recipe, network, data.public)
 
 
 @pytest.mark.parametrize("entry", ALONE)

@@ -143,9 +143,8 @@ class Federation:
         self.comm = CommArgs(server=address(), **comm)
         args = world.args(recipe, {}, False)
         args.rounds, args.client_num_in_total, args.client_num_per_round = rounds, silos, silos
-        public = self.data.public
         self.terms = settings.terms(
-            settings.from_args(args), recipe, world.network(False), len(public.y)
+            settings.from_args(args), recipe, world.network(False), self.data.public
         )
         self.server_run = ServerRun(self.terms, world.shards_of(self.data)[0])
         self.coordinator = Coordinator(self.comm, silos, self.terms.fingerprint, "this run")

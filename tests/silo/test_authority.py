@@ -25,7 +25,8 @@ from tests.files import contents
 
 CA_FILES = {"ca.crt", "ca.key", "crl.pem"}
 SILO_FILES = {"ca.crt", "own.crt", "own.key"}
-FILES = {"ca": CA_FILES, "0": SILO_FILES | {"crl.pem"}, "1": SILO_FILES, "2": SILO_FILES}
+RECORDS = {"0.pem", "1.pem", "2.pem"}
+FILES = {"ca": CA_FILES | RECORDS, "0": SILO_FILES | {"crl.pem"}, "1": SILO_FILES, "2": SILO_FILES}
 DAY = datetime.timedelta(days=1)
 
 
@@ -88,7 +89,7 @@ def test_only_the_owner_reads_whatever_the_mask_is(tmp_path: Path) -> None:
         os.umask(mask)
     for path in [kits, *kits.rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
-    assert names(kits) == FILES | {"ca": CA_FILES | {"1.pem"}}
+    assert names(kits) == FILES
 
 
 def test_making_again_adds_what_is_missing_and_keeps_the_rest(kits: Path) -> None:
@@ -156,15 +157,17 @@ def test_a_kill_at_any_moment_leaves_whole_kits_and_the_same_command_goes_on(
         fsync(number)
 
     monkeypatch.setattr(os, "fsync", dying)
-    for at in range(16):  # 3 + 4 + 3 files, and each folder and its name
+    for at in range(20):  # 3 + 1 + 4 + 1 + 3 files, and each folder and its name
         shutil.rmtree(kits, ignore_errors=True)
         left = at
         with pytest.raises(KilledError):
             make(kits, 1)
-        assert names(kits).items() <= FILES.items()
-        before, left = contents(kits), 16
+        found = names(kits)
+        assert found.pop("ca", CA_FILES) - RECORDS == CA_FILES and found.items() <= FILES.items()
+        before, left = contents(kits), 20
         make(kits, 1)
-        assert before.items() <= contents(kits).items()
+        # A certificate whose kit was not written is followed by that of the kit.
+        assert all(contents(kits)[path].startswith(was) for path, was in before.items())
         assert Kit.read(kits / "0", 0) and Kit.read(kits / "1", 1)
     for at in range(6):  # the old certificates, three files, and the folder of each
         left, old = at, certificate(kits, 1).serial_number
@@ -221,10 +224,29 @@ def test_certificates_that_were_renewed_are_revoked_too(
     renew(kits, 1)
     revoke(kits, 1)
     assert len(listed(kits / "ca" / "crl.pem") - before) == 1
-    assert (kits / "ca" / "1.pem").read_bytes() == pems[2]
+    assert (kits / "ca" / "1.pem").read_bytes() == pems[2] + (kits / "1" / "own.crt").read_bytes()
     (kits / "ca" / "1.pem").write_bytes(b"no")
     with pytest.raises(UserError, match=r"ca/1\.pem: is damaged"):
         revoke(kits, 1)
+
+
+def test_kits_that_were_moved_away_are_revoked_too(kits: Path, tmp_path: Path) -> None:
+    """One of silo 2 was made again by mistake; that of silo 1 is not here."""
+    moved = {rank: contents(kits)[f"{rank}/own.crt"] for rank in (1, 2)}
+    for rank in (1, 2):
+        (kits / str(rank)).rename(tmp_path / f"moved-{rank}")
+    revoke(kits, 1)
+    make(kits, 2)
+    revoke(kits, 2)
+    admission = Admission((kits / "0" / "ca.crt").read_bytes(), kits / "0" / "crl.pem")
+    new = [contents(kits)[f"{rank}/own.crt"] for rank in (1, 2)]
+    assert [bool(admission.refusal(pem)) for pem in (*moved.values(), *new)] == [True] * 2 + [
+        False,
+        True,
+    ]
+    shutil.rmtree(kits / "1")
+    renew(kits, 1)
+    assert admission.refusal(contents(kits)["1/own.crt"]) == ""
 
 
 def test_revoking_twice_lists_once_and_mends_the_servers_list(kits: Path) -> None:

@@ -67,9 +67,8 @@ class Deployed(Federation):
 
     def new_server(self) -> ServerRun:
         network = self.deployment.network(tuple(self.data.train.x.shape[1:]), world.CLASSES, None)
-        n_public = len(self.data.public.y)
         self.terms = silo_settings.terms(
-            self.deployment, self.deployment.train_args.recipe, network, n_public
+            self.deployment, self.deployment.train_args.recipe, network, self.data.public
         )
         callbacks = self.deployment.train_args.built_callbacks()
         (shard, *_), file = world.shards_of(self.data), RunFile(self.folder / "server", "it")
@@ -100,7 +99,7 @@ def test_both_sides_must_have_the_same_schedule_and_may_differ_in_callbacks() ->
     def fingerprint(**train: object) -> str:
         deployment = world.deployment("fedavg", **train)
         network = deployment.network((1, 4, 4), world.CLASSES, None)
-        return silo_settings.terms(deployment, "fedavg", network, 0).fingerprint
+        return silo_settings.terms(deployment, "fedavg", network).fingerprint
 
     assert fingerprint(learning_rate=LR) != fingerprint(learning_rate=LR | {"warm_up": 2})
     assert fingerprint(learning_rate=LR) == fingerprint(learning_rate=LR, callbacks=OWN)

@@ -37,14 +37,14 @@ def test_what_only_a_simulation_may_do_is_not_deployed(
         {"train_args": {"recipe": recipe, "settings": {recipe: values}}}, "test"
     )
     with pytest.raises(UserError, match=why):
-        settings.terms(deployment, recipe, federation.network(), 4)
+        settings.terms(deployment, recipe, federation.network(), federation.federation().public)
 
 
 def test_a_shard_replaced_by_an_attack_keeps_the_shared_samples() -> None:
     """FedML's poisoning gives a silo another shard; the shared part is the server's to give."""
     deployment = settings.check({"train_args": {"recipe": "datasharing"}}, "test")
-    terms = settings.terms(deployment, "datasharing", federation.network(), 15)
     of = federation.federation()
+    terms = settings.terms(deployment, "datasharing", federation.network(), of.public)
     own = Samples(of.train.x[:4], of.train.y[:4])
     silo = Silo(terms, 0, Shard(1, 3, 3, {"train": own, "public": of.public}))
     silo.read(own._replace(y=2 - own.y))

@@ -55,7 +55,7 @@ def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None, recipe: s
     """FedBN's silos test their own models, with their labels of the round."""
     parts, deployment = world_of(kept), world.deployment(recipe, rounds=3)
     network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes, None)
-    terms = silo_settings.terms(deployment, recipe, network, 0)
+    terms = silo_settings.terms(deployment, recipe, network)
     server_run = ServerRun(terms, world.shards_of(parts)[0])
     outcome = world.talk(server_run, world.silos_of(terms, parts))
     digest = loopback.weights_sha256(

@@ -81,7 +81,7 @@ def test_the_device_is_agreed_upon() -> None:
     made = world.deployment("fedavg")
     prints = {
         settings.terms(
-            made.model_copy(update={"device_args": device}), "fedavg", world.network(True), 0
+            made.model_copy(update={"device_args": device}), "fedavg", world.network(True)
         ).fingerprint
         for device in (GPU, DeviceArgs(), DeviceArgs(threads=2))
     }

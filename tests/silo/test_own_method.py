@@ -53,6 +53,7 @@ def test_a_silo_with_other_code_is_refused_before_it_trains(file, monkeypatch):
     server = world.terms(recipe, FEDX)
     good, other = world.silos_of(server)[0], world.silos_of(server)[1]
     file.write_text(f"{file.read_text()}# another release\n")
+    own_package.forget(file.parent.name)
     other.terms = world.terms(recipe, FEDX)
     assert other.terms.fingerprint != server.fingerprint
     down = world.ServerRun(server, world.shards_of()[0]).down
@@ -68,6 +69,7 @@ def test_a_study_names_the_code_that_is_not_the_signed_one(file):
     signed = study.make(made, world.shards_of()[0], "of fedx", datetime.date(2030, 1, 1))
     signed.check_terms(world.terms(recipe, FEDX, batch_norm=True))
     file.write_text(f"{file.read_text()}# another release\n")
+    own_package.forget(file.parent.name)
     with pytest.raises(UserError, match="the code of 'fedx' is not what was signed"):
         signed.check_terms(world.terms(recipe, FEDX, batch_norm=True))
 

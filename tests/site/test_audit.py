@@ -41,10 +41,11 @@ class Logs:
             (server, "server", silo, "silo-1"),
             (silo, "silo-1", server, "server"),
         ):
-            sha = f"{exchange}{name}"
-            sender.write(audit.SENT, peer=other, exchange=exchange, sha256=sha)
+            said = {"message": "Task" if sender is server else "Answer"}
+            said |= {"head": {"exchange": exchange}, "sha256": f"{exchange}{name}"}
+            sender.write(audit.SENT, peer=other, exchange=exchange, **said)
             seal = sender.seal()
-            receiver.write(audit.ARRIVED, peer=name, exchange=exchange, sha256=sha, seal=seal)
+            receiver.write(audit.ARRIVED, peer=name, exchange=exchange, **said, seal=seal)
         silo.write("noted", exchange=exchange)
 
     def verify(self) -> str:
@@ -233,13 +234,14 @@ def test_the_other_side_can_not_accuse_without_a_signature(logs: Logs) -> None:
     """The server writes down a seal that the silo never made, and a message that it never sent."""
     server = logs.opened(0)
     seal = audit.Seal(logs.bodies()[0]["log"], 30, "0" * 64, "AAAA")
-    server.write(audit.ARRIVED, peer="silo-1", exchange=9, sha256="f00d", seal=seal)
+    said = {"message": "Answer", "head": {"exchange": 9}, "sha256": "f00d"}
+    server.write(audit.ARRIVED, peer="silo-1", **said, seal=seal)
     server.write("noted", peer="silo-1", seal=[1, {}], certificate=3)
     with pytest.raises(UserError) as error:
         logs.verify()
     assert str(error.value).splitlines() == [
         f"{logs.server}: line 15: has a seal that silo-1 has not signed",
-        f"{logs.server}: line 15: got a message of exchange 9 that is not in {logs.silo}",
+        f"{logs.server}: line 15: got 'Answer' {{'exchange': 9}}; {logs.silo} has not sent it",
     ]
 
 
@@ -258,6 +260,21 @@ def test_a_process_does_not_go_on_with_a_damaged_log(logs: Logs) -> None:
     edited(4, b'"exchange":1', b'"exchange":2')(logs)
     with pytest.raises(UserError, match=r"audit-1\.jsonl: line 6: does not follow"):
         logs.opened(1)
+
+
+def test_a_process_does_not_go_on_with_a_last_line_that_it_has_not_signed(logs: Logs) -> None:
+    """No line follows it, whose chain would show the change."""
+    edited(18, b'"exchange":5', b'"exchange":7')(logs)
+    with pytest.raises(UserError, match=r"audit-1\.jsonl: line 19: is not signed by the process"):
+        logs.opened(1)
+
+
+def test_a_cut_end_is_found_by_the_other_sides_log_alone(logs: Logs) -> None:
+    truncated(logs)
+    logs.opened(1)
+    assert "show only with --against" in audit.verify(logs.silo, logs.ca)
+    with pytest.raises(UserError, match=r"had signed 18 lines; .* ends with line 17:"):
+        logs.verify()
 
 
 def test_a_renewed_certificate_goes_on_with_the_log(tmp_path: Path, kits: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,11 +22,16 @@ from tests.silo import world
 QUICK = ["fedavg", "scaffold", "scaffold+fnr+rfedavg_plus+ccn", "fedbn", "feddyn"]
 
 
-def recorded(folder: Path, kits: Path, recipe: str, most_mb: int = 100) -> tuple[Path, replay.Kept]:
-    """The log of silo 0 in a run of which it misses an answer, and the folder of its questions."""
+def recorded(
+    folder: Path, kits: Path, recipe: str, between: Callable[[audit.Log], object] = lambda _: None
+) -> tuple[Path, replay.Kept]:
+    """The log of silo 0 in a run of which it misses an answer, and the folder of its questions.
+
+    `between` writes lines before each answer leaves.
+    """
     terms = world.terms(*DEPLOYED[recipe], batch_norm=True, rounds=3)
     log = audit.Log(folder / "audit-1.jsonl", Kit.read(kits / "1", 1))
-    kept = replay.Kept(process(folder, most_mb), log)
+    kept = replay.Kept(process(folder, 100), log)
     server, silos = ServerRun(terms, world.shards_of()[0]), world.silos_of(terms)
     while (down := server.down).ask is not None:
         ups = {}
@@ -35,6 +41,7 @@ def recorded(folder: Path, kits: Path, recipe: str, most_mb: int = 100) -> tuple
                 kept.keep(silos[k], mine)
             ups[k] = wire.up(k, down.exchange, silos[k].answer(mine))
             if k == 0:
+                between(log)
                 sha = wire.digest(ups[k]["leaves"])
                 log.write(audit.SENT, peer="server", exchange=down.exchange, sha256=sha)
         if down.round == 2:  # the silo's answer does not count
@@ -75,6 +82,16 @@ def test_every_answer_is_computed_again(tmp_path: Path, kits: Path, recipe: str)
     sent = [one for one in audit.chained(log, Lines(log).read()) if one.body["kind"] == audit.SENT]
     assert said.count("the same SHA-256") == len(sent) >= 3
     assert len({one.body["sha256"] for one in sent}) > 1, "a replay could not fail"
+
+
+def test_answers_that_are_not_compared_are_counted(tmp_path: Path, kits: Path) -> None:
+    """The first file is gone. Before each answer, the silo has introduced itself again."""
+    again = ("sent", "arrived", "arrived", "arrived")
+    log, kept = recorded(tmp_path, kits, "scaffold", between=lambda log: [*map(log.write, again)])
+    sorted(kept.folder.iterdir())[0].unlink()
+    *compared, last = replayed(log, kept, fresh("scaffold")).splitlines()
+    assert len(compared) == 2 and all("the same SHA-256" in line for line in compared)
+    assert last == f"not compared: 1 answers; {kept.folder} has no files of them (replay_mb)"
 
 
 def test_other_samples_give_another_answer(tmp_path: Path, kits: Path) -> None:

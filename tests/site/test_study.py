@@ -5,12 +5,15 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
+import torch
 
+from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.secure import silo as secure
-from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo import settings, wire
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.site import study
 from tests.recipe_table import DEPLOYED
@@ -132,6 +135,26 @@ def test_other_code_than_the_signed_one_is_refused(place: Place) -> None:
         other.check_terms(terms)
     with pytest.raises(UserError, match="public samples, or the model's fixed parameters"):
         agreed.signed.study.check_terms(world.terms("fedavg", {}, batch_norm=True))
+
+
+@pytest.mark.parametrize("recipe", ["fnr", "datasharing", "scaffold"])
+def test_public_samples_are_those_with_which_the_study_was_made(recipe: str) -> None:
+    """Their number, images and labels; only if the recipe reads them."""
+    made = world.deployment(recipe)
+    server, silo, *_ = world.shards_of()
+    public = silo.parts["public"]
+    signed = study.make(made, server, "of public images", TODAY)
+    for other in (
+        Samples(public.x[1:], public.y[1:]),
+        Samples(public.x * 2 - 1, public.y),
+        Samples(public.x, torch.flip(public.y, [0])),
+    ):
+        for found, refuses in ((public, False), (other, recipe != "scaffold")):
+            network = made.network(tuple(public.x.shape[1:]), silo.n_classes, None)
+            terms = settings.terms(made, recipe, network, found)
+            words = "public samples, or the model's fixed parameters, are not those"
+            with pytest.raises(UserError, match=words) if refuses else nullcontext():
+                signed.check_terms(terms)
 
 
 def asked(recipe: str) -> Iterator[tuple[study.Study, int, int, str, wire.Table]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import hashlib
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +20,7 @@ from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.site import audit
 from fedml_noniid.plugins.site.witness import Guard, Witness
 from tests.silo import world
-from tests.site.conftest import Place
+from tests.site.conftest import TODAY, Place
 
 NAMES = ("server", "silo-1", "silo-2")
 HELLO = wire.Hello(session="s", study="t", samples=17)
@@ -77,6 +80,53 @@ def test_what_one_side_notes_the_other_side_confirms(line: Line) -> None:
     assert sent == {wire.digest(W)}
 
 
+@pytest.mark.parametrize(
+    ("sent", "got"),
+    [
+        ({"round": 4, "counted": 2}, {"round": 1, "counted": -1}),
+        ({}, {"job": "other"}),
+        ({}, {"owner": "evil"}),
+        ({}, {"step": 8}),
+        ({"kind": "over"}, {"kind": "stop", "why": "no reason"}),
+    ],
+)
+def test_a_server_can_not_note_another_head_than_it_sends(
+    line: Line, sent: dict, got: dict
+) -> None:
+    """With the same tensors, or without any."""
+    line.begin()
+    task = wire.Task(kind="ask", exchange=3, round=4, job="train")
+    tensors = W if sent.get("kind", "ask") == "ask" else {}
+
+    def message(changed: dict) -> wire.Message:
+        head = task.model_copy(update=changed)
+        return wire.Message(head, wire.table_of(tensors), wire.digest(tensors), tensors)
+
+    seal = line.ends[0]("silo-1", True, message(sent)).seal
+    line.ends[1]("server", False, message({**sent, **got, "seal": seal}))
+    words = (
+        rf"audit-1\.jsonl: line 4: got 'Task' .*{[*got.values()][-1]}.*audit-0\.jsonl has not sent"
+    )
+    for rank in (0, 1):
+        ours, other = (line.folder / audit.FILE.format(one) for one in (rank, 1 - rank))
+        with pytest.raises(UserError, match=words):
+            audit.verify(ours, line.ca, other)
+
+
+def test_a_message_that_the_other_side_has_not_noted_is_said(line: Line) -> None:
+    """An answer with tensors and one without leave the silo; the server leaves them out."""
+    line.begin()
+    for head, tensors in ((wire.Answer(exchange=3), W), (wire.Answer(exchange=4, failed="no"), {})):
+        line.ends[1]("server", True, wire.Message(head, wire.table_of(tensors), "f00d", tensors))
+    line.send(0, 1, wire.Task(kind="over"))
+    said = line.verify(1).splitlines()
+    assert said[1].endswith("lines of server agree with it")
+    assert said[2:] == [
+        f"not confirmed: {line.folder}/audit-0.jsonl has not got what {line.folder}/audit-1.jsonl "
+        "has sent in lines 4, 5: a connection may have broken, or the message was refused"
+    ]
+
+
 def test_an_upload_that_the_silo_did_not_note_is_found(line: Line) -> None:
     line.begin()
     line.send(1, 0, wire.Answer(exchange=0), W)
@@ -84,6 +134,23 @@ def test_an_upload_that_the_silo_did_not_note_is_found(line: Line) -> None:
     log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
     with pytest.raises(UserError, match=r"had signed 4 lines; .* ends with line 3"):
         line.verify(1)
+
+
+def test_the_policy_that_is_noted_is_the_one_that_decided(
+    place: Place, tmp_path: Path, kits: Path
+) -> None:
+    """Also if the file was changed before the log is opened."""
+    decided = hashlib.sha256(place.policy.read_bytes()).hexdigest()
+    agreed = place.decide()
+    place.rules(max_rounds=1)
+    comm = agreed.deployment.comm_args.model_copy(update={"kit": f"{kits}/{{rank}}"})
+    deployment = agreed.deployment.model_copy(update={"comm_args": comm})
+    process = SimpleNamespace(
+        rank=1, folder=tmp_path, agreed=agreed._replace(deployment=deployment)
+    )
+    log = Witness.of(process).log.path
+    (start,) = (one.body for one in audit.chained(log, Lines(log).read()))
+    assert start["policy"] == decided
 
 
 @pytest.mark.parametrize("lie", ["no seal", "of another", "changed", "certificate"])
@@ -107,10 +174,10 @@ def test_who_does_not_seal_is_not_heard(line: Line, lie: str) -> None:
     line.ends[0]("silo-1", False, wire.Message(sealed, {}, "", {}))
 
 
-def guard(place: Place, log: audit.Log) -> Guard:
-    """That of a silo whose policy allows three answers."""
+def guard(place: Place, log: audit.Log, today: datetime.date = TODAY) -> Guard:
+    """That of a silo whose policy allows three answers, and that decided today."""
     place.rules(max_answers=3)
-    agreed = place.decide()
+    agreed = place.decide(today)
     process = SimpleNamespace(
         rank=1, agreed=agreed, folder=log.path.parent, deployment=agreed.deployment
     )
@@ -178,6 +245,25 @@ def test_a_guard_asks_study_and_memory(place: Place, tmp_path: Path, kits: Path)
     ):
         with pytest.raises(wire.RefusedError, match=words):
             mine.admit(task.model_copy(update=change), table)
+
+
+def test_a_policy_that_expires_during_a_run_allows_no_more(
+    place: Place, tmp_path: Path, kits: Path
+) -> None:
+    """The silo was started on its last day, and that was yesterday."""
+    last = datetime.date.today() - datetime.timedelta(days=1)
+    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
+    down = wire.row_of(
+        ServerRun(world.terms("scaffold", {}, batch_norm=True), world.shards_of()[0]).down, 0
+    )
+    for expires, refuses in ((last, True), (datetime.date.today(), False)):
+        place.rules(expires=expires)
+        mine = guard(place, log, last)
+        words = pytest.raises(
+            wire.RefusedError, match=rf"policy\.yaml: expires = {last}; today is "
+        )
+        with words if refuses else nullcontext():
+            mine.admit(wire.Task.of(down), wire.table_of(wire.tensors(down)))
 
 
 def test_a_guard_knows_a_method_s_job_by_its_owner_only(
