@@ -488,7 +488,7 @@ class Lives(NamedTuple):
 @pytest.fixture
 def lives(kits: Path, tmp_path: Path) -> Lives:
     data, terms = parts(7), deployment("fedavg", 7, 3)
-    made = settings.terms(terms, "fedavg", world.network(takes_norms("fedavg", {})), 0)
+    made = settings.terms(terms, "fedavg", world.network(takes_norms("fedavg", {})))
     return Lives(terms, made, data, secure_silos(made, data, kits, tmp_path))
 
 
