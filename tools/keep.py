@@ -11,6 +11,7 @@ replaces the whole old page, including text that was added by hand.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import statistics
 import sys
@@ -87,6 +88,10 @@ def of_experiment(name: str, root: Path, more: Sequence[str] = ()) -> dict[str, 
     settings = config.load(root)
     planned = [unit.key for unit in settings.units()]
     found = [run for run in results.read(root) if run.key in planned]
+    for run in found:
+        unit = config.Unit(run.scenario, run.recipe, run.seed)
+        if run.params != json.loads(json.dumps(settings.params(unit))):
+            raise UserError(f"{run.key}: has other settings than params.yaml now; run it again")
     used: dict[Address, Group] = {}
     for run in found:
         place = Address(settings.experiment, run.scenario, run.recipe)

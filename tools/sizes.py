@@ -19,7 +19,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
     SOURCE: 21400,
-    TESTS: 21700,
+    TESTS: 21850,
     ("plugins/core",): 1445,
     ("plugins/privacy",): 175,
     ("plugins/silo",): 1645,

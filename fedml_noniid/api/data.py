@@ -20,7 +20,7 @@ from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.data.readers.arrays import new_samples, of_named, to_array
-from fedml_noniid.plugins.data.readers.frames import Who, rows_of, tables_of, with_values
+from fedml_noniid.plugins.data.readers.frames import tables_of
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import of_texts
 from fedml_noniid.plugins.own_code import name_of
@@ -271,15 +271,9 @@ def _of_rows(
         for key, value in options.items()
     }
     raw = read(*frames, **given)
-    tables = tables_of(Path(), *frames)
-    share = given.pop("test_share", None)
-    targets = given.get("target") or ()
-    targets = (targets,) if isinstance(targets, str) else tuple(targets)
-    who = Who(given["label"], given.get("owner"), targets)
-    if given.get("missing"):  # rows without a label, owner or target are left out
-        tables = [with_values(table, who) for table in tables]
-    used = rows_of(tables, who, share).train
-    return _of(name, raw, normalise, partial(_as_rows, read, tables[0].frame.iloc[used], given))
+    given.pop("test_share", None)
+    rows = tables_of(Path(), *frames)[0].frame.iloc[raw.train_rows]
+    return _of(name, raw, normalise, partial(_as_rows, read, rows, given))
 
 
 def _names(value: Any) -> Any:

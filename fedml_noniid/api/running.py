@@ -143,6 +143,7 @@ def _results(
     check_data(where, data, Data, Split)
     callbacks, given = callbacks_of(where, given)
     entries, axes = entries_of(where, recipes), _axes(where, over, given)
+    settings.check_axes(where, entries, axes)
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     named: dict[str, Config] = {}
     for number, point in enumerate(points):

@@ -6,6 +6,7 @@ Its errors then name the arguments.
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -243,6 +244,22 @@ def arguments(where: str) -> Iterator[None]:
         raise error.changed(flat) from None
 
 
+def check_axes(where: str, entries: Entries, axes: Mapping[str, list[Any]]) -> None:
+    """UserError if an entry has a value of its own for what `axes` varies: it comes first."""
+    of = sections(where)
+    for (axis, values), (name, entry) in itertools.product(axes.items(), entries.items()):
+        is_method = of.get(axis) == "method"
+        varied = {axis}
+        if is_method:
+            varied = {key for value in values if isinstance(value, Mapping) for key in value}
+        set_itself = entry.get(axis if is_method else "train")
+        if isinstance(set_itself, Mapping) and (shared := varied & {*set_itself}):
+            raise UserError(
+                f"{where}: over: {axis} is refused, as recipe {name!r} has "
+                f"{', '.join(sorted(shared))} of its own; allowed: one of them"
+            )
+
+
 def _with_methods(entries: Entries, methods: Values) -> dict[str, dict[str, Any]]:
     """The entries, each with the hyper-parameters of its own methods.
 
@@ -253,6 +270,9 @@ def _with_methods(entries: Entries, methods: Values) -> dict[str, dict[str, Any]
         own = recipes.parse(str(entry.get("recipe") or name))
         given = {method: values for method, values in methods.items() if method in own}
         filled[name] = given | plain(entry)
+        for method in given.keys() & entry.keys():
+            if isinstance(given[method], Mapping) and isinstance(entry[method], Mapping):
+                filled[name][method] = {**given[method], **filled[name][method]}
     for method in methods:
         if not any(method in entry for entry in filled.values()):
             raise UserError("is part of no recipe", where=(method,), allowed=", ".join(entries))

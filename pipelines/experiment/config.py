@@ -199,7 +199,8 @@ class TrainSettings(RunSettings, ModelSettings):
 
 
 class MachineSettings(Section):
-    """How this machine runs the work. Nothing here changes a result."""
+    """How this machine runs the work. Nothing here changes a result, but `memory_mb` may change its
+    last bits: torch multiplies batches of another size otherwise."""
 
     memory_mb: Count = 2048
     clients_memory: Annotated[str, OneOf(lambda: memory.FORMS)] = "auto"

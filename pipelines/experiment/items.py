@@ -61,9 +61,7 @@ class Item:
         """
         torch.set_num_threads(settings.train.threads)
         # torch's own default runs convolutions on a GPU in tf32.
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
-            settings.train.precision == "tf32"
-        )
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         return Item(settings, unit, data, indices, resolve_device(settings.train.device))
 
     @cached_property

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -256,9 +256,9 @@ def tried(settings: Config) -> list[Point]:
     return points
 
 
-def around(lr: float | Rate) -> list[float | Rate]:
+def around(lr: float | Rate | Mapping[str, Any]) -> list[Any]:
     """A third of a step size, it, and three times it. A schedule stays alone."""
-    if isinstance(lr, Rate):
+    if isinstance(lr, Rate | Mapping):
         return [lr]
     return [float(f"{lr * factor:.2g}") for factor in (1 / 3, 1, 3)]
 

@@ -16,8 +16,8 @@ body alone, with its new head.
 - The weights are n_k / sum n, as in FedAvg. A client that never took part has the head of w_0.
 
 Meeting others: as FedPer, from which it differs in the order of training only. Other methods see
-the body. Those that divide its way by the steps are refused, as not all of them move it. FedML
-pair: `make_pair("fedrep")`.
+the body. Those that divide its way by the steps are refused, as not all of them move it. Its
+FedML pair is `make_pair("fedrep")`.
 """
 
 from __future__ import annotations

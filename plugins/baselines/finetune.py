@@ -21,6 +21,7 @@ from typing import ClassVar
 import torch
 
 from fedml_noniid.plugins.core.component import (
+    V_BUFFERS,
     Answer,
     Client,
     Component,
@@ -41,19 +42,19 @@ class FineTune(Component):
     def init_client(self, client: Client) -> Tree:
         """w_k of the last round with its running statistics, and whether there is one."""
         tuned = next(iter(client.params.values())).new_zeros(())
-        return {"w_k": client.params, "buffers": client.buffers, "tuned": tuned}
+        return {"w_k": client.params, V_BUFFERS: client.buffers, "tuned": tuned}
 
     def own_model(self, v: Params, w: Params, client: Client) -> OwnModel:
         """w_k of the client's last round; w if there is none."""
         tuned, of = client.memory["tuned"] > 0, client.memory
-        buffers = select(tuned, of["buffers"], client.buffers)
+        buffers = select(tuned, of[V_BUFFERS], client.buffers)
         return OwnModel(select(tuned, of["w_k"], w), buffers=buffers)
 
     def report(self, trace: Trace, client: Client) -> Answer:
         return Answer(
             memory={
                 "w_k": trace.params,
-                "buffers": trace.buffers,
+                V_BUFFERS: trace.buffers,
                 "tuned": torch.ones_like(client.memory["tuned"]),
             }
         )

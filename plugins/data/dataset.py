@@ -18,7 +18,7 @@ from fedml_noniid.plugins.core.errors import UserError, closest, located
 from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.data.inputs import Input, Inputs, moments, total
 from fedml_noniid.plugins.data.strata import Strata, strata
-from fedml_noniid.plugins.data.types import Floats
+from fedml_noniid.plugins.data.types import Floats, Ints
 
 # The mean and the deviation of pixels from 0 to 1; None: those of each channel.
 NORMALISATIONS = {"channel": None, "half": (0.5, 0.5), "none": (0.0, 1.0)}
@@ -51,6 +51,7 @@ class Raw:
     ] = ()  # what a report has to say about the data; the note of a leak begins with LEAK
     # several inputs by name, which lie one behind the other in x [n, total]; empty for one input
     inputs: Inputs = field(default_factory=dict)
+    train_rows: Ints | None = None  # [n]: which rows of the user's table train
 
     @property
     def has_classes(self) -> bool:

@@ -8,6 +8,7 @@ the engine's `ClientAxis` lifts functions of one client to several. Training equ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
@@ -187,7 +188,8 @@ def train(
         inputs = inputs._replace(out=fresh | inputs.out if inputs.out else None)
 
     walk = LocalSteps(axis, task, clients["key"], hooks)
-    found = walk(began, inputs) if graphs is None else replayed(graphs, walk, began, inputs)
+    with _matrix_units(task):
+        found = walk(began, inputs) if graphs is None else replayed(graphs, walk, began, inputs)
 
     def last(trees: Tree, left: Tree) -> Tree:
         """What is sent, remembered and recorded."""
@@ -271,6 +273,20 @@ def _gathered(
         return found
 
     return gathered
+
+
+@contextmanager
+def _matrix_units(task: Task) -> Iterator[None]:
+    """Lets a GPU round what its matrix units multiply, where `precision` is tf32. All else of the
+    process stays exact."""
+    if cast("Model", task.network).precision != "tf32":
+        yield
+        return
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
 def _hooks(

@@ -17,6 +17,7 @@ from fedml_noniid.plugins.core.errors import UserError, known
 from fedml_noniid.plugins.data.ragged import lists_of
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines import streaming
+from fedml_noniid.plugins.engines.absences import nobody
 from fedml_noniid.plugins.engines.callbacks import Callback, Row
 from fedml_noniid.plugins.engines.client_tests import answered, models_of_clients
 from fedml_noniid.plugins.engines.clients import Clients, Engine
@@ -211,9 +212,11 @@ class Simulation:
         if start.task.own_models:
             words = (
                 "accuracies are those of the clients' own models, each on its own test samples "
-                "as the "
-                "client sees them; with noise or rotation, compare with others by the noisy test"
+                "as the client sees them; with noise or rotation, compare with others by the "
+                "noisy test"
             )
+            if self.loop.federation.absent is not nobody:
+                words += "; a client that is missing in a round is not tested in it"
             return found | {"own_models": words}
         return found | {
             "no_effect": (

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import count
+from itertools import chain, count
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -19,55 +19,70 @@ from fedml_noniid.plugins.core.trees import Tree, row
 from fedml_noniid.plugins.engines.packing import flatten, stack
 from fedml_noniid.plugins.engines.streaming import Weighing
 from fedml_noniid.plugins.secure import masks, vectors
-from fedml_noniid.plugins.secure.silo import ANNOUNCED, COUNTS, SUM, certified
+from fedml_noniid.plugins.secure.silo import ANNOUNCED, COUNTS, SUM, admits, certified
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
+from fedml_noniid.plugins.silo.settings import Terms
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 
 LOG = logging.getLogger(__name__)
 # A silo that can't add its part so often is out of the exchange. One that was started again can't
 # add it once: it has no key yet.
 MAX_FAILURES = 2
+Earlier = Mapping[int, Sequence[frozenset[int]]]  # by silo: to which sets it has added its answer
 
 
-def announced(schema: Tree) -> Tree:
-    """The structure of what a silo sends first, in place of a reply of this structure."""
+def announced(schema: Tree, silos: int) -> Tree:
+    """The structure of what one of so many silos sends first, in place of a reply of this
+    structure. `sets`: 1 for each silo of the first set to which it has added this answer, 2 for
+    those that are in the second one, too."""
     keys = {key: torch.zeros(size, dtype=torch.uint8) for key, size in ANNOUNCED.items()}
     keys["levels"] = torch.zeros(len(vectors.added(flatten(schema))), dtype=torch.uint8)
+    keys["sets"] = torch.zeros(silos, dtype=torch.uint8)
     return {key: schema[key] for key in COUNTS} | {"secure": keys}
 
 
 def summed(
-    coordinator: Coordinator, down: Down, schema: Tree, by: Weighing, least: int, check: Check
+    coordinator: Coordinator, down: Down, schema: Tree, terms: Terms, check: Check
 ) -> tuple[dict[int, Tree], Tree]:
     """The counts of the silos whose answers to `down` were added up, and the sums, as parts of a
     Reply.
 
     If a silo is lost while a sum is made, the exchange begins again: with the same set, or with
-    `least` silos less, and without silos that fail again. Raises QuorumError if neither can be.
+    `secure_sums` silos less, and without silos that fail again. So it does after a restart of the
+    server, since the silos say to which sets they have added. Raises QuorumError if neither can be.
 
     `schema`: the structure of a reply. `check` takes the counts.
     """
     assert down.ask is not None, "there is something to do"
-    quorum = max(coordinator.comm.quorum or len(down.ask.to), least)
-    left, earlier = down.ask.to, tuple[int, ...]()  # who may be in a set; the last attempt's set
+    by, structure = Weighing.of(terms.algorithm, down.ask.job), announced(schema, terms.silos)
+    quorum = max(coordinator.comm.quorum or len(down.ask.to), terms.secure_sums)
+    left, wanted = down.ask.to, quorum  # who may be in a set, and how many have to answer
     failures, why = Counter[int](), ""
     for attempt in count():
-        smaller = len(earlier) - least
-        wanted = quorum if not earlier or smaller >= quorum else len(earlier)
         question = _to(down, left)._replace(step=2 * attempt)
         counts = coordinator.ask(
-            question, announced(schema), partial(_announced, coordinator, down, check), wanted
+            question, structure, partial(_announced, coordinator, down, check), wanted
         )
-        clients = tuple(counts)
-        if earlier and clients != earlier:
-            clients = clients[:smaller]  # a difference of fewer silos would show what they sent
+        earlier = {k: _sets(of["secure"].pop("sets")) for k, of in counts.items()}
+        clients = largest(earlier, terms.secure_sums)
         if len(clients) < quorum:
-            raise QuorumError(
-                f"round {down.round}: a sum without {_named(earlier, tuple(counts))} would have "
-                f"fewer silos than the quorum, {quorum}{why}; start the server again to go on"
+            begun = {tuple(sorted(one)) for of in earlier.values() for one in of}
+            few = (
+                f"round {down.round}: {len(clients)} silos may be in one sum, and the quorum is "
+                f"{quorum}: a sum over the silos {', '.join(map(str, sorted(begun)))} was begun, "
+                f"without {_named(sorted({*chain(*begun)}), counts) or 'the others'}"
             )
+            # The set that lacks the fewest silos, if these may still come.
+            lacks = {one: len({*one} - {*counts}) for one in begun if {*one} <= {*left}}
+            back = [(n, one) for one, n in lacks.items() if n and len(one) >= quorum]
+            if not back:
+                raise QuorumError(f"{few}{why}; start the server again to go on")
+            left = min(back)[1]
+            wanted = len(left)
+            LOG.warning("%s; waiting for the silos %s", few, [*left])
+            continue
         counts = {client: counts[client] for client in clients}
         whole = stack([counts[client] for client in clients])
         there = vectors.together(whole["secure"].pop("levels"))
@@ -81,13 +96,33 @@ def summed(
         LOG.warning(
             "round %d: %s sent no part of the sum; the exchange begins again",
             down.round,
-            _named(clients, tuple(found)),
+            _named(clients, found),
         )
         failed = coordinator.status()["failed"]
         failures.update(map(int, failed))
-        earlier, left = clients, tuple(k for k in clients if failures[k] < MAX_FAILURES)
+        left, wanted = tuple(k for k in clients if failures[k] < MAX_FAILURES), quorum
         why = "".join(f"; {reason}" for reason in failed.values())
     raise AssertionError("counts without end")
+
+
+def _sets(of_each: Tensor) -> list[frozenset[int]]:
+    """The sets that a silo says it has added its answer to."""
+    found = [frozenset((of_each >= at).nonzero().flatten().tolist()) for at in (1, 2)]
+    return [one for one in found if one]
+
+
+def largest(earlier: Earlier, least: int) -> tuple[int, ...]:
+    """The largest set of these silos that finds no refusal: of all of them, of an earlier set, or
+    of `least` silos less."""
+    there, best = frozenset(earlier), frozenset[int]()
+    known = dict.fromkeys(one for of in earlier.values() for one in of)
+    fewer = [frozenset(sorted(one & there)[: max(len(one) - least, 0)]) for one in known]
+    for one in (there, *known, *fewer):
+        now, before = one & there, frozenset[int]()
+        while now != before:  # a silo that says it has been in other sets costs only itself
+            now, before = frozenset(k for k in now if admits(earlier[k], now, least)), now
+        best = max(best, now, key=len)
+    return tuple(sorted(best))
 
 
 def _announced(
@@ -142,5 +177,5 @@ def _to(down: Down, clients: tuple[int, ...]) -> Down:
     return down._replace(ask=ask._replace(to=clients, each=row(ask.each, rows)))
 
 
-def _named(silos: tuple[int, ...], without: tuple[int, ...]) -> str:
+def _named(silos: Iterable[int], without: Collection[int]) -> str:
     return ", ".join(wire.silo(k) for k in silos if k not in without)

@@ -1,11 +1,30 @@
 """A silo's half of secure sums: it answers a question with its counts and a key, and later adds its
-masked vector to the sum over a set that the server names."""
+masked vector to the sum over a set that the server names.
+
+Sums may be subtracted from each other. So a silo adds an answer to two sets at most. The second one
+is a part of the first, smaller by at least `least` silos, and larger than half of it (`admits`).
+Then no combination of sums tells more than sums over `least` silos or more:
+- Two sets that are complete and share a silo: that silo has added its answer to both. So one is a
+  part of the other, and what is left of the larger one has `least` silos or more.
+- No set has two others within it. Both would be larger than half of it, so they would share a
+  silo. That silo would have added its answer three times. For the same reason no set lies within
+  two others.
+- So the complete sets fall into groups without a common silo: one set, or a set and its part. All
+  combinations of their sums are combinations of the sums over the part and over the rest. Each of
+  these has `least` silos or more.
+A set that was begun and never completed tells nothing, since its masks stay. It takes one of the
+two places of the silos that have added to it.
+
+All of this is about one answer of each silo, and about silos that keep the rule. A server that lies
+asks some silos for another answer, and may ask for it again over other sets.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +42,7 @@ from torch import Tensor
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.sums import LEVELS
 from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.data.files import Lines
+from fedml_noniid.plugins.data.files import Lines, opened, writing
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.streaming import Weighing
@@ -46,6 +65,7 @@ class _Made(NamedTuple):
     exchange: int
     job: str
     question: str
+    answer: str  # the SHA-256 of what is added up
     leaves: Params  # the whole reply
     levels: Tensor  # of its tensors, as from `vectors.levels`
     key: X25519PrivateKey
@@ -63,7 +83,7 @@ class SecureSilo:
         path: Path,
     ) -> None:
         """`of`: the run and the SHA-256 of the study. `path`: the file with the sets that this silo
-        has added to. It survives restarts."""
+        has added to. It survives restarts and runs."""
         self._inner, self._terms, self._of, self._sets = answered, terms, of, Sets(path)
         self._ca = x509.load_pem_x509_certificate(kit.ca)
         self._certificate = x509.load_pem_x509_certificate(kit.certificate)
@@ -80,8 +100,8 @@ class SecureSilo:
         own, made = X25519PrivateKey.generate(), self._made
         if made is None or made.question != question:
             leaves = self._inner(down)["leaves"]
-            levels = vectors.levels(leaves)
-            made = _Made(down.exchange, down.ask.job, question, leaves, levels, own)
+            answer, levels = weights_sha256(vectors.added(leaves)), vectors.levels(leaves)
+            made = _Made(down.exchange, down.ask.job, question, answer, leaves, levels, own)
         self._made = made = made._replace(exchange=down.exchange, key=own)
         public = own.public_key().public_bytes_raw()
         assert isinstance(self._key, EllipticCurvePrivateKey), "kits have keys of this kind"
@@ -93,7 +113,9 @@ class SecureSilo:
             f"secure/{key}": torch.frombuffer(bytearray(value), dtype=torch.uint8)
             for key, value in announced.items()
         }
-        sent["secure/levels"] = made.levels
+        sent["secure/levels"], earlier = made.levels, self._sets.of(made.answer)
+        of_each = [sum(k in one for one in earlier) for k in range(self._terms.silos)]
+        sent["secure/sets"] = torch.tensor(of_each, dtype=torch.uint8)
         return {"client": client, "exchange": down.exchange, "leaves": sent}
 
     def _exchange(self, down: Down) -> masks.Exchange:
@@ -116,7 +138,7 @@ class SecureSilo:
             )
         there, n = down.ask.shared["levels"].bool(), len(request.clients)
         vector = vectors.packed(made.leaves, made.levels, by, request.total, there, n)
-        self._sets.add(made.question, request.clients, self._terms.secure_sums)
+        self._sets.add(made.answer, request.clients, self._terms.secure_sums)
         masks.mask(vector, made.key, client, request)
         return {"sum": vector}
 
@@ -171,39 +193,51 @@ def requested(silos: int, tensors: int) -> Params:
     }
 
 
-class Sets:
-    """Remembers over which sets a silo has added up its answer to a question.
+def admits(earlier: Sequence[Set[int]], now: Set[int], least: int) -> bool:
+    """Says whether a silo that has added its answer to the sets `earlier` may add it to the set
+    `now`; `least`: the silos of a sum."""
+    if not earlier or now in earlier:
+        return True
+    first, *others = earlier
+    is_part = now < first and len(first) - len(now) >= least and 2 * len(now) > len(first)
+    return is_part and not others
 
-    The difference between two sums is the sum over the silos that are in one set only. So two sets
-    of one question are equal, or differ by as many silos as a sum has at least.
-    """
+
+class Sets:
+    """Remembers to which sets a silo has added an answer."""
 
     def __init__(self, path: Path) -> None:
-        """`path`: a file that grows by a line per sum. Raises UserError if it is damaged."""
-        self._file, self._known = Lines(path), dict[str, list[set[int]]]()
-        for line in self._file.read():
-            try:
-                question, clients = json.loads(line)
-                self._known.setdefault(question, []).append({*clients})
-            except (ValueError, TypeError):
-                raise UserError(
-                    f"{path}: is damaged; it says which sums this silo has been part of; restore "
-                    "it, or start a new run with another seed"
-                ) from None
+        """`path`: a file that grows by a line per sum. Processes may share it. Raises UserError if
+        it is damaged."""
+        self._file = Lines(path)
+        self.of("")
 
-    def add(self, question: str, clients: Sequence[int], least: int) -> None:
-        """Notes a set, on the disk. UserError if it comes too close to an earlier one."""
-        earlier, now = self._known.setdefault(question, []), {*clients}
-        for one in earlier:
-            if 0 < len(one ^ now) < least:
+    def of(self, answer: str) -> list[set[int]]:
+        """The sets, the first one first. Raises UserError."""
+        try:
+            lines = [(str(of), {*clients}) for of, clients in map(json.loads, self._file.read())]
+        except (OSError, ValueError, TypeError):
+            raise UserError(
+                f"{self._file.path}: is damaged; it says which sums this silo has been part of; "
+                "restore it, or move it away and start a new run with another seed"
+            ) from None
+        return [clients for of, clients in lines if of == answer]
+
+    def add(self, answer: str, clients: Sequence[int], least: int) -> None:
+        """Notes a set, on the disk. UserError if this answer may not be added to it."""
+        path = self._file.path
+        with writing(path), opened(path, "ab", private=True) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            earlier = self.of(answer)
+            if not admits(earlier, {*clients}, least):
                 raise UserError(
-                    f"this silo is part of a sum over the silos {sorted(one)}; with one over "
-                    f"{sorted(now)} the server could see what {len(one ^ now)} of them sent; "
-                    f"allowed: the same silos, or {least} more or fewer"
+                    f"this silo has added this answer to sums over the silos "
+                    f"{', '.join(map(str, map(sorted, earlier)))}; with one over {[*clients]} the "
+                    f"server could see what fewer than {least} of them sent; allowed: the same "
+                    f"silos, or once {least} or more fewer, if these are more than half"
                 )
-        if now not in earlier:
-            self._file.add(json.dumps([question, sorted(now)]).encode())
-            earlier.append(now)
+            if {*clients} not in earlier:
+                self._file.add(json.dumps([answer, sorted(clients)]).encode())
 
 
 def _question(down: Down) -> str:

@@ -225,7 +225,8 @@ class Process:
             trainer.begin(results.RunFile(memory, client.run), self.noise_key)
             answered = guard.answering(trainer)
             if terms.secure_sums:
-                own, sets = certificates.Kit.read(kit, self.rank), memory.with_suffix(".sums")
+                # Beside the kit: a new run has another output folder, and may ask the same.
+                own, sets = certificates.Kit.read(kit, self.rank), kit.with_name(f"{kit.name}.sums")
                 answered = SecureSilo(answered, terms, own, (client.run, study), sets).answered
             client.serve(answered)
         LOG.info("the run is over")

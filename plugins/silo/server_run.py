@@ -23,7 +23,6 @@ from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.packing import stack
 from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.run import Checkpointing, Run
-from fedml_noniid.plugins.engines.streaming import Weighing
 from fedml_noniid.plugins.secure import server as secure
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
@@ -106,7 +105,7 @@ class ServerRun:
         if self.down.ask is None:
             return {}
         whole = self._schemas[wire.name(self.down.ask)]
-        return secure.announced(whole) if self.terms.secure_sums else whole
+        return secure.announced(whole, self.terms.silos) if self.terms.secure_sums else whole
 
     def serve(self, coordinator: Coordinator, hooks: Hooks = lambda replies: replies) -> None:
         """Runs to the end with the silos of a coordinator. Raises UserError.
@@ -133,9 +132,8 @@ class ServerRun:
         terms, ask = self.terms, self.down.ask
         if ask is None or not terms.secure_sums:
             return coordinator.ask(self.down, self.schema, self.opened), {}
-        by, whole = Weighing.of(terms.algorithm, ask.job), self._schemas[wire.name(ask)]
-        least = terms.secure_sums
-        return secure.summed(coordinator, self.down, whole, by, least, self.opened)
+        whole = self._schemas[wire.name(ask)]
+        return secure.summed(coordinator, self.down, whole, terms, self.opened)
 
     def open(self, uploads: Mapping[int, Up]) -> dict[int, Tree]:
         """The checked replies of the clients that were asked, ascending.

@@ -310,7 +310,7 @@ def exchanges(terms: Terms, shard: Shard) -> Iterator[tuple[Down, Messages]]:
         down, whole = wire.row_of(run.down, ask.to[0]), run.schema
         up, added = flatten(whole), Params()
         if terms.secure_sums:
-            up, added = flatten(secure.announced(whole)), vectors.added(up)
+            up, added = flatten(secure.announced(whole, terms.silos)), vectors.added(up)
         of = Messages(down=forms(wire.tensors(down)), up=forms(up), added=forms(added))
         yield run.down, of
         # Only its shapes count: a rate that is too high, and diverges, is not for a study to find.

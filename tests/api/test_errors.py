@@ -198,6 +198,14 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (sweep(over={"lr": [0.1, "x"]}), ("sweep: lr = 'x' is refused", "number")),
     (sweep(over={"lr": [0.1]}, lr=0.1), ("sweep: over: lr is given twice",)),
     (sweep(over={"seeds": [[0]]}), ("sweep: over: seeds is given twice",)),
+    (
+        sweep({"mine": {"recipe": "fedavg", "train": {"lr": 0.05}}}, over={"lr": [0.1]}),
+        ("sweep: over: lr is refused, as recipe 'mine' has lr of its own; allowed: one of them",),
+    ),
+    (
+        sweep({"fednnnn": {"fednnnn": {"beta": 0.5}}}, over={"fednnnn": [{"beta": 0.1}]}),
+        ("sweep: over: fednnnn is refused, as recipe 'fednnnn' has beta of its own",),
+    ),
     (sweep(over={"alpha": [0.1]}), ("sweep: alpha is given twice", "allowed: in `partition` only")),
     (sweep(over={"folder": ["a"]}), ("sweep: folder is no argument",)),
     # what training finds

@@ -162,3 +162,19 @@ def test_no_row_is_left_out_without_a_word() -> None:
     ):
         data.samples(rows)
     assert len(data.samples(rows.dropna())) == 2
+
+
+def test_rows_that_were_left_out_do_not_shift_the_categories_of_new_ones() -> None:
+    """Whatever categories the rows with empty cells had."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        ward = rng.choice(["a", "b", "c"], 150).astype(object)
+        for rare in ("er", "icu", "lab", "zoo"):
+            ward[rng.integers(150)] = rare
+        age = np.where(rng.random(150) < 0.2, np.nan, rng.normal(size=150))
+        frame = pd.DataFrame({"ward": ward, "age": age, "y": np.where(ward == "a", "ill", "well")})
+        data = nd.from_frame(frame, label="y", one_hot=["ward"], missing="drop")
+        new = data.samples(pd.DataFrame({"ward": ["a", "b", "c"], "age": [0.0] * 3}))
+        (order,) = (note for note in data.notes if "in this order: " in note)
+        columns = order.partition("in this order: ")[2].split(", ")
+        assert [columns[int(row[:-1].argmax())] for row in new] == ["ward=a", "ward=b", "ward=c"]

@@ -130,6 +130,10 @@ def test_recipes_may_be_entries_of_params_yaml() -> None:
     results = nd.sweep(entries, SPLIT, fedprox={"mu": 1.0}, **QUIET)
     weak, strong, slow = (result.sha256[0] for result in results)
     assert weak == slow != strong  # mu = 0 is FedAvg; the entry's own value comes first
+    half = {"half": {"recipe": "fednnnn", "fednnnn": {"beta": 0.5}}}
+    results = nd.sweep(half, SPLIT, over={"fednnnn": [{"gamma": 0.0}, {"gamma": 0.9}]}, **QUIET)
+    ran = [result.settings.recipes["half"].settings["fednnnn"] for result in results]
+    assert ran == [{"beta": 0.5, "gamma": 0.0}, {"beta": 0.5, "gamma": 0.9}]
 
 
 @pytest.mark.filterwarnings("ignore:lr-1e.30-.* has no result")

@@ -32,6 +32,14 @@ def test_given_lists_run_as_the_partition_that_they_are() -> None:
     assert nd.partition(DATA, indices=lists[:3]).settings["partition"] != own.settings["partition"]
 
 
+def test_given_lists_of_data_with_owners() -> None:
+    """Clients of lists are tested as those of other partitions: here, alike."""
+    rng = np.random.default_rng(0)
+    data = nd.from_arrays(rng.normal(size=(200, 4)), np.arange(200) % 2, owner=np.arange(200) % 10)
+    own = nd.partition(data, indices=[range(50), range(50, 100)])
+    assert [len(part) for part in own.indices.test_clients] == [20, 20]
+
+
 def test_held_out_samples_are_those_of_no_client() -> None:
     own = nd.partition(DATA, indices=[range(100), range(300, 500)], validation=0.5, public=20)
     held = [

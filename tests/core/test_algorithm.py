@@ -296,8 +296,11 @@ def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*tested with one"):
                 build(f"{a}+{b}", {}, SETTING)
         elif any(
-            Exclusive.START in alone[one].exclusive
-            and (Exclusive.DRIFT in alone[other].exclusive or alone[other].needs.steps)
+            (alone[one].needs.personal_first and alone[other].needs.steps)
+            or (
+                Exclusive.START in alone[one].exclusive
+                and (Exclusive.DRIFT in alone[other].exclusive or alone[other].needs.steps)
+            )
             for one, other in ((a, b), (b, a))
         ):
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*a client's way"):

@@ -304,6 +304,13 @@ def test_kinds_of_images(folder: Path) -> None:
     assert found.train_x.shape == (11, 3, 15, 16)
     assert (found.test_x[0].numpy() == pixels.squeeze(2)).all()
     file, words = folder / "train" / "cat" / "9.png", "transparent pixels; allowed: grey (8 bits)"
+    of_two = file.with_suffix(".gif")
+    Image.new("L", (16, 15)).save(
+        of_two, save_all=True, append_images=[Image.new("L", (16, 15), 9)]
+    )
+    with refuse(f"{of_two}: has 2 pictures; allowed: one"):
+        load("image_folder", folder)
+    of_two.unlink()
     draw(file, "RGBA", size=(16, 15))
     with refuse(f"{file}: has the colour mode RGBA with {words}"):
         load("image_folder", folder)
@@ -314,6 +321,18 @@ def test_kinds_of_images(folder: Path) -> None:
     file.unlink()
     with refuse("has the colour mode CMYK; allowed"):
         load("image_folder", folder)
+
+
+def test_a_photo_is_turned_as_it_was_taken(folder: Path) -> None:
+    """Orientation 6: the camera was turned by 90 degrees, so the top is at the right."""
+    photo = Image.new("RGB", (15, 16))  # stored lying: 15 wide
+    photo.paste((255, 0, 0), (0, 0, 2, 16))  # its left edge is what was at the top
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photo.save(folder / "train" / "cat" / "0.png", exif=exif)
+    found = load("image_folder", folder)
+    assert found.train_x.shape[2:] == (15, 16)
+    assert (found.train_x[0, 0, :2] == 255).all() and not found.train_x[0, 0, 2:].any()
 
 
 def test_without_a_test_folder_a_share_of_each_class_tests(folder: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.local import LocalSteps
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.models import build
@@ -96,3 +97,18 @@ def test_what_is_not_there_is_refused() -> None:
     words = "precision = tf32 is for NVIDIA's matrix units, the device is cpu; allowed: float32"
     with pytest.raises(UserError, match=words):
         local.check((6,), torch.device("cpu"))
+
+
+def test_tf32_is_on_in_local_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, walked = [], LocalSteps.__call__
+
+    def noted(*given: Any) -> Any:
+        seen.append(torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32)
+        return walked(*given)
+
+    monkeypatch.setattr(LocalTraining, "check", lambda *_: None)  # it refuses a CPU
+    monkeypatch.setattr(LocalSteps, "__call__", noted)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    run("mlp", "tf32", "sequential", rounds=1)
+    assert seen and all(seen)
+    assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32

@@ -70,7 +70,8 @@ class Running(NamedTuple):
     def worker_processes(self) -> list[psutil.Process]:
         """The processes that train, which the workers' command has started."""
         found = self.workers.children(recursive=True)
-        return [one for one in found if "spawn_main" in " ".join(one.cmdline())]
+        # Not by the name of what they run: setproctitle gives them another.
+        return [one for one in found if "resource_tracker" not in " ".join(one.cmdline())]
 
 
 def start(*words: str, folder: Path = ROOT) -> subprocess.Popen[str]:

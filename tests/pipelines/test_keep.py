@@ -4,10 +4,12 @@ by hand."""
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
 
+from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.results import table
 from tests.pipelines.by_hand import diverged, paper, run
 from tools import keep
@@ -176,6 +178,10 @@ def test_an_experiment_is_kept_under_a_name(repository: Path) -> None:
     (repository / "papers/built/ccn/smoke/studies/one/runs").rename(place)
     (place / "near-b-0" / "run.json").unlink()
     (repository / "params.yaml").write_text(EXPERIMENT)
+    settings, ran = config.load(repository), place / "near-a-0" / "run.json"
+    record = json.loads(ran.read_text())
+    assert keep_in(repository, "mine") == 2, "it has other settings"
+    ran.write_text(json.dumps(record | {"params": settings.params(settings.units()[0])}))
     assert keep_in(repository, "mine", "--columns", "bytes_up", "seconds") == 0
     kept = repository / "docs" / "results"
     page = (kept / "mine.md").read_text()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import chain, combinations, count, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +28,8 @@ from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.shards import Parts, Shard
 from fedml_noniid.plugins.kits import authority, certificates
 from fedml_noniid.plugins.secure import masks, vectors
-from fedml_noniid.plugins.secure.silo import SUM, SecureSilo, Sets
+from fedml_noniid.plugins.secure.server import largest
+from fedml_noniid.plugins.secure.silo import SUM, SecureSilo, Sets, admits
 from fedml_noniid.plugins.silo import loopback, settings, wire
 from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
@@ -191,9 +194,13 @@ def test_masked_plain_and_simulated_weights_are_the_same(
     vectors = [leaves[SUM] for leaves in running.seen if SUM in leaves]
     assert len(vectors) == n * running.server_run.down.exchange
     for sent in running.seen:
-        assert {*sent} in ({SUM}, {"n", "steps", "loss", "secure/levels", *KEYS})
+        assert {*sent} in ({SUM}, {"n", "steps", "loss", "secure/levels", "secure/sets", *KEYS})
     for vector in vectors:  # of 64 random bits, none is small
         assert len(vector) < 50 or (vector.abs() < 2**50).double().mean() < 0.1
+
+
+class KilledError(Exception):
+    """The server ends."""
 
 
 class Direct:
@@ -201,13 +208,24 @@ class Direct:
 
     run, study = "this run", "study"
 
-    def __init__(self, silos: Sequence[SecureSilo]) -> None:
-        self.silos, self.comm, self.ca = silos, settings.CommArgs(), silos[0]._ca
-        self.masked_bytes = 0
+    def __init__(self, silos: Sequence[SecureSilo], quorum: int = 0) -> None:
+        self.silos, self.ca = silos, silos[0]._ca
+        self.comm = settings.CommArgs(quorum=quorum)
+        self.masked_bytes, self.away = 0, frozenset[int]()
+        self.parts: float = math.inf  # of sums; then the server is killed
+        self.asked: list[tuple[tuple[int, ...], int]] = []  # who, and how many had to answer
 
     def ask(self, down: wire.Down, schema: Tree, check: Check, quorum: int) -> dict[int, Tree]:
-        found = {}
-        for k in down.ask.to:
+        found: dict[int, Tree] = {}
+        self.asked.append((down.ask.to, quorum))
+        there = [k for k in down.ask.to if k not in self.away]
+        if len(there) < quorum:
+            raise QuorumError("too few")
+        for k in there:
+            if down.ask.job == SUM:
+                self.parts -= 1
+                if self.parts < 0:
+                    raise KilledError
             up = self.silos[k].answered(wire.row_of(down, k))
             wire.fit(up["leaves"], schema, wire.silo(k))
             self.masked_bytes += up["leaves"][SUM].nbytes if SUM in up["leaves"] else 0
@@ -218,7 +236,7 @@ class Direct:
         """All are there."""
 
     def finish(self, kind: str, why: str = "") -> None:
-        assert kind == "over", why
+        """They hear it."""
 
 
 def secure_silos(terms: settings.Terms, data: Parts, kits: Path, folder: Path) -> list[SecureSilo]:
@@ -332,23 +350,176 @@ def test_a_silo_adds_nothing_to_a_sum_that_is_not_one(
     assert len(sum_of_three.asked(0)[SUM]) > 100  # and goes on
 
 
+CLOSE = r"this answer to sums over the silos \[0, 1, 2\]; with one over \[0, 1\] .* fewer than 2"
+
+
 def test_no_two_sums_differ_by_fewer_silos_than_a_sum_has(
     sum_of_three: Sum, kits: Path, tmp_path: Path
 ) -> None:
     """Also after the silo was started again; the same set may be asked for once more."""
     sum_of_three.asked(0)
     two = part(sum_of_three.down.ask.shared, slice(2))
-    close = (
-        r"part of a sum over the silos \[0, 1, 2\]; with one over \[0, 1\] .* what 1 of them sent"
-    )
-    with pytest.raises(UserError, match=close):
+    with pytest.raises(UserError, match=CLOSE):
         sum_of_three.asked(0, **two)
     sum_of_three.asked(0)
     again = Sets(tmp_path / "0.sums")
-    (question,) = again._known
-    with pytest.raises(UserError, match=close):
-        again.add(question, (0, 1), 2)
-    again.add("another question", (0, 1), 2)
+    answer, _ = json.loads((tmp_path / "0.sums").read_text())
+    with pytest.raises(UserError, match=CLOSE):
+        again.add(answer, (0, 1), 2)
+    again.add("another answer", (0, 1), 2)
+
+
+def test_another_question_with_the_same_answer_is_no_way_around(
+    sum_of_three: Sum, kits: Path, tmp_path: Path
+) -> None:
+    """A FedAvg silo keeps no memory, so it answers alike in another exchange, run and process."""
+    sum_of_three.asked(0)
+    data, (_, down) = world.parts(), sum_of_three
+    later = down._replace(exchange=1, step=0)
+    first = ServerRun(agreed("fedavg", {}, data), world.shards_of(data)[0]).down.ask
+    made, sent = secure_silos(agreed("fedavg", {}, data), data, kits, tmp_path), []
+    for k in (0, 1):
+        question = later._replace(ask=first._replace(to=(k,)), counted={k: 0})
+        sent.append(made[k].answered(question)["leaves"])
+    rows = {key.removeprefix("secure/"): torch.stack([of[key] for of in sent]) for key in KEYS}
+    shared = down.ask.shared | part(down.ask.shared, slice(2)) | rows
+    asked = later._replace(step=1, ask=Ask(SUM, (0,), shared=shared), counted={0: 0})
+    with pytest.raises(UserError, match=CLOSE):
+        made[0].answered(asked)
+
+
+def test_no_combination_of_sums_tells_of_fewer_silos() -> None:
+    """Of random requests for sums over sets, most of them made only if no silo refuses. Silos are
+    lost, too, and such sums are not complete. The complete ones are rows over the silos. The silos
+    `few` can be told apart if a combination of rows is 0 at all others: then the rank without their
+    columns is smaller."""
+    ranks = []
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        n, least = int(rng.integers(3, 11)), int(rng.integers(2, 4))
+        earlier: dict[int, list[set[int]]] = {k: [] for k in range(n)}
+        asked, rows = [{*range(n)}], [[False] * n]
+        for _ in range(150):
+            base = asked[0 if rng.random() < 0.5 else rng.integers(len(asked))]
+            now = {*rng.permutation(sorted(base))[: rng.integers(1, len(base) + 1)].tolist()}
+            added = [k for k in now if admits(earlier[k], now, least) and rng.random() < 0.98]
+            if len(now) < least or (len(added) < len(now) and rng.random() < 0.95):
+                continue
+            asked.append(now)
+            for k in added:
+                earlier[k] += [now] if now not in earlier[k] else []
+            if len(added) == len(now):
+                rows.append([k in now for k in range(n)])
+        found = np.array(rows, dtype=float)
+        ranks.append(np.linalg.matrix_rank(found))
+        for few in chain(*(combinations(range(n), size) for size in range(1, least))):
+            rest = np.delete(found, few, axis=1)
+            assert np.linalg.matrix_rank(rest) == ranks[-1], (seed, few, rows)
+    assert ranks.count(1) > 20 and ranks.count(2) > 20
+
+
+@pytest.mark.parametrize(
+    ("least", "sets"),
+    [
+        (2, [(0, 1), (1, 2), (0, 2)]),  # (a + c - b) / 2 is silo 0
+        (3, [range(7), (0, 1, 2), (3, 4, 5)]),  # what is left is silo 6
+        (3, [range(12), range(9), (0, 1, 2)]),  # a third one
+        (2, [(0, 1, 3, 4, 5), (0, 1, 4), (2, 3, 5)]),  # no part of the first: c - a + b is silo 2
+        (3, [range(7), range(5)]),  # silos 5 and 6
+        (2, [(0, 1, 2), range(5)]),  # a larger one later
+    ],
+)
+def test_a_silo_refuses_the_set_with_which_sums_would_tell_too_much(
+    least: int, sets: Sequence[Sequence[int]], tmp_path: Path
+) -> None:
+    """Of the last one at the latest. Each process reads what the ones before it have written."""
+
+    def complete(answer: str, one: Sequence[int]) -> bool:
+        try:
+            for k in one:
+                Sets(tmp_path / f"{k}.sums").add(answer, [*one], least)
+        except UserError:
+            return False
+        return True
+
+    done = [complete("answer", one) for one in sets]
+    assert not all(done)
+    assert complete("another answer", sets[-1])
+
+
+def test_silos_that_say_what_is_not_so_cost_themselves_alone() -> None:
+    """The set is all others', whatever sets they name."""
+    everybody = frozenset(range(7))
+    assert largest(dict.fromkeys(range(7), ()), 3) == (*range(7),)
+    for lie in ([frozenset({5})], [frozenset({0, 5, 9})], [everybody, frozenset({5})]):
+        said = dict.fromkeys(range(7), ()) | {5: lie}
+        assert {*range(7)} - {5} <= {*largest(said, 3)}
+    noted = {k: [everybody] for k in range(6)}
+    assert len(largest(noted, 3)) == 4, "silo 6 is away: three less"
+    assert {0, 1, 2, 3, 4} & {*largest(noted | {5: [frozenset({0, 5})]}, 3)} >= {0, 1, 2, 3}
+
+
+class Lives(NamedTuple):
+    """The servers of one run over seven silos of FedAvg, each without its predecessor's memory."""
+
+    terms: settings.Deployment
+    made: settings.Terms
+    data: Parts
+    silos: list[SecureSilo]
+
+    def direct(self, quorum: int, away: Collection[int] = ()) -> Direct:
+        """Those silos that are there."""
+        direct = Direct(self.silos, quorum)
+        direct.away = frozenset(away)
+        return direct
+
+    def server(self) -> ServerRun:
+        """A new one."""
+        return ServerRun(self.made, world.shards_of(self.data)[0])
+
+    def killed(self, parts: int) -> None:
+        """The server ends when so many silos have added to the first sum over all."""
+        direct = self.direct(4)
+        direct.parts = parts
+        with pytest.raises(KilledError):
+            self.server().serve(direct)
+
+
+@pytest.fixture
+def lives(kits: Path, tmp_path: Path) -> Lives:
+    data, terms = parts(7), deployment("fedavg", 7, 3)
+    made = settings.terms(terms, "fedavg", world.network(takes_norms("fedavg", {})), 0)
+    return Lives(terms, made, data, secure_silos(made, data, kits, tmp_path))
+
+
+@pytest.mark.parametrize(("added", "without"), [(7, {4, 5, 6}), (3, {4, 5, 6}), (1, {0, 6})])
+def test_a_server_that_is_started_again_goes_on_without_a_silo(
+    added: int, without: set[int], lives: Lives
+) -> None:
+    """All, three or one had added to the sum over all seven, and silo 6 is away since. Three less
+    are four, more than half; or five, without the one that had added."""
+    lives.killed(added)
+    again = lives.server()
+    again.serve(lives.direct(4, away={6}))
+    assert again.missing == {(1, 0): without, (2, 0): {6}}
+    simulated = loopback.simulate(lives.terms, lives.data, again.missing)
+    assert world.digest(again.loop.outcome) == simulated
+
+
+def test_a_server_whose_quorum_needs_a_silo_that_is_away_waits_for_it(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    lives.killed(7)
+    direct = lives.direct(5, away={6})
+    with pytest.raises(QuorumError):
+        lives.server().serve(direct)
+    assert direct.asked == [((*range(7),), 5), ((*range(7),), 7)]
+    assert "4 silos may be in one sum, and the quorum is 5" in caplog.text
+    assert "without silo 6 (rank 7); waiting for the silos [0, 1, 2, 3, 4, 5, 6]" in caplog.text
+    again = lives.server()
+    again.serve(lives.direct(5))
+    assert world.digest(again.loop.outcome) == loopback.simulate(lives.terms, lives.data)
+    assert not again.missing
 
 
 def test_a_file_of_sets_that_a_kill_has_cut_is_read(tmp_path: Path) -> None:
@@ -454,7 +625,7 @@ def test_a_silo_that_lies_where_it_shows_is_left_out(
     """The others don't suffer. Only a lie in the sum itself costs two of them their place, so that
     no difference of sums shows a single silo's numbers."""
     data = parts(7)
-    terms = deployment("fedavg", 7, 3, comm={"quorum": 4, "gone_s": 0.2})
+    terms = deployment("fedavg", 7, 3, comm={"quorum": 4, "gone_s": 5.0 if key == SUM else 0.2})
     running = Running(terms, data, kits, tmp_path, nobody)
 
     def changed(client: int, sent: Params) -> Params:
@@ -495,7 +666,9 @@ def test_a_key_that_gives_everybody_the_same_secret_is_refused(
 
 def test_a_server_that_needs_all_says_who_could_not_add(kits: Path, tmp_path: Path) -> None:
     running = Running(deployment("fedavg", 4, 3), parts(4), kits, tmp_path, no_disk)
-    with pytest.raises(QuorumError, match=r"without silo 1 .* the quorum, 4; silo 1 .*: no disk; "):
+    with pytest.raises(
+        QuorumError, match=r"quorum is 4: .* without silo 1 .*; silo 1 .*: no disk; "
+    ):
         running.run()
 
 

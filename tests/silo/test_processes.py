@@ -150,7 +150,8 @@ def test_secure_sums_survive_kills(recipe, tmp_path):
                 processes.start(rank)
         assert ended(processes) == [0] * 4
         assert processes.digest() == simulated(terms)
-        sums = (processes.output / "silo-1.sums").read_text().splitlines()
+        # Not in the output folder, which may be deleted for a new run.
+        sums = processes.deployment.kit(1).with_name("1.sums").read_text().splitlines()
         assert len(sums) == len({*sums}) == 40
 
 

@@ -74,7 +74,7 @@ def check(name: str, options: Mapping[str, object], also: Iterable[str] = ()) ->
 
 def goes_by_owner(name: str) -> bool:
     """Whether clients are made of owners."""
-    return name in BY_OWNER or (name not in PARTITIONS and "owners" in own.asks_for(find(name)))
+    return name in BY_OWNER or (names_code(name) and "owners" in own.asks_for(find(name)))
 
 
 def divided(

@@ -309,14 +309,6 @@ def complete(table: Table, column: str, cells: Cells) -> None:
     raise ColumnError(table.name, column, problem, "drop" if mostly else "missing")
 
 
-def with_values(table: Table, who: Who) -> Table:
-    """The table without rows that lack a label, an owner or a target."""
-    cells = [cells_of(table, name) for name in (who.label, who.owner) if name is not None]
-    cells += [numbers_of(table, name) for name in who.targets]
-    full = ~np.any([is_missing(found) for found in cells], axis=0)
-    return table._replace(frame=table.frame[full].reset_index(drop=True))
-
-
 def rows_of(tables: Sequence[Table], who: Who, test_share: float | None) -> user_data.Rows:
     """The rows that train and that test. Every table has the columns `who`."""
     sources = [table.name for table in tables]

@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
@@ -133,6 +133,9 @@ def _image(file: Path, shape: tuple[int, int] | None) -> NDArray[np.uint8]:
     """One image, scaled to `shape` = (h, w) if given: [h, w] if grey, [h, w, 3] if coloured."""
     try:
         with Image.open(io.BytesIO(file.read_bytes())) as opened:  # a quarter faster than by name
+            if (n := getattr(opened, "n_frames", 1)) > 1:
+                raise UserError(f"{file}: has {n} pictures; allowed: one")
+            ImageOps.exif_transpose(opened, in_place=True)  # as it was seen when it was taken
             image = _opaque(file, opened)
             if shape is not None and image.size != shape[::-1]:
                 image = image.resize(shape[::-1], Image.Resampling.BILINEAR)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # see frames.py
     import pandas as pd
 
 MAX_CATEGORIES = 1000  # of one column
+ROWS = "\0rows"  # among the cells of columns: the numbers of the rows
 Missing = Literal["median", "mode", "drop"]
 MAX_NAMED = 40  # features that the note names
 
@@ -202,11 +203,14 @@ def _read(
     notes: list[str] = []
     if policy is not None:
         needed = [column for column in cells if policy == "drop" or column in who.columns]
+        cells[ROWS] = [np.arange(len(table.frame)) for table in tables]
         tables, notes = _without_holes(tables, cells, needed)
     bad = {error.column for error in errors if isinstance(error, ColumnError)}
     if all(column in cells and column not in bad for column in who.columns):
         try:
             rows = rows_of(tables, who, test_share)
+            if ROWS in cells:
+                rows = rows._replace(source=cells[ROWS][0][rows.train])
         except UserError as error:
             errors.insert(0, error)
     if errors:
