@@ -112,7 +112,7 @@ def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
     if not said:
         raise UserError(f"{folder}: has nothing of it; comm_args.replay_mb limits what is kept")
     if without:
-        said += f"not compared: {without} answers; {folder} has no files of them (replay_mb)\n"
+        said += f"not compared: {without} (no file in {folder}; see comm_args.replay_mb)\n"
     return said
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
 import zlib
@@ -13,8 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from fedml_noniid.pipelines.experiment import config, provenance, tuning
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.training import trained
+from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins import foreign, own_code
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.run import Outcome
+from fedml_noniid.plugins.engines.simulation import Simulation
 from tests import own_package
 from tests.pipelines.small import PARAMS, ROOT, environment, run_stages
 
@@ -49,12 +53,16 @@ def test_a_changed_line_trains_what_has_the_method_again_and_nothing_else(study:
 def test_a_living_worker_refuses_code_that_it_has_not_imported(
     study: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the class of the first item. The front of the second one was started after an edit."""
+    """It has the class of the first item. The front of the second one was started after an edit.
+
+    Clients of a round are refused too.
+    """
     pytest.importorskip("distributed", reason="a cluster needs [cluster]")
-    from fedml_noniid.pipelines.cluster import job
+    from fedml_noniid.pipelines.cluster import job, piece
 
     monkeypatch.setattr(job, "get_worker", lambda: SimpleNamespace(name="w7"))
     monkeypatch.setattr(job, "read_indices", Path.read_bytes)
+    monkeypatch.setattr(job, "_data_of", lambda _: (None, True))
 
     def sent() -> job.Job:
         """By a front that has started now. It leaves this process as it was."""
@@ -76,6 +84,7 @@ def test_a_living_worker_refuses_code_that_it_has_not_imported(
     file.write_text(file.read_text().replace("self.mu * (w", "2 * self.mu * (w"))
     with pytest.raises(UserError) as error:
         job._indices(sent())
+    assert str(error.value) == str(piece.serve(sent(), "a seat", False))
     assert str(error.value) == (
         f"worker w7: the source of {file.parent.name} was changed after this process had imported "
         "it; start the process again"
@@ -96,10 +105,23 @@ def test_what_it_imports_of_ours_counts(study: Path) -> None:
     assert {path.parent.name for path in {*after} - {*before}} >= {"fnr"}
 
 
-def test_it_trains_and_its_code_is_in_the_record(study: Path) -> None:
-    run_stages(study, ("prepare", "partition", "train"))
-    record = json.loads((study / "runs" / "skewed-mine-0" / "run.json").read_text())
-    assert [*record["params"]["own_code"]] == ["fedx"]
+def test_it_trains_and_its_code_is_in_the_record(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code that has trained, whatever the user writes meanwhile."""
+    (file,) = study.glob("*/fedx.py")
+    settings, run = config.load(study), Simulation.run
+    before = settings.own_code("mine")
+
+    def edited(simulation: Simulation) -> Outcome:
+        file.write_text(f"{own_package.METHOD}# edited\n")
+        return run(simulation)
+
+    run_stages(study, ("prepare", "partition"))
+    item = Item.load(Workspace.of(study, {}), settings, settings.units()[1])
+    monkeypatch.setattr(Simulation, "run", edited)
+    record = trained(item, item.simulation(), "fingerprint").record
+    assert record["params"]["own_code"] == before != {}
     assert record["params"]["fedx.mu"] == 0.2
 
 

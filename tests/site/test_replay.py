@@ -91,7 +91,7 @@ def test_answers_that_are_not_compared_are_counted(tmp_path: Path, kits: Path) -
     sorted(kept.folder.iterdir())[0].unlink()
     *compared, last = replayed(log, kept, fresh("scaffold")).splitlines()
     assert len(compared) == 2 and all("the same SHA-256" in line for line in compared)
-    assert last == f"not compared: 1 answers; {kept.folder} has no files of them (replay_mb)"
+    assert last == f"not compared: 1 (no file in {kept.folder}; see comm_args.replay_mb)"
 
 
 def test_other_samples_give_another_answer(tmp_path: Path, kits: Path) -> None:
