@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import yaml
 from pydantic import Field
 
-from fedml_noniid.plugins import own_code
+from fedml_noniid.plugins import own_code, recipes
 from fedml_noniid.plugins.core.errors import Mistake, UserError, located, shown, together
 from fedml_noniid.plugins.core.options import (
     MOST,
@@ -120,7 +120,11 @@ class Policy(Section):
         if self.min_group > max(train.secure_sums, 1):
             of = f"sums over {train.secure_sums} silos" if train.secure_sums else "every answer"
             yield "min_group", f"the server sees {of}"
-        if self.noise and not local and "dpsgd" not in methods:
+        components = (
+            recipes.method(k)(**train.settings.get(k, {})) for k in recipes.parse(train.recipe)
+        )
+        noises = [of.noise for c in components if (of := c.mechanism) and of.unit == "sample"]
+        if self.noise and not local and not any(noises):
             yield "noise", "neither dp_args of this site nor the recipe has noise"
         if self.max_epsilon is not None and epsilon > self.max_epsilon:
             yield "max_epsilon", f"{most} answers without a budget_epsilon spend {epsilon:g}"

@@ -61,6 +61,16 @@ def test_epsilons_add_up_over_all_answers(place: Place) -> None:
         place.decide()
 
 
+@pytest.mark.parametrize("settings", [{"noise": 0.0}, {"noise": 0.0, "clip": 0.0}])
+def test_a_method_of_privacy_without_its_noise_has_none(place: Place, settings: dict) -> None:
+    place.rules(noise=True)
+    place.make("dpsgd", settings={"dpsgd": {"noise": 2.0}})
+    place.decide()
+    place.make("dpsgd", settings={"dpsgd": settings})
+    with pytest.raises(UserError, match="noise = True: neither"):
+        place.decide()
+
+
 def test_a_budget_of_the_ledger_is_enough(place: Place) -> None:
     place.make("fedavg", dp=NOISE | {"budget_epsilon": 0.7, "budget_delta": 1e-5})
     place.rules(max_epsilon=0.7)
