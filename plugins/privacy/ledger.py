@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import weakref
 from collections import Counter
@@ -28,6 +29,7 @@ from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data.files import Lines, opened, write_whole, writing
 from fedml_noniid.plugins.privacy.accounting import epsilon
 
+LOG = logging.getLogger(__name__)
 FORMAT = "noniid privacy ledger 1"
 REMEDY = "restore both files from a backup, or begin with new samples"
 
@@ -38,7 +40,7 @@ class BudgetError(UserError):
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that may be spent, for each unit."""
+    """The most that may be spent of each sample."""
 
     epsilon: float
     delta: float
@@ -49,7 +51,7 @@ class Release:
     """Describes what leaves: Gaussian noise on something about one unit, `count` times."""
 
     id: str  # of the answer to this question, in this noise
-    unit: str  # what is hidden: "sample", or "silo" for all samples of it together
+    unit: str  # what is hidden: "sample", or "silo" for all of its samples; for readers
     noise: float  # noise multiplier, see `accounting.epsilon`; 0: none
     count: int = 1
     what: str = ""  # for readers
@@ -62,7 +64,8 @@ class Ledger:
         """Use `open`."""
         self.path, self.budget, self.owner = path, budget, owner
         self._head = path.with_name(f"{path.name}.head")
-        self._counts: dict[str, Counter[float]] = {}  # by unit: noise multiplier -> releases
+        # Noise multiplier -> releases, of all units: what is about a silo is about each sample.
+        self._counts = Counter[float]()
         self._ids: set[str] = set()
         self._file, self._lines, self._chain = Lines(path), 0, ""
         self._headed = 0  # lines that the head counts
@@ -96,12 +99,12 @@ class Ledger:
         if release.id in self._ids:
             return
         if self.budget is not None:
-            counts = self._counts.get(release.unit, Counter()) + _counted(release)
+            counts = self._counts + _counted(release)
             found, most = epsilon(counts, self.budget.delta), self.budget.epsilon
             if found > most:
                 raise BudgetError(
                     f"{self.path}: the privacy budget does not allow this answer: epsilon per "
-                    f"{release.unit} would be {found:.4g} at delta {self.budget.delta:g}, and the "
+                    f"sample would be {found:.4g} at delta {self.budget.delta:g}, and the "
                     f"budget is {most:g}"
                 )
         self._append(asdict(release))
@@ -109,8 +112,8 @@ class Ledger:
         self._write_head()
 
     def epsilon(self, delta: float) -> float:
-        """What has been spent: the largest epsilon of all units."""
-        return max((epsilon(of, delta) for of in self._counts.values()), default=0.0)
+        """What has been spent of each sample."""
+        return epsilon(self._counts, delta)
 
     def _begin(self) -> None:
         try:
@@ -119,12 +122,13 @@ class Ledger:
             raise UserError(f"{self.path}: another process uses this privacy ledger") from None
         self._read()
         if not self._lines:
+            LOG.warning("%s: a new privacy ledger begins; nothing has been spent in it", self.path)
             self._append({"format": FORMAT, "owner": self.owner})
         self._write_head()
 
     def _count(self, release: Release) -> None:
         self._ids.add(release.id)
-        self._counts.setdefault(release.unit, Counter()).update(_counted(release))
+        self._counts.update(_counted(release))
 
     def _append(self, fields: dict[str, Any]) -> None:
         chain = _chained(self._chain, fields)

@@ -39,14 +39,13 @@ def test_releases_add_up_over_restarts_and_each_counts_once(tmp_path):
     assert again.epsilon(DELTA) == epsilon({2.0: 20}, DELTA)
     again.spend(Release("other", "silo", 1.0))
     again.close()
-    assert opened(tmp_path).epsilon(DELTA) == max(
-        epsilon({2.0: 20}, DELTA), epsilon({1.0: 1}, DELTA)
-    )
+    # What is about a silo is about each of its samples.
+    assert opened(tmp_path).epsilon(DELTA) == epsilon({2.0: 20, 1.0: 1}, DELTA)
 
 
 def test_a_spent_budget_refuses_counts_nothing_and_stays_spent(tmp_path):
-    """Two releases of 5 passes fit. A repeated one still has its answer, and other units their own
-    budget."""
+    """Two releases of 5 passes fit, and a small one of the silo, which leaves less for samples. A
+    repeated one still has its answer."""
     most = (epsilon({2.0: 10}, DELTA) + epsilon({2.0: 15}, DELTA)) / 2
     for number in range(2):
         ledger = opened(tmp_path, most)
@@ -59,7 +58,10 @@ def test_a_spent_budget_refuses_counts_nothing_and_stays_spent(tmp_path):
             ledger.spend(Release("2", "sample", 2.0, 5))
         assert ledger.path.read_bytes() == before
     ledger.spend(Release("1", "sample", 2.0, 5))
-    ledger.spend(Release("a", "silo", 5.0))
+    ledger.spend(Release("a", "silo", 2.0))
+    assert epsilon({2.0: 12}, DELTA) < most, "without the silo's it would fit"
+    with pytest.raises(BudgetError, match="epsilon per sample would be"):
+        ledger.spend(Release("3", "sample", 2.0, 2))
     with pytest.raises(BudgetError, match="would be inf"):
         ledger.spend(Release("b", "silo", 0.0))
 
@@ -217,6 +219,17 @@ def test_who_may_remove_both_files_begins_anew(tmp_path):
     for name in ("1.ledger", "1.ledger.head"):
         (tmp_path / name).unlink()
     assert opened(tmp_path).epsilon(DELTA) == 0
+
+
+def test_a_new_ledger_is_told(tmp_path, caplog):
+    """It does not know the samples: beside new kits, it counts from 0."""
+    for _ in range(2):
+        filled(tmp_path / "kits").close()
+    assert caplog.messages == [
+        f"{tmp_path}/kits/1.ledger: a new privacy ledger begins; nothing has been spent in it"
+    ]
+    caplog.clear()
+    assert opened(tmp_path / "new kits").epsilon(DELTA) == 0 and "new kits" in caplog.text
 
 
 def test_two_processes_can_not_spend_the_same_budget(tmp_path):
