@@ -120,10 +120,8 @@ class Policy(Section):
         if self.min_group > max(train.secure_sums, 1):
             of = f"sums over {train.secure_sums} silos" if train.secure_sums else "every answer"
             yield "min_group", f"the server sees {of}"
-        components = (
-            recipes.method(k)(**train.settings.get(k, {})) for k in recipes.parse(train.recipe)
-        )
-        noises = [of.noise for c in components if (of := c.mechanism) and of.unit == "sample"]
+        made = (recipes.method(k)(**train.settings.get(k, {})) for k in recipes.parse(train.recipe))
+        noises = [m.noise for c in made if (m := c.mechanism) and m.unit == "sample"]
         if self.noise and not local and not any(noises):
             yield "noise", "neither dp_args of this site nor the recipe has noise"
         if self.max_epsilon is not None and epsilon > self.max_epsilon:
