@@ -18,11 +18,11 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21400,
-    TESTS: 21850,
-    ("plugins/core",): 1445,
-    ("plugins/privacy",): 175,
-    ("plugins/silo",): 1645,
+    SOURCE: 21319,
+    TESTS: 21846,
+    ("plugins/core",): 1439,
+    ("plugins/privacy",): 167,
+    ("plugins/silo",): 1636,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,
