@@ -49,7 +49,7 @@ ALLOWED = {
     "kits": {"core", "data", "extras"},
     "silo": EVERYTHING,
     "secure": {"core", "data", "engines", "kits", "silo"},
-    "site": {"core", "data", "engines", "extras", "kits", "own_code", "secure", "silo"},
+    "site": {"core", "data", "engines", "extras", "kits", "own_code", "recipes", "secure", "silo"},
     **{method: {"core"} | METHODS for method in METHODS},
 }
 # What each room imports of the extras, at once or later. Every other room needs the base package

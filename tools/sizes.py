@@ -19,7 +19,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
     SOURCE: 21319,
-    TESTS: 21846,
+    TESTS: 21847,
     ("plugins/core",): 1439,
     ("plugins/privacy",): 167,
     ("plugins/silo",): 1636,
