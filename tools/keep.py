@@ -11,7 +11,6 @@ replaces the whole old page, including text that was added by hand.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import statistics
 import sys
@@ -89,8 +88,7 @@ def of_experiment(name: str, root: Path, more: Sequence[str] = ()) -> dict[str, 
     planned = [unit.key for unit in settings.units()]
     found = [run for run in results.read(root) if run.key in planned]
     for run in found:
-        unit = config.Unit(run.scenario, run.recipe, run.seed)
-        if run.params != json.loads(json.dumps(settings.params(unit))):
+        if not settings.made(config.Unit(run.scenario, run.recipe, run.seed), run.params):
             raise UserError(f"{run.key}: has other settings than params.yaml now; run it again")
     used: dict[Address, Group] = {}
     for run in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -429,6 +430,10 @@ class Config(Section):
         for section, values in sections.items():
             flat |= {f"{section}.{key}": value for key, value in values.items()}
         return flat
+
+    def made(self, unit: Unit, params: object) -> bool:
+        """Whether the parameters in a run.json are those of an item of this experiment."""
+        return bool(params == json.loads(json.dumps(self.params(unit))))
 
 
 class Unit(NamedTuple):

@@ -3,7 +3,6 @@ evaluation/<scenario>-<recipe>-<seed>/."""
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def _files(place: Workspace, settings: Config, unit: Unit) -> dict[str, bytes]:
     """Measures the model that the train stage wrote."""
     item, folder = Item.load(place, settings, unit), place.run(unit.key)
     run = results.record(folder / "run.json")
-    if run["params"] != json.loads(json.dumps(settings.params(unit))):
+    if not settings.made(unit, run["params"]):
         raise UserError(
             f"{unit.key}: was trained with other settings than those of {config.FILE} now; "
             "`noniid run` trains it again"
