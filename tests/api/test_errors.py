@@ -98,6 +98,11 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (run(rounds="3"), ("run: rounds = '3' is refused", "whole number")),
     (run(rounds=True), ("run: rounds = True is refused", "whole number")),
     (run(lr=float("nan")), ("run: lr = nan is refused", "a number above 0")),
+    (run(lr=1e308), ("run: lr = 1e+308 is refused", "a number above 0, at most 1e+38")),
+    (run(lr={"start": 3.5e38}), ("run: lr.start = 3.5e+38 is refused", "at most 1e+38")),
+    (run("dpfedavg", dpfedavg={"noise": 1e308}), ("dpfedavg.noise = 1e+308", "0 to 1e+38")),
+    (run("fedadam", fedadam={"tau": 1e308}), ("fedadam.tau = 1e+308", "at most 1e+38")),
+    (run("fedntd", fedntd={"tau": 1e308}), ("fedntd.tau = 1e+308", "at most 1e+38")),
     (
         run(lr=-1, epochs=0),
         ("run: lr = -1 is refused", "above 0"),
@@ -112,7 +117,10 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
         run("fedprox", fedprox=0.3),
         ("fedprox = 0.3 is refused", "allowed: keys with values"),
     ),
-    (run("fedprox", fedprox={"mu": "a"}), ("fedprox.mu = 'a' is refused", "a number from 0 up")),
+    (
+        run("fedprox", fedprox={"mu": "a"}),
+        ("fedprox.mu = 'a' is refused", "a number from 0 to 1e+38"),
+    ),
     (partition(alpha=-1), ("partition: alpha = -1 is refused", "allowed: a number above 0")),
     (partition(alpha=1.0, clients=0), ("partition: clients = 0 is refused",)),
     (
