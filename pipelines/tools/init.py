@@ -54,6 +54,7 @@ IGNORED = {
         "/report/",
         "/deploy/",
         "/tune/",
+        "/choose/",
         "/dvc_plots/",
         "/mlruns/",
         "/.items/",
