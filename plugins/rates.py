@@ -69,7 +69,7 @@ class Step(Rate):
     def __post_init__(self) -> None:
         if bool(self.every) is bool(self.at):
             raise UserError(
-                "decay = step needs one of `every` (rounds) and `at` (a list of rounds)"
+                "decay = step needs either `every` (rounds, from 1 up) or `at` (a list of rounds)"
             )
 
     def decayed(self, p: int, rounds: int) -> float:

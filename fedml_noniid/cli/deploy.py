@@ -221,10 +221,11 @@ def loopback(
     from fedml_noniid.plugins.silo import loopback as local
 
     here = workspace(Path())
+    settings = deploy.planned(here.root, recipe=recipe, silos=silos, secure_sums=secure_sums)
+    local.refuse_foreign(out)
     if code := repro.repro(here, "partition"):
         raise typer.Exit(code)
-    wanted = deploy.of_study(here, recipe=recipe, silos=silos, secure_sums=secure_sums)
-    local.compare(*wanted, out, typer.echo)
+    local.compare(*deploy.prepared(here, settings), out, typer.echo)
 
 
 def record(

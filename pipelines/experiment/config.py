@@ -321,6 +321,12 @@ class Config(Section):
                             f"{', '.join(shared)} is refused, as `seeds` has it too",
                             allowed="other seeds",
                         )
+            methods = {method for name in self.recipes for method in self.methods_of(name)}
+            for key, tried in (("tune", self.tune), ("choose", self.choose)):
+                for method in ((tried and tried.grid) or {}).keys() - methods - {"train"}:
+                    with checked(key, "grid", method):
+                        allowed = ", ".join(("train", *sorted(methods)))
+                        raise UserError("is a method of no entry of recipes", allowed=allowed)
             pairs = {unit[:2] for unit in self.units()}
             keys = ["-".join(pair) for pair in pairs]  # `Unit.key` without the seed
             with checked("recipe_names"):
