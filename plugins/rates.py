@@ -123,7 +123,7 @@ def rate_of(value: float | Mapping[str, object]) -> Rate:
     """The schedule of a setting: a number, or {start, warm_up, decay, and the options of that
     decay}.
 
-    `decay` is one of DECAYS, or a subclass of `Rate` as `package.module.Class`. Raises UserError.
+    `decay` is one of DECAYS, or a subclass of `Rate` as `package.module:name`. Raises UserError.
     """
     if not isinstance(value, Mapping):
         return Rate(value)
