@@ -40,7 +40,7 @@ from fedml_noniid.plugins.own_code import is_own, is_path, look_in, source_of
 
 FILE = "params.yaml"
 DEPLOYS = (
-    "`noniid init --deploy` makes a study with both, the section deploy of params.yaml "
+    "`noniid init --deploy` makes an experiment with both, the section deploy of params.yaml "
     "and the stage of dvc.yaml"
 )
 ON_CLUSTER = "auto", "items", "clients"  # what a worker of a cluster trains

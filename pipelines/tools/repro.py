@@ -52,8 +52,8 @@ def repro(place: Workspace, stage: str | None = None) -> int:
         raise UserError(f"{root}: can't be written; {WRITABLE}")
     if stage == "deploy" and stage not in (read_yaml(root / "dvc.yaml").get("stages") or ()):
         raise UserError(
-            f"{root / 'dvc.yaml'}: has no stage deploy; `noniid init --deploy` makes a study "
-            "that has it"
+            f"{root / 'dvc.yaml'}: has no stage deploy; `noniid init --deploy` makes an "
+            "experiment that has it"
         )
     if shutil.which("dvc", path=_path()) is None:
         raise UserError(
