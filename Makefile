@@ -109,7 +109,7 @@ silo: env  ## Runs RECIPE with FedML cross-silo: a server and SILOS silos as pro
 	@python -m fedml_noniid deploy loopback --recipe "$(RECIPE)" --silos $(SILOS)
 
 clean:  ## Removes the pipeline's outputs and DVC's copies of them. MLflow's runs, raw data and the environment stay.
-	@rm -rf plan partitions runs evaluation report deploy .chaos .items .resume .dvc/cache .dvc/tmp
+	@rm -rf plan partitions runs evaluation report deploy/{result.json,stage,loopback} .chaos .items .resume .dvc/cache .dvc/tmp
 	@rm -rf papers/.dvc/cache papers/.dvc/tmp papers/dvc.lock papers/built
 	@rm -rf data/*.safetensors data/papers
 

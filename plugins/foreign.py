@@ -26,7 +26,7 @@ GROUP = "fedml_noniid.methods"  # of entry points: a method's name -> its class
 # Names of settings that stand beside those of methods.
 RESERVED = frozenset({"data", "fedavg", "recipe", "scenario", "train", "tuned"})
 OURS = "fedml-noniid"
-A_CLASS = "a subclass of Component, as package.module.Class"
+A_CLASS = "a subclass of Component, as package.module:name"
 Methods = Mapping[str, type[Component]]
 
 _known: dict[str, type[Component]] = {}  # methods of others that this process has used

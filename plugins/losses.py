@@ -162,7 +162,7 @@ LOSSES: Mapping[str, type[Loss]] = {
 
 
 def loss_of(given: object) -> Loss:
-    """A loss by name, or by `name` with its options; one of your own as package.module.Class.
+    """A loss by name, or by `name` with its options; one of your own as package.module:name.
 
     UserError.
     """

@@ -1,5 +1,5 @@
-"""Finds what a user wrote by name: as `package.module.Class`, `package.module:function`, or an
-object that this process was given."""
+"""Finds what a user wrote by name: as `package.module:name`, where a dot in place of the colon is
+the same, or an object that this process was given."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) ->
     """The class of a name, a subclass of `kind`. `what` begins every UserError."""
     if isinstance(name, str) and name in ours:
         return ours[name]
-    own = f"a subclass of {kind.__name__} of your own as package.module.Class"
+    own = f"a subclass of {kind.__name__} of your own as package.module:name"
     if not isinstance(name, str) or not is_path(name):
         raise UserError(
             f"{what} {shown(name)} is unknown",
@@ -158,7 +158,7 @@ def _told(error: Exception) -> str:
 
 
 def is_path(name: str) -> bool:
-    """Whether a name is a dotted path, such as package.module.Class or package.module:Class."""
+    """Whether a name is a dotted path: package.module:name, or with a dot in place of the colon."""
     return "." in name or ":" in name
 
 

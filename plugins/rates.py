@@ -69,7 +69,7 @@ class Step(Rate):
     def __post_init__(self) -> None:
         if bool(self.every) is bool(self.at):
             raise UserError(
-                "decay = step needs one of `every` (rounds) and `at` (a list of rounds)"
+                "decay = step needs either `every` (rounds, from 1 up) or `at` (a list of rounds)"
             )
 
     def decayed(self, p: int, rounds: int) -> float:
@@ -123,7 +123,7 @@ def rate_of(value: float | Mapping[str, object]) -> Rate:
     """The schedule of a setting: a number, or {start, warm_up, decay, and the options of that
     decay}.
 
-    `decay` is one of DECAYS, or a subclass of `Rate` as `package.module.Class`. Raises UserError.
+    `decay` is one of DECAYS, or a subclass of `Rate` as `package.module:name`. Raises UserError.
     """
     if not isinstance(value, Mapping):
         return Rate(value)

@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.component import Replies
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.partitions import PARTITIONS
+from tests.pipelines.own_files import write_own_files
 from tests.pipelines.small import ROOT
 from tools import pages
 
@@ -36,6 +38,7 @@ PAGES = [
     ROOT / "README.md",
     *(page for page in sorted(DOCS.rglob("*.md")) if page.parent.name != "results"),
 ]
+LINE = "\n"
 FETCHED = {  # attributes that make a browser load something while it shows a page
     "audio": "src",
     "embed": "src",
@@ -145,6 +148,28 @@ def prose(text: str) -> str:
     return re.sub(
         r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     )
+
+
+# Their blocks are whole programs. Other pages have parts of files, which their own tests put
+# together, or programs that take minutes.
+PROGRAMS = ("own_data", "own_network", "python", "settings")
+BLOCKS = [
+    pytest.param(found[1], id=f"{name}:{text[: found.start()].count(LINE) + 1}")
+    for name in PROGRAMS
+    for text in [(DOCS / f"{name}.md").read_text()]
+    for found in re.finditer(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_block_of_python_runs_alone(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder with the tables, texts and images that the pages name."""
+    monkeypatch.chdir(tmp_path)
+    write_own_files(tmp_path)
+    shutil.rmtree("signals")  # a block makes it
+    exec(compile(block, "block.py", "exec"), {"__name__": "page"})
 
 
 def headings(page: Path) -> set[str]:

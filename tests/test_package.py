@@ -44,6 +44,17 @@ def built_by(kind: str, tree: Path, folder: Path) -> Path:
     return made
 
 
+def test_cleaning_removes_outputs_and_nothing_of_the_user(tmp_path: Path) -> None:
+    """Keys and certificates may lie in deploy/, which git ignores."""
+    kept = ["data/raw/a.csv", "deploy/containers/kits/ca/ca.key", "mlruns/mlflow.db"]
+    gone = ["deploy/loopback/a", "deploy/result.json", "deploy/stage/a", "plan/a", "runs/a/b"]
+    for name in (*kept, *gone):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    subprocess.run(["make", "-f", str(ROOT / "Makefile"), "clean"], cwd=tmp_path, check=True)
+    assert sorted(contents(tmp_path)) == kept
+
+
 def content(wheel: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist()}

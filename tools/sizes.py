@@ -18,8 +18,8 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21321,
-    TESTS: 21847,
+    SOURCE: 21403,
+    TESTS: 21981,
     ("plugins/core",): 1439,
     ("plugins/privacy",): 167,
     ("plugins/silo",): 1636,

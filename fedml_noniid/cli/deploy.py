@@ -26,7 +26,7 @@ def add(app: typer.Typer) -> None:
         "Run FedML cross-silo, on one machine or on many.\n\nThe server and each silo are "
         "processes. "
         "`noniid deploy loopback` runs all of them on this machine.",
-        "noniid deploy loopback --recipe scaffold+fnr --silos 3   # all on this machine",
+        "noniid deploy loopback --recipe scaffold --silos 3   # all on this machine",
         "noniid deploy kits make --silos 3 --out kits",
         "noniid deploy silo --rank 1 --config fedml_config.yaml",
     )
@@ -131,7 +131,7 @@ def config(
     ),
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
-    """Write a fedml_config.yaml to start from. Its comments explain every key."""
+    """Write a fedml_config.yaml to start from, with the most used keys and comments."""
     from fedml_noniid.plugins.data.files import write_whole
     from fedml_noniid.plugins.silo.loopback import CONFIG
 
@@ -221,10 +221,11 @@ def loopback(
     from fedml_noniid.plugins.silo import loopback as local
 
     here = workspace(Path())
+    settings = deploy.planned(here.root, recipe=recipe, silos=silos, secure_sums=secure_sums)
+    local.refuse_foreign(out)
     if code := repro.repro(here, "partition"):
         raise typer.Exit(code)
-    wanted = deploy.of_study(here, recipe=recipe, silos=silos, secure_sums=secure_sums)
-    local.compare(*wanted, out, typer.echo)
+    local.compare(*deploy.prepared(here, settings), out, typer.echo)
 
 
 def record(

@@ -17,8 +17,8 @@ WIDTH = 100
 
 def add(app: typer.Typer) -> None:
     """Adds the verbs."""
-    verb(app, "check", "noniid check", "noniid check --root ../other-study")(check)
-    verb(app, "partition", "noniid partition", "noniid partition --root ../other-study")(partition)
+    verb(app, "check", "noniid check", "noniid check --root ../other")(check)
+    verb(app, "partition", "noniid partition", "noniid partition --root ../other")(partition)
     verb(
         app,
         "run",
@@ -27,8 +27,8 @@ def add(app: typer.Typer) -> None:
         "noniid run --cluster file:/shared/cluster/scheduler.json",
     )(run)
     verb(app, "tune", "noniid tune", "noniid tune && noniid run")(tune)
-    verb(app, "choose", "noniid choose", "noniid choose --root ../other-study")(choose)
-    verb(app, "table", "noniid table", "noniid table --root ../other-study")(table)
+    verb(app, "choose", "noniid choose", "noniid choose --root ../other")(choose)
+    verb(app, "table", "noniid table", "noniid table --root ../other")(table)
 
 
 def check(root: Root = Path()) -> None:

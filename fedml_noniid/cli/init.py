@@ -32,7 +32,7 @@ def add(app: typer.Typer) -> None:
         app,
         "init",
         "noniid init --data patients.csv --label diagnosis --owner hospital",
-        "noniid init study --data digits --methods fedavg,scaffold+fnr --set scenario.alpha=0.1",
+        "noniid init digits --data digits --methods fedavg,scaffold+fnr --set scenario.alpha=0.1",
         "noniid init --data photos --set scenario.clients=10 --set train.rounds=50",
         "noniid init    # asks some questions",
     )(init)

@@ -26,7 +26,7 @@ PARTNERS = ("scaffold", "fedprox", "ccn", "fednnnn", "fnr", "fednlr")
 class Case:
     """A method under test.
 
-    `name`: its name, or its class as package.module.Class. `settings`: hyper-parameters with which
+    `name`: its name, or its class as package.module:name. `settings`: hyper-parameters with which
     it acts visibly. `neutral`: hyper-parameters with which it is FedAvg, beside those of
     `settings`; None if there are none. `processes`: whether silos run as processes too.
     """

@@ -17,9 +17,7 @@ from fedml_noniid.plugins.core.errors import UserError
 
 FILE = "scheduler.json"  # name of the file that a scheduler writes into the folder of its kit
 PREFIX = "file:"
-ALLOWED = (
-    "tls://HOST:PORT, file:FOLDER/scheduler.json, or tcp://127.0.0.1:PORT for this machine alone"
-)
+CONNECT, LISTEN = "--cluster", "--listen"  # the options that take an address
 POLL_S = 0.5
 
 
@@ -34,16 +32,16 @@ class Scheduler(NamedTuple):
         return urlsplit(self.address).hostname or ""
 
 
-def located(cluster: Cluster, patience: float = 0) -> Scheduler:
+def located(cluster: Cluster, patience: float = 0, option: str = CONNECT) -> Scheduler:
     """The scheduler of a cluster. Raises UserError.
 
-    `patience`: seconds to wait for its file.
+    `patience`: seconds to wait for its file. `option`: where the user gave the address.
     """
     address, folder = cluster.address, cluster.kit
     if address.startswith(PREFIX):
         path = Path(address.removeprefix(PREFIX))
         folder, address = folder or path.parent, _written(path, patience)
-    return Scheduler(address, _security(address, folder))
+    return Scheduler(address, _security(address, folder, option))
 
 
 def absolute(cluster: Cluster) -> Cluster:
@@ -54,23 +52,23 @@ def absolute(cluster: Cluster) -> Cluster:
     return Cluster(address, None if folder is None else folder.resolve())
 
 
-def _security(address: str, folder: Path | None) -> Security:
-    scheme = checked(address).scheme
+def _security(address: str, folder: Path | None, option: str) -> Security:
+    scheme = checked(address, option).scheme
     if scheme == "tcp":
         return Security(require_encryption=False)
     if folder is None:
-        raise UserError(
-            where=("--cluster",), value=address, allowed=f"it with --kit FOLDER; {kit.MAKE}"
-        )
+        raise UserError(where=(option,), value=address, allowed=f"it with --kit FOLDER; {kit.MAKE}")
     return kit.security(folder)
 
 
-def checked(address: str) -> SplitResult:
+def checked(address: str, option: str) -> SplitResult:
     """The parts of an address that a process may connect to, or listen at. Raises UserError.
 
-    Port 0 is any free one, to listen at.
+    Port 0 is any free one, to listen at. `option`: where the user gave the address.
     """
-    refused = UserError(where=("--cluster",), value=address, allowed=ALLOWED)
+    file = "" if option == LISTEN else f" {PREFIX}FOLDER/{FILE},"
+    allowed = f"tls://HOST:PORT,{file} or tcp://127.0.0.1:PORT for this machine alone"
+    refused = UserError(where=(option,), value=address, allowed=allowed)
     try:
         found = urlsplit(address)
         is_whole = found.hostname is not None and found.port is not None
@@ -81,9 +79,9 @@ def checked(address: str) -> SplitResult:
     if found.scheme == "tcp" and not is_loopback(found.hostname or ""):
         raise UserError(
             "is refused: without TLS, everybody who reaches this port could run code here",
-            where=("--cluster",),
+            where=(option,),
             value=address,
-            allowed=ALLOWED,
+            allowed=allowed,
         )
     return found
 

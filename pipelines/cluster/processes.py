@@ -54,15 +54,15 @@ def serve(folder: Path | None, listen: str) -> None:
 
     `folder`: the kit, into which it writes its address; None without TLS, on loopback. UserError.
     """
-    place = address.checked(listen)
+    place = address.checked(listen, address.LISTEN)
     host = place.hostname
     if host in EVERYWHERE:
         raise UserError(
-            where=("--listen",),
+            where=(address.LISTEN,),
             value=listen,
             allowed="the one address of this machine that the workers reach",
         )
-    found = address.located(Cluster(listen, folder))
+    found = address.located(Cluster(listen, folder), option=address.LISTEN)
     file = None if folder is None else folder.resolve() / address.FILE
     settings.apply()
 
@@ -97,7 +97,7 @@ def work(
     `processes`: workers. `threads`: of each training, as train.threads. `device_name`: as
     train.device. `folder`: of data sets and checkpoints, where those in front are not seen.
     """
-    found = address.located(cluster, START_S)
+    found = address.located(cluster, START_S, "ADDRESS")
     device = resolve_device(device_name)
     if device.type == "cpu":  # so that `train.device: auto` means the same here as in front
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -40,7 +40,7 @@ from fedml_noniid.plugins.own_code import is_own, is_path, look_in, source_of
 
 FILE = "params.yaml"
 DEPLOYS = (
-    "`noniid init --deploy` makes a study with both, the section deploy of params.yaml "
+    "`noniid init --deploy` makes an experiment with both, the section deploy of params.yaml "
     "and the stage of dvc.yaml"
 )
 ON_CLUSTER = "auto", "items", "clients"  # what a worker of a cluster trains
@@ -321,6 +321,12 @@ class Config(Section):
                             f"{', '.join(shared)} is refused, as `seeds` has it too",
                             allowed="other seeds",
                         )
+            methods = {method for name in self.recipes for method in self.methods_of(name)}
+            for key, tried in (("tune", self.tune), ("choose", self.choose)):
+                for method in ((tried and tried.grid) or {}).keys() - methods - {"train"}:
+                    with checked(key, "grid", method):
+                        allowed = ", ".join(("train", *sorted(methods)))
+                        raise UserError("is a method of no entry of recipes", allowed=allowed)
             pairs = {unit[:2] for unit in self.units()}
             keys = ["-".join(pair) for pair in pairs]  # `Unit.key` without the seed
             with checked("recipe_names"):

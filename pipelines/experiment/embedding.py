@@ -1,6 +1,7 @@
 """Turns the samples of a data set into vectors, as params.yaml says.
 
-A module of its own: a study without `embed` does not depend on networks where it reads its data.
+A module of its own: an experiment without `embed` does not depend on networks where it reads its
+data.
 """
 
 from __future__ import annotations

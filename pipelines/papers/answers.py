@@ -108,7 +108,7 @@ def _number(of: re.Match[str], verdicts: Mapping[str, Verdict]) -> str:
     if form == "verdict":
         return one.text
     if form == "printed":
-        return number(one.claim, one.claim.printed.effect) if one.claim.printed else NONE
+        return number(one.claim, one.printed.effect) if one.printed else NONE
     values, is_level = one.values, form == "level"
     if is_level:
         values = values[values["role"] != BESIDE].drop_duplicates(["scenario", "item"])

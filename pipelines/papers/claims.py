@@ -82,7 +82,7 @@ class Holds(Section):
 class Printed(Section):
     """What the paper's tables have beside a claim."""
 
-    effect: float | int  # in the claim's unit; of several parts the least favourable one
+    effect: float | int  # in the claim's unit; over several methods the least favourable one
     fedavg: float | int | None = None  # %: FedAvg's accuracy in the same column
 
 
@@ -111,7 +111,7 @@ class Claim(Section):
     # A number larger than `above`: if the tested one is below it, the verdict is "no gain above".
     margin: float | int | None = None
     ours: bool = False  # whether the test is of a question of ours that the sentence raises
-    printed: Printed | None = None
+    printed: Printed | dict[str, Printed] | None = None  # of all scenarios, or of each
     withdrawn: str = ""  # why the page leaves it out; it is still judged and counted
     differs: str  # from the paper
     decimals: int = Field(default=2, ge=0, le=6)
@@ -135,6 +135,10 @@ class Claim(Section):
         if self.margin is not None and (below is not None or above is None or self.margin <= above):
             allowed = "a number larger than `holds.above`, without `holds.below`"
             raise UserError(where=("margin",), value=self.margin, allowed=allowed)
+        if isinstance(self.printed, dict):
+            for scenario, _ in self.cells:
+                with located("printed"):
+                    known("scenario", scenario, self.printed)
         return self
 
     @property

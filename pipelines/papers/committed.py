@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from fedml_noniid.pipelines.experiment.results import record, table
-from fedml_noniid.pipelines.papers.claims import Named
+from fedml_noniid.pipelines.papers.claims import Named, Why
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 
@@ -34,7 +35,7 @@ RUNS += ["fingerprint", "mlflow_run", "commit", "cpu", "torch"]
 VALUES = ["part", "seed", "number", "role", "scenario", "recipe", "value", "item"]
 TRIALS = ["paper", "study", "recipe", "values", "seeds", "validation_accuracy", "chosen"]
 NUMBERS = ("accuracy", "mib", "seconds", "seed", "number", "value")
-Facts = Mapping[str, Mapping[str, str]]  # claim -> sha256, commit
+Facts = Mapping[str, Mapping[str, Any]]  # claim -> sha256, commit, seen: methods that had run
 
 
 class Committed:
@@ -64,7 +65,8 @@ class Committed:
         found = self._runs
         found = found[(found["paper"] == named.paper) & (found["study"] == named.claim.study)]
         items = list(dict.fromkeys(named.items(len(named.looks) - 1)))
-        return found.set_index("item", drop=False).reindex(items).dropna(how="all")[RUNS]
+        found = found.set_index("item", drop=False).reindex(items).dropna(how="all")[RUNS]
+        return found.reset_index(drop=True)
 
     def values_of(self, named: Named) -> pd.DataFrame:
         """The claim's numbers, tested or shown beside."""
@@ -105,14 +107,21 @@ def stacked(frames: Iterable[pd.DataFrame], columns: Sequence[str]) -> pd.DataFr
     return pd.concat(full, ignore_index=True)[list(columns)]
 
 
-def declare(folder: Path, claims: Iterable[Named], commits: Mapping[str, str]) -> None:
-    """Notes the claims that `folder` does not know yet. `commits`: by paper."""
+def declare(
+    folder: Path, claims: Iterable[Named], commits: Mapping[str, str], ended: Collection[str] = ()
+) -> None:
+    """Notes the claims that `folder` does not know yet, with the methods whose runs had ended.
+
+    `commits`: by paper. `ended`: runs of the claims' study.
+    """
     noted = dict(declared(folder))
-    new = {
-        one.id: {"sha256": one.sha256, "commit": commits[one.paper]}
-        for one in claims
-        if one.id not in noted
-    }
+    new: dict[str, dict[str, Any]] = {}
+    for one in claims:
+        if one.id not in noted:
+            known = {item.rsplit("-", 1)[0] for item in {*ended} & {*one.items(-1)}}
+            seen = [recipe for of, recipe in one.claim.cells if f"{of}-{recipe}" in known]
+            new[one.id] = {"sha256": one.sha256, "commit": commits[one.paper]}
+            new[one.id] |= {"seen": sorted({*seen})} if seen else {}
     if new:
         write_whole(folder / DECLARED, json.dumps(noted | new, indent=2, sort_keys=True) + "\n")
 
@@ -131,16 +140,27 @@ def when_written(one: Named, facts: Facts, has_run: bool) -> str:
     fact = facts.get(one.id)
     if fact is None:
         return "NOT written down before its first run" if has_run else "no run yet"
+    seen = " and ".join(seen_before(one, facts))
+    when = f"when runs of {seen} were known" if seen else "before its first run"
     if fact["sha256"] == one.sha256:
-        return f"written down before its first run ({fact['commit']})"
+        return f"written down {when} ({fact['commit']})"
     if fact["sha256"] == one.sha256_without_margin:
-        return f"written down before its first run ({fact['commit']}), its margin after it"
+        return f"written down {when} ({fact['commit']}), its margin later"
     return f"CHANGED after its first run (first written at {fact['commit']})"
+
+
+def seen_before(one: Named, facts: Facts) -> list[str]:
+    """The methods whose runs were known when the claim was written, as far as that was noted."""
+    said = one.claim.seen if isinstance(one.claim, Why) else []
+    return sorted({*said, *facts.get(one.id, {}).get("seen", [])})
 
 
 def is_margin_later(one: Named, facts: Facts) -> bool:
     """Whether the claim has a margin that is not the one of before its first run."""
-    return one.claim.margin is not None and facts.get(one.id, {}).get("sha256") != one.sha256
+    if one.claim.margin is None:
+        return False
+    fact = facts.get(one.id, {})
+    return fact.get("sha256") != one.sha256 or "seen" in fact
 
 
 def commit_of(path: Path) -> str:

@@ -38,10 +38,10 @@ HOLLOW: dict[str, Any] = {"marker": "o", "markersize": 7, "markerfacecolor": "no
 
 
 def in_words(one: Verdict, found: Sequence[Verdict]) -> str:
-    """What a claim tests. A claim that is tested `as ID` has that claim's words."""
-    tests = {f"as {other.named.id},": f"{other.claim.tests}," for other in found}
-    head, comma, rest = one.claim.tests.partition(",")
-    return tests.get(head + comma, head + comma) + rest
+    """What a claim tests. A claim that is tested `as ID, tuned` has that claim's words before."""
+    tests = {f"as {other.named.id}": other.claim.tests for other in found}
+    head, _, rest = one.claim.tests.partition(",")
+    return f"{tests[head]}; here{rest}" if head in tests else one.claim.tests
 
 
 def drawn(found: Sequence[Verdict], title: str) -> bytes | None:
@@ -99,8 +99,8 @@ def _draw(axes: Axes, one: Verdict, place: float) -> None:
         axes.plot(one.weakest.adjusted, [place, place], color=colour, linewidth=THIN)
     axes.plot(ends, [place, place], color=colour, linewidth=THICK)
     axes.plot([one.weakest.mean], [place], color=colour, marker=marker, markersize=6)
-    if one.claim.printed is not None:
-        axes.plot([one.claim.printed.effect], [place], color="black", **HOLLOW)
+    if one.printed is not None:
+        axes.plot([one.printed.effect], [place], color="black", **HOLLOW)
     right = axes.get_yaxis_transform()
     text = f"{one.text}\n(post hoc)" if one.word == NO_GAIN and one.is_post_hoc else one.text
     axes.text(1.01, place, text, color=colour, transform=right, fontsize=8, va="center")

@@ -63,8 +63,8 @@ class Page:
         self.whys = self._judged({paper: one.whys for paper, one in claims.items()})
         self.every = [*self.verdicts, *self.fresh, *self.whys]
         # A line for each value, run and run of a claim, of all papers.
-        self.values = _joined(self.every, "values", VALUES)
-        self.runs = _joined(self.every, "runs", RUNS)
+        self.values = _joined(self.every, "all_values", VALUES)
+        self.runs = _joined(self.every, "all_runs", RUNS)
         self.trials = self._trials()
         self.what_ran = {
             f"{paper} {name}": self._what_ran(paper, name)

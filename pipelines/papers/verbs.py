@@ -13,6 +13,7 @@ from fedml_noniid.pipelines.papers.claims import Claims, Named
 from fedml_noniid.pipelines.papers.claims import of_papers as claims_of
 from fedml_noniid.pipelines.papers.committed import Committed
 from fedml_noniid.pipelines.papers.page import PAGE, Page
+from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import PAPERS, RESULTS, TITLES, of_paper
 from fedml_noniid.pipelines.papers.targets import Target, of_targets, paper_of
 from fedml_noniid.pipelines.papers.verdicts import UNDECIDED
@@ -85,7 +86,11 @@ def claims(
             claims_ = found[of]
             # All claims on the study: its runs decide them too.
             begun = [one for one in claims_.every.values() if one.claim.study == study]
-            committed.declare(folder, begun, commits)
+            measured = Measured(of, size, place.root, claims_.studies)
+            ended = {one.key for one in measured.of_study(study)}
+            ended |= {*measured.diverged_items(study)}
+            ended |= {item for one in begun for item in known_.runs_of(one)["item"]}
+            committed.declare(folder, begun, commits, ended)
             plan = claims_.studies[study]
             for seeds in plan.looks or [len(plan.content["seeds"])]:
                 execute(place, plan.until(seeds))

@@ -3,7 +3,8 @@
 The statistics are those of pipelines/reporting/comparison.py. A claim may have several parts, for
 instance one per other method. It holds only if every part does, so its weakest part decides: the
 part with the lowest t. If that part points the wrong way, its p is multiplied by the number of
-parts, since it was chosen among them. Looks at growing numbers of seeds spend one level, by
+parts, since it was chosen among them. A part that is the same on every seed has no test and no p
+below 1. Looks at growing numbers of seeds spend one level, by
 pipelines/reporting/looks.py.
 
 A claim that is neither held nor not held may have "no gain above x": two one-sided tests against
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedml_noniid.pipelines.experiment.results import ItemResult
-from fedml_noniid.pipelines.papers.claims import BESIDE, Claim, Named, Why
+from fedml_noniid.pipelines.papers.claims import BESIDE, Claim, Named, Printed
 from fedml_noniid.pipelines.papers.committed import RUNS, VALUES, Committed, stacked
 from fedml_noniid.pipelines.papers.contrasts import ROUNDS_TO, by_seed, evaluate
 from fedml_noniid.pipelines.papers.runs import Measured
@@ -32,7 +33,7 @@ from fedml_noniid.pipelines.reporting.comparison import (
     holm,
     paired,
     per_deviation,
-    seeds_for_power,
+    power,
 )
 from fedml_noniid.pipelines.reporting.looks import levels, p_of_look
 from fedml_noniid.pipelines.reporting.summary import TINY
@@ -40,12 +41,14 @@ from fedml_noniid.pipelines.reporting.summary import TINY
 HELD, NOT_HELD, NO_GAIN, UNDECIDED = "held", "not held", "no gain above x", "undecided"
 NOT_TESTABLE, NOT_RUN = "not testable here", "not run"
 VERDICTS = (HELD, NOT_HELD, NO_GAIN, UNDECIDED, NOT_TESTABLE, NOT_RUN)
-# Statistics that are accuracies, or made of them. All data sets of the claims have ten classes.
+# Statistics that are accuracies, or deviations of them. All data sets of the claims have ten
+# classes.
 ACCURACY = re.compile(
     r"final|best|last\d+|(first\d+|mean):test_accuracy|client_worst|\w*accuracy\w*"
 )
 LEVELS = re.compile(r"final|best|last\d+")  # accuracies of single runs, as papers print them
 CHANCE, NEAR_CHANCE, CEILING = 0.1, 0.05, 0.99
+POWER = 0.8  # of the number of seeds that would decide it
 COLUMNS = ["paper", "claim", "part", "statistic", "wanted", "mean", "low", "high"]
 COLUMNS += ["low_adjusted", "high_adjusted", "seeds", "signs", "p", "holm_p", "seeds_needed"]
 COLUMNS += ["margin", "post_hoc", "ours", "printed_effect", "fedavg_here", "fedavg_paper"]
@@ -63,10 +66,9 @@ class Tested(NamedTuple):
 
     @property
     def t(self) -> float:
-        """How far the mean is on the wanted side, in standard errors."""
+        """How far the mean is on the wanted side, in standard errors; 0 where there is no test."""
         mean, n = self.side * self.compared.mean, len(self.compared.differences)
-        error = self.compared.deviation / math.sqrt(n)
-        return mean / error if error else math.copysign(math.inf, mean) if mean else 0.0
+        return mean / self.compared.deviation * math.sqrt(n) if self.compared.deviation else 0.0
 
     @property
     def mean(self) -> float | None:
@@ -76,9 +78,7 @@ class Tested(NamedTuple):
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 %, of the tested number itself, for this number alone."""
-        if self.compared.low is None or self.compared.high is None:
-            return None
-        return self.compared.low + self.bound, self.compared.high + self.bound
+        return None if self.compared.low is None else self._around(LEVEL)
 
     @property
     def adjusted(self) -> tuple[float, float] | None:
@@ -86,10 +86,11 @@ class Tested(NamedTuple):
 
         None where no t test is possible.
         """
-        if self.mean is None or not self.compared.deviation:
-            return None
-        n = len(self.compared.differences)
-        half = per_deviation(n, self.level) * self.compared.deviation
+        return self._around(self.level) if self.compared.deviation else None
+
+    def _around(self, level: float) -> tuple[float, float]:
+        assert self.mean is not None, "it has a seed"
+        half = per_deviation(len(self.compared.differences), level) * self.compared.deviation
         return self.mean - half, self.mean + half
 
     @property
@@ -102,15 +103,17 @@ class Verdict(NamedTuple):
     """What our runs say about a claim."""
 
     named: Named
-    values: pd.DataFrame  # VALUES: a line for each value of a seed, tested or shown beside
-    runs: pd.DataFrame  # RUNS: a line for each run that ended, the diverged ones among them
-    look: int  # the last one with all of its runs, from 0; -1: none
+    all_values: pd.DataFrame  # VALUES: a line for each value of a seed, tested or shown beside
+    all_runs: pd.DataFrame  # RUNS: a line for each run that ended, the diverged ones among them
+    # From 0: the look that decided it, else the last one with all of its runs; -1: none.
+    look: int
     tested: tuple[Tested, ...]
     weakest: Tested | None
     is_committed: bool  # whether the numbers are the committed ones
     is_post_hoc: bool = False  # whether the margin is younger than the first run
     side: float = 1.0  # sign of t where p comes from
     p: float = 1.0  # of the weakest part, over the looks so far
+    p_look: int = -1  # the look that p comes from
     holm_p: float = 1.0  # after Holm's adjustment for all claims of the section
     n_tests: int = 1  # claims that Holm adjusts for
 
@@ -125,8 +128,31 @@ class Verdict(NamedTuple):
         return self.claim.is_counted
 
     @property
+    def values(self) -> pd.DataFrame:
+        """The values of the look."""
+        seeds = self.named.seeds(max(self.look, 0))
+        return self.all_values[self.all_values["seed"].isin(seeds)]
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        """The runs of the look."""
+        return self.all_runs[self.all_runs["item"].isin(self.items)]
+
+    @property
+    def printed(self) -> Printed | None:
+        """What the paper has, in the scenario of the weakest number."""
+        printed = self.claim.printed
+        return printed[self._scenario] if isinstance(printed, dict) else printed
+
+    @property
+    def _scenario(self) -> str:
+        """That of the weakest number; the first one, where it is of none."""
+        scenario = self.weakest.part.partition(":")[0] if self.weakest else ""
+        return scenario if scenario in self.claim.scenarios else self.claim.cells[0][0]
+
+    @property
     def items(self) -> list[str]:
-        """The runs that it reads at the last look with all runs; at the first look without one."""
+        """The runs that it reads at its look; at the first look without one."""
         return self.named.items(max(self.look, 0))
 
     @property
@@ -177,23 +203,22 @@ class Verdict(NamedTuple):
     @property
     def gate(self) -> str:
         """Why accuracies can't decide it here, in a sentence; "" if they can."""
-        is_level = self.claim.contrast == "level"
-        if is_level or self.missing or not ACCURACY.fullmatch(self.claim.statistic):
+        is_compared = self.claim.contrast not in ("level", "same")
+        if self.missing or not is_compared or not ACCURACY.fullmatch(self.claim.statistic):
             return ""
-        cells = self.runs["item"].str.rsplit("-", n=1).str[0]
-        kinds = [self.runs["accuracy"].groupby(cells).mean()]
         tested = self.values[self.values["role"] != BESIDE]
-        if self.claim.statistic == "client_worst":
-            kinds.append(tested.groupby(["scenario", "recipe"])["value"].mean() / self.claim.scale)
-        for of in kinds:
-            highest, lowest = 100 * of.max(), 100 * of.min()
-            if highest <= 100 * (CHANCE + NEAR_CHANCE):
-                return (
-                    f"The accuracies here are at most {highest:.1f} %, no more than "
-                    f"{100 * NEAR_CHANCE:g} points above chance: no method has learned enough."
-                )
-            if lowest >= 100 * CEILING:
-                return f"The accuracies here are at least {lowest:.1f} %: none can be much higher."
+        of = tested.assign(accuracy=tested["value"] / self.claim.scale)
+        if self.claim.statistic.endswith("_std"):
+            of = tested[["scenario", "recipe", "item"]].merge(self.runs, on="item")
+        means = of.groupby(["scenario", "recipe"])["accuracy"].mean()
+        highest, lowest = 100 * means.max(), 100 * means.min()
+        if highest <= 100 * (CHANCE + NEAR_CHANCE):
+            return (
+                f"The compared accuracies are at most {highest:.1f} % in the mean, no more than "
+                f"{100 * NEAR_CHANCE:g} points above chance: too little to compare."
+            )
+        if lowest >= 100 * CEILING:
+            return f"The compared accuracies are at least {lowest:.1f} %: none can be much higher."
         return ""
 
     @property
@@ -214,9 +239,7 @@ class Verdict(NamedTuple):
             return ""
         if self.weakest.compared.deviation < TINY:
             return "The number is the same on every seed, so there is no t test."
-        seen = self.claim.seen if isinstance(self.claim, Why) else []
-        known = f"Runs of {' and '.join(seen)} were known when it was written." if seen else ""
-        return f"{self.gate or self._reason_of_test(self.weakest)} {known}".strip()
+        return self.gate or self._reason_of_test(self.weakest)
 
     def _reason_of_test(self, weakest: Tested) -> str:
         """What the numbers do not say by themselves."""
@@ -253,14 +276,36 @@ class Verdict(NamedTuple):
 
     @property
     def seeds_needed(self) -> int | None:
-        """The fewest seeds that would decide it with a probability of 80 %, if mean and deviation
+        """The fewest seeds that would decide it with a probability of 80 %, if means and deviations
         are the true ones. The level is the first of Holm's method.
 
         None: more than a hundred, or no test.
         """
         if self.counted or self.weakest is None or self.weakest.compared.p is None:
             return None
-        return seeds_for_power(self.weakest.compared, LEVEL / self.n_tests)
+        return next((n for n in range(2, MOST_SEEDS + 1) if self._power(n) >= POWER), None)
+
+    def _power(self, n: int) -> float:
+        """The probability of the likeliest verdict over n seeds. Where all numbers must agree it is
+        a lower bound: the probabilities that one of them does not are added."""
+        level, claim = LEVEL / self.n_tests, self.claim
+        parts = [(one.side * one.compared.mean, one.compared.deviation) for one in self.tested]
+        share = level / self._numbers
+        held = 1 - sum(1 - power(mean, deviation, n, level) for mean, deviation in parts)
+        not_held = max(power(-mean, deviation, n, share) for mean, deviation in parts)
+        if claim.margin is None:
+            return max(held, not_held)
+        rooms = [
+            (claim.margin - one.bound - one.compared.mean, one.compared.deviation)
+            for one in self.tested
+        ]
+        no_gain = 1 - sum(1 - power(room, deviation, n, share) for room, deviation in rooms)
+        return max(held, not_held, no_gain)
+
+    @property
+    def _numbers(self) -> int:
+        """How many numbers are tested. A number between two bounds is one."""
+        return max(1, len({one.part for one in self.tested}))
 
     @property
     def p_words(self) -> str:
@@ -271,8 +316,8 @@ class Verdict(NamedTuple):
 
     @property
     def fedavg(self) -> tuple[float | None, float | None]:
-        """FedAvg's accuracy here, in the claim's first scenario, and in the paper, %."""
-        printed, (scenario, _) = self.claim.printed, self.claim.cells[0]
+        """FedAvg's accuracy here, in the scenario of the weakest number, and in the paper, %."""
+        printed, scenario = self.printed, self._scenario
         of = self.runs.set_index("item")["accuracy"]
         if LEVELS.fullmatch(self.claim.statistic):
             of = self.values.drop_duplicates("item").set_index("item")["value"] / self.claim.scale
@@ -285,28 +330,26 @@ def adjust(found: Sequence[Verdict]) -> list[Verdict]:
 
     A claim that has not run counts with p = 1, and so does one that is not testable. A withdrawn
     claim counts with its p: no other gains by the withdrawal. The adjusted intervals share the
-    level evenly between claims, then between a claim's numbers, then between its looks.
+    level evenly between claims, then between a claim's numbers, then between its looks. A claim
+    that an earlier look decided has the numbers of that look, whatever came after.
     """
     tested = [one for one in found if not one.counted]
     adjusted = iter(holm([1.0 if one.gate else one.p for one in tested]))
-    return [
-        one
-        if one.counted
-        else one._replace(
-            holm_p=next(adjusted), n_tests=len(tested), **_with_levels(one, len(tested))
-        )
-        for one in found
-    ]
+    return [one if one.counted else _adjusted(one, next(adjusted), len(tested)) for one in found]
 
 
-def _with_levels(one: Verdict, claims: int) -> dict[str, Any]:
-    """The tested parts with the levels of their adjusted intervals."""
-    level = LEVEL / claims / max(1, len(one.tested))
+def _adjusted(one: Verdict, holm_p: float, claims: int) -> Verdict:
+    """A claim with its adjusted p, and the levels of its adjusted intervals."""
+    if holm_p < LEVEL and one.p_look < one.look:
+        one = one._replace(look=one.p_look)
+        tested, weakest = _tested(one.named, one.values, len(one.named.seeds(one.look)))
+        one = one._replace(tested=tested, weakest=weakest)
+    level = LEVEL / claims / one._numbers
     if len(one.named.looks) > 1 and one.look >= 0:
         level = levels(fractions(one.named), level)[one.look]
-    tested = [part._replace(level=level) for part in one.tested]
-    place = None if one.weakest is None else one.tested.index(one.weakest)
-    return {"tested": tuple(tested), "weakest": None if place is None else tested[place]}
+    tested = tuple(part._replace(level=level) for part in one.tested)
+    weakest = None if one.weakest is None else tested[one.tested.index(one.weakest)]
+    return one._replace(holm_p=holm_p, n_tests=claims, tested=tested, weakest=weakest)
 
 
 def judge(
@@ -335,8 +378,8 @@ def judge(
     found = Verdict(named, values, runs, look, tested, weakest, is_committed, is_post_hoc)
     if found.missing or found.diverged or found.counted or found.weakest is None:
         return found
-    p, side = min(_p(named, values, n) for n in range(look + 1))
-    return found._replace(p=p, side=side)
+    p, side, p_look = min((*_p(named, values, n), n) for n in range(look + 1))
+    return found._replace(p=p, side=side, p_look=p_look)
 
 
 def _p(named: Named, values: pd.DataFrame, look: int) -> tuple[float, float]:
@@ -346,7 +389,7 @@ def _p(named: Named, values: pd.DataFrame, look: int) -> tuple[float, float]:
     if weakest is None or weakest.compared.p is None:
         return 1.0, 1.0
     is_up, p = weakest.t > 0, weakest.compared.p
-    p = p if is_up else min(1.0, len(tested) * p)
+    p = p if is_up else min(1.0, len({one.part for one in tested}) * p)
     return p_of_look(p, fractions(named)[: look + 1]), 1.0 if is_up else -1.0
 
 
@@ -360,7 +403,7 @@ def lines(one: Verdict) -> Iterator[list[object]]:
     claim = one.claim
     here, paper = one.fedavg
     margin = (claim.margin, "yes" if one.is_post_hoc else "")
-    printed = claim.printed.effect if claim.printed else None
+    printed = one.printed.effect if one.printed else None
     about = [*margin, "yes" if claim.ours else "", printed, here, paper]
     end = [one.text, one.gate, " ".join(claim.withdrawn.split())]
     start = [one.named.paper, one.named.id]

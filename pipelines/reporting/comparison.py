@@ -178,18 +178,13 @@ def seeds_needed(one: Comparison, comparisons: int) -> int | None:
     return next(enough, None)
 
 
-def seeds_for_power(one: Comparison, level: float, power: float = 0.8) -> int | None:
-    """The fewest seeds with which the t test at this level would decide it with this probability,
-    if mean and deviation are the true ones.
-
-    None: too many.
-    """
-    size = one.gap / one.deviation if one.deviation else 0.0
-    for n in range(2, MOST_SEEDS + 1):
-        needed = per_deviation(n, level) * math.sqrt(n)
-        if 1 - nctdtr(n - 1, size * math.sqrt(n), needed) >= power:
-            return n
-    return None
+def power(mean: float, deviation: float, n: int, level: float) -> float:
+    """The probability that the two-sided t test over n seeds at this level rejects, and on the side
+    above 0, if mean and deviation of the differences are the true ones."""
+    if not deviation:
+        return 0.0
+    root = math.sqrt(n)
+    return float(1 - nctdtr(n - 1, mean / deviation * root, per_deviation(n, level) * root))
 
 
 def evidence(difference: Spread, decimals: int = 2, unit: str = "") -> str:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from fedml_noniid.pipelines.experiment import cache, check, config
 from fedml_noniid.pipelines.experiment.partitioning import skewed
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import Mistake, UserError, Where, located
 from fedml_noniid.plugins.data import partitions
 from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.dataset import Dataset
@@ -39,37 +41,58 @@ def run(place: Workspace) -> None:
     wanted = settings.deploy
     if wanted is None:
         raise UserError(f"{config.FILE}: deploy is missing; {config.DEPLOYS}")
-    cache.check(place.partition(wanted.scenario, wanted.seed))
-    deployment, parts = deployment_of(settings, wanted), _parts(place, settings)
-    digest = loopback.compare(deployment, parts, place.root / "deploy" / "stage", log.info)
+    digest = loopback.compare(*prepared(place, settings), place.root / "deploy" / "stage", log.info)
     record = {**wanted.model_dump(), "deployed_sha256": digest, "simulated_sha256": digest}
     write_whole(place.root / "deploy" / "result.json", json.dumps(record, indent=2) + "\n")
 
 
-def of_study(place: Workspace, **instead: object) -> tuple[Deployment, Parts]:
-    """The deployment of params.yaml with its data, which are prepared. UserError.
+def planned(root: Path, **options: object) -> config.Config:
+    """The settings of params.yaml with a section `deploy`, all checked that needs no data.
 
-    `instead`: values in place of the section's, unless they are None. `recipe` may be an entry of
+    UserError, which names the option if the mistake is there.
+
+    `options`: values in place of the section's, unless they are None. `recipe` may be an entry of
     `recipes` or any composition. A file without a section `deploy` has its first recipe, scenario
     and seed here, with at most three silos.
     """
-    settings = config.load(place.root)
+    settings = config.load(root)
     name, scenario = settings.recipe_names[0], settings.scenario_names[0]
+    silos = max(2, min(3, settings.scenarios[scenario].clients))
     usual = config.DeploySettings(
-        recipe=name,
-        scenario=scenario,
-        seed=settings.seeds[0],
-        silos=max(2, min(3, settings.scenarios[scenario].clients)),
+        recipe=name, scenario=scenario, seed=settings.seeds[0], silos=silos
     )
-    given = {key: value for key, value in instead.items() if value is not None}
+    given = {key: value for key, value in options.items() if value is not None}
     wanted = (settings.deploy or usual).model_dump() | given
     wanted["recipe"], content = recipes.entry(wanted["recipe"])
-    entries = {wanted["recipe"]: config.Recipe.model_validate(content)} | settings.recipes
-    settings = config.checked({**dict(settings), "recipes": entries, "deploy": wanted}, config.FILE)
-    deploy = config.DeploySettings(**wanted)
-    check.compose(settings, deploy.recipe, deploy.scenario, deployed=True)
-    cache.check(place.partition(deploy.scenario, deploy.seed))
-    return deployment_of(settings, deploy), _parts(place, settings)
+    entries = {wanted["recipe"]: content} | settings.recipes
+    named: dict[Where, str] = {("deploy", key): f"--{key.replace('_', '-')}" for key in given}
+    if "recipe" in given:
+        named["recipes", wanted["recipe"]] = f"--recipe {wanted['recipe']}"
+    try:
+        found = {**dict(settings), "recipes": entries, "deploy": wanted}
+        settings = config.checked(found, config.FILE)
+        deploy = config.DeploySettings(**wanted)
+        with located("recipes", deploy.recipe, source=config.FILE):
+            check.compose(settings, deploy.recipe, deploy.scenario, deployed=True)
+        deployment_of(settings, deploy)
+    except UserError as error:
+        raise error.changed(lambda one: _of_option(one, named)) from error.__cause__
+    return settings
+
+
+def _of_option(mistake: Mistake, named: Mapping[Where, str]) -> Mistake:
+    """The mistake, of the option that its key comes from, if there is one."""
+    option, rest = named.get(mistake.where[:2]), mistake.where[2:]
+    return replace(mistake, where=(option, *rest), source="") if option else mistake
+
+
+def prepared(place: Workspace, settings: config.Config) -> tuple[Deployment, Parts]:
+    """The deployment of the section `deploy` with its data. UserError, also if the stages before
+    have not run."""
+    wanted = settings.deploy
+    assert wanted is not None, "a stage has a section"
+    cache.check(place.partition(wanted.scenario, wanted.seed))
+    return deployment_of(settings, wanted), _parts(place, settings, wanted)
 
 
 def deployment_of(settings: config.Config, wanted: config.DeploySettings) -> Deployment:
@@ -98,16 +121,23 @@ def deployment_of(settings: config.Config, wanted: config.DeploySettings) -> Dep
         },
         "device_args": {"threads": train.threads},
     }
-    return deployments.check(content, config.FILE)
+    try:
+        return deployments.check(content, config.FILE)
+    except UserError as error:  # it names FedML's sections
+        raise error.changed(_of_params) from None
 
 
-def _parts(place: Workspace, settings: config.Config) -> Parts:
+def _of_params(mistake: Mistake) -> Mistake:
+    """The mistake, with its key in params.yaml."""
+    section = "deploy" if mistake.where[1] in config.DeploySettings.model_fields else "train"
+    return replace(mistake, where=(section, *mistake.where[1:]))
+
+
+def _parts(place: Workspace, settings: config.Config, wanted: config.DeploySettings) -> Parts:
     """The scenario's partition.
 
     If its number of clients is not that of the silos: a new one of the same kind.
     """
-    wanted = settings.deploy
-    assert wanted is not None, "a stage has a section"
     scenario = settings.scenarios[wanted.scenario]
     data = Dataset.read(place.dataset(settings.data.name))
     indices = read_indices(place.partition(wanted.scenario, wanted.seed) / INDICES)

@@ -54,6 +54,7 @@ IGNORED = {
         "/report/",
         "/deploy/",
         "/tune/",
+        "/choose/",
         "/dvc_plots/",
         "/mlruns/",
         "/.items/",
@@ -100,7 +101,7 @@ def refuse_existing(folder: Path, force: bool) -> None:
 
 
 def names() -> list[str]:
-    """The data sets that a new study may have by name."""
+    """The data sets that a new experiment may have by name."""
     return [name for name in datasets.DATASETS if name not in user_files.OF_USER]
 
 

@@ -21,6 +21,7 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.handover import handed_over
 from fedml_noniid.pipelines.tools import warm
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import WRITABLE
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 LOCK = Path(".dvc") / "tmp" / "repro.lock"
@@ -47,10 +48,12 @@ def repro(place: Workspace, stage: str | None = None) -> int:
             raise UserError(
                 f"{root / name}: is missing; `noniid init` makes the folder of an experiment"
             )
+    if not os.access(root, os.W_OK, effective_ids=True):
+        raise UserError(f"{root}: can't be written; {WRITABLE}")
     if stage == "deploy" and stage not in (read_yaml(root / "dvc.yaml").get("stages") or ()):
         raise UserError(
-            f"{root / 'dvc.yaml'}: has no stage deploy; `noniid init --deploy` makes a study "
-            "that has it"
+            f"{root / 'dvc.yaml'}: has no stage deploy; `noniid init --deploy` makes an "
+            "experiment that has it"
         )
     if shutil.which("dvc", path=_path()) is None:
         raise UserError(

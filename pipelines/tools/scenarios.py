@@ -52,8 +52,11 @@ NOTE = (
     "over classes of the "
     "absolute difference between a client's class fractions and those of all clients together, "
     "from 0 (alike) to 1. "
-    "Both are means over clients. docs/results/skew-runs.md explains the Hellinger distance, "
-    "feature shift, feature spread and clarity."
+    "Hellinger distance: another distance of the same two mixes of classes, from 0 to 1. All three "
+    "are means over clients. Feature shift: the fraction of the variance inside classes that lies "
+    "between clients, 0 if a class looks alike everywhere. Feature spread: how unequally the "
+    "clients' samples of a class scatter, 0 if equally. Clarity: the fraction of samples that are "
+    "nearest to the mean of their own class."
 )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -32,10 +33,10 @@ class Mistake:
     source: str = ""  # the file, function or command that the keys belong to
 
     def __str__(self) -> str:
-        name = ""
-        for key in self.where:
-            name += f"[{key}]" if isinstance(key, int) else f"{'.' if name else ''}{key}"
-        value = "" if self.value is ABSENT else shown(self.value)
+        keys = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.where)
+        name = "".join(keys).removeprefix(".")
+        in_yaml = self.source.endswith(".yaml") and isinstance(self.value, bool | None)
+        value = "" if self.value is ABSENT else (json.dumps if in_yaml else shown)(self.value)
         subject = " = ".join(part for part in (name, value) if part)
         joint = " " if self.what.startswith("is ") else ": "
         line = f"{subject}{joint}{self.what}" if subject else self.what

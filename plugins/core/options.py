@@ -252,7 +252,7 @@ def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator
     elif one["type"] == "missing":
         yield Mistake(MISSING, where)
     elif one["type"] == "literal_error":
-        words = re.findall("'([^']*)'", context["expected"]) or [context["expected"]]
+        words = re.findall("'([^']*)'", context["expected"]) or [context["expected"].lower()]
         yield Mistake(
             UNKNOWN if isinstance(one["input"], str) else REFUSED,
             where,

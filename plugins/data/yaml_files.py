@@ -15,16 +15,26 @@ from ruamel.yaml.reader import ReaderError
 from fedml_noniid.plugins.core.errors import UserError
 
 
-def read_yaml(path: Path, wanted: str = "it has to hold keys") -> dict[str, Any]:
+def read_yaml(
+    path: Path, wanted: str = "it has to hold keys", name: str | None = None
+) -> dict[str, Any]:
     """The keys of a file in YAML 1.2, as DVC reads it: 1e-3 is a number.
 
     UserError also for a key that is given twice.
 
-    `wanted` ends the error for a file without keys.
+    `wanted` ends the error for a file without keys. `name`: of the file in errors.
     """
-    content = parsed(path, path.name)
+    name = name or path.name
+    try:
+        found = path.read_bytes()
+    except OSError as error:
+        place = path.parent.resolve()
+        raise UserError(
+            f"{name}: can't be read ({error.strerror or error}); it belongs into {place}"
+        ) from None
+    content = loaded(found, name)
     if not isinstance(content, dict):
-        raise UserError(f"{path.name}: holds no settings; {wanted}")
+        raise UserError(f"{name}: holds no settings; {wanted}")
     return content
 
 
@@ -34,19 +44,8 @@ def _content(text: str) -> object:
     return YAML(typ="safe", pure=True).load(text)
 
 
-def parsed(path: Path, name: str) -> object:
-    """What a YAML file holds. UserErrors begin with `name` and the line."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"{name}: can't be read ({error.strerror or error}); it belongs into {path.parent}"
-        ) from None
-    return loaded(content, name)
-
-
 def loaded(content: bytes, name: str) -> object:
-    """What YAML holds that was read already. UserErrors as above."""
+    """What YAML holds that was read already. UserErrors begin with `name` and the line."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:

@@ -205,7 +205,7 @@ CALLBACKS: dict[str, type[Callback]] = {"early_stop": EarlyStop}
 
 
 def callback_of(name: str, options: Mapping[str, object]) -> Callback:
-    """A callback by name: one of CALLBACKS, or a subclass of `Callback` as `package.module.Class`.
+    """A callback by name: one of CALLBACKS, or a subclass of `Callback` as `package.module:name`.
 
     Raises UserError.
     """

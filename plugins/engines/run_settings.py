@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from fedml_noniid.plugins.core.errors import together
+from fedml_noniid.plugins.core.errors import UserError, together
 from fedml_noniid.plugins.engines.local_training import LocalTraining
 from fedml_noniid.plugins.own_code import is_own, source_of
 
@@ -29,6 +29,8 @@ def _listed(named: object) -> object:
     """A list of names is without options."""
     if isinstance(named, list) and all(isinstance(name, str) for name in named):
         return {name: {} for name in named}
+    if not isinstance(named, dict):
+        raise UserError(value=named, allowed="a list of metrics, or {metric: options}")
     return _filled(named)
 
 

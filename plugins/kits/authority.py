@@ -83,7 +83,7 @@ def renew(folder: Path, rank: int, days: int = KIT_DAYS) -> str:
     """
     with _exclusive_ownership(folder):
         ca = _CA.read(folder)
-        *_, old = _issued(folder, ca, rank) or [_present(folder, ca, rank)]
+        *_, old = _of_known(folder, ca, rank)
         _issue(folder, ca, rank, days)
     return (
         f"{folder / str(rank)} goes to {name(rank)}, which takes it at its next connection\n"
@@ -103,7 +103,7 @@ def revoke(folder: Path, rank: int) -> str:
     with _exclusive_ownership(folder):
         ca = _CA.read(folder)
         revoked = list(ca.crl)
-        for certificate in _issued(folder, ca, rank) or [_present(folder, ca, rank)]:
+        for certificate in _of_known(folder, ca, rank):
             if certificate.not_valid_after_utc > now() and not ca.lists(certificate):
                 builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number)
                 revoked.append(builder.revocation_date(now()).build())
@@ -246,6 +246,14 @@ def _issued(folder: Path, ca: _CA, rank: int) -> list[x509.Certificate]:
     return [*dict.fromkeys(found)]
 
 
+def _of_known(folder: Path, ca: _CA, rank: int) -> list[x509.Certificate]:
+    """The same of a rank that has had a kit. Raises UserError."""
+    if found := _issued(folder, ca, rank):
+        return found
+    most = max((int(path.stem) for path in (folder / "ca").glob("[0-9]*.pem")), default=0)
+    raise UserError(where=("--rank",), value=rank, allowed=f"a rank with a kit, 0 to {most}")
+
+
 def _ranks(folder: Path) -> list[int]:
     """The ranks that have a kit."""
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
@@ -324,7 +332,6 @@ def _exclusive_ownership(folder: Path, new: bool = False) -> Iterator[None]:
         finally:
             os.close(place)
     except OSError as error:
-        reason = error.strerror or error
-        raise UserError(
-            f"{folder}: can't be used ({reason}); use a folder that is there and writable"
-        ) from None
+        missing = isinstance(error, FileNotFoundError)
+        remedy = f"`{COMMAND} make` makes it" if missing else "use a folder that is writable"
+        raise UserError(f"{folder}: can't be used ({error.strerror or error}); {remedy}") from None

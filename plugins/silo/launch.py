@@ -1,9 +1,9 @@
 """One process of a cross-silo run: `noniid deploy server --config fedml_config.yaml`, or `silo
 --rank 1`.
 
-Errors are one line on stderr. Exit codes: 0 the run is over, 1 it broke down, 2 wrong input, 3 too
-few silos answered, 4 not admitted, 5 no contact with the server, 6 stopped on request. After 1, 3,
-5 and 6 the process can be started again and goes on.
+Each mistake is one line on stderr. Exit codes: 0 the run is over, 1 it broke down, 2 wrong input,
+3 too few silos answered, 4 not admitted, 5 no contact with the server, 6 stopped on request. After
+1, 3, 5 and 6 the process can be started again and goes on.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ class Process:
             )
         shard = shards.read(deployment.shard(rank), rank, deployment.silos)
         process = Process(rank, agreed, shard)
-        samples = shard.parts["train" if rank else "test"].y
-        agreed.check(Site(len(samples), datetime.date.today()))
+        agreed.check(Site(len(shard.parts["train" if rank else "test"].y), datetime.date.today()))
         terms = settings.terms(
             deployment, deployment.train_args.recipe, process.network, shard.parts.get("public")
         )
@@ -299,7 +298,10 @@ def leave(code: int) -> NoReturn:
 
 
 def run(rank: int, config: Path) -> int:
-    """Runs one process and returns the exit code. An error is one line on stderr and in the log."""
+    """Runs one process and returns the exit code.
+
+    An error is a line for each mistake on stderr, and one line in the log.
+    """
     os.environ.setdefault(
         "GRPC_VERBOSITY", "NONE"
     )  # gRPC's own lines; errors that matter are raised
@@ -311,7 +313,8 @@ def run(rank: int, config: Path) -> int:
             isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers
         ):
             LOG.error("error: %s", error)
-        sys.stderr.write(f"error: {exit_codes.one_line(str(error))}\n")
+        for mistake in getattr(error, "mistakes", (error,)):
+            sys.stderr.write(f"error: {exit_codes.one_line(str(mistake))}\n")
         return exit_codes.code(error)
     return 0
 

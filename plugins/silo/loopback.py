@@ -37,6 +37,7 @@ from fedml_noniid.plugins.site import policy
 
 CONFIG = Path(__file__).with_name("fedml_config.yaml")
 OWNERSHIP_FILE = "loopback.txt"
+OWNED = "Runs of a server and its silos on one machine replace the files of this folder.\n"
 # How processes start. A process that has imported FedML, and that runs nothing beside it, may set
 # "fork".
 START_METHOD = "forkserver"
@@ -57,7 +58,8 @@ class Processes:
 
         `main`: what each process runs, with (rank, configuration, folder for its output).
         """
-        _take_ownership(folder)
+        refuse_foreign(folder)
+        write_whole(folder / OWNERSHIP_FILE, OWNED)
         deployment = _moved(deployment, folder)
         self.deployment, self.config = deployment, folder / "fedml_config.yaml"
         self.output = Path(deployment.tracking_args.output_dir)
@@ -218,24 +220,17 @@ def name(rank: int) -> str:
     return "server (rank 0)" if rank == 0 else wire.silo(rank - 1)
 
 
-def _take_ownership(folder: Path) -> None:
-    """Makes a folder one that runs here may empty.
-
-    UserError if it holds what none of them wrote.
-    """
-    receipt = folder / OWNERSHIP_FILE
+def refuse_foreign(folder: Path) -> None:
+    """UserError if a folder holds what no run on this machine wrote."""
     if (
         folder.is_dir()
-        and not receipt.is_file()
+        and not (folder / OWNERSHIP_FILE).is_file()
         and (found := sorted(path.name for path in folder.iterdir()))
     ):
         raise UserError(
             f"{folder}: holds {found[0]}, and no run on this machine wrote that; allowed: a new "
             "or an empty folder"
         )
-    write_whole(
-        receipt, "Runs of a server and its silos on one machine replace the files of this folder.\n"
-    )
 
 
 def _moved(deployment: settings.Deployment, folder: Path) -> settings.Deployment:
@@ -269,8 +264,7 @@ def compare(
         f"{', '.join(str(len(part)) for part in parts.clients)} samples"
     )
     deployed = run(deployment, parts, out)
-    simulated = simulate(deployment, parts)
-    if deployed != simulated:
+    if deployed != (simulated := simulate(deployment, parts)):
         raise UserError(f"the silos' weights {deployed} are not the simulation's {simulated}")
     say("the sequential simulation ends with the same weights, bit for bit")
     return deployed

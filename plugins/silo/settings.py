@@ -32,7 +32,7 @@ from fedml_noniid.plugins.core.options import (
     validated,
 )
 from fedml_noniid.plugins.core.trees import Params, Tree
-from fedml_noniid.plugins.data.yaml_files import parsed
+from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import streaming
 from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.engines.hashing import weights_sha256
@@ -281,13 +281,16 @@ class Deployment(Section):
         return yaml.safe_dump(self.model_dump(by_alias=True), sort_keys=False)
 
 
+ALLOWED = f"allowed keys: {', '.join(Deployment.model_fields)}"  # in the file
+
+
 def read(path: Path) -> Deployment:
     """The deployment that a file describes.
 
     UserError, naming file, key, value and what is allowed.
     """
     look_in(path.parent)
-    return check(parsed(path, str(path)), str(path))
+    return check(read_yaml(path, ALLOWED, str(path)), str(path))
 
 
 def check(content: object, where: str) -> Deployment:

@@ -27,7 +27,7 @@ from fedml_noniid.plugins.core.options import (
 )
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.shards import Shard
-from fedml_noniid.plugins.data.yaml_files import loaded, parsed
+from fedml_noniid.plugins.data.yaml_files import loaded, read_yaml
 from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.silo import settings
 from fedml_noniid.plugins.silo.settings import CommArgs, Deployment
@@ -171,8 +171,7 @@ def read_agreed(path: Path, rank: int) -> Agreed:
 
 def _policy_named_in(path: Path) -> Path:
     """`comm_args.policy` of a file that is checked later."""
-    content: Any = parsed(path, str(path))
-    given = content.get("comm_args") if isinstance(content, dict) else None
+    given = read_yaml(path, settings.ALLOWED, str(path)).get("comm_args")
     named = given.get("policy") if isinstance(given, dict) else None
     return Path(named if isinstance(named, str) else CommArgs().policy)
 

@@ -114,7 +114,7 @@ def lists(outputs: Tensor, labels: Tensor) -> list[float]:
         ([lists], r"run: metric 'lists' returned \[1.0, 2.0\]; allowed: a finite number or NaN.*"),
         (["margin"], "run: metrics = 'margin' is unknown; allowed: a function of your own as .*"),
         (["nowhere:f1"], "run: metrics: metric 'nowhere:f1' can't be imported, ModuleNot.*"),
-        ([5], "run: metrics = .* is refused; allowed: keys with values"),
+        ([5], r"run: metrics = \[5\] is refused; allowed: a list of metrics, or {metric: options}"),
     ],
 )
 def test_mistakes_are_one_line_before_round_1(metrics: Any, words: str) -> None:

@@ -16,7 +16,8 @@ from ruamel.yaml import YAML
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.pipelines.experiment import config
-from fedml_noniid.pipelines.tools import init
+from fedml_noniid.pipelines.stages import tune
+from fedml_noniid.pipelines.tools import choose, init
 from tests.files import contents
 from tests.pipelines.own_files import write_own_files
 from tests.pipelines.small import ROOT, environment, run_stages
@@ -253,6 +254,12 @@ def test_nothing_is_replaced_unless_it_is_forced(
     assert config.load(study).scenarios["dirichlet"].clients == 7
     lines = (study / ".gitignore").read_text().splitlines()
     assert lines[:2] == ["mine", "/runs/"] and "/data/" in lines and lines.count("/runs/") == 1
+    folders = ("partitions", tune.FOLDER, choose.FOLDER)
+    written = "".join(f"{folder}/written\n" for folder in folders)
+    ignored = subprocess.run(
+        ["git", "check-ignore", "--stdin"], cwd=study, input=written, capture_output=True, text=True
+    )
+    assert ignored.stdout == written, "`git add .` adds no output"
     assert not (study / ".git").exists() and (study / ".dvc" / "config").read_text() == init.DVC
 
 

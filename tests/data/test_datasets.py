@@ -143,12 +143,14 @@ def test_read_refuses_what_is_damaged(digits, tmp_path):
     for bad in (
         *(b"", b"\0" * 100, good[:7], good[:500], good[:-1], good + b"x"),
         *(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in flips),
-        safetensors.torch.save({"other": digits.train_x}),
         *(safetensors.torch.save(tensors, {"dataset": head}) for head in ("{}", "[]", "x")),
     ):
         path.write_bytes(bad)
         with refuse(path, "damaged"):
             Dataset.read(path)
+    path.write_bytes(safetensors.torch.save({"other": digits.train_x}, {"shard": "{}"}))
+    with refuse(path, "is not a saved data set; the prepare stage writes it"):
+        Dataset.read(path)
 
 
 def test_a_swapped_label_is_found(digits, tmp_path):

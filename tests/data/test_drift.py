@@ -360,7 +360,7 @@ def test_observed_accuracies_have_the_clients_labels(digits: Dataset) -> None:
         ),
         (
             {"at": 2, "swap": [[1, 7]], "kind": "recurrent"},
-            "drift.every = None is refused; allowed: a number of rounds",
+            "drift.every = null is refused; allowed: a number of rounds",
         ),
         (
             {"at": 2, "swap": [[1, 7]], "kind": "recurrent", "every": 0},

@@ -286,7 +286,7 @@ def test_the_test_images_turn_with_the_client(digits: Dataset) -> None:
         ),
         (
             {"rotation": {"degrees": [90, False]}},
-            "rotation.degrees[1] = False is refused; allowed: 0, 90, 180, 270",
+            "rotation.degrees[1] = false is refused; allowed: 0, 90, 180, 270",
         ),
         (
             {"rotation": {"degrees": []}},

@@ -3,7 +3,6 @@ engine."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -334,23 +333,6 @@ def test_first_values_that_do_not_fit(
     save_file({"fc.bias": torch.zeros(6)}, "large.safetensors")
     with pytest.raises(UserError, match=message):
         build_network(ModelSettings(**{"model": f"{OWN}:Small"} | given), SHAPE, 3)
-
-
-def test_the_page_of_the_documentation_runs() -> None:
-    """Without its output, which is of a machine."""
-    page = (Path(__file__).parents[2] / "docs" / "own_network.md").read_text()
-    first, losses, own_loss, inputs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    found: dict[str, Any] = {}
-    exec(first.replace("print(", "accuracies = ("), found)
-    assert len(found["accuracies"]) == 2
-    assert found["result"].weights[0]["conv.weight"].shape == (8, 1, 3, 3)
-    exec(losses.replace("print(", "shown = ("), found)
-    r2, answers = found["shown"]
-    assert len(r2) == 3 and answers.shape == (2, 2)
-    exec(own_loss, found)
-    assert found["Absolute"]().values(torch.zeros(3, 2), torch.ones(3, 2)).tolist() == [1] * 3
-    exec(inputs, found)
-    assert len(found["result"].rounds) == 2 and found["result"].data.dataset.inputs["words"].whole
 
 
 def test_names_of_objects_last() -> None:

@@ -218,6 +218,59 @@ def test_a_claim_over_several_methods_needs_them_all(tmp_path: Path) -> None:
     assert second.holm_p == pytest.approx(4 * own), "two claims"
 
 
+def test_equal_differences_prove_nothing_among_several(tmp_path: Path) -> None:
+    """a is 10 points above c on every seed: no t test, whatever the number beside it shows."""
+    root = both(written(tmp_path, {"less": ["b", "c"]}, {"less": ["c", "d"]}))
+    ends(root, "near", "c", [0.5 for _ in A])
+    ends(root, "near", "a", [0.6 for _ in A])
+    ends(root, "near", "b", [0.5, 0.51, 0.5, 0.51, 0.5])
+    ends(root, "near", "d", [0.7, 0.71, 0.7, 0.71, 0.7])
+    first, second = verdicts(root)
+    assert (first.word, first.p) == ("undecided", 1)
+    assert first.reason == "The number is the same on every seed, so there is no t test."
+    assert second.word == "not held", "a is below d"
+
+
+def test_a_number_between_two_bounds_is_one_number(tmp_path: Path) -> None:
+    """Its interval has the whole level, and its p is that of the nearer bound."""
+    root = both(written(tmp_path, {"holds": {"above": 20, "below": 30}}))
+    (found,) = verdicts(root)
+    assert found.word == "not held"
+    assert found.p == pytest.approx(ttest_1samp([10, 9, 11, 9, 11], 20).pvalue)
+    assert {one.level for one in found.tested} == {0.05}
+
+
+@pytest.mark.parametrize(
+    ("claim", "seeds"),
+    [
+        ({"holds": {"above": 9}}, 10),  # d = 1: printed tables of the paired t test
+        ({"holds": {"above": 9}, "less": ["b", "c"]}, 13),  # d = 1 twice, 90 % each: 12.6
+        ({"holds": {"above": 10}}, None),  # d = 0
+        ({"holds": {"above": 10}, "margin": 11}, 10),  # d = 1 to the margin
+        ({"holds": {"above": 11}}, 10),  # on the wrong side
+    ],
+)
+def test_seeds_needed_for_any_verdict(
+    tmp_path: Path, claim: dict[str, Any], seeds: int | None
+) -> None:
+    """Mean 10, deviation 1. Over several methods all must hold at once."""
+    root = both(written(tmp_path, claim))
+    ends(root, "near", "c", B)
+    (found,) = verdicts(root)
+    assert found.seeds_needed == seeds
+
+
+def test_the_papers_number_is_that_of_the_weakest_scenario(tmp_path: Path) -> None:
+    """near is 10 points, far 8."""
+    printed = {"near": {"effect": 5}, "far": {"effect": 3, "fedavg": 70}}
+    root = both(written(tmp_path, {"scenarios": ["near", "far"], "printed": printed}))
+    ends(root, "far", "a", [x - 0.02 for x in A])
+    ends(root, "far", "b", B)
+    (found,) = verdicts(root)
+    assert found.weakest and found.weakest.part == "far: a less b"
+    assert found.printed and (found.printed.effect, found.fedavg[1]) == (3, 70)
+
+
 @pytest.mark.parametrize(("others", "bound", "parts"), [(0, 5.0, 1), (1, 5.0, 1), (0, 5.0, 2)])
 def test_the_adjusted_interval_is_that_of_bonferroni(
     tmp_path: Path, others: int, bound: float, parts: int
@@ -275,7 +328,7 @@ def test_a_margin_that_is_younger_than_the_runs_says_so(tmp_path: Path) -> None:
     (found,) = Page(of_papers(by_hand.SIZE, root), root, known).verdicts
     assert found.is_post_hoc and found.text == "no gain above 12 points"
     assert found.reason.endswith("The margin was written after the runs.")
-    assert "), its margin after it" not in before and "), its margin after it" in shown(root)
+    assert "), its margin later" not in before and "), its margin later" in shown(root)
     (folder(root) / committed.DECLARED).unlink()
     note(root)
     (found,) = verdicts(root)
@@ -291,7 +344,10 @@ def test_a_margin_that_is_younger_than_the_runs_says_so(tmp_path: Path) -> None:
         (0.151, 0.12, {}, True),  # one of them learns
         (0.993, 0.996, {}, False),
         (0.993, 0.989, {}, True),
-        (0.149, 0.12, {"statistic": "client_worst", "metrics": 0.5}, False),
+        (0.5, 0.4, {"statistic": "first1:test_accuracy"}, False),  # all begin at chance
+        (0.149, 0.12, {"statistic": "accuracy_last5_std", "metrics": 0.5}, False),
+        (0.5, 0.4, {"statistic": "accuracy_last5_std", "metrics": 0.01}, True),
+        (0.12, 0.12, {"contrast": "same", "scale": 1, "holds": {"below": 1}}, True),
         (0.5, 0.4, {"statistic": "client_worst", "metrics": 0.01}, False),
         (0.5, 0.4, {"statistic": "client_worst", "metrics": 0.2}, True),
         (0.12, 0.12, {"contrast": "level", "less": []}, True),  # chance is a result there
@@ -310,7 +366,8 @@ def test_what_no_method_learns_is_not_testable(
     shifts = [-4e-3, 1e-3, 2e-3, 2e-3, -1e-3]
     for recipe, mean in (("a", a), ("b", b), ("c", 0.7), ("d", 0.6)):
         for seed, shift in enumerate(shifts):
-            metrics = {"client_worst": worst + shift * (recipe == "a")}
+            metric = worst + shift * (recipe == "a")
+            metrics = {"client_worst": metric, "accuracy_last5_std": metric}
             one(root, "near", recipe, seed, [0.1, mean + shift * (recipe in "ac")], metrics=metrics)
     first, second = verdicts(root)
     assert (first.word == "not testable here") is not is_testable
@@ -353,6 +410,33 @@ def test_a_claim_is_judged_at_the_last_look_with_all_of_its_runs(
         level = levels(fractions, 0.05)[n // 5 - 1]
         assert found.weakest.level == pytest.approx(level)
     assert len(set(found.runs["item"])) == 20, "runs behind the look are not shown"
+
+
+def test_a_claim_that_a_look_decided_has_the_numbers_of_that_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 points on five seeds, then -10 on five: held, by the five.
+
+    The other claim, which is not decided yet, has all ten. So have the files.
+    """
+    change = {"beside": {"its bytes": "bytes_up"}}
+    root = looking(tmp_path, monkeypatch, change, {"less": ["c"]})
+    for seed in range(10):
+        lead = (0.1 if seed < 5 else -0.1) + 0.002 * (seed % 3)
+        for recipe, value in (("a", 0.6), ("b", 0.6 - lead), ("c", 0.6 + 0.05 * (seed % 2 - 0.5))):
+            metrics = {"bytes_up": 5 + (seed > 4)}
+            one(root, "near", recipe, seed, [0.1, value], metrics=metrics)
+    first, second = verdicts(root)
+    assert (first.word, second.word) == ("held", "undecided")
+    for found, n in ((first, 5), (second, 10)):
+        assert found.weakest is not None and len(found.weakest.compared.differences) == n
+        assert set(found.values["seed"]) == {*range(n)} and len(found.runs) == 2 * n
+        assert set(found.all_values["seed"]) == {*range(10)}
+    assert first.weakest and first.weakest.mean == pytest.approx(10.16)
+    text = page(root)
+    assert "5 of 5<br>after 5 of 15" in text and "5 of 10<br>after 10 of 15" in text
+    assert "its bytes, 5.00 (5.00 to 5.00).\n" in shown(root), "five more seeds have 6"
+    assert (folder(root) / "claims-runs.csv").read_text().count("near-b-") == 10
 
 
 def test_seeds_are_run_until_all_claims_of_a_study_are_decided(
@@ -698,6 +782,32 @@ def test_a_claim_that_is_changed_after_its_first_run_says_so(tmp_path: Path) -> 
     assert "CHANGED after its first run (first written at abc1234)" in shown(root)
 
 
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_claim_that_is_written_when_runs_are_known_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_committed: bool
+) -> None:
+    """Bound and margin could be read off them, whether they are here or committed."""
+    if is_committed:
+        monkeypatch.setattr(by_hand, "SIZE", "small")  # another has no committed numbers
+    root = both(written(tmp_path, {}))
+    if is_committed:
+        note(root)
+        page(root)
+        shutil.copytree(folder(root), root / verbs.DOCS)
+        (folder(root) / committed.DECLARED).unlink()
+        shutil.rmtree(studies(root) / "own" / "runs")
+    late = {"less": ["b", "c"], "holds": {"above": 9.5}, "margin": 12, "unit": "points"}
+    written(root, {}, late)
+    monkeypatch.setattr(running, "execute", lambda *_: ends(root, "near", "c", B))
+    verbs.claims(Workspace.of(root, {}), by_hand.SIZE)
+    facts = committed.declared(folder(root))
+    assert facts["c1"]["seen"] == ["a", "b"]
+    if not is_committed:
+        assert "Test: written down when runs of a and b were known (" in shown(root)
+        assert [one.text for one in verdicts(root)] == ["held", "no gain above 12 points"]
+        assert verdicts(root)[1].is_post_hoc
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -717,6 +827,7 @@ def test_a_claim_that_is_changed_after_its_first_run_says_so(tmp_path: Path) -> 
         ({"holds": {"over": 2}}, "claims.c0.holds.over is unknown"),
         ({"margin": 0}, "claims.c0.margin = 0 is refused; allowed: a number larger than"),
         ({"margin": 1, "holds": {"below": 0}}, "claims.c0.margin = 1 is refused"),
+        ({"printed": {"far": {"effect": 1}}}, "printed: scenario 'near' is unknown"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, change: dict[str, Any], words: str) -> None:

@@ -289,6 +289,9 @@ def test_without_the_kit_nobody_comes_in(cluster: Running, tmp_path: Path) -> No
         ("run --cluster file:none.json", "none.json: can't be read"),
         ("cluster scheduler --listen tcp://0.0.0.0:8786", "without TLS, everybody"),
         ("cluster scheduler --listen tls://0.0.0.0:8786", "allowed: the one address"),
+        ("cluster scheduler --listen tls://1:2", "--listen = 'tls://1:2' is refused; allowed: it"),
+        ("cluster scheduler --listen file:x", "allowed: tls://HOST:PORT, or tcp://127.0.0.1"),
+        ("cluster worker foo", "error: ADDRESS = 'foo' is refused; allowed: tls://HOST:PORT, file"),
     ],
 )
 def test_an_unsafe_or_missing_cluster_is_refused(

@@ -14,7 +14,7 @@ from fedml_noniid.pipelines.reporting.comparison import (
     p_value,
     paired,
     per_deviation,
-    seeds_for_power,
+    power,
     seeds_needed,
 )
 from fedml_noniid.pipelines.reporting.summary import Spread
@@ -120,8 +120,10 @@ def test_seeds_for_a_power_of_80_percent(size: float, seeds: int | None) -> None
 
     At d = 0.1 it takes 787.
     """
-    found = Comparison("a", (size, size), 0, deviation=1.0)
-    assert seeds_for_power(found, 0.05) == seeds
+    enough = (n for n in range(2, 101) if power(2 * size, 2, n, 0.05) >= 0.8)
+    assert next(enough, None) == seeds
+    assert power(-2 * size, 2, 30, 0.05) < 0.025, "the other side"
+    assert power(size, 0, 30, 0.05) == 0, "equal differences have no test"
 
 
 @pytest.mark.parametrize("n", [2, 3, 10, 100])

@@ -115,6 +115,14 @@ CASES: list[tuple[str, str, str, str]] = [
     ),
     ("  scaffold: {}", "  scafold: {}", "recipes.scafold", "did you mean 'scaffold'"),
     ("  scaffold: {}", f"  {'s' * 300}: {{recipe: scaffold}}", "recipes.", "at most 100 char"),
+    (
+        "experiment: digits-label-skew",
+        "experiment:",
+        "experiment = null is refused",
+        "allowed: text",
+    ),
+    ("  momentum: null", "  metrics: [3]", "train.metrics", "a list of metrics, or {metric: op"),
+    ("lr: 0.1", "lr: {start: 0.1, decay: step, every: 0}", "train.lr", "(rounds, from 1 up)"),
     (SEEDS, "seeds: [0, 1, 1]", "seeds", "1 is named twice"),
     ("model_options: {}", "model_options: {hiden: 3}", "train.model_options.hiden", "'hidden'"),
     ("lr: 0.1", "lr: {start: 0.1, decay: cosin}", "train.lr", "did you mean 'cosine'"),
@@ -129,6 +137,7 @@ CASES: list[tuple[str, str, str, str]] = [
         "lr, mom",
     ),
     ("experiment:", "experment:", "experment", "did you mean 'experiment'"),
+    (TUNE, "\nchoose: {grid: {moon: {mu: [1]}}}\n", "choose.grid.moon is a method of no", "train"),
     *(
         (TUNE, f"\ntune: {{{text}}}\n", where, part)
         for text, where, part in (
@@ -141,6 +150,11 @@ CASES: list[tuple[str, str, str, str]] = [
             ("seeds: [9], grid: {fnr: {p: [2]}}", "tune.grid.fnr.p", "from 0 to 1"),
             ("seeds: [9], grid: {fnr: {q: [1]}}", "tune.grid.fnr.q", "allowed: p"),
             ("seeds: [9], grid: {}", "tune.grid", "at least 1"),
+            (
+                "seeds: [9], grid: {moon: {mu: [1]}}",
+                "tune.grid.moon is a method of no",
+                "train, cc",
+            ),
             ("seeds: [0, 9], grid: {fnr: {p: [1]}}", "tune.seeds", "other seeds"),
             ("seeds: [9, 9], grid: {fnr: {p: [1]}}", "tune.seeds", "9 is named twice"),
             ("seeds: [9], scenario: dirichle, grid: {fnr: {p: [1]}}", "tune.scenario", "did you"),
@@ -242,13 +256,15 @@ def test_a_leak_says_so_in_its_name_and_needs_no_public_split(tmp_path: Path) ->
     """The name is in every folder, table, plot and MLflow page. With public: 0 the clients can hold
     all training images, as in FNR-FL's repository."""
     leaking = "{recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
-    (line,) = refusals(tmp_path, ("fnr: {fnr: {p: 0.5}}", f"fnr: {leaking}"))
+    no_grid = ("    fnr: {p: [0.3, 0.5, 0.7]}\n", "")
+    (line,) = refusals(tmp_path, ("fnr: {fnr: {p: 0.5}}", f"fnr: {leaking}"), no_grid)
     assert "recipes.fnr" in line and "trains on the test set" in line
     assert "call the entry 'fnr-leak'" in line
     everything = [
         ("validation: 0.1", "validation: 0.0"),
         ("public: 100", "public: 0"),
         ("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn"),
+        no_grid,
     ]
     named = ("  fnr: {fnr: {p: 0.5}}", f"  fnr-leak: {leaking}")
     assert refusals(tmp_path, *everything, named) == []

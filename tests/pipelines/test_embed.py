@@ -86,7 +86,7 @@ def test_the_prepared_data_are_vectors_and_all_stages_take_them(study: Path) -> 
 def test_a_deployment_has_vectors_and_the_simulations_bits(study: Path) -> None:
     """Server and silos in one process here: FedML's processes are tested elsewhere."""
     run_stages(study, ("prepare", "partition"))
-    deployment, parts = deploy.of_study(Workspace.of(study, {}))
+    deployment, parts = deploy.prepared(Workspace.of(study, {}), deploy.planned(study))
     assert parts.train.x.shape[1] == 6 and deployment.train_args.recipe == "fed3r"
     assert len(loopback.simulate(deployment, parts)) == 64
 

@@ -93,6 +93,17 @@ def test_what_is_not_ours_is_refused_before_dvc_runs(
     )
 
 
+def test_a_folder_that_can_not_be_written_is_refused_before_dvc_runs(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """DVC shows an exception of Python. Root, who may run this, writes everywhere."""
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: mode != os.W_OK)
+    assert main(["run"]) == 2
+    assert not calls(place)
+    said = f"error: {place}: can't be written; choose a folder that is writable\n"
+    assert capfd.readouterr().err == said
+
+
 def test_it_ends_with_the_table(experiment: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "train"]) == 0
     assert "the table" not in capfd.readouterr().out, "it is of all stages"

@@ -142,11 +142,11 @@ def test_a_point_has_the_other_values_of_its_entry(of: Config, tmp_path: Path) -
             ),
         ),
         (
-            {"recipes": ["scaffold"], "grid": {"fnr": {"p": [1, 0.5]}}},
+            {"recipes": ["scaffold"], "grid": {"fedprox": {"mu": [1, 0.5]}}},
             "scaffold has 1 points (no key), 1 fewer than",
         ),
         (
-            {"trials": None, "grid": {"ccn": {"T": [1, 2]}}},
+            {"trials": None, "grid": {"train": {"lr": [0.1]}}},
             "tune.grid has one point for each recipe",
         ),
     ],

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import gzip
 import io
-import re
 import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +17,6 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-import fedml_noniid as nd
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.stages import prepare
@@ -29,7 +26,7 @@ from fedml_noniid.plugins.data.text import GLOVE
 from tests.data.reading import draw
 from tests.files import contents
 from tests.pipelines.own_files import write_own_files
-from tests.pipelines.small import PARAMS, ROOT, run_stages
+from tests.pipelines.small import PARAMS, run_stages
 
 
 def set_data(folder: Path, line: str) -> None:
@@ -823,30 +820,3 @@ def test_a_copy_of_dvc_reads_the_repository_s_files(tmp_path: Path) -> None:
     prepare.run(Workspace.of(copied, {"DVC_ROOT": str(tmp_path)}))
     assert Dataset.read(copied / "data" / "table.safetensors").classes == ("ill", "well")
     assert not (tmp_path / "data").exists()
-
-
-# docs/own_data.md
-
-PAGE = (ROOT / "docs" / "own_data.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    """The blocks of code of the page."""
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
-
-
-def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One block after the other, since the arrays are made in one and used in another."""
-    monkeypatch.chdir(tmp_path)
-    write_own_files(tmp_path)
-    x = np.random.default_rng(0).standard_normal((200, 4)).astype(np.float32)
-    houses = pd.DataFrame(x, columns=[*"abcd"]).assign(price=x @ np.ones(4))
-    held: dict[str, Any] = {"houses": houses, "x": x, "y": x @ np.ones(4, np.float32)}
-    made = []
-    for block in blocks("python"):
-        exec(block, held)
-        made += [(held["data"].name, len(held["data"].classes))] if "data = " in block else []
-    kinds = [("frame", 2), ("arrays", 1), ("texts", 2), ("image_folder", 2), ("arrays", 3)]
-    assert made == kinds
-    (tmp_path / "signals" / "test.npz").unlink()  # of other samples
-    assert nd.load("arrays", root="signals").dataset.train_owner is not None  # what the page wrote

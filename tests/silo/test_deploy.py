@@ -23,6 +23,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import INDICES, Indices, read_indices
 from fedml_noniid.plugins.silo import launch, loopback
+from tests.files import contents
 
 Change = Callable[..., None]
 
@@ -186,13 +187,41 @@ def test_loopback_runs_the_studys_settings_and_data(prepared, monkeypatch, optio
     assert parts.train.noise is not None
 
 
-@pytest.mark.usefixtures("prepared")
-def test_loopback_refuses_what_it_can_not_run(monkeypatch, capsys):
-    monkeypatch.setattr(repro, "repro", lambda place, stage: 0)
-    for options, message in (
-        (["--recipe", "fnrr"], "method 'fnrr' is unknown (did you mean 'fnr'?)"),
-        (["--silos", "6"], "deploy.silos = 6 is refused; allowed: 2 to 5, the clients of scenario"),
-    ):
-        assert main(["deploy", "loopback", *options]) == 2
-        assert message in capsys.readouterr().err
-    assert not Path("deploy").exists()
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--recipe fnrr", "--recipe fnrr: recipe 'fnrr': method 'fnrr' is unknown (did you mean"),
+        ("--recipe scaffold+feddyn", "--recipe scaffold+feddyn: 'feddyn' and 'scaffold' can't be"),
+        ("--silos 1", "--silos = 1 is refused; allowed: a whole number from 2"),
+        ("--silos 6", "--silos = 6 is refused; allowed: 2 to 5, the clients of scenario"),
+        ("--secure-sums 5", "--secure-sums = 5 is refused; allowed: 0 (the server sees each"),
+        ("--out .", ".: holds .items, and no run on this machine wrote that"),
+    ],
+)
+def test_loopback_refuses_what_it_can_not_run_before_dvc_does(
+    prepared, monkeypatch, capsys, options, said
+):
+    """The option is named, as its key may not be in the file."""
+    content = yaml.safe_load(Path("params.yaml").read_text())
+    del content["deploy"]
+    Path("params.yaml").write_text(yaml.safe_dump(content))
+    before = contents(Path())
+    monkeypatch.setattr(repro, "repro", lambda *_: pytest.fail("DVC runs"))
+    assert main(["deploy", "loopback", *options.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+    assert contents(Path()) == before
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"deploy": {"secure_sums": 4}}, "deploy.secure_sums = 4 is refused"),
+        ({"train": {"cuda_graphs": True}}, "train.cuda_graphs = true is refused"),
+    ],
+)
+def test_a_mistake_has_the_key_of_params_yaml(prepared, capsys, sections, said):
+    """FedML's keys are others."""
+    prepared(**sections)
+    assert stage.main(["deploy"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: params.yaml: {said}; allowed: ")

@@ -6,6 +6,7 @@ import logging
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -13,6 +14,8 @@ import yaml
 from fedml_noniid.cli.app import main
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import shards
+from fedml_noniid.plugins.data.indices import Indices
+from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.kits import authority
 from fedml_noniid.plugins.silo import exit_codes, launch, loopback, settings
 from fedml_noniid.plugins.site import policy
@@ -143,7 +146,7 @@ def test_the_shipped_file_is_the_default_and_fedml_reads_it():
             {"kit": "kit"},
             "comm_args.kit = 'kit' is refused; allowed: a path with",
         ),
-        ("dp_args", {"enable_fhe": True}, "dp_args.enable_fhe = True is refused"),
+        ("dp_args", {"enable_fhe": True}, "dp_args.enable_fhe = true is refused; allowed: false"),
         (
             "dp_args",
             PRIVATE | {"mechanism_type": "laplace"},
@@ -173,8 +176,26 @@ def test_missing_and_broken_configuration(folder, capsys):
     )
     Path("config.yaml").write_text("a: [")
     assert "config.yaml: line 1: is not YAML" in failing(capsys, *SERVER)
-    Path("config.yaml").write_text("- a")
-    assert "config.yaml: ['a'] is refused; allowed: keys with values" in failing(capsys, *SERVER)
+    for text in ("", "- a"):
+        Path("config.yaml").write_text(text)
+        for process in (SERVER, SILO):
+            said = failing(capsys, *process)
+            assert "config.yaml: holds no settings; allowed keys: common_args, data_args" in said
+
+
+def test_each_mistake_is_a_line_without_control_characters(folder, capsys, monkeypatch):
+    changed("train_args", rounds=-3, learning_rate=-1)
+    assert main(["deploy", *SERVER]) == 2
+    rate, rounds = capsys.readouterr().err.splitlines()
+    assert rate.startswith("error: config.yaml: train_args.learning_rate = -1 is refused; allowed")
+    assert rounds.startswith("error: config.yaml: train_args.rounds = -3 is refused; allowed")
+
+    def refused(*_):
+        raise UserError("said by another machine\nerror: \x1b[2Jforged")
+
+    monkeypatch.setattr(launch.Process, "of", refused)
+    assert main(["deploy", *SERVER]) == 2
+    assert capsys.readouterr().err == "error: said by another machine\\nerror: \\x1b[2Jforged\n"
 
 
 def test_rank_out_of_range(folder, capsys):
@@ -286,3 +307,9 @@ def test_shards_command_line(folder, capsys):
         "none.json); the partition "
         "stage writes it\n"
     )
+    nobody, nothing = Ragged.of(np.zeros((2, 0), np.int64)), np.zeros(0, np.int64)
+    indices = Indices(Ragged.of(np.eye(2, dtype=np.int64)), nothing, nothing, nobody)
+    Path("i.safetensors").write_bytes(indices.content)
+    line = "shards --data i.safetensors --indices i.safetensors --out x"
+    said = "i.safetensors: is not a saved data set; the prepare stage writes it\n"
+    assert failing(capsys, *line.split()).endswith(said), "it is a good file of another kind"

@@ -67,7 +67,7 @@ def test_a_method_of_privacy_without_its_noise_has_none(place: Place, settings: 
     place.make("dpsgd", settings={"dpsgd": {"noise": 2.0}})
     place.decide()
     place.make("dpsgd", settings={"dpsgd": settings})
-    with pytest.raises(UserError, match="noise = True: neither"):
+    with pytest.raises(UserError, match="noise = true: neither"):
         place.decide()
 
 
