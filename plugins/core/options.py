@@ -120,7 +120,6 @@ WidthOrNone = Annotated[int, Range(0, 1_000_000)]
 Seed = Annotated[int, Range(0, 2**63 - 1)]
 Label = Annotated[int, Range(0, 2**63 - 1)]  # of a class
 WHOLE = Range(-(2**63), 2**63 - 1)
-BOUNDED = Range(-LARGEST, LARGEST)
 
 M = TypeVar("M", bound=BaseModel)
 STRICT = ConfigDict(
@@ -279,7 +278,7 @@ def _keys(kind: Any, where: tuple[str | int, ...]) -> list[str]:
 def checked_type(hint: Any) -> Any:
     """The type that an option is checked with. A class of a user checks its own values."""
     if hint in (int, float):
-        return Annotated[hint, WHOLE if hint is int else BOUNDED]
+        return Annotated[hint, WHOLE if hint is int else Range(-LARGEST, LARGEST)]
     if get_origin(hint) in (Union, UnionType):
         return Union[tuple(map(checked_type, get_args(hint)))]  # noqa: UP007, `|` takes no list
     if get_origin(hint) is tuple:
