@@ -62,6 +62,8 @@ class Clients:
         if not (sizes := lists_of(self.indices).sizes).all():
             client = [*self.indices][int(sizes.argmin())]
             raise UserError(f"client {client} has no samples; every client needs at least one")
+        if not self.needs.no_training:
+            self.local.check_reads(sizes.tolist())
         tests: Mapping[int, Samples] = {}
         if self.task.own_models:
             given = federation.tests
