@@ -18,9 +18,9 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21403,
-    TESTS: 21981,
-    ("plugins/core",): 1439,
+    SOURCE: 21440,
+    TESTS: 22013,
+    ("plugins/core",): 1440,
     ("plugins/privacy",): 167,
     ("plugins/silo",): 1636,
     ("plugins/baselines/scaffold.py",): 29,

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedml_noniid.pipelines.reporting import figures
 from fedml_noniid.pipelines.reporting.summary import BASELINE
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.metrics import metric_of
 
 if TYPE_CHECKING:
@@ -26,19 +26,23 @@ def axes_for(
 ) -> list[Axes]:
     """`n` panels of a size in inches: `ax`, or those of a new figure of pyplot.
 
-    UserError if `ax` is one of several.
+    UserError if `ax` is of another type, or one of several.
     """
     if not n:
         raise UserError("plot: there are no results")
+    from matplotlib import axes, pyplot
+
     if ax is not None:
+        if not isinstance(ax, axes.Axes):
+            raise UserError(
+                f"plot: ax = {shown(ax)} is refused; allowed: one Axes of matplotlib, or none"
+            )
         if n != 1:
             raise UserError(
                 f"plot: ax is one panel, but there are {n} settings; leave ax out, or choose "
                 "one setting"
             )
         return [ax]
-    from matplotlib import pyplot
-
     columns = min(n, COLUMNS)
     rows = math.ceil(n / columns)
     inches = size[0] * columns, size[1] * rows

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,7 @@ from fedml_noniid.pipelines.experiment.training import SECONDS
 from fedml_noniid.pipelines.reporting import comparison, summary
 from fedml_noniid.pipelines.reporting.summary import MethodSummary, ScenarioSummary
 from fedml_noniid.pipelines.reporting.text import MIB
-from fedml_noniid.plugins.core.errors import UserError, nearest, shown
+from fedml_noniid.plugins.core.errors import UserError, closest, nearest, shown
 from fedml_noniid.plugins.data.files import replace_folder, write_whole
 from fedml_noniid.plugins.engines.evaluation import BATCH
 from fedml_noniid.plugins.engines.personal import client_model
@@ -343,9 +343,25 @@ class Results(Sequence[Result]):
     def __len__(self) -> int:
         return len(self._found)
 
-    def __getitem__(self, number: Any) -> Any:
-        """One result by its number, or a part of them by a slice."""
-        return Results(self._found[number]) if isinstance(number, slice) else self._found[number]
+    def __getitem__(self, key: Any) -> Any:
+        """One result by its number, or by the name of a recipe that has one; a part by a slice.
+
+        UserError for another key.
+        """
+        if isinstance(key, slice):
+            return Results(self._found[key])
+        if isinstance(key, SupportsIndex):
+            return self._found[key]
+        recipes = [result.recipe for result in self._found]
+        names = [name for name in self._recipes if recipes.count(name) == 1]
+        if key in names:
+            return self._found[recipes.index(key)]
+        raise UserError(
+            f"results[{shown(key)}] is refused",
+            allowed="a number, a slice, or the name of a recipe with one result; names: "
+            f"{', '.join(names) or 'none'}",
+            meant=closest(key, names),
+        )
 
     def __iter__(self) -> Iterator[Result]:
         return iter(self._found)

@@ -74,7 +74,8 @@ def run(
     - `metrics`: functions of yours, `[f1]` or `{f1: {"option": value}}`; `f1(outputs, labels)`
       returns a number, or names with numbers
 
-    UserError for mistakes in the arguments, and if a loss stops being finite.
+    UserError for mistakes in the arguments, and if a loss, an update or what a client keeps stops
+    being finite.
 
     >>> import fedml_noniid as nd
     >>> data = nd.load("digits")

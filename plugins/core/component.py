@@ -263,7 +263,8 @@ class Trace(NamedTuple):
 class Answer(NamedTuple):
     """Holds what a client's hook returns.
 
-    Only what it mentions is sent; memory that it does not mention is kept.
+    Only what it mentions is sent; memory that it does not mention is kept. All that is sent or kept
+    is finite: other numbers stop a simulation.
     """
 
     upload: Tree = {}

@@ -89,7 +89,8 @@ class UserError(ValueError):
 
 
 class NonFiniteError(UserError):
-    """A loss or an update stopped being finite. The message names client and round."""
+    """A loss, an update or a client's memory stopped being finite. The message names client and
+    round."""
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from fedml_noniid.plugins.core.errors import (
 )
 
 MOST = 1_000_000_000  # of anything that is counted: products of such numbers fit into 64 bits
+LARGEST = 1e38  # of any other number: float32, in which training computes, ends at 3.4e38
 
 
 class RecipeError(UserError):
@@ -106,8 +107,8 @@ class OneOf:
         return value
 
 
-Positive = Annotated[float, Range(0, open="(")]
-NonNegative = Annotated[float, Range(0)]
+Positive = Annotated[float, Range(0, LARGEST, open="(")]
+NonNegative = Annotated[float, Range(0, LARGEST)]
 Fraction = Annotated[float, Range(0, 1)]
 Share = Annotated[float, Range(0, 1, open="(")]
 Below1 = Annotated[float, Range(0, 1, open=")")]
@@ -276,13 +277,13 @@ def _keys(kind: Any, where: tuple[str | int, ...]) -> list[str]:
 
 def checked_type(hint: Any) -> Any:
     """The type that an option is checked with. A class of a user checks its own values."""
-    if hint is int:
-        return Annotated[int, WHOLE]
+    if hint in (int, float):
+        return Annotated[hint, WHOLE if hint is int else Range(-LARGEST, LARGEST)]
     if get_origin(hint) in (Union, UnionType):
         return Union[tuple(map(checked_type, get_args(hint)))]  # noqa: UP007, `|` takes no list
     if get_origin(hint) is tuple:
         return Annotated[hint, Strict(False)]
     if get_origin(hint) is Literal:
         return Annotated[hint, OneOf(lambda: get_args(hint))]
-    ours = hint in (float, bool, str, type(None))
+    ours = hint in (bool, str, type(None))
     return hint if ours or get_origin(hint) in (Annotated, list, dict) else Any

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from fedml_noniid.plugins.data.types import Ints
 
+MOST_READ = 100_000_000  # samples of a client in a round: their order takes 0.8 GB
+
 
 @dataclass(frozen=True)
 class Order:

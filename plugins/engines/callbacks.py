@@ -18,7 +18,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -157,6 +157,12 @@ class EarlyStop(Callback):
         default=math.inf, init=False
     )  # the lowest loss, or minus the highest metric
     since: int = field(default=0, init=False)  # evaluations
+
+    def __post_init__(self) -> None:
+        """UserError for options that params.yaml would refuse."""
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        with located(source="EarlyStop"):
+            check_options(EarlyStop, given)
 
     def on_start(self, run: CurrentRun) -> None:
         if run.federation.validation is None:

@@ -62,6 +62,8 @@ class Clients:
         if not (sizes := lists_of(self.indices).sizes).all():
             client = [*self.indices][int(sizes.argmin())]
             raise UserError(f"client {client} has no samples; every client needs at least one")
+        if not self.needs.no_training:
+            self.local.check_reads(sizes.tolist())
         tests: Mapping[int, Samples] = {}
         if self.task.own_models:
             given = federation.tests
@@ -240,18 +242,30 @@ class Engine(Protocol):
         ...
 
 
+def marked(loss: Tensor, memory: Tree) -> Tensor:
+    """A client's loss, or NaN if its memory has a number that is not finite.
+
+    So what stays on a client, such as its own model, stops a run as its loss does.
+    """
+    filled = [leaf for leaf in leaves(memory) if leaf.numel()]
+    ends = [end for leaf in filled for end in (leaf.amin(), leaf.amax())]
+    return loss + (0 * torch.stack(ends)).sum().to(loss.dtype) if ends else loss
+
+
 def refuse_non_finite(reply: Reply, round_: int) -> None:
-    """Raises NonFiniteError if a client's loss or update is NaN or infinite."""
-    if math.isfinite(_squares(reply)):
+    """Raises NonFiniteError if a client's loss, its memory (see `marked`) or a number that it sends
+    is NaN or infinite."""
+    sent = (reply.deltas, reply.buffers, reply.upload)
+    if math.isfinite(_summed(reply.loss, *sent)):
         return
     good = torch.isfinite(reply.loss)
-    for sent in (reply.deltas, reply.upload):
-        if any(True for _ in leaves(sent)):
-            good = good & torch.isfinite(row_norms(tree_map(_with_norms, sent)))
+    for tree in sent:
+        if any(True for _ in leaves(tree)):
+            good = good & torch.isfinite(row_norms(tree_map(_with_norms, tree)))
     bad = [client for client, fine in zip(reply.clients, good.tolist(), strict=True) if not fine]
     if bad:
         raise NonFiniteError(
-            f"round {round_}, client {bad[0]}: loss or update is not finite; "
+            f"round {round_}, client {bad[0]}: loss, update or memory is not finite; "
             "lower lr or the method's coefficients"
         )
 
@@ -262,13 +276,12 @@ def _with_norms(leaf: Tensor) -> Tensor:
     return leaf.double() if counts else leaf
 
 
-def _squares(reply: Reply) -> float:
-    """The losses and the squares of all sent numbers, added up.
+def _summed(loss: Tensor, *sent: Tree) -> float:
+    """The norms of the losses and of all sent tensors, added up.
 
-    Quick, and finite only if each norm is finite.
+    Quick, and finite only if each client's norms are finite.
     """
-    total = reply.loss.sum()
-    for leaf in (*leaves(reply.deltas), *leaves(reply.upload)):
-        flat = leaf.norms if isinstance(leaf, Growing) else leaf.reshape(-1)
-        total = total + flat.dot(flat)
-    return total.item()
+    of = [
+        leaf.norms if isinstance(leaf, Growing) else leaf for tree in sent for leaf in leaves(tree)
+    ]
+    return torch.stack(torch._foreach_norm([loss, *map(_with_norms, of)])).sum().item()

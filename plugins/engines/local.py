@@ -53,6 +53,7 @@ from fedml_noniid.plugins.core.trees import (
     select,
     tree_map,
 )
+from fedml_noniid.plugins.engines.clients import marked
 from fedml_noniid.plugins.engines.compiled import Compiled
 from fedml_noniid.plugins.engines.cuda_graphs import GraphRecorder, replayed
 from fedml_noniid.plugins.engines.personal import PERSONAL, joined, over, parted, personalized
@@ -209,6 +210,8 @@ def train(
     answers = (axis.lift(last) if components else last)(clients, left)
     if personal:
         answers["memory"][PERSONAL] = clients["memory"][PERSONAL]
+    if components:
+        found = found._replace(loss=axis.lift(marked)(found.loss, answers["memory"]))
     return found, answers
 
 

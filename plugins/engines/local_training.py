@@ -5,7 +5,7 @@ This module imports no torch before something is built, so that settings are rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WrapValidator
@@ -13,14 +13,14 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WrapValidator
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import (
     Count,
-    CountOrNone,
     Momentum,
     NonNegative,
     OneOf,
     Positive,
+    Range,
     Section,
 )
-from fedml_noniid.plugins.data.batches import passes
+from fedml_noniid.plugins.data.batches import MOST_READ, passes
 from fedml_noniid.plugins.rates import Rate, rate_of
 
 if TYPE_CHECKING:
@@ -80,11 +80,13 @@ class LocalTraining(Section):
     optimizer: Optimizer = "sgd"
     lr: LearningRate
     loss: LossSetting = Field(default=DEFAULT_LOSS, exclude_if=_default)
-    epochs: Count
+    epochs: Annotated[int, Range(1, MOST_READ)]
     batch_size: Count
     momentum: Momentum | None = None  # None: the optimiser's own default
     weight_decay: NonNegative = 0.0
-    local_steps: CountOrNone = 0  # above 0: steps per round in place of epochs
+    local_steps: Annotated[int, Range(0, MOST_READ)] = (
+        0  # above 0: steps per round in place of epochs
+    )
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random
     precision: Annotated[str, OneOf(_precisions)] = "float32"  # of matrix products, convolutions
@@ -111,6 +113,20 @@ class LocalTraining(Section):
         kind = _optimizers()[self.optimizer]
         given = {} if self.momentum is None else {"momentum": self.momentum}
         return kind(self.rate.start if lr is None else lr, weight_decay=self.weight_decay, **given)
+
+    def check_reads(self, sizes: Collection[int]) -> None:
+        """UserError if a client with so many samples reads more in a round than memory holds."""
+        reads = {n: n * self.passes(n) for n in set(sizes)}
+        n = max(reads, key=reads.__getitem__)
+        if reads[n] > MOST_READ:
+            key = "local_steps" if self.local_steps else "epochs"
+            raise UserError(
+                f"is refused: a client with {n} samples would read {reads[n]} in a round, and "
+                f"their order would take {8 * reads[n] / 1e9:.1f} GB",
+                where=(key,),
+                value=getattr(self, key),
+                allowed=f"at most {MOST_READ} samples in a round of a client",
+            )
 
     def check(self, shape: tuple[int, ...], device: torch.device) -> None:
         """UserError if these settings can't train on samples of this shape on this device."""

@@ -238,10 +238,13 @@ class Run:
         end = RoundEnd(t, before, done, self._trained, task, due, tested)
         row, recorded = split_row(columns_of(self.callbacks, end))
         row = {"round": t} | row
-        length = row["update_norm_server"]
-        if not math.isfinite(length):
+        length, loss = row["update_norm_server"], row["test_loss"] if due else 0.0
+        if tested is not None and not math.isfinite(loss):
+            refuse_non_finite(tested, t)
+            loss = 0.0  # no client has test samples
+        if not math.isfinite(length + loss):
             raise NonFiniteError(
-                f"round {t}, server: the update is not finite; lower lr or the method's "
+                f"round {t}, server: update or test loss is not finite; lower lr or the method's "
                 "coefficients"
             )
         if self.rows and row.keys() ^ self.rows[0].keys() - {"seconds"}:

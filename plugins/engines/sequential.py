@@ -18,7 +18,7 @@ from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.data.batches import Order
-from fedml_noniid.plugins.engines.clients import Clients, to_device
+from fedml_noniid.plugins.engines.clients import Clients, marked, to_device
 from fedml_noniid.plugins.engines.local import ClientAxis, train
 from fedml_noniid.plugins.engines.personal import personalized
 from fedml_noniid.plugins.engines.step_inputs import StepInputs
@@ -155,7 +155,7 @@ class Sequential:
             "buffers": found.buffers,
             "upload": {ask.owner: found.upload},
             "metrics": {ask.owner: found.metrics},
-            **self._counts(client, zero, zero),
+            **self._counts(client, zero, marked(zero, found.memory)),
         }
 
     def _counts(self, client: int, steps: Tensor, loss: Tensor) -> Tree:

@@ -23,7 +23,7 @@ from fedml_noniid.plugins.core.task import Task, functional
 from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
-from fedml_noniid.plugins.engines.clients import NO_STEPS, Clients, numbers, to_device
+from fedml_noniid.plugins.engines.clients import NO_STEPS, Clients, marked, numbers, to_device
 from fedml_noniid.plugins.engines.compiled import Compiled, compiled_for
 from fedml_noniid.plugins.engines.local import ClientAxis, train
 from fedml_noniid.plugins.engines.packing import stack
@@ -249,11 +249,12 @@ class Vectorized:
                 field: {ask.owner: getattr(found, field)}
                 for field in ("upload", "memory", "metrics")
             }
-            return named | {"params": found.params, "buffers": found.buffers}
+            loss = marked(none[0], found.memory)
+            return named | {"params": found.params, "buffers": found.buffers, "loss": loss}
 
         none = trees["key"].new_zeros(len(ids), dtype=clients.train.x.dtype)
         answered: Tree = torch.func.vmap(one)(trees)
-        return answered | {"steps": none, "loss": none}
+        return answered | {"steps": none}
 
     def _reader(self, keys: Tensor) -> Reader | None:
         """How a step's samples of all clients are read."""

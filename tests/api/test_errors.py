@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import pyplot
 
 import fedml_noniid as nd
 
@@ -98,6 +99,11 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (run(rounds="3"), ("run: rounds = '3' is refused", "whole number")),
     (run(rounds=True), ("run: rounds = True is refused", "whole number")),
     (run(lr=float("nan")), ("run: lr = nan is refused", "a number above 0")),
+    (run(lr=1e308), ("run: lr = 1e+308 is refused", "a number above 0, at most 1e+38")),
+    (run(lr={"start": 3.5e38}), ("run: lr.start = 3.5e+38 is refused", "at most 1e+38")),
+    (run("dpfedavg", dpfedavg={"noise": 1e308}), ("dpfedavg.noise = 1e+308", "0 to 1e+38")),
+    (run("fedadam", fedadam={"tau": 1e308}), ("fedadam.tau = 1e+308", "at most 1e+38")),
+    (run("fedntd", fedntd={"tau": 1e308}), ("fedntd.tau = 1e+308", "at most 1e+38")),
     (
         run(lr=-1, epochs=0),
         ("run: lr = -1 is refused", "above 0"),
@@ -112,12 +118,19 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
         run("fedprox", fedprox=0.3),
         ("fedprox = 0.3 is refused", "allowed: keys with values"),
     ),
-    (run("fedprox", fedprox={"mu": "a"}), ("fedprox.mu = 'a' is refused", "a number from 0 up")),
+    (
+        run("fedprox", fedprox={"mu": "a"}),
+        ("fedprox.mu = 'a' is refused", "a number from 0 to 1e+38"),
+    ),
     (partition(alpha=-1), ("partition: alpha = -1 is refused", "allowed: a number above 0")),
     (partition(alpha=1.0, clients=0), ("partition: clients = 0 is refused",)),
     (
         partition("iid", clients=10**6),
         ("partition: clients = 1000000 is refused", "allowed: 1 to 1437"),
+    ),
+    (
+        partition("iid", clients=500, validation=0.9, seed=3),
+        ("partition: clients = 500 is refused", "validation and public hold out", "1437, seed 3"),
     ),
     (partition("iid", seed=-1), ("partition: seed = -1 is refused", "allowed: 0 to")),
     (partition("iid", seed=[0]), ("partition: seed = [0] is refused",)),
@@ -208,6 +221,21 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     ),
     (sweep(over={"alpha": [0.1]}), ("sweep: alpha is given twice", "allowed: in `partition` only")),
     (sweep(over={"folder": ["a"]}), ("sweep: folder is no argument",)),
+    (lambda: nd.EarlyStop(patience=-1), ("EarlyStop: patience = -1 is refused", "from 1 to")),
+    (
+        lambda: nd.EarlyStop(patience="x", min_delta=float("nan"), after=-5),  # type: ignore[arg-type]  # the mistake
+        ("EarlyStop: patience = 'x' is refused", "whole number"),
+        ("EarlyStop: min_delta = nan is refused",),
+        ("EarlyStop: after = -5 is refused",),
+    ),
+    # a round that no memory holds
+    (run(local_steps=10**9), ("run: local_steps = 1000000000 is refused", "0 to 100000000")),
+    (run(epochs=10**9), ("run: epochs = 1000000000 is refused", "1 to 100000000")),
+    (
+        run(local_steps=10**7, batch_size=32),
+        ("run: local_steps = 10000000 is refused", "360 samples would read", "at most 100000000"),
+    ),
+    (run(epochs=10**6), ("run: epochs = 1000000 is refused", "360 samples would read 360000000")),
     # what training finds
     (run(lr=1e30), ("run: fedavg, seed 0: round 1, client 0", "not finite", "lower lr")),
     (
@@ -252,8 +280,19 @@ def test_results_that_are_not_there() -> None:
         (lambda: results.compare("fedprox"), "compare: 'fedprox' has no result; allowed: fedavg"),
         (lambda: results.compare("fedav"), "compare: 'fedav' has no result .did you mean 'fedavg'"),
         (results[2:].plot, "plot: there are no results"),
-        (lambda: results.plot(ax=object()), "plot: ax is one panel, but there are 2 settings"),  # type: ignore[arg-type]  # never drawn into
+        (lambda: results.plot(ax=object()), "plot: ax = <object .*; allowed: one Axes"),  # type: ignore[arg-type]  # the mistake
+        (lambda: results[0].plot("x"), "plot: ax = 'x' is refused; allowed: one Axes"),  # type: ignore[arg-type]  # the mistake
+        (lambda: results[:1].plot_clients(3), "plot: ax = 3 is refused; allowed: one Axes"),  # type: ignore[arg-type]  # the mistake
+        (lambda: results.plot(pyplot.gca()), "plot: ax is one panel, but there are 2 settings"),
+        (lambda: results["fedavg"], r"results\['fedavg'\] is refused; allowed: .*; names: none"),
+        (
+            lambda: results[:1]["fedav"],
+            r"results\['fedav'\] .*did you mean 'fedavg'.*names: fedavg",
+        ),
+        (lambda: results[1.5], r"results\[1.5\] is refused"),
     ):
         with pytest.raises(nd.UserError, match=f"^{words}"):
             call()
     assert results[2:].rounds.empty
+    assert results[:1]["fedavg"] is results[0] is results[np.int64(0)]
+    assert results.index(results[1]) == 1, "a number that is too large stays an IndexError"

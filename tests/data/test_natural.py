@@ -118,7 +118,7 @@ def test_data_that_do_not_say_whose_a_sample_is_are_refused(name):
     message = (
         f"partition {name}: data set 'mnist' doesn't say whose samples are whose; allowed: a "
         "data set that does "
-        "(femnist, sent140, arrays with client ids), or the partitions iid, dirichlet, "
+        "(femnist, sent140, a table, texts or arrays with an `owner`), or the partitions iid, "
     )
     with pytest.raises(UserError, match=re.escape(message)) as caught:
         partition(name, DIGITS, everything(DIGITS), 5, 0, None, "data set 'mnist'")

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Ask,
+    Asks,
+    Client,
+    Component,
+    Exchanges,
+    Server,
+    Setting,
+    Trace,
+)
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
-from fedml_noniid.plugins.engines.clients import Clients
+from fedml_noniid.plugins.core.trees import Tree
+from fedml_noniid.plugins.engines.clients import Clients, marked
 from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.sequential import Sequential
 from tests import federation
@@ -114,7 +126,7 @@ def test_a_loss_that_is_not_finite_names_client_and_round(
         recipe, of=poisoned, engine=engine, cohort=2, rounds=first + 2
     )
     with pytest.raises(
-        NonFiniteError, match=rf"round {first}, client 2: loss or update is not finite"
+        NonFiniteError, match=rf"round {first}, client 2: loss, update or memory is not finite"
     ) as error:
         simulation.run()
     assert "\n" not in str(error.value)
@@ -124,13 +136,13 @@ def test_a_loss_that_is_not_finite_names_client_and_round(
 @ENGINES
 def test_an_update_that_is_not_finite_stops_the_run(engine: str) -> None:
     """The loss of the last step is still finite; the step after it is not."""
-    with pytest.raises(NonFiniteError, match=r"round 1, client \d: loss or update"):
+    with pytest.raises(NonFiniteError, match=r"round 1, client \d: loss, update or memory"):
         federation.run("fedavg", lr=1e38, epochs=1, engine=engine)
 
 
 def test_a_server_step_that_is_not_finite_stops_the_run() -> None:
     with pytest.raises(NonFiniteError, match=r"round 1, server"):
-        federation.run("fednnnn", {"fednnnn": {"beta": 1e300}})
+        federation.run("fednnnn", {"fednnnn": {"beta": 1e38}}, lr=100.0)
 
 
 def test_a_first_map_that_is_not_finite_names_its_client(poisoned: federation.Federation) -> None:
@@ -138,3 +150,90 @@ def test_a_first_map_that_is_not_finite_names_its_client(poisoned: federation.Fe
     unnoticed."""
     with pytest.raises(NonFiniteError, match=r"round [01], client 2"):
         federation.run("rfedavg", of=poisoned, cohort=6)
+
+
+@pytest.mark.parametrize(
+    ("engine", "workers"), [("sequential", 1), ("sequential", 2), ("vectorized", 1)]
+)
+def test_an_own_model_that_is_not_finite_names_client_and_round(engine: str, workers: int) -> None:
+    """v is near w_0 after one step, near 1e36 after two, and overflows in the third, which client 2
+    is the first to take. w has the numbers of FedAvg, which are fine."""
+    how: dict[str, Any] = {"engine": engine, "workers": workers, "cohort": 6, "rounds": 1}
+    assert federation.run("fedavg", **how).rows
+    with pytest.raises(NonFiniteError, match=r"round 1, client 2: .* memory is not finite"):
+        federation.run("ditto", {"ditto": {"lam": 1e38}}, **how)
+
+
+@dataclass(frozen=True)
+class Keeps(Component):
+    """Has client 2 keep a number that is not finite, in one of its hooks."""
+
+    name: ClassVar[str] = "keeps"
+    hook: str = "report"
+
+    def exchanges(self, setting: Setting) -> Exchanges:
+        return Exchanges(round=1)
+
+    def init_client(self, client: Client) -> Tree:
+        return {"kept": torch.zeros(2), "counts": torch.zeros(2, dtype=torch.int64)}
+
+    def message(self, server: Server) -> Tree:
+        return {"spoilt": torch.tensor(server.cohort) == 2}
+
+    def spoilt(self, client: Client, hook: str) -> Answer:
+        """1e38 twice, the sum of which overflows, is finite; where it is spoilt, it is not."""
+        spoilt = client.each["spoilt"].float() * float(self.hook == hook)
+        return Answer(memory={"kept": torch.stack([1e38 / (1 - spoilt), torch.tensor(3e38)])})
+
+    def report(self, trace: Trace, client: Client) -> Answer:
+        return self.spoilt(client, "report")
+
+    def survey(self, server: Server) -> Asks:
+        if server.round:
+            yield Ask("again", server.cohort, server.params, each=self.message(server))
+
+    def answer(self, client: Client) -> Answer:
+        return self.spoilt(client, "answer")
+
+
+@ENGINES
+@pytest.mark.parametrize("hook", ["report", "answer", "nowhere"])
+def test_what_a_client_keeps_is_finite(
+    engine: str, hook: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(recipes.METHODS, "keeps", Keeps)
+    first = next(t for t in range(1, 99) if 2 in draw_cohort(3, t, 6, 2))
+    made = federation.simulation(
+        "keeps", {"keeps": {"hook": hook}}, engine=engine, cohort=2, rounds=first
+    )
+    if hook == "nowhere":
+        assert len(made.run().rows) == first, "large numbers are finite"
+        return
+    with pytest.raises(NonFiniteError, match=rf"round {first}, client 2: .* memory is not finite"):
+        made.run()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_is_marked_by_any_number_that_is_not_finite(value: float) -> None:
+    loss = torch.tensor(0.1)
+    fine = {
+        "m": {"c": torch.tensor([-3e38, 3e38]), "n": torch.tensor([2**40]), "e": loss[None][:0]}
+    }
+    assert marked(loss, fine).equal(loss) and marked(loss, {}) is loss
+    assert marked(loss, {**fine, "v": torch.tensor([[0, value]])}).isnan()
+    wide = marked(loss, {"v": torch.tensor([1e300], dtype=torch.float64)})
+    assert wide.equal(loss) and wide.dtype == loss.dtype
+
+
+@pytest.mark.parametrize(
+    ("recipe", "named"),
+    [("fedavg", "round 2, server: .* test loss"), ("ditto", "round 2, client 0")],
+)
+def test_a_test_loss_that_is_not_finite_stops_the_run(recipe: str, named: str) -> None:
+    """Of the model of all, or of a client's own. The test is due after round 2."""
+    of = federation.federation()
+    of.test.x[:] = torch.nan
+    made = federation.simulation(recipe, of=of, evaluate_every=2)
+    with pytest.raises(NonFiniteError, match=named):
+        made.run()
+    assert len(made.loop.rows) == 1

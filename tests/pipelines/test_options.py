@@ -44,6 +44,7 @@ from fedml_noniid.plugins.recipes import METHODS
 from fedml_noniid.plugins.silo import settings as silo
 
 HUGE = 10**400  # too large for a float
+LARGE = 1e39  # too large for a float32
 
 
 def wrong(hint: Any, none: bool = False) -> list[object]:
@@ -56,7 +57,7 @@ def wrong(hint: Any, none: bool = False) -> list[object]:
         end
         for of in about
         if isinstance(of, Range)
-        for end in (of.low - 1, of.high + 1)
+        for end in (of.low - max(1, abs(of.low)), of.high + max(1, abs(of.high)))
         if math.isfinite(end)
     ]
     nothing: list[object] = [] if none else [None]
@@ -100,7 +101,8 @@ def test_wrong_options_are_named(name: str) -> None:
     fields = model_of(KINDS[name]).model_fields
     for key, field in fields.items():
         hint = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
-        for value in wrong(hint):
+        large = [LARGE] if float in (hint, *get_args(hint)) else []
+        for value in (*wrong(hint), *large):
             with pytest.raises(UserError) as error:
                 check_options(KINDS[name], {key: value})
             first = next(one for one in error.value.mistakes if one.where[0] == key)

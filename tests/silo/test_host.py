@@ -158,7 +158,14 @@ def test_a_diverging_silo_is_named():
     _, trainers = world.pair("fedavg", {})
     aggregator, _ = world.pair("fedavg", {})
     trainers[1]._batches = [(x * float("inf"), y) for x, y in trainers[1]._batches]
-    with pytest.raises(UserError, match="round 1, client 1: loss or update is not finite"):
+    with pytest.raises(UserError, match="round 1, client 1: loss, update or memory is not finite"):
+        world.uploads(aggregator.get_model_params(), trainers)
+
+
+def test_a_silo_whose_own_model_diverges_is_named():
+    """Nothing that it sends is wrong: only the silo knows."""
+    aggregator, trainers = world.pair("ditto", {"ditto": {"lam": 1e38}})
+    with pytest.raises(UserError, match=r"round 1, client \d: .* memory is not finite"):
         world.uploads(aggregator.get_model_params(), trainers)
 
 

@@ -275,7 +275,7 @@ def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
     assert re.match(
         r"server \(rank 0\): round 1, job 'train': \d of 3 silos answered in \d+ s and the "
         r"quorum is 3 "
-        r"\(silo \d \(rank \d\): round 1, client \d: loss or update is not finite",
+        r"\(silo \d \(rank \d\): round 1, client \d: loss, update or memory is not finite",
         str(found.value),
     )
     assert time.monotonic() - began < DEADLINE_S / 2
