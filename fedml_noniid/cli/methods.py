@@ -73,8 +73,8 @@ def show(
     """Show what a recipe does, and what silos and server send each other.
 
     A deployment checks every message against the same names, types and shapes. They are shown for
-    a small network, or for that of --config, whose server's data file must be there. A dotted path
-    such as my_package.fedx.FedX names a method of yours.
+    a small network, or for that of --config, whose server's data file must be there. A method of
+    yours is named as my_package.fedx:FedX.
     """
     from fedml_noniid.pipelines.tools import messages, recipes
 

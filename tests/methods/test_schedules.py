@@ -94,8 +94,11 @@ def test_rates_worked_out_by_hand(setting: Any, wanted: list[float]) -> None:
             "every is unknown; allowed: start, warm_up, factor, decay",
         ),
         ({"start": 0.4, "decay": "exponential", "factor": 1.5}, "factor = 1.5 is refused"),
-        ({"start": 0.4, "decay": "step"}, "decay = step needs one of `every` (rounds) and `at`"),
-        ({"start": 0.4, "decay": "step", "every": 2, "at": [3]}, "decay = step needs one of"),
+        (
+            {"start": 0.4, "decay": "step"},
+            "decay = step needs either `every` (rounds, from 1 up) or `at`",
+        ),
+        ({"start": 0.4, "decay": "step", "every": 2, "at": [3]}, "decay = step needs either"),
         ({"start": 0.4, "decay": "step", "at": [0]}, "at[0] = 0 is refused"),
         ({"start": 0.4, "decay": "step", "at": 3}, "at = 3 is refused; allowed: a list"),
         (
