@@ -131,7 +131,7 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     ),
     (
         partition("iid", clients=500, validation=0.9, seed=3),
-        ("partition: clients = 500 is refused", "validation and public hold out", "1437, seed 3"),
+        ("partition: clients = 500 is refused", "validation and public hold out", "of 1437)"),
     ),
     (partition("iid", seed=-1), ("partition: seed = -1 is refused", "allowed: 0 to")),
     (partition("iid", seed=[0]), ("partition: seed = [0] is refused",)),

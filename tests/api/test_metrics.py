@@ -108,7 +108,10 @@ def lists(outputs: Tensor, labels: Tensor) -> list[float]:
     ("metrics", "words"),
     [
         ({margin: {"scal": 2}}, r"run: metrics.*margin.scal is unknown .did you mean 'scale'.*"),
-        ({margin: {"scale": "2"}}, r"run: metrics.*margin.scale = '2' is refused; .*a number"),
+        (
+            {margin: {"scale": "2"}},
+            r"run: metrics.*margin.scale = '2' is refused; .*a number from -1e.38 to 1e.38",
+        ),
         ([fails], r"run: metric 'fails' failed, .*test_metrics.py, line \d+: ZeroDivisionError.*"),
         ([accuracy], "run: metric 'accuracy': the name 'accuracy' is refused; allowed: letters.*"),
         ([lists], r"run: metric 'lists' returned \[1.0, 2.0\]; allowed: a finite number or NaN.*"),

@@ -27,7 +27,7 @@ from tests.silo.test_skew import shard, study
 def test_silos_hold_their_own_drift(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
     of = settings(skews)
     place, whole = study(tmp_path, digits, of), partitioned(digits, of).indices.skew.drift
-    stage, server = parts_of_deploy(place, of).drift, shard(tmp_path, 0).drift
+    stage, server = parts_of_deploy(place, of, of.deploy).drift, shard(tmp_path, 0).drift
     for round_ in range(5):
         assert (
             stage.concept(round_).tolist()

@@ -43,7 +43,7 @@ def test_silos_hold_what_the_simulation_trains_on(
     """The files of `noniid deploy shards`, and the parts of the deploy stage, to the bit."""
     of, simulated = settings(skews), item(digits, skews)
     clients, tests = simulated.simulation().engine.clients, simulated.client_tests()
-    parts = parts_of_deploy(study(tmp_path, digits, of), of)
+    parts = parts_of_deploy(study(tmp_path, digits, of), of, of.deploy)
     for client, positions in clients.indices.items():
         mine = shard(tmp_path, client + 1).parts
         expected = Samples(clients.train.x[positions], clients.train.y[positions])
@@ -57,7 +57,7 @@ def test_another_number_of_silos_is_dealt_and_skewed_anew(digits: Dataset, tmp_p
     of = settings(LABEL_NOISE | ROTATION)
     place = study(tmp_path, digits, of)
     of = of.model_copy(update={"deploy": of.deploy.model_copy(update={"silos": 3})})
-    parts, clean = parts_of_deploy(place, of), digits.normalised("train")
+    parts, clean = parts_of_deploy(place, of, of.deploy), digits.normalised("train")
     assert len(parts.clients) == 3
     wrong = []
     for client, positions in enumerate(parts.clients):

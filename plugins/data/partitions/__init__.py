@@ -92,7 +92,7 @@ def divided(
     indices = np.sort(np.asarray(indices, dtype=np.int64))
     if data.train_owner is None and goes_by_owner(name):
         raise _ownerless(name, source)
-    whole_number("clients", n_clients, 1, len(indices), _left(indices, labels, seed))
+    whole_number("clients", n_clients, 1, len(indices), _left(indices, labels))
     owners = None if data.train_owner is None else data.train_owner.numpy()[indices]
     samples = data.train_x.numpy()[indices] if "samples" in own.asks_for(function) else None
     given = {"labels": labels[indices], "n_clients": n_clients, "owners": owners}
@@ -106,13 +106,13 @@ def _of(indices: Ints, clients: Sequence[Ints]) -> Ragged:
     return Ragged(indices[positions.flat], positions.offsets)
 
 
-def _left(indices: Ints, labels: Ints, seed: int) -> str:
+def _left(indices: Ints, labels: Ints) -> str:
     """How many samples there are to assign, and why not all."""
     words = f" ({len(indices)} training samples"
     if len(indices) == len(labels):
         return f"{words})"
     held_out = len(labels) - len(indices)
-    return f"{words}; validation and public hold out {held_out} of {len(labels)}, seed {seed})"
+    return f"{words}; validation and public hold out {held_out} of {len(labels)})"
 
 
 def _ownerless(name: str, source: str) -> UserError:
@@ -147,7 +147,7 @@ def partition(
     if name in BY_OWNER and owners is None:
         raise _ownerless(name, source)
     if name in BY_LABEL:
-        left = _left(indices, labels, seed)
+        left = _left(indices, labels)
         n_clients = whole_number("clients", n_clients, 1, len(indices), left)
     of = np.asarray(owners if name in BY_OWNER else labels)
     clients = function(of[indices], n_clients, stream(seed, "partition"), **params)
