@@ -18,7 +18,7 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21440,
+    SOURCE: 21439,
     TESTS: 22014,
     ("plugins/core",): 1440,
     ("plugins/privacy",): 167,
@@ -47,7 +47,7 @@ WIDER = {  # functions with more parameters, and why
     "simulated": "one parameter per part of a deployment in the tests",
 }
 DEPTH = 5  # blocks inside each other in a function
-WIDTH, WIDE_LINES = 100, 21  # columns of a line; lines that are wider
+WIDTH, WIDE_LINES = 100, 17  # columns of a line; lines that are wider
 SKIPS = 1  # statements that the formatter skips: tables of numbers
 CONTRACT = "plugins/core/component.py"
 MEMBERS, TYPES = 32, 16  # of `Component`; of its file

@@ -33,7 +33,7 @@ from fedml_noniid.plugins.data import datasets, user_files
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import memory, simulation
 from fedml_noniid.plugins.engines.local_training import LearningRate
-from fedml_noniid.plugins.engines.run_settings import RunSettings
+from fedml_noniid.plugins.engines.run_settings import RunSettings, filled
 from fedml_noniid.plugins.models.embed import EmbedSettings
 from fedml_noniid.plugins.models.settings import ModelSettings
 from fedml_noniid.plugins.own_code import is_own, is_path, look_in, source_of
@@ -70,13 +70,6 @@ def _file_name(name: str) -> str:
     if not name.isprintable() or {*name} & {*"/\\"} or not 1 <= len(name.encode()) <= LONGEST:
         raise UserError(value=name, allowed=f"a name without slashes, at most {LONGEST} bytes")
     return name
-
-
-def _filled(entries: object) -> object:
-    """`name:` with nothing behind it is an entry without settings."""
-    if not isinstance(entries, dict):
-        return entries
-    return {key: {} if value is None else value for key, value in entries.items()}
 
 
 LONGEST_NAME = 100  # characters of a scenario's or an entry's name
@@ -282,9 +275,9 @@ class Config(Section):
     experiment: Annotated[str, AfterValidator(_file_name)]
     data: DataSettings
     scenario_names: Names
-    scenarios: Annotated[dict[Name, Scenario], BeforeValidator(_filled)]
+    scenarios: Annotated[dict[Name, Scenario], BeforeValidator(filled)]
     recipe_names: Annotated[list[EntryName], Field(min_length=1)]
-    recipes: Annotated[dict[EntryName, Recipe], BeforeValidator(_filled)]
+    recipes: Annotated[dict[EntryName, Recipe], BeforeValidator(filled)]
     seeds: Seeds
     train: TrainSettings
     machine: MachineSettings = MachineSettings()

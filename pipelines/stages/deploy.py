@@ -73,7 +73,10 @@ def planned(root: Path, **options: object) -> config.Config:
         settings = config.checked(found, config.FILE)
         deploy = config.DeploySettings(**wanted)
         with located("recipes", deploy.recipe, source=config.FILE):
-            check.compose(settings, deploy.recipe, deploy.scenario, deployed=True)
+            algorithm = check.compose(settings, deploy.recipe, deploy.scenario, deployed=True)
+            if deploy.secure_sums:
+                owns = bool(algorithm.needs.personal) or algorithm.own_model is not None
+                deployments.refuse_what_reads_more(algorithm, owns)
         deployment_of(settings, deploy)
     except UserError as error:
         raise error.changed(lambda one: _of_option(one, named)) from error.__cause__

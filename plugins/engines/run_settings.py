@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedml_noniid.plugins.engines.metrics import Metric
 
 
-def _filled(named: object) -> object:
+def filled(named: object) -> object:
     """`name:` with nothing behind it is without options."""
     if not isinstance(named, dict):
         return named
@@ -31,7 +31,7 @@ def _listed(named: object) -> object:
         return {name: {} for name in named}
     if not isinstance(named, dict):
         raise UserError(value=named, allowed="a list of metrics, or {metric: options}")
-    return _filled(named)
+    return filled(named)
 
 
 Named = dict[str, dict[str, Any]]  # name -> options
@@ -40,7 +40,7 @@ Named = dict[str, dict[str, Any]]  # name -> options
 class RunSettings(LocalTraining):
     """Local training, the callbacks of a run and its metrics."""
 
-    callbacks: Annotated[Named, BeforeValidator(_filled)] = Field(
+    callbacks: Annotated[Named, BeforeValidator(filled)] = Field(
         default={}, exclude_if=lambda given: not given
     )
     metrics: Annotated[Named, BeforeValidator(_listed)] = Field(

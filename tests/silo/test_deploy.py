@@ -195,6 +195,9 @@ def test_loopback_runs_the_studys_settings_and_data(prepared, monkeypatch, optio
         ("--silos 1", "--silos = 1 is refused; allowed: a whole number from 2"),
         ("--silos 6", "--silos = 6 is refused; allowed: 2 to 5, the clients of scenario"),
         ("--secure-sums 5", "--secure-sums = 5 is refused; allowed: 0 (the server sees each"),
+        ("--recipe ditto --secure-sums 2", "--recipe ditto: recipe 'ditto' can't run with tra"),
+        ("--recipe fedper --secure-sums 2", "--recipe fedper: recipe 'fedper' can't run with"),
+        ("--recipe ccn --secure-sums 2", "--recipe ccn: recipe 'ccn' can't run with train_a"),
         ("--out .", ".: holds .items, and no run on this machine wrote that"),
     ],
 )
