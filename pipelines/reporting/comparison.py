@@ -66,8 +66,7 @@ class Comparison(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse`, `undecided`, `no difference` (that the test set can show), `same
-        weights`.
+        """`better`, `worse`, `undecided`, `within one sample` (of the test set), `same weights`.
 
         Without a test `one seed` or `no seed`.
         """
@@ -77,7 +76,7 @@ class Comparison(NamedTuple):
             return "one seed" if self.differences else "no seed"
         decided = self.holm_p is not None and self.holm_p < LEVEL
         if self.is_below_a_sample and (decided or max(-self.low, self.high) <= self.step + TINY):
-            return "no difference"
+            return "within one sample"
         if decided:
             return "better" if self.mean > 0 else "worse"
         return "undecided"

@@ -79,10 +79,10 @@ def test_holm_by_hand(ps: Sequence[float], adjusted: Sequence[float]) -> None:
     [
         ([], 1, "no seed"),
         ([9], 1, "one seed"),
-        ([0, 0, 0], 1, "no difference"),
-        ([1, 1, 1], 1, "no difference"),
-        ([-1, -1, -1], 1, "no difference"),
-        ([0.8, 1, 1.2, 1, 1], 1, "no difference"),  # decided, but one sample on average
+        ([0, 0, 0], 1, "within one sample"),
+        ([1, 1, 1], 1, "within one sample"),
+        ([-1, -1, -1], 1, "within one sample"),
+        ([0.8, 1, 1.2, 1, 1], 1, "within one sample"),  # decided, but one sample on average
         ([2, 2, 2], 1, "better"),  # p = 0.027
         ([2, 2, 2], 2, "undecided"),
         ([-2, -2, -3], 1, "worse"),  # t = 7, p = 0.020
