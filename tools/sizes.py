@@ -19,7 +19,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
     SOURCE: 21443,
-    TESTS: 22054,
+    TESTS: 22072,
     ("plugins/core",): 1440,
     ("plugins/privacy",): 167,
     ("plugins/silo",): 1636,
