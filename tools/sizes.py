@@ -18,8 +18,8 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21446,
-    TESTS: 22083,
+    SOURCE: 21472,
+    TESTS: 22126,
     ("plugins/core",): 1440,
     ("plugins/privacy",): 167,
     ("plugins/silo",): 1636,
