@@ -18,10 +18,10 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21443,
-    TESTS: 22054,
+    SOURCE: 21452,
+    TESTS: 22096,
     ("plugins/core",): 1440,
-    ("plugins/privacy",): 167,
+    ("plugins/privacy",): 127,
     ("plugins/silo",): 1636,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
