@@ -19,7 +19,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
     SOURCE: 21481,
-    TESTS: 22150,
+    TESTS: 22168,
     ("plugins/core",): 1440,
     ("plugins/privacy",): 127,
     ("plugins/silo",): 1636,
