@@ -29,14 +29,15 @@ EVERYTHING = {
     "site",
     "extras",
 } | METHODS
-EVERYTHING |= {"foreign", "losses", "metrics", "own_code", "rates", "simulate"}
+EVERYTHING |= {"foreign", "loads", "losses", "metrics", "own_code", "rates", "simulate"}
 # Beside itself, what of `plugins` a package imports.
 ALLOWED = {
     "core": set[str](),
     "extras": {"core"},
     "data": {"core", "extras", "own_code"},
     "models": {"core", "data", "own_code"},
-    "own_code": {"core"},
+    "loads": set[str](),
+    "own_code": {"core", "loads"},
     "rates": {"core", "own_code"},
     "losses": {"core", "own_code"},
     "metrics": set[str](),
