@@ -18,8 +18,8 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21501,
-    TESTS: 22090,
+    SOURCE: 21534,
+    TESTS: 22202,
     ("plugins/core",): 1440,
     ("plugins/privacy",): 167,
     ("plugins/silo",): 1636,

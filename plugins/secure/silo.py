@@ -78,16 +78,16 @@ class SecureSilo:
         self,
         answered: Callable[[Down], Up],
         terms: Terms,
-        kit: certificates.Kit,
+        rank: int,
+        kit: Path,
         of: tuple[str, str],
         path: Path,
     ) -> None:
-        """`of`: the run and the SHA-256 of the study. `path`: the file with the sets that this silo
-        has added to. It survives restarts and runs."""
+        """`kit`: the folder with this silo's certificates. `of`: the run and the SHA-256 of the
+        study. `path`: the file with the sets that this silo has added to. It survives restarts and
+        runs. Raises UserError."""
         self._inner, self._terms, self._of, self._sets = answered, terms, of, Sets(path)
-        self._ca = x509.load_pem_x509_certificate(kit.ca)
-        self._certificate = x509.load_pem_x509_certificate(kit.certificate)
-        self._key = load_pem_private_key(kit.key, password=None)
+        self._rank, self._folder, self._kit = rank, kit, certificates.Kit.read(kit, rank)
         self._made: _Made | None = None
 
     def answered(self, down: Down) -> Up:
@@ -104,9 +104,13 @@ class SecureSilo:
             made = _Made(down.exchange, down.ask.job, question, answer, leaves, levels, own)
         self._made = made = made._replace(exchange=down.exchange, key=own)
         public = own.public_key().public_bytes_raw()
-        assert isinstance(self._key, EllipticCurvePrivateKey), "kits have keys of this kind"
-        signed = masks.signature(self._key, self._exchange(down), client, public)
-        der = self._certificate.public_bytes(Encoding.DER).ljust(CERTIFICATE_BYTES, b"\0")
+        with suppress(UserError):  # while the operator replaces it
+            self._kit = certificates.Kit.read(self._folder, self._rank)
+        private = load_pem_private_key(self._kit.key, password=None)
+        assert isinstance(private, EllipticCurvePrivateKey), "kits have keys of this kind"
+        signed = masks.signature(private, self._exchange(down), client, public)
+        certificate = x509.load_pem_x509_certificate(self._kit.certificate)
+        der = certificate.public_bytes(Encoding.DER).ljust(CERTIFICATE_BYTES, b"\0")
         announced = dict(zip(ANNOUNCED, (public, signed, der), strict=True))
         sent = {key: made.leaves[key] for key in COUNTS}
         sent |= {
@@ -161,9 +165,10 @@ class SecureSilo:
             raise UserError("the sum leaves out numbers of this silo: their level is missing")
         exchange, keys = self._exchange(down), tuple(map(_bytes, given["key"]))
         rows = zip(clients, keys, given["signature"], given["certificate"], strict=True)
+        ca = x509.load_pem_x509_certificate(self._kit.ca)
         for client, key, signed, certificate in rows:
             if client != me:
-                public = certified(self._ca, client, _bytes(certificate))
+                public = certified(ca, client, _bytes(certificate))
                 masks.check_signature(public, exchange, client, key, _bytes(signed))
         total, levels = given["total"].item(), _bytes(given["levels"])
         return masks.Request(exchange, down.step, total, levels, clients, keys)

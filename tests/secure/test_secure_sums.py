@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import threading
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -143,11 +145,8 @@ class Running:
                 asked = down._replace(terms=self.terms.fingerprint)
                 return wire.up(client, down.exchange, silo.answer(asked))
 
-            mine = certificates.Kit.read(kit, client + 1)
-            secure = SecureSilo(
-                own, self.terms, mine, (calls.run, "study"), memory.with_suffix(".sums")
-            )
-
+            of, sets = (calls.run, "study"), memory.with_suffix(".sums")
+            secure = SecureSilo(own, self.terms, client + 1, kit, of, sets)
             inner = secure.answered if self.terms.secure_sums else own
 
             def answered(down: wire.Down) -> wire.Up:
@@ -204,19 +203,23 @@ class KilledError(Exception):
 
 
 class Direct:
-    """A coordinator whose silos answer at once, and never fail."""
+    """A coordinator whose silos answer at once."""
 
     run, study = "this run", "study"
 
     def __init__(self, silos: Sequence[SecureSilo], quorum: int = 0) -> None:
-        self.silos, self.ca = silos, silos[0]._ca
+        self.silos, self.ca = silos, x509.load_pem_x509_certificate(silos[0]._kit.ca)
         self.comm = settings.CommArgs(quorum=quorum)
         self.masked_bytes, self.away = 0, frozenset[int]()
         self.parts: float = math.inf  # of sums; then the server is killed
         self.asked: list[tuple[tuple[int, ...], int]] = []  # who, and how many had to answer
+        self.failed: dict[int, str] = {}
+        self.before: Callable[[wire.Down], None] = lambda down: None
 
     def ask(self, down: wire.Down, schema: Tree, check: Check, quorum: int) -> dict[int, Tree]:
+        self.before(down)
         found: dict[int, Tree] = {}
+        self.failed = {}
         self.asked.append((down.ask.to, quorum))
         there = [k for k in down.ask.to if k not in self.away]
         if len(there) < quorum:
@@ -226,11 +229,21 @@ class Direct:
                 self.parts -= 1
                 if self.parts < 0:
                     raise KilledError
-            up = self.silos[k].answered(wire.row_of(down, k))
-            wire.fit(up["leaves"], schema, wire.silo(k))
-            self.masked_bytes += up["leaves"][SUM].nbytes if SUM in up["leaves"] else 0
-            found[k] = check(up, k, None)
+            try:
+                up = self.silos[k].answered(wire.row_of(down, k))
+                wire.fit(up["leaves"], schema, wire.silo(k))
+                found[k] = check(up, k, None)
+            except UserError as error:
+                self.failed[k] = str(error)
+            else:
+                self.masked_bytes += up["leaves"][SUM].nbytes if SUM in up["leaves"] else 0
+        if len(found) < quorum:
+            raise QuorumError(str(self.failed))
         return found
+
+    def status(self) -> Mapping[str, Mapping[int, str]]:
+        """As of the last message."""
+        return {"failed": self.failed}
 
     def gather(self, resumed: bool) -> None:
         """All are there."""
@@ -244,8 +257,8 @@ def secure_silos(terms: settings.Terms, data: Parts, kits: Path, folder: Path) -
         def own(down: wire.Down) -> wire.Up:
             return wire.up(client, down.exchange, silo.answer(down))
 
-        kit = certificates.Kit.read(kits / str(client + 1), client + 1)
-        return SecureSilo(own, terms, kit, ("this run", "study"), folder / f"{client}.sums")
+        rank, of = client + 1, ("this run", "study")
+        return SecureSilo(own, terms, rank, kits / str(rank), of, folder / f"{client}.sums")
 
     return [made(k, silo) for k, silo in enumerate(world.silos_of(terms, data))]
 
@@ -457,6 +470,51 @@ def test_silos_that_say_what_is_not_so_cost_themselves_alone() -> None:
     noted = {k: [everybody] for k in range(6)}
     assert len(largest(noted, 3)) == 4, "silo 6 is away: three less"
     assert {0, 1, 2, 3, 4} & {*largest(noted | {5: [frozenset({0, 5})]}, 3)} >= {0, 1, 2, 3}
+
+
+def test_kits_are_renewed_in_a_run(
+    kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes go on. Silo 0 is renewed between its key and the sum. Silo 3's kit of 14 days
+    ends between the two, so the exchange begins again."""
+    own, clock = tmp_path / "kits", [certificates.now()]
+    data, terms = parts(4), deployment("fedavg", 4, 2)
+    # (days since the message before, ranks that are renewed); questions and sums in turns
+    days = iter([(0, ()), (7, (1,)), (5, (2, 3)), (3, (4,)), (1, ()), (4, ())])
+    for module in (certificates, authority):
+        monkeypatch.setattr(module, "now", lambda: clock[0])
+    authority.make(own, 4)
+    made = settings.terms(terms, "fedavg", world.network(takes_norms("fedavg", {})))
+    direct = Direct(secure_silos(made, data, own, tmp_path))
+    refused: list[str] = []
+
+    def before(down: wire.Down) -> None:
+        refused.extend(direct.failed.values())
+        passed, ranks = next(days)
+        clock[0] += datetime.timedelta(days=passed)
+        for rank in ranks:
+            authority.renew(own, rank)
+
+    direct.before = before
+    server = ServerRun(made, world.shards_of(data)[0])
+    server.serve(direct)
+    assert refused == ["silo 3 (rank 4) has no valid certificate of this federation"] * 3
+    assert world.digest(server.loop.outcome) == loopback.simulate(terms, data)
+    assert not server.missing
+
+
+def test_a_cohort_below_the_quorum_has_to_answer_whole(kits: Path, tmp_path: Path) -> None:
+    """As without secure sums."""
+    data, comm = parts(6), {"quorum": 4}
+    terms = deployment("fedavg", 6, 2, cohort=3, comm=comm)
+    made = settings.terms(terms, "fedavg", world.network(takes_norms("fedavg", {})))
+    direct, server = (
+        Direct(secure_silos(made, data, kits, tmp_path), quorum=4),
+        ServerRun(made, world.shards_of(data)[0]),
+    )
+    server.serve(direct)
+    assert {(len(to), quorum) for to, quorum in direct.asked} == {(3, 3), (3, 1)}
+    assert world.digest(server.loop.outcome) == loopback.simulate(terms, data)
 
 
 class Lives(NamedTuple):
