@@ -18,10 +18,10 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21534,
-    TESTS: 22202,
+    SOURCE: 21543,
+    TESTS: 22244,
     ("plugins/core",): 1440,
-    ("plugins/privacy",): 167,
+    ("plugins/privacy",): 127,
     ("plugins/silo",): 1636,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
