@@ -22,10 +22,9 @@ asks some silos for another answer, and may ask for it again over other sets.
 from __future__ import annotations
 
 import fcntl
-import json
 import math
-from collections.abc import Callable, Sequence, Set
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,9 +39,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.sums import LEVELS
 from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.data.files import Lines, opened, writing
+from fedml_noniid.plugins.data.chained import ChainedLines
+from fedml_noniid.plugins.data.files import opened, writing
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.streaming import Weighing
@@ -54,6 +53,10 @@ from fedml_noniid.plugins.silo.wire import Down, Up
 
 SUM = "sum"  # the job of adding up
 COUNTS = ("n", "steps", "loss")  # of a reply; the server sees them
+REMEDY = (
+    "it says which sums this silo has been part of; restore both files from a backup, or move them "
+    "away and start a new run with another seed"
+)
 CERTIFICATE_BYTES = 2048  # of a certificate as DER, with zeros behind it
 # What a silo sends beside its counts.
 ANNOUNCED = {"key": 32, "signature": masks.SIGNATURE_BYTES, "certificate": CERTIFICATE_BYTES}
@@ -86,7 +89,8 @@ class SecureSilo:
         """`kit`: the folder with this silo's certificates. `of`: the run and the SHA-256 of the
         study. `path`: the file with the sets that this silo has added to. It survives restarts and
         runs. Raises UserError."""
-        self._inner, self._terms, self._of, self._sets = answered, terms, of, Sets(path)
+        self._inner, self._terms, self._of = answered, terms, of
+        self._sets = Sets(path, f"rank {rank}")
         self._rank, self._folder, self._kit = rank, kit, certificates.Kit.read(kit, rank)
         self._made: _Made | None = None
 
@@ -192,7 +196,7 @@ def requested(silos: int, tensors: int) -> Params:
     """The structure of a request for a sum over so many silos, of so many tensors."""
     rows = {key: torch.zeros(silos, size, dtype=torch.uint8) for key, size in ANNOUNCED.items()}
     return rows | {
-        "levels": torch.zeros(tensors, LEVELS, dtype=torch.uint8),
+        "levels": torch.zeros(tensors, vectors.LEVELS, dtype=torch.uint8),
         "clients": torch.zeros(silos, dtype=torch.int64),
         "total": torch.zeros((), dtype=torch.float64),
     }
@@ -211,29 +215,20 @@ def admits(earlier: Sequence[Set[int]], now: Set[int], least: int) -> bool:
 class Sets:
     """Remembers to which sets a silo has added an answer."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, owner: str) -> None:
         """`path`: a file that grows by a line per sum. Processes may share it. Raises UserError if
-        it is damaged."""
-        self._file = Lines(path)
+        it was changed, or is of another `owner`."""
+        self._lines = ChainedLines(path, "record of sums", owner, REMEDY)
         self.of("")
 
     def of(self, answer: str) -> list[set[int]]:
         """The sets, the first one first. Raises UserError."""
-        try:
-            lines = [(str(of), {*clients}) for of, clients in map(json.loads, self._file.read())]
-        except (OSError, ValueError, TypeError):
-            raise UserError(
-                f"{self._file.path}: is damaged; it says which sums this silo has been part of; "
-                "restore it, or move it away and start a new run with another seed"
-            ) from None
-        return [clients for of, clients in lines if of == answer]
+        with self._read(answer) as earlier:
+            return earlier
 
     def add(self, answer: str, clients: Sequence[int], least: int) -> None:
         """Notes a set, on the disk. UserError if this answer may not be added to it."""
-        path = self._file.path
-        with writing(path), opened(path, "ab", private=True) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            earlier = self.of(answer)
+        with self._read(answer) as earlier:
             if not admits(earlier, {*clients}, least):
                 raise UserError(
                     f"this silo has added this answer to sums over the silos "
@@ -242,7 +237,17 @@ class Sets:
                     f"silos, or once {least} or more fewer, if these are more than half"
                 )
             if {*clients} not in earlier:
-                self._file.add(json.dumps([answer, sorted(clients)]).encode())
+                self._lines.add({"answer": answer, "silos": sorted(clients)})
+                self._lines.write_head()
+
+    @contextmanager
+    def _read(self, answer: str) -> Iterator[list[set[int]]]:
+        """The sets of an answer. No other process reads or writes meanwhile."""
+        path = self._lines.path
+        with writing(path), opened(path, "ab", private=True) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            known = self._lines.read()
+            yield [{*of["silos"]} for of in known if of["answer"] == answer]
 
 
 def _question(down: Down) -> str:

@@ -78,8 +78,10 @@ class Messages(Section):
 
     @property
     def up_bytes(self) -> int:
-        """The size of an answer's tensors; of those that are added up, 64 bits for 32."""
-        return sum(map(size, self.up.values())) + sum(2 * size(of) for of in self.added.values())
+        """The size of an answer's tensors. Those that are added up leave at each level that any
+        silo has, with 64 bits for 32."""
+        added = 2 * vectors.LEVELS * sum(map(size, self.added.values()))
+        return sum(map(size, self.up.values())) + added
 
 
 class Asks(Section):
@@ -342,7 +344,7 @@ def forms(tensors: Mapping[str, Tensor | wire.Entry]) -> Forms:
 
 def source_of_ours() -> str:
     """The SHA-256 of the source of this package, C++ too."""
-    files = [*files_of(f"{OURS}.plugins"), *files_of(f"{OURS}.plugins", "*.cpp")]
+    files = [file for ending in (".py", ".cpp") for file in files_of(f"{OURS}.plugins", (ending,))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

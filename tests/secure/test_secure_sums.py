@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import multiprocessing
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +31,7 @@ from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.shards import Parts, Shard
 from fedml_noniid.plugins.kits import authority, certificates
 from fedml_noniid.plugins.secure import masks, vectors
-from fedml_noniid.plugins.secure.server import largest
+from fedml_noniid.plugins.secure.server import largest, warn_of_quorum
 from fedml_noniid.plugins.secure.silo import SUM, SecureSilo, Sets, admits
 from fedml_noniid.plugins.silo import loopback, settings, wire
 from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
@@ -40,6 +41,7 @@ from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.silo_client import SiloClient
 from fedml_noniid.plugins.silo.silo_server import SiloServer
+from fedml_noniid.plugins.site import study
 from tests.recipe_table import ALONE
 from tests.silo import world
 from tests.silo.federation_server import LONG, address
@@ -363,6 +365,18 @@ def test_a_silo_adds_nothing_to_a_sum_that_is_not_one(
     assert len(sum_of_three.asked(0)[SUM]) > 100  # and goes on
 
 
+def test_no_upload_is_larger_than_the_study_says(sum_of_three: Sum) -> None:
+    """The server names all levels that there are, and one more. All numbers are below 64."""
+    tensors = len(sum_of_three.down.ask.shared["levels"])
+    with pytest.raises(UserError, match="levels"):
+        sum_of_three.asked(0, levels=torch.ones(tensors, vectors.LEVELS + 1).byte())
+    largest = sum_of_three.asked(0, levels=torch.ones(tensors, vectors.LEVELS).byte())[SUM]
+    assert largest.nbytes == 2 * sum_of_three.asked(1)[SUM].nbytes
+    data = world.parts()
+    (of,) = study.messages(agreed("fedavg", {}, data), world.shards_of(data)[0]).values()
+    assert largest.nbytes <= of.up_bytes < 1.5 * largest.nbytes + 3000
+
+
 CLOSE = r"this answer to sums over the silos \[0, 1, 2\]; with one over \[0, 1\] .* fewer than 2"
 
 
@@ -375,8 +389,8 @@ def test_no_two_sums_differ_by_fewer_silos_than_a_sum_has(
     with pytest.raises(UserError, match=CLOSE):
         sum_of_three.asked(0, **two)
     sum_of_three.asked(0)
-    again = Sets(tmp_path / "0.sums")
-    answer, _ = json.loads((tmp_path / "0.sums").read_text())
+    again = record(tmp_path)
+    answer = json.loads((tmp_path / "0.sums").read_text().splitlines()[1])["answer"]
     with pytest.raises(UserError, match=CLOSE):
         again.add(answer, (0, 1), 2)
     again.add("another answer", (0, 1), 2)
@@ -450,7 +464,7 @@ def test_a_silo_refuses_the_set_with_which_sums_would_tell_too_much(
     def complete(answer: str, one: Sequence[int]) -> bool:
         try:
             for k in one:
-                Sets(tmp_path / f"{k}.sums").add(answer, [*one], least)
+                record(tmp_path, k).add(answer, [*one], least)
         except UserError:
             return False
         return True
@@ -564,6 +578,31 @@ def test_a_server_that_is_started_again_goes_on_without_a_silo(
     assert world.digest(again.loop.outcome) == simulated
 
 
+@pytest.mark.parametrize(
+    ("quorum", "silos", "least", "cohort", "ends"),
+    [
+        (0, 7, 3, 0, False),
+        (4, 7, 3, 0, False),
+        (5, 7, 3, 0, True),
+        (4, 8, 4, 0, True),
+        (5, 9, 2, 7, False),
+        (5, 9, 2, 5, True),
+        (9, 9, 2, 7, True),
+    ],
+)
+def test_a_quorum_that_allows_no_lost_silo_is_told(
+    quorum: int, silos: int, least: int, cohort: int, ends: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `largest` has it, if all had added to the sum and one is away."""
+    deployed = deployment("fedavg", silos, least, cohort=cohort)
+    made = settings.terms(deployed, "fedavg", world.network(takes_norms("fedavg", {})))
+    warn_of_quorum(quorum, made)
+    assert bool(caplog.messages) == ends
+    asked = cohort or silos
+    left = largest({k: [frozenset(range(asked))] for k in range(asked - 1)}, least)
+    assert ends == (quorum > 0 and len(left) < min(quorum, asked))
+
+
 def test_a_server_whose_quorum_needs_a_silo_that_is_away_waits_for_it(
     lives: Lives, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -572,6 +611,9 @@ def test_a_server_whose_quorum_needs_a_silo_that_is_away_waits_for_it(
     with pytest.raises(QuorumError):
         lives.server().serve(direct)
     assert direct.asked == [((*range(7),), 5), ((*range(7),), 7)]
+    assert (
+        "comm_args.quorum = 5, train_args.secure_sums = 3: if one of 7 silos is lost" in caplog.text
+    )
     assert "4 silos may be in one sum, and the quorum is 5" in caplog.text
     assert "without silo 6 (rank 7); waiting for the silos [0, 1, 2, 3, 4, 5, 6]" in caplog.text
     again = lives.server()
@@ -580,17 +622,81 @@ def test_a_server_whose_quorum_needs_a_silo_that_is_away_waits_for_it(
     assert not again.missing
 
 
-def test_a_file_of_sets_that_a_kill_has_cut_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "0.sums"
-    Sets(path).add("q", (0, 1, 2), 2)
-    with path.open("a") as file:
-        file.write('["q", [0,')
-    again = Sets(path)
-    again.add("r", (0, 1), 2)
-    assert path.read_text() == '["q", [0, 1, 2]]\n["r", [0, 1]]\n'
-    path.write_text('["q", [0, 1\n')
-    with pytest.raises(UserError, match=r"0.sums: is damaged; .* another seed"):
-        Sets(path)
+def record(folder: Path, client: int = 0) -> Sets:
+    return Sets(folder / f"{client}.sums", f"rank {client + 1}")
+
+
+def test_what_a_silo_has_added_to_survives_each_kill(tmp_path: Path) -> None:
+    """In a line, cut at many bytes, and between the line and its head. The first set counts."""
+    record(tmp_path).add("q", (0, 1, 2), 2)
+    path, head = tmp_path / "0.sums", tmp_path / "0.sums.head"
+    whole, counted = path.read_bytes(), head.read_bytes()
+    record(tmp_path).add("r", (0, 1), 2)
+    line = path.read_bytes()[len(whole) :]
+    for cut in (*range(0, len(line), 13), len(line)):
+        path.write_bytes(whole + line[:cut])
+        head.write_bytes(counted)
+        again = record(tmp_path)
+        assert again.of("r") == [{0, 1}] * (cut == len(line))
+        with pytest.raises(UserError, match=r"sums over the silos \[0, 1, 2\]"):
+            again.add("q", (0, 1), 2)
+        again.add("r", (0, 1), 2)
+        assert path.read_bytes() == whole + line
+
+
+@pytest.mark.parametrize("lost", ["one line", "last line", "digit", "file", "head", "of another"])
+def test_a_record_of_sums_that_was_changed_lost_or_is_older_is_refused(
+    lost: str, tmp_path: Path
+) -> None:
+    """Also while the silo runs: it adds its answer to nothing."""
+    held, path = record(tmp_path), tmp_path / "0.sums"
+    for answer in ("q", "r"):
+        held.add(answer, (0, 1, 2), 2)
+    lines = path.read_bytes().splitlines(keepends=True)
+    if lost == "head":
+        path.with_name("0.sums.head").unlink()
+    elif lost == "file":
+        path.unlink()
+    elif lost == "of another":
+        record(tmp_path, 1).add("q", (0, 1, 2), 2)
+        for name in ("sums", "sums.head"):
+            (tmp_path / f"1.{name}").replace(tmp_path / f"0.{name}")
+    else:
+        changed = {
+            "one line": [lines[0], lines[2]],
+            "last line": lines[:-1],
+            "digit": [lines[0], lines[1].replace(b"2]", b"3]"), lines[2]],
+        }
+        path.write_bytes(b"".join(changed[lost]))
+    refused = r"0\.sums: .*restore both files from a backup, or move them away .* another seed"
+    with pytest.raises(UserError, match=refused):
+        record(tmp_path)
+    with pytest.raises(UserError, match=refused):
+        held.add("q", (0, 1), 2)
+
+
+def test_a_new_record_of_sums_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        record(tmp_path).add("q", (0, 1), 2)
+    assert caplog.messages == [
+        f"{tmp_path}/0.sums: a new record of sums begins; it has nothing of before"
+    ]
+
+
+def adding(folder: Path, client: int) -> None:
+    for number in range(10):
+        record(folder).add(f"{client} {number}", (0, 1), 2)
+
+
+def test_processes_share_a_record_of_sums(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=adding, args=(tmp_path, k)) for k in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(LONG)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert all(record(tmp_path).of(f"{k} {n}") == [{0, 1}] for k in range(3) for n in (0, 9))
 
 
 def test_a_process_that_has_answered_nothing_adds_nothing(
@@ -636,8 +742,8 @@ def test_a_silo_that_is_lost_takes_others_with_it(recipe: str, kits: Path, tmp_p
     digest, missing = running.run(), running.server_run.missing
     assert missing == {(2, 0): {4, 7, 11}, (3, 0): {2, 4, 7}}
     assert digest == loopback.simulate(terms, data, missing)
-    for sets in tmp_path.glob("*.sums"):  # and no silo was asked for more
-        assert len(sets.read_text().splitlines()) <= 4
+    for path in tmp_path.glob("*.sums"):  # and no silo was asked for more
+        assert len(path.read_text().splitlines()) <= 5
 
 
 def no_disk(client: int, down: wire.Down) -> None:
