@@ -125,7 +125,8 @@ class Start(NamedTuple):
                 "hidden layer, such as mlp"
             )
         configured = replace(cast("Any", network), precision=plan.local.precision)
-        rates = [plan.lr(t) for t in range(1, plan.rounds + 1)]  # a user's own may be refused
+        rate, rounds = plan.local.rate, max(plan.rounds, 1)
+        rates = [rate.at_round(t, rounds) for t in range(1, rounds + 1)]  # one may be refused
         optimizer, loss = plan.local.build(rates[0]), plan.local.built_loss
         own_models = bool(personal) or algorithm.own_model is not None
         task = Task(configured, optimizer, fixed, personal, own_models, loss=loss)

@@ -104,7 +104,7 @@ class EmbedSettings(NetworkSettings):
         raw: dict[str, Any] = {one.name: getattr(data, one.name) for one in fields(Raw)}
         raw |= dict(zip(("train_x", "test_x"), parts, strict=True))
         note = f"samples are vectors of {backbone.d} numbers, {backbone.taken}"
-        raw |= {"unit": 1.0, "embedding": None, "notes": (*data.notes, note)}
+        raw |= {"unit": 1.0, "embedding": None, "encode": None, "notes": (*data.notes, note)}
         how = "channel" if self.normalise == "channel" else "none"
         return Dataset.of(data.name, Raw(**raw), how)
 
