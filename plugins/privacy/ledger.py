@@ -143,7 +143,7 @@ class Ledger:
 
     def _read(self) -> None:
         try:
-            lines = self._file.read()  # what a kill has cut off never left
+            lines = [*self._file.read()]  # what a kill has cut off never left
             head = json.loads(self._head.read_bytes()) if self._head.exists() else {"lines": 0}
             parsed = [dict(json.loads(line)) for line in lines]
             counted, last = int(head["lines"]), head.get("chain")

@@ -28,14 +28,14 @@ from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, Up
-from fedml_noniid.plugins.site.audit import FILE, SENT, Log, chained
+from fedml_noniid.plugins.site.audit import ANSWERS, FILE, SENT, Log, chained
 
 if TYPE_CHECKING:
     from fedml_noniid.plugins.silo.launch import Process
 
 Answered = Callable[[Down], Up]
 Begin = Callable[[str], tuple[Silo, Answered]]  # for a run: the silo, and what its process answers
-KIND, ANSWERS = "asked", "answers"  # of a file; of a line before an answer is computed
+KIND = "asked"  # of a file
 HIDDEN = "hidden"  # of a line about an answer that leaves in a secure sum
 ASKED, MEMORY = "ask/", "memory/"  # before the names of tensors
 

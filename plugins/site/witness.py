@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 from fedml_noniid.plugins.site.audit import ARRIVED, FILE, SENT, Log, seal_of
-from fedml_noniid.plugins.site.replay import ANSWERS, Kept
+from fedml_noniid.plugins.site.replay import Kept
 from fedml_noniid.plugins.site.study import asked
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ class Guard:
         assert process.agreed.policy is not None, "a silo has one"
         self._agreed, self._policy = process.agreed, process.agreed.policy
         self._kept = Kept(process, log)
-        self._answers = Counter(line["exchange"] for line in log.lines if line["kind"] == ANSWERS)
+        self._answers = log.answers.copy()
 
     def admit(self, task: wire.Task, table: wire.Table) -> None:
         """Raises RefusedError if the study or the policy does not allow the task, UserError if the
