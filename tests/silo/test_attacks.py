@@ -273,7 +273,8 @@ def test_a_silo_can_not_speak_for_another(federation, traitor):
     ("values", "refusal"),
     [
         ({"exchange": -1}, "stale"),
-        ({"exchange": 10**30}, "stale"),
+        ({"exchange": 1 << 62}, "stale"),
+        ({"exchange": 10**30}, "malformed"),
         ({"exchange": 1 << 31}, "stale"),
         ({"session": "own"}, "malformed"),
         ({"exchange": 3.0}, "malformed"),
