@@ -18,11 +18,11 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21473,
-    TESTS: 22083,
+    SOURCE: 21488,
+    TESTS: 22155,
     ("plugins/core",): 1440,
     ("plugins/privacy",): 167,
-    ("plugins/silo",): 1651,
+    ("plugins/silo",): 1661,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,

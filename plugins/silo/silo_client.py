@@ -210,7 +210,14 @@ class SiloClient:
             try:
                 return step()
             except (grpc.RpcError, RefusedError) as error:
-                reason = _reason(error, self._renewed)
+                renewed = self._renewed()
+                reason = _reason(error, renewed)
+                last = self._kit.last
+                if certificates.now() > last:
+                    raise NotAdmittedError(
+                        f"this silo's own certificate expired on {last:%Y-%m-%d}; ask the operator "
+                        "for a new kit"
+                    ) from None
             now = time.monotonic()
             if self._stream is not None and self._stream.idle_since < now - STEADY_S:
                 self._contact = now
@@ -228,9 +235,7 @@ class SiloClient:
         time.sleep(pause * self._jitter.uniform(0.5, 1.5))
 
 
-def _reason(
-    error: grpc.RpcError | RefusedError, renewed: Callable[[], bool] = lambda: False
-) -> str:
+def _reason(error: grpc.RpcError | RefusedError, renewed: bool = False) -> str:
     """Why the stream has ended. Raises NotAdmittedError if another try can't change it."""
     if isinstance(error, RefusedError):
         return f"its reply makes no sense: {error}"
@@ -243,7 +248,7 @@ def _reason(
     if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
         with suppress(RefusedError):  # then our server did not write this
             found = wire.parsed(details.encode(), wire.Refusal)
-            if found.name in FOR_GOOD and not (found.name == "certificate" and renewed()):
+            if found.name in FOR_GOOD and not (found.name == "certificate" and renewed):
                 raise NotAdmittedError(f"the server refuses this silo: {one_line(found.why)}")
             level = logging.DEBUG if found.name in USUAL else logging.WARNING
             LOG.log(level, "the server has refused a message: %s", found.why)

@@ -154,7 +154,7 @@ def of_process(process: Process, exchange: int | None) -> str:
             trainer = trainer_class(model, args, process.shard)
             # The server has chosen the name of the run: it may be no name of a file.
             memory = Path(place) / hashlib.sha256(run.encode()).hexdigest()
-            trainer.begin(RunFile(memory, run), process.noise_key)
+            trainer.begin(RunFile(memory, run), process.noise_key, counted=False)
             assert trainer.silo is not None, "made by now"
             return trainer.silo, trainer.answered
 

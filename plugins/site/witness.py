@@ -12,6 +12,7 @@ from cryptography import x509
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.kits.certificates import Kit
+from fedml_noniid.plugins.secure.silo import SUM
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
@@ -128,7 +129,8 @@ class Guard:
         if not wire.NOT_COUNTED <= task.counted < exchange:
             why = f"exchange {exchange}: counts an answer to exchange {task.counted}"
             raise RefusedError("study", why)
-        if self._answers[exchange] >= self._policy.max_answers:
+        # A sum is over an answer that was counted.
+        if job != SUM and self._answers[exchange] >= self._policy.max_answers:
             why = f"exchange {exchange}: was answered {self._answers[exchange]} times"
             rule = f"max_answers in {named}"
             raise RefusedError("policy", f"{why}; {rule} allows no more")
