@@ -16,8 +16,8 @@ from typing import Any
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import files, tensor_file
+from fedml_noniid.plugins.data.chained import ChainedLines
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
-from fedml_noniid.plugins.privacy.ledger import Ledger
 from fedml_noniid.plugins.secure import masks, vectors
 from fedml_noniid.plugins.secure import server as secure_server
 from fedml_noniid.plugins.secure.silo import SecureSilo
@@ -135,14 +135,14 @@ def _not_kept(due: Due) -> None:
 
 def _headless(due: Due) -> None:
     """Ends when the n-th line is in the ledger and not yet in its head."""
-    inner = Ledger._write_head
+    inner = ChainedLines.write_head
 
-    def write_head(ledger: Ledger) -> None:
-        if ledger._headed < ledger._lines:
+    def write_head(lines: ChainedLines) -> None:
+        if lines.headed < lines.count:
             due()
-        inner(ledger)
+        inner(lines)
 
-    _put(Ledger, "_write_head", write_head)
+    _put(ChainedLines, "write_head", write_head)
 
 
 ANYWHERE = {

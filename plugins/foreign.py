@@ -20,7 +20,7 @@ from importlib import metadata
 from fedml_noniid.plugins.core.component import Component
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.core.randomness import identity
-from fedml_noniid.plugins.own_code import is_path, load, package_of, split_path
+from fedml_noniid.plugins.own_code import is_path, latest, load, package_of, split_path
 
 GROUP = "fedml_noniid.methods"  # of entry points: a method's name -> its class
 # Names of settings that stand beside those of methods.
@@ -60,7 +60,7 @@ def find(name: str, ours: Methods) -> type[Component] | None:
         what = f"method {name!r}"
         return register(load(what, *split_path(name), Component, A_CLASS), ours, what)
     if name in _known:
-        return _known[name]
+        return register(latest(_known[name]), ours)
     points = advertised().get(name, ())
     if not points:
         return None
@@ -85,7 +85,7 @@ def register(kind: type[Component], ours: Methods, what: str = "") -> type[Compo
     """
     what = what or f"method {shown(getattr(kind, '__qualname__', kind))}"
     name = _checked(what, kind)
-    if ours.get(name) is kind:
+    if kind in (ours.get(name), _known.get(name)):
         return kind
     _refuse_taken(what, kind, name, ours)
     _known[name] = kind

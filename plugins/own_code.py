@@ -3,20 +3,21 @@ the same, or an object that this process was given."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, Field, create_model
 
+from fedml_noniid.plugins import loads
 from fedml_noniid.plugins.core.errors import REFUSED, UNKNOWN, UserError, closest, shown
 from fedml_noniid.plugins.core.options import STRICT, checked_type, validated
 
@@ -28,7 +29,7 @@ _only: tuple[Collection[str], str] | None = (
     None  # SHA-256 of the packages that may run; who says so
 )
 _given: dict[str, Any] = {}  # objects that this process was given, by the name that they got
-_sources: dict[str, str] = {}  # package -> SHA-256 of its source before this process imported it
+IMPORTED = ".py", ".pyc", ".pyd", ".so"  # endings of what Python imports
 
 
 class EditedError(UserError):
@@ -184,11 +185,10 @@ def import_only(hashes: Collection[str], rule: str) -> None:
 
 def imported(what: str, module: str, attribute: str, allowed: str) -> Any:
     """What a user's module has under a name. `what` begins the UserError."""
-    if _only is not None and (sha := source_of(module)) not in _only[0]:
-        raise UserError(f"{what}: its package has the SHA-256 {sha}", allowed=_only[1])
-    if module.partition(".")[0] not in sys.modules:
-        with suppress(UserError):  # some code has no files
-            source_of(module)
+    if _only is not None:
+        if (sha := source_of(module)) not in _only[0]:
+            raise UserError(f"{what}: its package has the SHA-256 {sha}", allowed=_only[1])
+        loads.from_source(module.partition(".")[0])
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # of any kind: the code is the user's
@@ -227,25 +227,60 @@ def source_of(name: str) -> str:
     """
     top = name.replace(":", ".").partition(".")[0]
     try:
-        found = hashlib.sha256(b"".join(file.read_bytes() for file in files_of(top))).hexdigest()
+        found = hashlib.sha256(b"".join(map(_content, files_of(top)))).hexdigest()
     except (OSError, ValueError) as error:
         raise UserError(f"{name}: the source of {top} can't be read ({error})") from None
-    if top not in sys.modules:
-        _sources[top] = found
-    elif _sources.setdefault(top, found) != found:
-        raise EditedError(
-            f"the source of {top} was changed after this process had imported it; start the "
-            "process again"
-        )
+    if module := loads.edited(top):
+        raise _edited(top, module)
     return found
 
 
-def files_of(top: str, kind: str = "*.py") -> list[Path]:
-    """The Python files of a package, or others, or the file of a module. ValueError, OSError."""
+def _edited(top: str, module: str) -> EditedError:
+    return EditedError(
+        f"the source of {top} was changed after this process had imported it; start the process "
+        f"again (or call importlib.reload({module}))"
+    )
+
+
+def files_of(top: str, endings: tuple[str, ...] = IMPORTED) -> list[Path]:
+    """The files of a package that Python can import, or others, or the file of a module.
+
+    ValueError, OSError.
+    """
     found = importlib.util.find_spec(top)
     folders = list((found and found.submodule_search_locations) or [])
-    files = sorted(file for folder in folders for file in Path(folder).rglob(kind))
+    files = sorted(
+        file
+        for folder in folders
+        for file in _inside(Path(folder), set())
+        # Python keeps `x.cpython-312.pyc` for `x.py`, and imports `x.pyc`.
+        if file.suffix in endings and not (file.suffix == ".pyc" and file.name.count(".") > 1)
+    )
     return files or [Path(str(found and found.origin))]
+
+
+def _inside(folder: Path, known: set[Path]) -> Iterator[Path]:
+    """The files in a folder, also behind links to folders, each folder once."""
+    known.add(folder.resolve())
+    for path in sorted(folder.iterdir()):
+        if not path.is_dir():
+            yield path
+        elif path.resolve() not in known:
+            yield from _inside(path, known)
+
+
+def _content(file: Path) -> bytes:
+    """What of a file is hashed: a source, or the hash of another file, which may be large."""
+    if file.suffix == ".py":
+        return file.read_bytes()
+    state = file.stat()
+    return _hash(file, state.st_mtime_ns, state.st_size)
+
+
+@functools.cache
+def _hash(file: Path, changed_ns: int, size: int) -> bytes:
+    """The SHA-256 of a file in this state."""
+    return hashlib.sha256(file.read_bytes()).digest()
 
 
 def package_of(kind: type) -> str:
@@ -259,6 +294,12 @@ def packages_of(kind: type) -> list[str]:
     return [name for name in found if name not in sys.stdlib_module_names and name != OURS]
 
 
+def latest(kind: type) -> type:
+    """The class that its module has by its name: another one after `importlib.reload`."""
+    found = getattr(sys.modules.get(kind.__module__), kind.__qualname__, kind)
+    return found if isinstance(found, type) and found.__qualname__ == kind.__qualname__ else kind
+
+
 def source_of_class(kind: type) -> str:
     """The SHA-256 of the source of a class and its parents, as `source_of` counts it.
 
@@ -267,6 +308,9 @@ def source_of_class(kind: type) -> str:
     """
     try:
         parts = [source_of(top) for top in packages_of(kind)]
+        for parent in kind.__mro__:
+            if latest(parent) is not parent:
+                raise _edited(package_of(parent), kind.__module__)
     except EditedError:
         raise
     except UserError:

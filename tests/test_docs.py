@@ -25,7 +25,8 @@ import fedml_noniid
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.tools.recipes import replies
 from fedml_noniid.plugins import models, recipes
-from fedml_noniid.plugins.core.component import Replies
+from fedml_noniid.plugins.core.component import Replies, Setting
+from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.partitions import PARTITIONS
 from tests.pipelines.own_files import write_own_files
@@ -286,6 +287,35 @@ def test_the_page_says_what_the_server_reads_of_each_method() -> None:
         found[Replies.SCALARS],
         found[Replies.MODELS],
     ]
+
+
+@pytest.mark.parametrize(
+    ("missing", "reason", "sentence"),
+    [
+        ("classes", "needs targets that are classes", r"with these losses: (.*?)\. All others"),
+        ("features", "needs a linear classifier", r"need of it\n\n(.*?)\suse the linear layer"),
+        ("activations", "needs the activations", r"(\w+) needs the activations of all layers"),
+    ],
+)
+def test_the_page_of_networks_lists_the_methods_that_need_more(
+    missing: str, reason: str, sentence: str
+) -> None:
+    """By the names of methods.md. There a row with a dash is another reading of the row above."""
+    rows = re.findall(
+        r"^\| (- )?\W*([\w+ -]+)[^|]* \| `(\w+)` \|",
+        (DOCS / "methods.md").read_text(),
+        flags=re.MULTILINE,
+    )
+    setting = Setting(n_clients=3, cohort=2, n_public=9)._replace(**{missing: False})
+    refused, name = set(), ""
+    for dash, found, method in rows:
+        name = name if dash else found.lower()
+        try:
+            recipes.build(method, {}, setting)
+        except RecipeError as error:
+            refused.add(name if reason in str(error) else f"{method}: {error}")
+    (listed,) = re.findall(sentence, (DOCS / "own_network.md").read_text(), flags=re.DOTALL)
+    assert sorted(re.split(r",\s|\sand the\s", listed.lower())) == sorted(refused)
 
 
 def test_the_page_of_settings_names_every_choice_and_key() -> None:

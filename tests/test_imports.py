@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,47 +12,9 @@ from fedml_noniid.plugins import extras
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "fedml_noniid"
-# A room of pipelines knows itself and those before it. edge.py is the edge of every process.
-ROOMS = ("edge", "experiment", "cluster", "reporting", "tracking", "stages", "papers", "tools")
 # A room of the package itself knows itself, those before it, and all of `pipelines` and `plugins`.
 OUTER = ("api", "contract", "cli")
 METHODS = {"baselines", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"}
-EVERYTHING = {
-    "core",
-    "data",
-    "models",
-    "engines",
-    "recipes",
-    "privacy",
-    "kits",
-    "silo",
-    "secure",
-    "site",
-    "extras",
-} | METHODS
-EVERYTHING |= {"foreign", "losses", "metrics", "own_code", "rates", "simulate"}
-# Beside itself, what of `plugins` a package imports.
-ALLOWED = {
-    "core": set[str](),
-    "extras": {"core"},
-    "data": {"core", "extras", "own_code"},
-    "models": {"core", "data", "own_code"},
-    "own_code": {"core"},
-    "rates": {"core", "own_code"},
-    "losses": {"core", "own_code"},
-    "metrics": set[str](),
-    # an engine is handed an algorithm
-    "engines": {"core", "data", "losses", "metrics", "models", "own_code", "privacy", "rates"},
-    "foreign": {"core", "own_code"},
-    "recipes": {"core", "foreign", "own_code"} | METHODS,
-    "simulate": {"core", "engines", "recipes"},
-    "privacy": {"core", "data", "extras"},
-    "kits": {"core", "data", "extras"},
-    "silo": EVERYTHING,
-    "secure": {"core", "data", "engines", "kits", "silo"},
-    "site": {"core", "data", "engines", "extras", "kits", "own_code", "recipes", "secure", "silo"},
-    **{method: {"core"} | METHODS for method in METHODS},
-}
 # What each room imports of the extras, at once or later. Every other room needs the base package
 # only.
 OF_EXTRAS = {
@@ -101,6 +64,23 @@ PACKAGES = {parts[1] for parts, _ in files("plugins")} - {"__init__"}
 BESIDE = ("benchmarks", "papers", "tests", "tools")  # they are in no wheel
 
 
+def listed(top: str, rooms: set[str]) -> dict[str, set[str]]:
+    """Room of `top` -> which of these rooms it may import beside itself, by the page of the
+    architecture."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition(f"| may import, of `{top}` |")[2].partition("\n\n")[0]
+    found = {}
+    for names, words in re.findall(r"^\| (`.*?`) \| .* \| (.*?)(?:;.*)? \|$", table, re.MULTILINE):
+        may = set(re.findall(r"\w+", words))
+        may = rooms - may if "all" in may else may | (METHODS if "methods" in may else set())
+        found |= dict.fromkeys(re.findall(rf"`(?:{top}/)?(\w+)(?:\.py)?`", names), may & rooms)
+    return {room: may for room, may in found.items() if room in rooms}
+
+
+ALLOWED = listed("plugins", PACKAGES)
+ROOMS = listed("pipelines", {parts[1] for parts, _ in files("pipelines")})
+
+
 def room_of(module: str) -> str:
     """`plugins/core` of plugins.core.trees, `api` of api.data, `torch` of torch.nn."""
     parts = module.split(".")
@@ -116,14 +96,14 @@ def allowed(parts: tuple[str, ...]) -> set[str]:
         return {f"plugins/{room}", "plugins/silo", *(f"plugins/{one}" for one in ALLOWED[room])}
     if top == "plugins":
         return {f"plugins/{one}" for one in ALLOWED[room] | {room}}
-    before = ROOMS[: ROOMS.index(room) + 1] if top == "pipelines" else ROOMS
+    before = ROOMS[room] | {room, "edge"} if top == "pipelines" else ROOMS
     outer = OUTER[: OUTER.index(room) + 1] if room in OUTER else ()
     within = {f"plugins/{one}" for one in PACKAGES} | {f"pipelines/{one}" for one in before}
     return within | {*outer}
 
 
 def test_a_file_imports_only_what_it_may() -> None:
-    """Also in functions. What it imports must be a room of the tables above."""
+    """Also in functions. What it imports must be a room of the page's tables."""
     assert set(ALLOWED) == PACKAGES
     for parts, path in FILES:
         if parts[1] not in ("__init__", "__main__"):

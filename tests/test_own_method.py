@@ -3,7 +3,9 @@ in a line."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -77,6 +79,68 @@ def test_python_runs_an_edit_after_a_reload_and_not_before(place: Path) -> None:
     assert recipes.method(path)().mu == 0.1
     importlib.reload(sys.modules["stranger.fedx"])
     assert recipes.method(path)().mu == recipes.method("fedx")().mu == 0.125
+
+
+def test_a_record_has_the_hash_of_the_code_that_ran(place: Path, tmp_path: Path) -> None:
+    """The user has imported the module himself. Its file is edited before the first run, and after
+    one."""
+    file = own_package.write(place, "stranger")
+    nd.register(importlib.import_module("stranger.fedx").FedX)
+    split = nd.partition(nd.load("digits"), "iid", clients=2)
+    for edit in ("0.5", "0.25000"):
+        file.write_text(changed("= 0.1", f"= {edit}"))
+        refused = r"run: the source of stranger was changed .* importlib\.reload\(stranger\.fedx\)"
+        with pytest.raises(UserError, match=refused):
+            nd.run("fedx", split, rounds=1, progress=False)
+        importlib.reload(sys.modules["stranger.fedx"])
+        result = nd.run("fedx", split, rounds=1, progress=False, folder=tmp_path / edit)
+        (record,) = (tmp_path / edit).rglob("run.json")
+        source = b"".join(part.read_bytes() for part in sorted(file.parent.glob("*.py")))
+        sha = hashlib.sha256(source).hexdigest()
+        assert json.loads(record.read_text())["params"]["own_code"] == {"fedx": sha}
+        same = nd.run("fedprox", split, rounds=1, progress=False, fedprox={"mu": float(edit)})
+        assert result.rounds["test_loss"].tolist() == same.rounds["test_loss"].tolist()
+
+
+def test_a_reload_of_one_module_leaves_old_objects_in_others(place: Path) -> None:
+    """A name that was imported from a module stays as it was; so does a parent."""
+    own_package.write(place, "stranger_base")
+    source = "from stranger_base.fedx import FedX\nfrom stranger import scale\n"
+    child = "@dataclass(frozen=True)\nclass FedZ(FedX):\n    name = 'fedz'\n"
+    own_package.write(place, "stranger", f"{source}from dataclasses import dataclass\n{child}")
+    scale = place / "stranger" / "scale.py"
+    scale.write_text("A = 1\n")
+    before = recipes.own_code("stranger.fedx:FedZ")
+    scale.write_text("A = 1.5\n")
+    importlib.reload(sys.modules["stranger.scale"])
+    with pytest.raises(UserError, match=r"importlib\.reload\(stranger\.fedx\)"):
+        recipes.own_code("fedz")
+    importlib.reload(sys.modules["stranger.fedx"])
+    after = recipes.own_code("fedz")
+    assert after != before
+    importlib.reload(sys.modules["stranger_base.fedx"])
+    with pytest.raises(
+        UserError, match=r"source of stranger_base .* importlib\.reload\(stranger\.fedx\)"
+    ):
+        recipes.own_code("fedz")
+    importlib.reload(sys.modules["stranger.fedx"])
+    assert recipes.own_code("fedz") == after
+
+
+def test_a_module_that_was_imported_before_this_package_is_known(tmp_path: Path) -> None:
+    (tmp_path / "net_of_mine.py").write_text("x = 1\n")
+    code = (
+        "import net_of_mine, pathlib\n"
+        "import fedml_noniid\n"
+        "pathlib.Path('net_of_mine.py').write_text('x = 2  # edited')\n"
+        "from fedml_noniid.plugins.own_code import source_of\n"
+        "source_of('net_of_mine')\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[1]}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert "EditedError: the source of net_of_mine was changed" in done.stderr
 
 
 def changed(old: str, new: str) -> str:

@@ -18,10 +18,10 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21488,
-    TESTS: 22155,
+    SOURCE: 21592,
+    TESTS: 22385,
     ("plugins/core",): 1440,
-    ("plugins/privacy",): 167,
+    ("plugins/privacy",): 127,
     ("plugins/silo",): 1661,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +18,7 @@ from fedml_noniid.api.settings import plain
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
-from fedml_noniid.plugins.data.readers.arrays import new_samples, of_named, to_array
-from fedml_noniid.plugins.data.readers.frames import tables_of
+from fedml_noniid.plugins.data.readers.arrays import of_named, to_array
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import of_texts
 from fedml_noniid.plugins.own_code import name_of
@@ -105,10 +103,8 @@ def load(name: str | Callable[..., Any], *, root: str | Path = "data/raw", **opt
     """
     given = {key: plain(value) for key, value in options.items() if value is not None}
     name = name_of(name) if callable(name) else name
-    return Data(
-        datasets.load(name, _path("root", root), **given),
-        {"name": name, "root": str(root), **given},
-    )
+    found = datasets.load(name, _path("root", root), **given)
+    return Data(found, {"name": name, "root": str(root), **given}, reader=found.encode)
 
 
 class RowOptions(TypedDict, total=False):
@@ -243,15 +239,14 @@ def from_arrays(
     note: test set: 10 of 50 samples, drawn by label with a fixed seed
     """
     raw = of_named({"x": x, "y": y, "test_x": test_x, "test_y": test_y, **options})
-    reader = partial(new_samples, of=raw, layout=options.get("layout", "auto"))
-    return _of(name, raw, normalise, reader)
+    return _of(name, raw, normalise)
 
 
-def _of(name: str, raw: Raw, normalise: Normalise, reader: Callable[[Any], Tensor | None]) -> Data:
+def _of(name: str, raw: Raw, normalise: Normalise) -> Data:
     how = plain(normalise)
     found = Dataset.of(name, raw, how)
     settings = {"name": name, "normalise": how, "checksum": found.checksum}
-    return Data(found, settings, from_memory=True, reader=reader)
+    return Data(found, settings, from_memory=True, reader=raw.encode)
 
 
 def _of_rows(
@@ -270,45 +265,12 @@ def _of_rows(
         else str(value)
         for key, value in options.items()
     }
-    raw = read(*frames, **given)
-    given.pop("test_share", None)
-    rows = tables_of(Path(), *frames)[0].frame.iloc[raw.train_rows]
-    return _of(name, raw, normalise, partial(_as_rows, read, rows, given))
+    return _of(name, read(*frames, **given), normalise)
 
 
 def _names(value: Any) -> Any:
     """The names in a list as text; any other value as it is."""
     return [str(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _as_rows(
-    read: Callable[..., Raw], rows: pd.DataFrame, options: Mapping[str, Any], x: Any
-) -> Tensor | None:
-    """New rows, or texts, as `read` read the test rows; None if they are neither.
-
-    They have no columns of label and owner.
-    """
-    import pandas as pd
-
-    if "text" in options and isinstance(x, list | tuple) and all(isinstance(one, str) for one in x):
-        x = pd.DataFrame({options["text"]: list(x)})
-    if not isinstance(x, pd.DataFrame):
-        return None
-    targets = options.get("target") or ()
-    missing = [options[key] for key in ("label", "owner") if options.get(key)]
-    missing += [targets] if isinstance(targets, str) else targets
-    first = {column: rows[column].iloc[0] for column in missing}
-    asked = x.set_axis([str(column) for column in x.columns], axis=1).assign(**first)
-    try:
-        found = read(rows, asked, **options).test_x
-    except UserError as error:
-        raise UserError(re.sub(r"\btest\b", "x", str(error))) from None
-    if left := len(x) - len(found):  # the classes of the rows behind it would move up
-        raise UserError(
-            f"x has {len(x)} rows, and {left} of them has an empty cell; allowed: rows without "
-            "one, or data that were read with missing = median or mode"
-        )
-    return found
 
 
 def _like(dataset: Dataset, x: object) -> Tensor:

@@ -65,9 +65,9 @@ def run(
     - of training: `model` ("mlp"), `rounds` (40), `epochs` (2), `batch_size` (32), `optimizer`
       ("sgd"), `lr` (0.1: a number, or a schedule such as `{"start": 0.1, "decay": "cosine"}`), and
       all others of the section `train`, such as `momentum` and `device`
-    - of the data: `participation` (1.0: the share of the clients in a round), `partition` and its
-      own options such as `alpha`, `clients`; `validation` (0.0) and `public` (0), which are held
-      out
+    - of the data: `participation` (1.0: the share of the clients in a round), `availability` (which
+      clients miss rounds), `partition` and its own options such as `alpha`, `clients`; `validation`
+      (0.0) and `public` (0), which are held out
     - of a method: its hyper-parameters under its name, such as `fnr={"p": 0.3}`
     - `callbacks`: a list such as `[nd.EarlyStop(patience=5)]`, or names and options as in
       params.yaml. Each run has copies of the objects.

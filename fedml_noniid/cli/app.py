@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -74,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     command = typer.main.get_command(app)
     try:
-        code = command.main(arguments, prog_name="noniid", standalone_mode=False)
+        with contextlib.chdir("."):  # --root leaves this folder
+            code = command.main(arguments, prog_name="noniid", standalone_mode=False)
     except TyperException as error:
         raise UserError(message_of(error)) from None
     except typer.Abort:

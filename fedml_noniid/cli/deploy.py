@@ -230,9 +230,14 @@ def loopback(
 
 def record(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="The server's tracking_args.output_dir.")
+        Path,
+        typer.Argument(
+            metavar="FOLDER", resolve_path=True, help="The server's tracking_args.output_dir."
+        ),
     ],
-    config: Annotated[Path, typer.Option(help="The server's fedml_config.yaml.")],
+    config: Annotated[
+        Path, typer.Option(resolve_path=True, help="The server's fedml_config.yaml.")
+    ],
     to: Annotated[
         str | None,
         typer.Option(

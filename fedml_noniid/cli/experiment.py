@@ -10,6 +10,7 @@ import typer
 
 from fedml_noniid.cli.cluster import Kit, OnCluster, train_on
 from fedml_noniid.cli.verb import Root, one_of, verb, workspace
+from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.__main__ import STAGES
 
 WIDTH = 100
@@ -64,7 +65,7 @@ def partition(root: Root = Path()) -> None:
     heat map, clients by classes.
     """
     place = workspace(root)
-    _repro(root, "partition")
+    _repro(place, "partition")
     from fedml_noniid.pipelines.experiment import config
     from fedml_noniid.pipelines.tools import scenarios
 
@@ -99,10 +100,10 @@ def run(
     train_on(cluster, kit)
     from fedml_noniid.pipelines.tools import repro
 
-    _repro(root, stage)
+    place = workspace(root)
+    _repro(place, stage)
     if stage is None:
-        place = workspace(root).root
-        typer.echo(f"\n{repro.table(place)}\n{repro.certificate(place)}")
+        typer.echo(f"\n{repro.table(place.root)}\n{repro.certificate(place.root)}")
 
 
 def table(root: Root = Path()) -> None:
@@ -123,7 +124,7 @@ def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> Non
     from fedml_noniid.pipelines.experiment import config, tuning
 
     tuning.points(config.load(place.root))  # refuses before the data are prepared
-    _repro(root, "prepare")
+    _repro(place, "prepare")
     from fedml_noniid.pipelines.stages.tune import tune as tuned
     from fedml_noniid.pipelines.tools.repro import exclusively
     from fedml_noniid.plugins.metrics import metric_of
@@ -153,7 +154,7 @@ def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> N
 
     with located(source=config.FILE):
         racing.tried(config.load(place.root))  # refuses before the data are prepared
-    _repro(root, "prepare")
+    _repro(place, "prepare")
     from fedml_noniid.pipelines.tools.choose import choose as chosen
     from fedml_noniid.pipelines.tools.repro import exclusively
 
@@ -161,9 +162,9 @@ def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> N
         typer.echo("\n" + chosen(place, config.load(place.root)).text)
 
 
-def _repro(root: Path, stage: str | None) -> None:
+def _repro(place: Workspace, stage: str | None) -> None:
     from fedml_noniid.pipelines.tools import repro
 
-    code = repro.repro(workspace(root), stage)
+    code = repro.repro(place, stage)
     if code:
         raise typer.Exit(code)

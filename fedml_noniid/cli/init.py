@@ -164,10 +164,11 @@ def _advised(folder: Path, wanted: StudyOptions, error: UndecidedError, force: b
     if len(undecided) < len(error.errors):
         return ""
     given, decided = study.keys_of(wanted.settings).get("data", {}), dict[str, Any]()
+    dropped = {one.column for one in undecided if one.option == "drop"}
     for one in undecided:
         if one.option == "missing":
             decided["missing"] = "median"
-        else:
+        elif one.option == "drop" or one.column not in dropped:
             decided.setdefault(one.option, [*given.get(one.option, ())]).append(one.column)
     words: Sequence[str] = [
         *(["noniid", "init"] if folder == Path() else ["noniid", "init", str(folder)]),

@@ -78,11 +78,13 @@ def one_of(kind: str, names: Callable[[], Iterable[str]]) -> dict[str, Any]:
 def workspace(root: Path) -> Workspace:
     """The experiment in `root`, with DVC's and MLflow's environment variables.
 
-    UserError if there is no such folder.
+    `root` becomes the working folder: the paths in its settings start there. UserError if there is
+    no such folder.
     """
     if not root.is_dir():
         raise UserError(f"--root {root}: there is no such folder")
-    return Workspace.of(root, os.environ)
+    os.chdir(root)
+    return Workspace.of(Path(), os.environ)
 
 
 def message_of(error: TyperException) -> str:

@@ -220,7 +220,8 @@ def _modules(settings: Config, recipe: str) -> list[str]:
             found.append(kind.__module__)
         else:
             for top in own_code.packages_of(kind):
-                found += [name for path in own_code.files_of(top) for name in _source(path).imports]
+                for path in own_code.files_of(top, (".py",)):
+                    found += _source(path).imports
     return found
 
 

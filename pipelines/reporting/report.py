@@ -175,11 +175,12 @@ def _about(
     found: dict[str, Any] = {"sizes": [], "statistics": {}, "groups": groups}
     if (folder / "clients.csv").exists():
         table = _clients(folder / "clients.csv")
-        others = ("client", "samples", "classes", "entropy", *config.SKEWS)
-        classes = [column for column in table if column not in others]
+        skews = [key for key in config.SKEWS if getattr(scenario, key) is not None]
+        # By place, since a class may be called as a column before the classes.
+        classes = table.iloc[:, len(["client", "samples", "entropy", *skews]) :]
         found["sizes"] = table["samples"].astype(int).tolist()
-        found["classes"] = (table[classes] > 0).sum(axis=1).tolist()
-        found["most_bits"] = math.log2(len(classes))
+        found["classes"] = (classes > 0).sum(axis=1).tolist()
+        found["most_bits"] = math.log2(classes.shape[1])
         if (folder / "statistics.json").exists():
             found["statistics"] = _statistics(folder / "statistics.json")
     return " ".join(pages.sentences("about.md.j2", "clients", scenario, found))

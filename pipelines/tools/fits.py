@@ -67,7 +67,7 @@ def fits(settings: Config, data: Dataset) -> None:
                 scenario = settings.scenarios[name]
                 partitions[name, seed] = assign(data, settings.data, scenario, name, seed)
         network = None
-        with checked("train", "model"):
+        with checked("train"):
             network = build_network(train, shape, len(data.classes), data.embedding)
         for recipe in settings.recipe_names if network is not None else ():
             with checked("recipes", recipe):

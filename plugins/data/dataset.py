@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from fedml_noniid.plugins.core.errors import UserError, closest, located
 from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.data.inputs import Input, Inputs, moments, total
 from fedml_noniid.plugins.data.strata import Strata, strata
-from fedml_noniid.plugins.data.types import Floats, Ints
+from fedml_noniid.plugins.data.types import Floats
 
 # The mean and the deviation of pixels from 0 to 1; None: those of each channel.
 NORMALISATIONS = {"channel": None, "half": (0.5, 0.5), "none": (0.0, 1.0)}
@@ -51,7 +51,8 @@ class Raw:
     ] = ()  # what a report has to say about the data; the note of a leak begins with LEAK
     # several inputs by name, which lie one behind the other in x [n, total]; empty for one input
     inputs: Inputs = field(default_factory=dict)
-    train_rows: Ints | None = None  # [n]: which rows of the user's table train
+    # reads new samples by what these were made of, such as columns; None for another thing
+    encode: Callable[[Any], Tensor | None] | None = None
 
     @property
     def has_classes(self) -> bool:

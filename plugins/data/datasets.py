@@ -108,7 +108,8 @@ def load(name: str, root: Path, **options: Any) -> Dataset:
         raw = _thinned(raw, of.samples)
     if of.size is not None:
         shape = of.size[0], of.size[1]
-        raw = replace(raw, train_x=resized(raw.train_x, shape), test_x=resized(raw.test_x, shape))
+        train_x, test_x = (resized(x, shape) for x in (raw.train_x, raw.test_x))
+        raw = replace(raw, train_x=train_x, test_x=test_x, encode=None)
     return Dataset.of(name, raw, of.normalise)
 
 

@@ -7,7 +7,7 @@ tokens, categories) are exact up to 2^24, and are not normalised.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import Any
 
@@ -59,16 +59,19 @@ def described(arrays: Mapping[str, Array]) -> dict[str, Input]:
     """The inputs of arrays [n, ...] by name."""
     found = {}
     for name, array in arrays.items():
-        whole = array.dtype.kind in "iu" and not _bytes(array)
+        whole = array.dtype.kind in "iu" and not is_bytes(array)
         found[name] = Input(shape=list(array.shape[1:]), whole=whole)
     return found
 
 
-def joined(inputs: Inputs, arrays: Mapping[str, Array], where: str) -> Array:
+def joined(
+    inputs: Inputs, scaled: Collection[str], arrays: Mapping[str, Array], where: str
+) -> Array:
     """The samples [n, total] as float32. `where` begins a message, behind it stands a name.
 
-    Bytes become numbers from 0 to 1. UserError for other names or shapes than those of `inputs`,
-    and for numbers that are not finite, or whole numbers that float32 can't hold.
+    `scaled`: the inputs that are bytes in training, which become numbers from 0 to 1. UserError for
+    other names, shapes or kinds of numbers than in training, and for numbers that are not finite,
+    or whole numbers that float32 can't hold.
     """
     if arrays.keys() != inputs.keys():
         given, allowed = ", ".join(arrays), ", ".join(inputs)
@@ -82,17 +85,22 @@ def joined(inputs: Inputs, arrays: Mapping[str, Array], where: str) -> Array:
             raise UserError(kind, allowed="numbers of at most 64 bits")
         if array.shape != (n, *one.shape) or not array.size:
             raise UserError(kind, allowed=str([n or "n", *one.shape]))
-        if array.dtype.kind in "iu" and one.whole and np.abs(array.astype(float)).max() > LARGEST:
+        if is_bytes(array) != (name in scaled) or (one.whole and array.dtype.kind not in "iu"):
+            other = "whole numbers" if one.whole else "numbers"
+            allowed = "uint8" if name in scaled else f"{other} of another type than uint8"
+            raise UserError(kind, allowed=f"{allowed}, as the training samples")
+        if one.whole and np.abs(array.astype(float)).max() > LARGEST:
             raise UserError(f"{kind}, with numbers beyond 2^24", allowed="-2^24 to 2^24")
         with np.errstate(over="ignore"):  # too large for float32: becomes infinite, and is refused
             column = array.reshape(n, -1).astype(np.float32)
         if not np.isfinite(column).all():
             raise UserError(f"{kind}, with numbers that are not finite", allowed="finite float32")
-        columns.append(column / 255 if _bytes(array) else column)
+        columns.append(column / 255 if name in scaled else column)
     return np.concatenate(columns, axis=1)
 
 
-def _bytes(array: Array) -> bool:
+def is_bytes(array: Array) -> bool:
+    """Whether an input has bytes, which become numbers from 0 to 1."""
     return array.dtype == np.uint8
 
 

@@ -77,10 +77,10 @@ def read_texts(
     size: int,
     length: int,
     noun: str,
-) -> tuple[Tensor, Tensor, Tensor, list[str]]:
-    """(tokens of the training texts, those of the test texts, vectors, notes).
+) -> tuple[Tensor, Tensor, Tensor, list[str], list[str]]:
+    """(tokens of the training texts, those of the test texts, vectors, notes, the vocabulary).
 
-    The vectors are those of a vocabulary of `size` entries at most, made of the `source` texts. See
+    The vocabulary is made of the `source` texts and has `size` entries at most. See
     `encode` for `length` and `embedding` for `root`. `noun`: "tweets", for the notes. Raises
     UserError as these.
     """
@@ -95,7 +95,7 @@ def read_texts(
         f"{cut} of {len(first) + len(second)} {noun} cut to {length} tokens",
         where,
     ]
-    return train_x, test_x, vectors, notes
+    return train_x, test_x, vectors, notes, words
 
 
 def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:

@@ -87,10 +87,11 @@ def build_network(
 
     UserError.
     """
-    network = factories.build(
-        *(settings.model, input_shape, n_classes, settings.model_options, embedding),
-        *(settings.head, settings.inputs),
-    )
+    with located("model"):
+        network = factories.build(
+            *(settings.model, input_shape, n_classes, settings.model_options, embedding),
+            *(settings.head, settings.inputs),
+        )
     if not (settings.init or settings.freeze):  # a large network takes seconds to draw
         return network
     params, buffers = network.init(torch.Generator().manual_seed(0))

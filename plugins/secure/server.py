@@ -57,7 +57,8 @@ def summed(
     """
     assert down.ask is not None, "there is something to do"
     by, structure = Weighing.of(terms.algorithm, down.ask.job), announced(schema, terms.silos)
-    quorum = max(coordinator.comm.quorum or len(down.ask.to), terms.secure_sums)
+    answers = min(coordinator.comm.quorum or terms.silos, len(down.ask.to))
+    quorum = max(answers, terms.secure_sums)
     left, wanted = down.ask.to, quorum  # who may be in a set, and how many have to answer
     failures, why = Counter[int](), ""
     for attempt in count():

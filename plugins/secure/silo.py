@@ -22,10 +22,9 @@ asks some silos for another answer, and may ask for it again over other sets.
 from __future__ import annotations
 
 import fcntl
-import json
 import math
-from collections.abc import Callable, Sequence, Set
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +41,8 @@ from torch import Tensor
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.sums import LEVELS
 from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.data.files import Lines, opened, writing
+from fedml_noniid.plugins.data.chained import ChainedLines
+from fedml_noniid.plugins.data.files import opened, writing
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.streaming import Weighing
@@ -54,6 +54,10 @@ from fedml_noniid.plugins.silo.wire import Down, Up
 
 SUM = "sum"  # the job of adding up
 COUNTS = ("n", "steps", "loss")  # of a reply; the server sees them
+REMEDY = (
+    "it says which sums this silo has been part of; restore both files from a backup, or move them "
+    "away and start a new run with another seed"
+)
 CERTIFICATE_BYTES = 2048  # of a certificate as DER, with zeros behind it
 # What a silo sends beside its counts.
 ANNOUNCED = {"key": 32, "signature": masks.SIGNATURE_BYTES, "certificate": CERTIFICATE_BYTES}
@@ -78,16 +82,17 @@ class SecureSilo:
         self,
         answered: Callable[[Down], Up],
         terms: Terms,
-        kit: certificates.Kit,
+        rank: int,
+        kit: Path,
         of: tuple[str, str],
         path: Path,
     ) -> None:
-        """`of`: the run and the SHA-256 of the study. `path`: the file with the sets that this silo
-        has added to. It survives restarts and runs."""
-        self._inner, self._terms, self._of, self._sets = answered, terms, of, Sets(path)
-        self._ca = x509.load_pem_x509_certificate(kit.ca)
-        self._certificate = x509.load_pem_x509_certificate(kit.certificate)
-        self._key = load_pem_private_key(kit.key, password=None)
+        """`kit`: the folder with this silo's certificates. `of`: the run and the SHA-256 of the
+        study. `path`: the file with the sets that this silo has added to. It survives restarts and
+        runs. Raises UserError."""
+        self._inner, self._terms, self._of = answered, terms, of
+        self._sets = Sets(path, f"rank {rank}")
+        self._rank, self._folder, self._kit = rank, kit, certificates.Kit.read(kit, rank)
         self._made: _Made | None = None
 
     def answered(self, down: Down) -> Up:
@@ -104,9 +109,13 @@ class SecureSilo:
             made = _Made(down.exchange, down.ask.job, question, answer, leaves, levels, own)
         self._made = made = made._replace(exchange=down.exchange, key=own)
         public = own.public_key().public_bytes_raw()
-        assert isinstance(self._key, EllipticCurvePrivateKey), "kits have keys of this kind"
-        signed = masks.signature(self._key, self._exchange(down), client, public)
-        der = self._certificate.public_bytes(Encoding.DER).ljust(CERTIFICATE_BYTES, b"\0")
+        with suppress(UserError):  # while the operator replaces it
+            self._kit = certificates.Kit.read(self._folder, self._rank)
+        private = load_pem_private_key(self._kit.key, password=None)
+        assert isinstance(private, EllipticCurvePrivateKey), "kits have keys of this kind"
+        signed = masks.signature(private, self._exchange(down), client, public)
+        certificate = x509.load_pem_x509_certificate(self._kit.certificate)
+        der = certificate.public_bytes(Encoding.DER).ljust(CERTIFICATE_BYTES, b"\0")
         announced = dict(zip(ANNOUNCED, (public, signed, der), strict=True))
         sent = {key: made.leaves[key] for key in COUNTS}
         sent |= {
@@ -161,9 +170,10 @@ class SecureSilo:
             raise UserError("the sum leaves out numbers of this silo: their level is missing")
         exchange, keys = self._exchange(down), tuple(map(_bytes, given["key"]))
         rows = zip(clients, keys, given["signature"], given["certificate"], strict=True)
+        ca = x509.load_pem_x509_certificate(self._kit.ca)
         for client, key, signed, certificate in rows:
             if client != me:
-                public = certified(self._ca, client, _bytes(certificate))
+                public = certified(ca, client, _bytes(certificate))
                 masks.check_signature(public, exchange, client, key, _bytes(signed))
         total, levels = given["total"].item(), _bytes(given["levels"])
         return masks.Request(exchange, down.step, total, levels, clients, keys)
@@ -206,29 +216,20 @@ def admits(earlier: Sequence[Set[int]], now: Set[int], least: int) -> bool:
 class Sets:
     """Remembers to which sets a silo has added an answer."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, owner: str) -> None:
         """`path`: a file that grows by a line per sum. Processes may share it. Raises UserError if
-        it is damaged."""
-        self._file = Lines(path)
+        it was changed, or is of another `owner`."""
+        self._lines = ChainedLines(path, "record of sums", owner, REMEDY)
         self.of("")
 
     def of(self, answer: str) -> list[set[int]]:
         """The sets, the first one first. Raises UserError."""
-        try:
-            lines = [(str(of), {*clients}) for of, clients in map(json.loads, self._file.read())]
-        except (OSError, ValueError, TypeError):
-            raise UserError(
-                f"{self._file.path}: is damaged; it says which sums this silo has been part of; "
-                "restore it, or move it away and start a new run with another seed"
-            ) from None
-        return [clients for of, clients in lines if of == answer]
+        with self._read(answer) as earlier:
+            return earlier
 
     def add(self, answer: str, clients: Sequence[int], least: int) -> None:
         """Notes a set, on the disk. UserError if this answer may not be added to it."""
-        path = self._file.path
-        with writing(path), opened(path, "ab", private=True) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            earlier = self.of(answer)
+        with self._read(answer) as earlier:
             if not admits(earlier, {*clients}, least):
                 raise UserError(
                     f"this silo has added this answer to sums over the silos "
@@ -237,7 +238,17 @@ class Sets:
                     f"silos, or once {least} or more fewer, if these are more than half"
                 )
             if {*clients} not in earlier:
-                self._file.add(json.dumps([answer, sorted(clients)]).encode())
+                self._lines.add({"answer": answer, "silos": sorted(clients)})
+                self._lines.write_head()
+
+    @contextmanager
+    def _read(self, answer: str) -> Iterator[list[set[int]]]:
+        """The sets of an answer. No other process reads or writes meanwhile."""
+        path = self._lines.path
+        with writing(path), opened(path, "ab", private=True) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            known = self._lines.read()
+            yield [{*of["silos"]} for of in known if of["answer"] == answer]
 
 
 def _question(down: Down) -> str:

@@ -225,8 +225,8 @@ class Process:
             answered = guard.answering(trainer)
             if terms.secure_sums:
                 # Beside the kit: a new run has another output folder, and may ask the same.
-                own, sets = certificates.Kit.read(kit, self.rank), kit.with_name(f"{kit.name}.sums")
-                answered = SecureSilo(answered, terms, own, (client.run, study), sets).answered
+                of, sets = (client.run, study), kit.with_name(f"{kit.name}.sums")
+                answered = SecureSilo(answered, terms, self.rank, kit, of, sets).answered
             client.serve(answered)
         LOG.info("the run is over")
 

@@ -4,6 +4,7 @@ counted."""
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,37 @@ def test_texts_and_arrays_are_read_as_the_data_were() -> None:
     assert torch.equal(data.samples(images[:9]), data.dataset.test_x)
 
 
+@pytest.mark.parametrize("missing", ["median", "mode", None])
+def test_rows_and_texts_of_files_are_read_by_the_names_of_their_columns(
+    tmp_path: Path, missing: str | None
+) -> None:
+    """Also a single row: medians and categories are those of the training rows."""
+    rows = ROWS.assign(age=ROWS.age.where(ROWS.age % 5 != 0)) if missing else ROWS
+    parts = {"file": "train.csv", "test_file": "test.csv"}
+    for name, part in zip(parts.values(), (rows[:150], rows[150:]), strict=True):
+        part.to_csv(tmp_path / name, index=False)
+    how: dict[str, Any] = {"label": "ill", "one_hot": ["ward"], "missing": missing}
+    loaded = nd.load("table", root=tmp_path, **parts, **how)
+    for data in (loaded, nd.from_frame(rows[:150], rows[150:], **how)):
+        known = data.dataset.test_x
+        assert torch.equal(known, loaded.dataset.test_x)
+        assert torch.equal(data.samples(rows[150:]), known)
+        for i in range(9):
+            assert torch.equal(data.samples(rows[["ward", "age"]][150 + i : 151 + i]), known[[i]])
+        assert torch.equal(data.samples(known), known)
+    texts = nd.load("text", root=tmp_path, text="ward", label="ill", length=2, **parts)
+    assert torch.equal(texts.samples(rows[150:]), texts.dataset.test_x)
+    assert torch.equal(texts.samples(rows["ward"][150:].tolist()), texts.dataset.test_x)
+
+
+def test_new_rows_are_read_whatever_labels_the_training_rows_have() -> None:
+    """Five classes in eight training rows: too many for a data set with fewer samples per class."""
+    frame = pd.DataFrame({"a": np.arange(10.0), "y": [0, 1, 2, 3, 4] * 2})
+    data = nd.from_frame(frame, label="y")
+    assert len(data.dataset.train_y) < 2 * len(data.classes)
+    assert data.samples(frame[["a"]]).tolist() == [[value] for value in range(10)]
+
+
 @pytest.mark.parametrize("recipe", ["fedbn", "ditto", "fedproto"])
 def test_clients_with_a_model_of_their_own(recipe: str) -> None:
     result = nd.run(
@@ -157,9 +189,7 @@ def test_no_row_is_left_out_without_a_word() -> None:
     frame = pd.DataFrame({"a": [-1.0, 1.0] * 40, "b": [0.0, 2.0] * 40, "y": ["low", "high"] * 40})
     data = nd.from_frame(frame, label="y", missing="drop")
     rows = pd.DataFrame({"a": [1.0, None, -1.0], "b": [2.0, 0.0, 0.0]})
-    with pytest.raises(
-        UserError, match=r"x has 3 rows, and 1 of them has an empty cell; allowed: .*missing"
-    ):
+    with pytest.raises(UserError, match=r"x: column 'a' has no value in row 2; allowed: fill or "):
         data.samples(rows)
     assert len(data.samples(rows.dropna())) == 2
 

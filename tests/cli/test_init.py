@@ -195,12 +195,13 @@ def test_the_columns_that_need_a_decision_come_with_a_command_to_paste(
     frame.insert(0, "patient's id", [f"p{i}" for i in range(len(frame))])
     frame["height, cm"] = [None if i % 9 == 0 else i % 7 for i in range(len(frame))]
     frame['"day"'] = "2024-02-03"
+    frame["note"] = ["late" if i % 5 == 0 else None for i in range(len(frame))]
     frame.to_csv(folder / "patients.csv", index=False)
     given = ["--methods", "fedavg,fnr", "--set", "seeds=[1]"]
     assert main(["init", "study", *TABLE.split(), *given, "--deploy", "--force"]) == 2
     said = capsys.readouterr()
     *errors, intro, command = said.err.splitlines()
-    assert len(errors) == 4 and all("patients.csv: column " in line for line in errors)
+    assert len(errors) == 6 and all("patients.csv: column " in line for line in errors)
     assert intro == "One decision for each, to change as you like:" and said.out == ""
     assert not (folder / "study").exists()
     name, *words = shlex.split(command)
@@ -213,7 +214,7 @@ def test_the_columns_that_need_a_decision_come_with_a_command_to_paste(
         "label": "diagnosis",
         "missing": "median",
         "one_hot": ["sex", "hospital"],
-        "drop": ["patient's id", '"day"'],
+        "drop": ["patient's id", '"day"', "note"],  # and not in one_hot
     }
     assert (settings.recipe_names, settings.seeds) == (["fedavg", "fnr"], [1]) and settings.deploy
     assert "the median of the training rows of all clients together" in capsys.readouterr().out

@@ -132,7 +132,7 @@ def test_from_nothing_to_a_certificate_in_a_clean_environment(
     for command in ("init", "add --all", "-c user.name=a -c user.email=a@b commit -qm first"):
         ran(["git", *command.split()], package)
     install(built(package), site)
-    assert "mu = 0.1" in ran([*noniid, "methods", "quickfed"], empty)
+    assert "mu = 0.1" in ran([*noniid, "methods", "show", "quickfed"], empty)
     said = ran([python, "-m", "pytest", "-q", "-k", "by_hand or one_round or neutral"], package)
     assert "4 passed" in said, said
     options = ["--method", "quickfed", "--settings", "mu=0.5", "--neutral", "mu=0"]

@@ -152,6 +152,8 @@ def test_the_file_holds_the_drift(digits: Dataset, tmp_path: Path) -> None:
 
 def test_the_words_of_tables_and_reports(digits: Dataset, tmp_path: Path) -> None:
     of, place = settings(MIXED), Workspace.of(tmp_path, {})
+    names = ("noise", "rotation", "label_noise", "client", "entropy", "classes", "samples")
+    digits = replace(digits, classes=(*names, "7", "8", "9"))
     digits.save(place.dataset("digits"))
     partitions(place, of)
     found = results.table(place.partition("s", 3) / "clients.csv")
@@ -160,8 +162,9 @@ def test_the_words_of_tables_and_reports(digits: Dataset, tmp_path: Path) -> Non
     about = report._about(tmp_path, of.scenarios["s"], "s-3")
     words = "sudden drift from round 2, swapped classes 1-7, 3-4, none"
     assert f"labels change with the round ({words})" in about
-    held = sorted(sum(int(row[c]) > 0 for c in digits.classes) for row in found)
+    held = sorted((partitioned(digits, of).counts > 0).sum(1).tolist())
     assert f" training samples of {text.span(held)} classes" in about, "the round is no class"
+    assert "bits on average (3.32: all classes alike" in about, "log2 of 10"
 
 
 def test_from_python_as_from_a_file(digits: Dataset) -> None:

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.datasets import load
 from fedml_noniid.plugins.data.readers import user_data
@@ -289,6 +290,26 @@ def test_texts(tmp_path: Path) -> None:
     found = load("text", tmp_path, **options, test_file="t.csv")
     assert found.embedding is not None and found.embedding[good].tolist() == [0.5] * WIDTH
     assert f"word vectors: {GLOVE}, 2 of 4 words found, the others drawn at random" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("read", "rest"),
+    [
+        (partial(of_texts, text="said", label="mood"), ""),
+        (partial(of_frame, label="said", one_hot=["mood"]), " (`missing`)"),
+    ],
+)
+def test_only_options_that_there_are_and_that_help_are_advised(
+    read: Callable[..., object], rest: str
+) -> None:
+    """A table's label can't be dropped; data set `text` has neither `missing` nor `drop`."""
+    frame = pd.DataFrame({"said": ["a"] + [None] * 5, "mood": ["+", "-"] * 3})
+    wanted = "frame: column 'said' has no value in 5 rows, first in row 2; allowed: fill or remove"
+    with pytest.raises(UserError) as found:
+        read(frame)
+    error: UserError = found.value
+    assert str(error) == f"{wanted} them{rest}"
+    assert str(error.below("data", source="params.yaml")) == f"params.yaml: data: {error}"
 
 
 def test_the_vocabulary_is_of_training_texts_only() -> None:

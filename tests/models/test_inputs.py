@@ -133,6 +133,27 @@ def test_arrays_that_do_not_fit(change: dict[str, Any], message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "allowed"),
+    [
+        ("image", np.int64, "uint8, as the"),
+        ("facts", np.uint8, "numbers of another type than uint8"),
+        ("tokens", np.uint8, "whole numbers of another type than uint8"),
+        ("tokens", np.float64, "whole numbers"),
+    ],
+)
+def test_new_samples_of_another_kind_are_refused(name: str, dtype: Any, allowed: str) -> None:
+    """The division by 255 goes by the training samples, also for a test set of its own."""
+    other = _rest() | {name: np.abs(_rest()[name]).astype(dtype)}
+    made = data()
+    assert torch.equal(made.samples(_rest()), made.dataset.test_x)
+    for use in (made.samples, lambda x: nd.from_arrays(X, Y, x, Y[70:])):
+        with pytest.raises(UserError, match=f"x.{name} is {other[name].dtype} .*: {allowed}"):
+            use(other)
+    whole = _rest() | {"age": _rest()["age"].astype(int)}
+    assert torch.equal(made.samples(whole)[:, -1], torch.from_numpy(whole["age"]).float())
+
+
 def test_what_takes_one_input_is_refused() -> None:
     found = data()
     with pytest.raises(UserError, match="noise is refused for samples with several inputs"):

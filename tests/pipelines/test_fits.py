@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.pipelines.experiment import config
@@ -184,3 +186,19 @@ def test_section_and_stage_of_a_deployment_go_together(
     assert main(["check", "--root", str(tmp_path)]) == (2 if said else 0)
     assert said in capsys.readouterr().err
     assert (config.load(tmp_path).deploy is None) is ("deploy:" not in params)
+
+
+def test_the_paths_of_the_settings_start_at_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of first values of this name in another folder is not taken."""
+    here, study = tmp_path / "here", tmp_path / "study"
+    here.mkdir(), study.mkdir()
+    save_file({"fc9.weight": torch.zeros(1)}, here / "first.safetensors")
+    monkeypatch.chdir(here)
+    init = ("model: mlp", "model: mlp, init: first.safetensors")
+    (line,) = refused(study, *init, capsys)
+    assert line.startswith("error: params.yaml: train.init: first.safetensors can't be read")
+    save_file({"fc1.bias": torch.zeros(64)}, study / "first.safetensors")
+    assert main(["check", "--root", "../study"]) == 0
+    assert Path.cwd() == here

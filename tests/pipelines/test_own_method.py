@@ -15,7 +15,7 @@ from fedml_noniid.pipelines.experiment import config, provenance, tuning
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.training import trained
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins import foreign, own_code
+from fedml_noniid.plugins import foreign, loads
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.engines.simulation import Simulation
@@ -69,7 +69,7 @@ def test_a_living_worker_refuses_code_that_it_has_not_imported(
         with monkeypatch.context() as patch:
             for name in [name for name in sys.modules if name.startswith(file.parent.name)]:
                 patch.delitem(sys.modules, name)
-            patch.setattr(own_code, "_sources", {})
+            patch.setattr(loads, "_loaded", {**loads._loaded})
             patch.setattr(foreign, "_known", {})
             settings = config.load(study)
             unit = next(unit for unit in settings.units() if unit.recipe == "mine")
@@ -87,7 +87,7 @@ def test_a_living_worker_refuses_code_that_it_has_not_imported(
     assert str(error.value) == str(piece.serve(sent(), "a seat", False))
     assert str(error.value) == (
         f"worker w7: the source of {file.parent.name} was changed after this process had imported "
-        "it; start the process again"
+        f"it; start the process again (or call importlib.reload({file.parent.name}.fedx))"
     )
     own_package.forget(file.parent.name)  # it is started again
     assert job._indices(sent()) == b"them"

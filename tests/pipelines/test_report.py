@@ -118,7 +118,7 @@ def root(tmp_path: Path) -> Path:
     partition.mkdir(parents=True)
     (partition / "heatmap.png").write_bytes(b"\x89PNG picture")
     (partition / "clients.csv").write_text(
-        "client,samples,classes,entropy,cat,dog\n0,10,1,0,10,0\n1,30,2,0.5,10,20\n"
+        "client,samples,entropy,cat,dog\n0,10,0,10,0\n1,30,0.5,10,20\n"
     )
     return tmp_path
 

@@ -101,7 +101,7 @@ def test_what_left_before_a_kill_is_counted(tmp_path):
 def test_a_line_that_was_cut_while_it_was_written_never_left(tmp_path):
     """Cut at many bytes. The head counts the lines before it."""
     ledger = filled(tmp_path, 2)
-    path, head = ledger.path, ledger._head
+    path, head = ledger.path, ledger._lines.head
     whole, counted = path.read_bytes(), head.read_bytes()
     ledger.spend(Release("last", "sample", 2.0, 5))
     ledger.close()
@@ -148,7 +148,7 @@ def test_a_head_that_can_not_be_written_holds_answers_back_until_it_can(tmp_path
         raise UserError(f"{path}: can't be written")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedml_noniid.plugins.privacy.ledger.write_whole", full)
+        patched.setattr("fedml_noniid.plugins.data.chained.write_whole", full)
         for name in ("new", "new", "newer"):
             with pytest.raises(UserError, match=r"ledger\.head: can't be written"):
                 ledger.spend(Release(name, "sample", 2.0))
@@ -195,7 +195,7 @@ def test_a_ledger_that_was_changed_is_refused_by_name(tmp_path, change, said):
 def test_a_damaged_head_is_refused(tmp_path, content):
     ledger = filled(tmp_path)
     ledger.close()
-    ledger._head.write_bytes(content)
+    ledger._lines.head.write_bytes(content)
     with pytest.raises(UserError, match=r"1\.ledger: "):
         opened(tmp_path)
 
@@ -226,7 +226,7 @@ def test_a_new_ledger_is_told(tmp_path, caplog):
     for _ in range(2):
         filled(tmp_path / "kits").close()
     assert caplog.messages == [
-        f"{tmp_path}/kits/1.ledger: a new privacy ledger begins; nothing has been spent in it"
+        f"{tmp_path}/kits/1.ledger: a new privacy ledger begins; it has nothing of before"
     ]
     caplog.clear()
     assert opened(tmp_path / "new kits").epsilon(DELTA) == 0 and "new kits" in caplog.text

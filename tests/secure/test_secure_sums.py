@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
+import multiprocessing
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -143,11 +146,8 @@ class Running:
                 asked = down._replace(terms=self.terms.fingerprint)
                 return wire.up(client, down.exchange, silo.answer(asked))
 
-            mine = certificates.Kit.read(kit, client + 1)
-            secure = SecureSilo(
-                own, self.terms, mine, (calls.run, "study"), memory.with_suffix(".sums")
-            )
-
+            of, sets = (calls.run, "study"), memory.with_suffix(".sums")
+            secure = SecureSilo(own, self.terms, client + 1, kit, of, sets)
             inner = secure.answered if self.terms.secure_sums else own
 
             def answered(down: wire.Down) -> wire.Up:
@@ -204,19 +204,23 @@ class KilledError(Exception):
 
 
 class Direct:
-    """A coordinator whose silos answer at once, and never fail."""
+    """A coordinator whose silos answer at once."""
 
     run, study = "this run", "study"
 
     def __init__(self, silos: Sequence[SecureSilo], quorum: int = 0) -> None:
-        self.silos, self.ca = silos, silos[0]._ca
+        self.silos, self.ca = silos, x509.load_pem_x509_certificate(silos[0]._kit.ca)
         self.comm = settings.CommArgs(quorum=quorum)
         self.masked_bytes, self.away = 0, frozenset[int]()
         self.parts: float = math.inf  # of sums; then the server is killed
         self.asked: list[tuple[tuple[int, ...], int]] = []  # who, and how many had to answer
+        self.failed: dict[int, str] = {}
+        self.before: Callable[[wire.Down], None] = lambda down: None
 
     def ask(self, down: wire.Down, schema: Tree, check: Check, quorum: int) -> dict[int, Tree]:
+        self.before(down)
         found: dict[int, Tree] = {}
+        self.failed = {}
         self.asked.append((down.ask.to, quorum))
         there = [k for k in down.ask.to if k not in self.away]
         if len(there) < quorum:
@@ -226,11 +230,21 @@ class Direct:
                 self.parts -= 1
                 if self.parts < 0:
                     raise KilledError
-            up = self.silos[k].answered(wire.row_of(down, k))
-            wire.fit(up["leaves"], schema, wire.silo(k))
-            self.masked_bytes += up["leaves"][SUM].nbytes if SUM in up["leaves"] else 0
-            found[k] = check(up, k, None)
+            try:
+                up = self.silos[k].answered(wire.row_of(down, k))
+                wire.fit(up["leaves"], schema, wire.silo(k))
+                found[k] = check(up, k, None)
+            except UserError as error:
+                self.failed[k] = str(error)
+            else:
+                self.masked_bytes += up["leaves"][SUM].nbytes if SUM in up["leaves"] else 0
+        if len(found) < quorum:
+            raise QuorumError(str(self.failed))
         return found
+
+    def status(self) -> Mapping[str, Mapping[int, str]]:
+        """As of the last message."""
+        return {"failed": self.failed}
 
     def gather(self, resumed: bool) -> None:
         """All are there."""
@@ -244,8 +258,8 @@ def secure_silos(terms: settings.Terms, data: Parts, kits: Path, folder: Path) -
         def own(down: wire.Down) -> wire.Up:
             return wire.up(client, down.exchange, silo.answer(down))
 
-        kit = certificates.Kit.read(kits / str(client + 1), client + 1)
-        return SecureSilo(own, terms, kit, ("this run", "study"), folder / f"{client}.sums")
+        rank, of = client + 1, ("this run", "study")
+        return SecureSilo(own, terms, rank, kits / str(rank), of, folder / f"{client}.sums")
 
     return [made(k, silo) for k, silo in enumerate(world.silos_of(terms, data))]
 
@@ -362,8 +376,8 @@ def test_no_two_sums_differ_by_fewer_silos_than_a_sum_has(
     with pytest.raises(UserError, match=CLOSE):
         sum_of_three.asked(0, **two)
     sum_of_three.asked(0)
-    again = Sets(tmp_path / "0.sums")
-    answer, _ = json.loads((tmp_path / "0.sums").read_text())
+    again = record(tmp_path)
+    answer = json.loads((tmp_path / "0.sums").read_text().splitlines()[1])["answer"]
     with pytest.raises(UserError, match=CLOSE):
         again.add(answer, (0, 1), 2)
     again.add("another answer", (0, 1), 2)
@@ -437,7 +451,7 @@ def test_a_silo_refuses_the_set_with_which_sums_would_tell_too_much(
     def complete(answer: str, one: Sequence[int]) -> bool:
         try:
             for k in one:
-                Sets(tmp_path / f"{k}.sums").add(answer, [*one], least)
+                record(tmp_path, k).add(answer, [*one], least)
         except UserError:
             return False
         return True
@@ -457,6 +471,51 @@ def test_silos_that_say_what_is_not_so_cost_themselves_alone() -> None:
     noted = {k: [everybody] for k in range(6)}
     assert len(largest(noted, 3)) == 4, "silo 6 is away: three less"
     assert {0, 1, 2, 3, 4} & {*largest(noted | {5: [frozenset({0, 5})]}, 3)} >= {0, 1, 2, 3}
+
+
+def test_kits_are_renewed_in_a_run(
+    kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes go on. Silo 0 is renewed between its key and the sum. Silo 3's kit of 14 days
+    ends between the two, so the exchange begins again."""
+    own, clock = tmp_path / "kits", [certificates.now()]
+    data, terms = parts(4), deployment("fedavg", 4, 2)
+    # (days since the message before, ranks that are renewed); questions and sums in turns
+    days = iter([(0, ()), (7, (1,)), (5, (2, 3)), (3, (4,)), (1, ()), (4, ())])
+    for module in (certificates, authority):
+        monkeypatch.setattr(module, "now", lambda: clock[0])
+    authority.make(own, 4)
+    made = settings.terms(terms, "fedavg", world.network(takes_norms("fedavg", {})))
+    direct = Direct(secure_silos(made, data, own, tmp_path))
+    refused: list[str] = []
+
+    def before(down: wire.Down) -> None:
+        refused.extend(direct.failed.values())
+        passed, ranks = next(days)
+        clock[0] += datetime.timedelta(days=passed)
+        for rank in ranks:
+            authority.renew(own, rank)
+
+    direct.before = before
+    server = ServerRun(made, world.shards_of(data)[0])
+    server.serve(direct)
+    assert refused == ["silo 3 (rank 4) has no valid certificate of this federation"] * 3
+    assert world.digest(server.loop.outcome) == loopback.simulate(terms, data)
+    assert not server.missing
+
+
+def test_a_cohort_below_the_quorum_has_to_answer_whole(kits: Path, tmp_path: Path) -> None:
+    """As without secure sums."""
+    data, comm = parts(6), {"quorum": 4}
+    terms = deployment("fedavg", 6, 2, cohort=3, comm=comm)
+    made = settings.terms(terms, "fedavg", world.network(takes_norms("fedavg", {})))
+    direct, server = (
+        Direct(secure_silos(made, data, kits, tmp_path), quorum=4),
+        ServerRun(made, world.shards_of(data)[0]),
+    )
+    server.serve(direct)
+    assert {(len(to), quorum) for to, quorum in direct.asked} == {(3, 3), (3, 1)}
+    assert world.digest(server.loop.outcome) == loopback.simulate(terms, data)
 
 
 class Lives(NamedTuple):
@@ -522,17 +581,81 @@ def test_a_server_whose_quorum_needs_a_silo_that_is_away_waits_for_it(
     assert not again.missing
 
 
-def test_a_file_of_sets_that_a_kill_has_cut_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "0.sums"
-    Sets(path).add("q", (0, 1, 2), 2)
-    with path.open("a") as file:
-        file.write('["q", [0,')
-    again = Sets(path)
-    again.add("r", (0, 1), 2)
-    assert path.read_text() == '["q", [0, 1, 2]]\n["r", [0, 1]]\n'
-    path.write_text('["q", [0, 1\n')
-    with pytest.raises(UserError, match=r"0.sums: is damaged; .* another seed"):
-        Sets(path)
+def record(folder: Path, client: int = 0) -> Sets:
+    return Sets(folder / f"{client}.sums", f"rank {client + 1}")
+
+
+def test_what_a_silo_has_added_to_survives_each_kill(tmp_path: Path) -> None:
+    """In a line, cut at many bytes, and between the line and its head. The first set counts."""
+    record(tmp_path).add("q", (0, 1, 2), 2)
+    path, head = tmp_path / "0.sums", tmp_path / "0.sums.head"
+    whole, counted = path.read_bytes(), head.read_bytes()
+    record(tmp_path).add("r", (0, 1), 2)
+    line = path.read_bytes()[len(whole) :]
+    for cut in (*range(0, len(line), 13), len(line)):
+        path.write_bytes(whole + line[:cut])
+        head.write_bytes(counted)
+        again = record(tmp_path)
+        assert again.of("r") == [{0, 1}] * (cut == len(line))
+        with pytest.raises(UserError, match=r"sums over the silos \[0, 1, 2\]"):
+            again.add("q", (0, 1), 2)
+        again.add("r", (0, 1), 2)
+        assert path.read_bytes() == whole + line
+
+
+@pytest.mark.parametrize("lost", ["one line", "last line", "digit", "file", "head", "of another"])
+def test_a_record_of_sums_that_was_changed_lost_or_is_older_is_refused(
+    lost: str, tmp_path: Path
+) -> None:
+    """Also while the silo runs: it adds its answer to nothing."""
+    held, path = record(tmp_path), tmp_path / "0.sums"
+    for answer in ("q", "r"):
+        held.add(answer, (0, 1, 2), 2)
+    lines = path.read_bytes().splitlines(keepends=True)
+    if lost == "head":
+        path.with_name("0.sums.head").unlink()
+    elif lost == "file":
+        path.unlink()
+    elif lost == "of another":
+        record(tmp_path, 1).add("q", (0, 1, 2), 2)
+        for name in ("sums", "sums.head"):
+            (tmp_path / f"1.{name}").replace(tmp_path / f"0.{name}")
+    else:
+        changed = {
+            "one line": [lines[0], lines[2]],
+            "last line": lines[:-1],
+            "digit": [lines[0], lines[1].replace(b"2]", b"3]"), lines[2]],
+        }
+        path.write_bytes(b"".join(changed[lost]))
+    refused = r"0\.sums: .*restore both files from a backup, or move them away .* another seed"
+    with pytest.raises(UserError, match=refused):
+        record(tmp_path)
+    with pytest.raises(UserError, match=refused):
+        held.add("q", (0, 1), 2)
+
+
+def test_a_new_record_of_sums_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        record(tmp_path).add("q", (0, 1), 2)
+    assert caplog.messages == [
+        f"{tmp_path}/0.sums: a new record of sums begins; it has nothing of before"
+    ]
+
+
+def adding(folder: Path, client: int) -> None:
+    for number in range(10):
+        record(folder).add(f"{client} {number}", (0, 1), 2)
+
+
+def test_processes_share_a_record_of_sums(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=adding, args=(tmp_path, k)) for k in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(LONG)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert all(record(tmp_path).of(f"{k} {n}") == [{0, 1}] for k in range(3) for n in (0, 9))
 
 
 def test_a_process_that_has_answered_nothing_adds_nothing(
@@ -578,8 +701,8 @@ def test_a_silo_that_is_lost_takes_others_with_it(recipe: str, kits: Path, tmp_p
     digest, missing = running.run(), running.server_run.missing
     assert missing == {(2, 0): {4, 7, 11}, (3, 0): {2, 4, 7}}
     assert digest == loopback.simulate(terms, data, missing)
-    for sets in tmp_path.glob("*.sums"):  # and no silo was asked for more
-        assert len(sets.read_text().splitlines()) <= 4
+    for path in tmp_path.glob("*.sums"):  # and no silo was asked for more
+        assert len(path.read_text().splitlines()) <= 5
 
 
 def no_disk(client: int, down: wire.Down) -> None:

@@ -4,13 +4,17 @@ runs."""
 from __future__ import annotations
 
 import datetime
+import py_compile
 import sys
+from collections.abc import Iterator
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
 
-from fedml_noniid.plugins import own_code
+from fedml_noniid.plugins import loads, own_code
 from fedml_noniid.plugins.core.errors import UserError
+from tests import own_package
 from tests.site.conftest import TODAY, Place
 
 NOISE = {"enable_dp": True, "dp_solution_type": "ldp", "mechanism_type": "gaussian"}
@@ -131,6 +135,50 @@ def test_code_that_the_policy_does_not_list_is_never_imported(
     del sys.modules["fedx_of_a_stranger"]
     with pytest.raises(UserError, match="SHA-256"):
         place.decide()
+
+
+@pytest.fixture
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package of a stranger whose hash is listed."""
+    folder = tmp_path / "listed_of_a_stranger"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from listed_of_a_stranger.part import ran\n")
+    (folder / "part.py").write_text("ran = 'the source'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(loads, "_uncached", set())
+    monkeypatch.setattr(own_code, "_only", None)
+    own_code.import_only([own_code.source_of(folder.name)], "own_code")
+    yield folder
+    own_package.forget(folder.name)
+
+
+def test_a_listed_package_runs_from_its_source(listed: Path) -> None:
+    """Python would run a compiled module in its place, if it says that nobody is to check it."""
+    forged = listed.with_name("forged.py")
+    forged.write_text("ran = 'what lies in __pycache__'\n")
+    for name in ("part", "later"):
+        cached = cache_from_source(str(listed / f"{name}.py"))
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(str(forged), cached, invalidation_mode=mode)
+    assert own_code.imported("x", listed.name, "ran", "") == "the source"
+
+
+@pytest.mark.parametrize("name", ["part.so", "part.abi3.so", "new.pyc", "inner/new.pyd"])
+def test_other_files_that_python_imports_count(listed: Path, name: str) -> None:
+    """An extension comes before the source, and a link leads to a folder."""
+    elsewhere = listed.with_name("elsewhere")
+    elsewhere.mkdir()
+    (elsewhere / "again").symlink_to(elsewhere)  # a circle
+    (listed / "inner").symlink_to(elsewhere)
+    (listed / "data.csv").touch()
+    assert own_code.imported("x", listed.name, "ran", "") == "the source"
+    own_package.forget(listed.name)
+    (listed / name).write_text("anything")
+    first = own_code.source_of(listed.name)
+    with pytest.raises(UserError, match=f"SHA-256 {first}"):
+        own_code.imported("x", listed.name, "ran", "")
+    (listed / name).write_text("anything else")
+    assert own_code.source_of(listed.name) != first
 
 
 def test_a_policy_is_checked_as_any_file(place: Place) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from fedml_noniid.plugins.core.errors import MISSING, UserError
 from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
-from fedml_noniid.plugins.data.inputs import Input, described, joined
+from fedml_noniid.plugins.data.inputs import Input, described, is_bytes, joined
 from fedml_noniid.plugins.data.readers import user_data
 
 Array = NDArray[Any]
@@ -154,15 +155,20 @@ def of_arrays(
     return _raw(parts, layout, test_share)
 
 
-def new_samples(x: Any, of: Raw, layout: str) -> Tensor:
-    """More samples of a data set `of` that `of_arrays` made. UserError as there."""
-    if of.inputs and isinstance(x, Mapping):
-        arrays = {name: to_array(f"x.{name}", array) for name, array in x.items()}
-        return torch.from_numpy(joined(of.inputs, arrays, INPUT))
-    part = _Part({"x": to_array("x", x)}, "")
-    found, _ = _samples(part, layout)
-    _alike("train_x", of.train_x, part.where("x"), found)
+def _encoded(ends: Tensor, layout: str, x: Any) -> Tensor:
+    """New samples. UserError unless they are as those of training; `ends`: the least and the
+    greatest values of these, [2, ...]."""
+    found, _ = _samples(_Part({"x": to_array("x", x)}, ""), layout)
+    _alike("train_x", ends, "x", found)
     return found
+
+
+def _encoded_inputs(inputs: Mapping[str, Input], scaled: Collection[str], x: Any) -> Tensor | None:
+    """New samples of several inputs; None if they are not named. UserError as `joined`."""
+    if not isinstance(x, Mapping):
+        return None
+    arrays = {name: to_array(f"x.{name}", array) for name, array in x.items()}
+    return torch.from_numpy(joined(inputs, scaled, arrays, INPUT))
 
 
 def _raw(parts: Sequence[_Part], layout: str, test_share: float | None) -> Raw:
@@ -178,15 +184,22 @@ def _raw(parts: Sequence[_Part], layout: str, test_share: float | None) -> Raw:
     _alike(names[0], xs[0], names[-1], xs[-1])
     rows = user_data.rows_of(*_labels(parts), _owners(parts), test_share, names)
     unit = 255.0 if xs[0].dtype is torch.uint8 else 1.0
-    return rows.raw(xs, unit, list(dict.fromkeys(note for _, notes in read for note in notes)))
+    raw = rows.raw(xs, unit, list(dict.fromkeys(note for _, notes in read for note in notes)))
+    ends = torch.stack([xs[0].amin(0), xs[0].amax(0)])
+    return replace(raw, encode=partial(_encoded, ends, layout))
 
 
 def _of_inputs(parts: Sequence[_Part], inputs: dict[str, Input], test_share: float | None) -> Raw:
     """As `_raw`, of several inputs."""
-    xs = [torch.from_numpy(joined(inputs, part.inputs, f"{part.prefix}{INPUT}")) for part in parts]
+    scaled = frozenset(name for name, x in parts[0].inputs.items() if is_bytes(x))
+    xs = [
+        torch.from_numpy(joined(inputs, scaled, part.inputs, f"{part.prefix}{INPUT}"))
+        for part in parts
+    ]
     names = [part.where("x") for part in parts]
     rows = user_data.rows_of(*_labels(parts), _owners(parts), test_share, names)
-    return replace(rows.raw(xs, 1.0), inputs=inputs)
+    encode = partial(_encoded_inputs, inputs, scaled)
+    return replace(rows.raw(xs, 1.0), inputs=inputs, encode=encode)
 
 
 def _read(file: Path, allowed: Sequence[str]) -> _Part:

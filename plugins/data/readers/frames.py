@@ -68,6 +68,7 @@ class ColumnError(UserError):
     def __init__(self, table: str, column: str, problem: str, option: str = "drop") -> None:
         super().__init__(f"{table}: column {column!r} {problem}")
         self.column, self.option = column, option
+        self.args = (table, column, problem, option)  # of which a copy is made
 
 
 class UndecidedError(UserError):
@@ -76,6 +77,7 @@ class UndecidedError(UserError):
     def __init__(self, errors: Sequence[UserError]) -> None:
         super().__init__("\n".join(map(str, errors)))
         self.errors = errors
+        self.args = (errors,)  # of which a copy is made
 
 
 def tables_of(root: Path, file: object, test_file: object) -> list[Table]:
@@ -96,8 +98,7 @@ def _read(root: Path, key: str, argument: str, source: object) -> Table:
     import pandas as pd
 
     if isinstance(source, pd.DataFrame):
-        names = [str(column) for column in source.columns]
-        return _table(argument, source.set_axis(names, axis=1))
+        return of_memory(argument, source)
     if not isinstance(source, str):
         raise UserError(f"{argument} is a {type(source).__name__}; allowed: a pandas.DataFrame")
     if not source.endswith(ENDINGS):
@@ -114,6 +115,12 @@ def _read(root: Path, key: str, argument: str, source: object) -> Table:
             f"{user_data.listed(there) or 'none'}"
         )
     return _table(str(path), (_parquet if source.endswith(".parquet") else _csv)(path))
+
+
+def of_memory(name: str, frame: pd.DataFrame) -> Table:
+    """A data frame as a table. Its columns' names become text: in a table made of an array they are
+    numbers. UserError."""
+    return _table(name, frame.set_axis([str(column) for column in frame.columns], axis=1))
 
 
 def _csv(path: Path) -> pd.DataFrame:
@@ -295,17 +302,21 @@ def _no_number(table: Table, column: str, i: int, value: object) -> ColumnError:
     return ColumnError(table.name, column, problem, option)
 
 
-def complete(table: Table, column: str, cells: Cells) -> None:
-    """ColumnError if rows of a column, whose `cells` these are, have no value."""
+def complete(table: Table, column: str, cells: Cells, options: Sequence[str] = ()) -> None:
+    """ColumnError if rows of a column, whose `cells` these are, have no value.
+
+    `options`: those that are advised, of `missing` and `drop`.
+    """
     missing = is_missing(cells)
     if not missing.any():
         return
     rows = f"row {missing.argmax() + 1}"
     if missing.sum() > 1:
         rows = f"{missing.sum()} rows, first in {rows}"
-    mostly = 2 * missing.sum() > len(missing)
+    mostly = "drop" in options and 2 * missing.sum() > len(missing)
     advice = "leave a column out that is mostly empty (`drop`), or " if mostly else ""
-    problem = f"has no value in {rows}; allowed: {advice}fill or remove them (`missing`)"
+    problem = f"has no value in {rows}; allowed: {advice}fill or remove them"
+    problem += " (`missing`)" * ("missing" in options)
     raise ColumnError(table.name, column, problem, "drop" if mostly else "missing")
 
 

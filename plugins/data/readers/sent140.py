@@ -79,7 +79,7 @@ def sent140(
         leak = f"all {len(test)} test tweets are training tweets as well"
         notes.insert(0, f"{LEAK}{leak} (split: repo, as in rFedAvg's repository)")
     first, second, third = (tweets.texts[rows].tolist() for rows in (train, test, source))
-    train_x, test_x, vectors, more = text.read_texts(
+    train_x, test_x, vectors, more, _ = text.read_texts(
         first, second, third, root, vocabulary, length, "tweets"
     )
     label, owner = torch.from_numpy(tweets.label), torch.from_numpy(tweets.owner)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.core.options import check_options
@@ -15,6 +18,7 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
+    NAMELESS,
     Cells,
     ColumnError,
     Table,
@@ -25,6 +29,7 @@ from fedml_noniid.plugins.data.readers.frames import (
     complete,
     is_missing,
     numbers_of,
+    of_memory,
     rows_of,
     tables_of,
     used_columns,
@@ -34,9 +39,25 @@ if TYPE_CHECKING:  # see frames.py
     import pandas as pd
 
 MAX_CATEGORIES = 1000  # of one column
-ROWS = "\0rows"  # among the cells of columns: the numbers of the rows
 Missing = Literal["median", "mode", "drop"]
 MAX_NAMED = 40  # features that the note names
+
+
+class Feature(NamedTuple):
+    """Turns a column into one feature or several, as the training rows have decided."""
+
+    column: str
+    fill: Any  # in place of a cell without a value; None: such cells are refused
+    categories: list[str] | None  # None: numbers
+
+    def block(self, cells: Cells) -> Cells:
+        """The features [n, k] float32 of the cells [n]."""
+        if self.fill is not None:
+            cells = np.where(is_missing(cells), self.fill, cells)
+        columns = cells[:, None]
+        if self.categories is not None:
+            columns = columns == np.array(self.categories, dtype=object)
+        return columns.astype(np.float32)
 
 
 def table(
@@ -82,25 +103,28 @@ def table(
     rows, cells, notes = _read(tables, who, chosen, categories, missing, test_share)
     name = tables[0].name
     columns: list[str] = []
+    made: list[Feature] = []
     blocks: list[list[Cells]] = [[], []]
     for column in chosen:
         whole = cells[column][0]
         parts = [whole[rows.train], cells[column][-1][rows.test]]
-        notes += _fill(name, column, parts, missing)
+        fill, more = _fill(name, column, parts, missing)
+        notes += more
+        names = None
         if column in categories:
-            names, parts, more = _one_hot(name, column, parts)
-            columns += names
+            names, more = _one_hot(name, column, parts)
+            columns += [f"{column}={category}" for category in names]
             notes += more
         else:
             columns.append(column)
-            parts = [part[:, None] for part in parts]
             if (whole == np.rint(whole)).all() and len(np.unique(whole)) == len(whole):
                 notes.append(
                     f"column {column!r} has another whole number in every row; leave out an "
                     "identifier"
                 )
+        made.append(Feature(column, fill, names))
         for block, part in zip(blocks, parts, strict=True):
-            block.append(part.astype(np.float32))
+            block.append(made[-1].block(part))
     xs = [torch.from_numpy(np.concatenate(block, axis=1)) for block in blocks]
     constant = [columns[i] for i in (xs[0] == xs[0][0]).all(0).nonzero().flatten().tolist()]
     if len(constant) == len(columns):
@@ -111,7 +135,26 @@ def table(
         listed = user_data.listed(constant)
         notes.append(f"features that are constant in the training rows: {listed}")
     order = f"{len(columns)} features, in this order: {user_data.listed(columns, MAX_NAMED)}"
-    return rows.raw(xs, 1.0, [order], notes)
+    return replace(rows.raw(xs, 1.0, [order], notes), encode=partial(_encoded, made))
+
+
+def _encoded(features: Sequence[Feature], x: object) -> Tensor | None:
+    """The samples [n, d] of new rows, which need the columns of the features alone, by name.
+
+    None for what is no data frame. UserError for columns and values that don't fit.
+    """
+    import pandas as pd
+
+    if not isinstance(x, pd.DataFrame):
+        return None
+    table, blocks = of_memory("x", x), []
+    for one in features:
+        known("x: column", one.column, table.frame.columns)
+        cells = (numbers_of if one.categories is None else cells_of)(table, one.column)
+        if one.fill is None:
+            complete(table, one.column, cells)
+        blocks.append(one.block(cells))
+    return torch.from_numpy(np.concatenate(blocks, axis=1))
 
 
 def of_frame(frame: pd.DataFrame, test: pd.DataFrame | None = None, **options: Any) -> Raw:
@@ -195,7 +238,8 @@ def _read(
         try:
             cells[column] = [read(table, column) for table in tables]
             for table, found in zip(tables, cells[column], strict=True) if policy is None else ():
-                complete(table, column, found)
+                advised = ("missing", "drop") if column in chosen else ("missing",)
+                complete(table, column, found, advised)
         except UserError as error:
             errors.append(error)
             if isinstance(error, ColumnError) and error.option == "one_hot":
@@ -203,14 +247,11 @@ def _read(
     notes: list[str] = []
     if policy is not None:
         needed = [column for column in cells if policy == "drop" or column in who.columns]
-        cells[ROWS] = [np.arange(len(table.frame)) for table in tables]
         tables, notes = _without_holes(tables, cells, needed)
     bad = {error.column for error in errors if isinstance(error, ColumnError)}
     if all(column in cells and column not in bad for column in who.columns):
         try:
             rows = rows_of(tables, who, test_share)
-            if ROWS in cells:
-                rows = rows._replace(source=cells[ROWS][0][rows.train])
         except UserError as error:
             errors.insert(0, error)
     if errors:
@@ -243,12 +284,12 @@ def _without_holes(
     return found, notes
 
 
-def _fill(name: str, column: str, parts: list[Cells], policy: str | None) -> list[str]:
-    """Fills missing cells of both parts in place, by the training rows; a note if there are any."""
+def _fill(name: str, column: str, parts: list[Cells], policy: str | None) -> tuple[Any, list[str]]:
+    """What a missing cell of a column is filled with, by the training rows, and a note if there is
+    one in the cells of both `parts`. None if there can't be one: it is refused or left out."""
+    if policy not in ("median", "mode"):
+        return None, []
     missing = [is_missing(part) for part in parts]
-    count = int(sum(part.sum() for part in missing))
-    if not count:
-        return []
     there = parts[0][~missing[0]]
     if not len(there):
         problem = "has no value in any training row; leave it out (`drop`)"
@@ -258,30 +299,27 @@ def _fill(name: str, column: str, parts: list[Cells], policy: str | None) -> lis
     else:
         values, times = np.unique(there, return_counts=True)
         how, value = "most frequent value", values[times.argmax()]
-    for part, holes in zip(parts, missing, strict=True):
-        part[holes] = value
+    count = int(sum(part.sum() for part in missing))
     shown = f"{value:g}" if isinstance(value, float) else value
-    return [
+    note = (
         f"column {column!r}: {count} cells without a value are filled with the {how} of the "
         f"training rows of all clients together, {shown}"
-    ]
+    )
+    return value, [note] * (count > 0)
 
 
-def _one_hot(
-    table: str, column: str, parts: list[Cells]
-) -> tuple[list[str], list[Cells], list[str]]:
-    """(`column=category` for each category of the training rows, their columns for training and
-    test rows, notes)."""
-    names = sorted(set(parts[0]))
+def _one_hot(table: str, column: str, parts: list[Cells]) -> tuple[list[str], list[str]]:
+    """(the categories of the training rows, notes) of the cells of training and test rows."""
+    train, test = (set(part) - {NAMELESS} for part in parts)
+    names = sorted(train)
     if len(names) > MAX_CATEGORIES:
         problem = f"has {len(names)} categories; allowed: at most {MAX_CATEGORIES}"
         raise ColumnError(table, column, f"{problem}; is it an identifier?")
-    blocks = [part[:, None] == np.array(names, dtype=object) for part in parts]
     notes = []
-    if unseen := sorted(set(parts[1]) - set(names)):
-        lost = int((~blocks[1].any(1)).sum())
+    if unseen := sorted(test - train):
+        lost = int(np.isin(parts[1], unseen).sum())
         notes.append(
             f"column {column!r}: {lost} test samples have categories that training lacks: "
             f"{user_data.listed(unseen)}"
         )
-    return [f"{column}={name}" for name in names], blocks, notes
+    return names, notes

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from fedml_noniid.plugins.core.options import check_options
+from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
     Who,
     names_of,
+    of_memory,
     rows_of,
     tables_of,
     used_columns,
 )
-from fedml_noniid.plugins.data.text import Length, Vocabulary, read_texts
+from fedml_noniid.plugins.data.text import Length, Vocabulary, encode, read_texts, tokenise
 
 if TYPE_CHECKING:  # see frames.py
     import pandas as pd
@@ -52,10 +58,27 @@ def text(
     texts = [np.array(names_of(table, text), dtype=object) for table in tables]
     rows = rows_of(tables, Who(label, owner), test_share)
     train, test = texts[0][rows.train].tolist(), texts[-1][rows.test].tolist()
-    train_x, test_x, vectors, notes = read_texts(
+    train_x, test_x, vectors, notes, words = read_texts(
         train, test, train, root, vocabulary, length, "texts"
     )
-    return rows.raw([train_x, test_x], 255, (), notes, vectors)
+    raw = rows.raw([train_x, test_x], 255, (), notes, vectors)
+    return replace(raw, encode=partial(_encoded, text, words, length))
+
+
+def _encoded(column: str, words: Sequence[str], length: int, x: object) -> Tensor | None:
+    """The tokens [n, length] of a list of new texts, or of the column of new rows.
+
+    None for other things. UserError for rows without the column or without a text.
+    """
+    import pandas as pd
+
+    if isinstance(x, list | tuple) and all(isinstance(one, str) for one in x):
+        x = pd.DataFrame({column: list(x)})
+    if not isinstance(x, pd.DataFrame):
+        return None
+    table = of_memory("x", x)
+    known("x: column", column, table.frame.columns)
+    return encode([*map(tokenise, names_of(table, column))], words, length)
 
 
 def of_texts(

@@ -37,7 +37,6 @@ class Rows(NamedTuple):
     classes: list[str]  # or the names of the targets
     owners: list[Ints] | None  # [n] and [m]
     notes: list[str]
-    source: Ints | None = None  # [n]: `train` before rows were left out, if some were
 
     def raw(
         self,
@@ -64,7 +63,6 @@ class Rows(NamedTuple):
             test_owner,
             embedding,
             notes,
-            train_rows=self.train if self.source is None else self.source,
         )
 
 
