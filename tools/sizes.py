@@ -18,8 +18,8 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21550,
-    TESTS: 22267,
+    SOURCE: 21578,
+    TESTS: 22300,
     ("plugins/core",): 1440,
     ("plugins/privacy",): 127,
     ("plugins/silo",): 1638,
