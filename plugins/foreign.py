@@ -6,7 +6,7 @@ A package names its methods in its pyproject.toml:
     [project.entry-points."fedml_noniid.methods"]
     fedx = "my_package.fedx:FedX"
 
-A package is imported when one of its methods is used, and not before.
+A package is imported when one of its methods is used, or when `noniid methods` lists it.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import torch
 from sklearn import metrics as sk
 from torch import Tensor, nn
 
+import fedml_noniid as nd
 from fedml_noniid.contract import silos
 from fedml_noniid.contract.checks import close
 from fedml_noniid.plugins.core.data import Samples
@@ -21,7 +22,7 @@ from fedml_noniid.plugins.core.losses import Classification
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.shards import Parts
-from fedml_noniid.plugins.engines.evaluation import evaluate
+from fedml_noniid.plugins.engines.evaluation import check_measured, evaluate
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.plugins.losses import LOSSES, MSE, Regression, loss_of
 from fedml_noniid.plugins.metrics import main_of
@@ -262,3 +263,40 @@ def test_processes_over_loopback(tmp_path: Path) -> None:
 
 def test_labels_of_the_walk_are_those_of_the_table() -> None:
     assert all(label(*entry) == name for name, entry in ALONE.items())
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "is_defined"),
+    [
+        ("mse", [[1.0, 0.0], [2.0, 1.0]], True),
+        ("mse", [[1.0, 0.0], [2.0, 0.0]], False),
+        ("mse", [[1.0, 0.0]], False),
+        ("bce", [[0.0, 1.0], [0.0, 0.0]], True),
+        ("bce", [[0.0, 0.0], [0.0, 0.0]], False),
+        ("cross_entropy", [1], True),
+    ],
+)
+def test_a_part_on_which_no_model_has_a_metric_is_refused(
+    loss: str, y: Any, is_defined: bool
+) -> None:
+    """R^2 needs targets that differ, F1 a sample with a label."""
+    go = partial(check_measured, loss_of(loss), test=None, validation=torch.tensor(y))
+    if is_defined:
+        go()
+        return
+    with pytest.raises(UserError, match=rf"of the {len(y)} validation samples is not defined; all"):
+        go()
+
+
+def test_such_a_part_is_refused_before_training() -> None:
+    """A validation split of one sample; a test set of equal ones."""
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    data = nd.from_arrays(x, x[:, 0], x[:9], x[:9, 0])
+    how: dict[str, Any] = {"partition": "iid", "clients": 2, "rounds": 2, "loss": "mse"}
+    how |= {"validation": 0.02, "model": "logistic_regression", "progress": False}
+    words = "R² of the 1 validation samples is not defined"
+    for go in (partial(nd.run, "fedavg"), partial(nd.choose, recipes=["scaffold"])):
+        with pytest.raises(UserError, match=words):
+            go(data=data, **how)
+    with pytest.raises(UserError, match="R² of the 9 test samples is not defined"):
+        nd.run("fedavg", nd.from_arrays(x, x[:, 0], x[:9], np.ones(9)), **how | {"validation": 0.1})

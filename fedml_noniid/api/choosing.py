@@ -15,6 +15,7 @@ from fedml_noniid.api import running, settings
 from fedml_noniid.api.data import Data
 from fedml_noniid.api.result import Files
 from fedml_noniid.api.split import Split, check_data
+from fedml_noniid.pipelines.experiment import tuning
 from fedml_noniid.pipelines.experiment.config import ChooseSettings
 from fedml_noniid.pipelines.tools import racing
 from fedml_noniid.pipelines.tools.racing import Accuracies, Decision, Heat
@@ -121,7 +122,10 @@ def choose(
         reached: dict[str, list[float]] = {entry: [] for entry in laid.recipe_names}
         for (_, unit), files in zip(units, made, strict=True):
             if isinstance(files, Files):
-                reached[unit.recipe].append(json.loads(files.run["run.json"])["final"][heat.column])
+                final = json.loads(files.run["run.json"])["final"]
+                if heat.column not in final:
+                    raise tuning.not_defined(where, unit.recipe, heat.column)
+                reached[unit.recipe].append(final[heat.column])
         whole = {entry for entry, found in reached.items() if len(found) == len(heat.seeds)}
         return {entry: found if entry in whole else () for entry, found in reached.items()}
 

@@ -26,6 +26,7 @@ from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.measuring import final_model, personal_parts
 from fedml_noniid.pipelines.experiment.training import SECONDS
 from fedml_noniid.pipelines.reporting import comparison, summary
+from fedml_noniid.pipelines.reporting.heatmap import verbatim
 from fedml_noniid.pipelines.reporting.summary import MethodSummary, ScenarioSummary
 from fedml_noniid.pipelines.reporting.text import MIB
 from fedml_noniid.plugins.core.errors import UserError, closest, nearest, shown
@@ -506,7 +507,7 @@ class Results(Sequence[Result]):
                 self._recipes,
                 group[0].main,
             )
-            axes.set_title(title, loc="left", fontsize=11)
+            axes.set_title(verbatim(title), loc="left", fontsize=11)
         return panels
 
     def plot_clients(self, ax: Axes | None = None) -> list[Axes]:
@@ -531,7 +532,7 @@ class Results(Sequence[Result]):
                 if result.files
             }
             plots.clients(axes, values, self._recipes, group[0].main)
-            axes.set_title(title, loc="left", fontsize=11)
+            axes.set_title(verbatim(title), loc="left", fontsize=11)
         return panels
 
     def save(self, folder: str | Path) -> None:

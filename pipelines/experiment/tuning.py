@@ -136,6 +136,12 @@ def grid_of(
     return axes, [_point(name, dict(zip(axes, values, strict=True))) for values in every]
 
 
+def not_defined(where: str, entry: str, column: str) -> UserError:
+    """The error for a run without a number by which it could be chosen."""
+    words = f"{column.replace('_', ' ')} of {entry} is not defined"
+    return UserError(f"{where}: {words}", allowed="more samples, or others")
+
+
 def wanted(settings: Config) -> TuneSettings:
     """The section `tune`. UserError if params.yaml has none."""
     if settings.tune is None:

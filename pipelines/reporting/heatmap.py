@@ -106,7 +106,7 @@ def draw(axes: Axes, counts: Ints, classes: Sequence[str], title: str) -> AxesIm
         slanted: dict[str, Any] = (
             {} if short else {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
         )
-        axes.set_xticks(range(c), classes, size=8, **slanted)
+        axes.set_xticks(range(c), list(map(verbatim, classes)), size=8, **slanted)
     if n <= NUMBERED[0]:
         axes.set_yticks(range(n), [str(k) for k in range(n)], size=8)
         # Lines between the cells, also between empty ones.
@@ -116,8 +116,14 @@ def draw(axes: Axes, counts: Ints, classes: Sequence[str], title: str) -> AxesIm
     axes.tick_params(which="both", length=0)
     every = "client" if len(shown) == n else f"client ({len(shown):,} of {n:,} are drawn)"
     axes.set(xlabel="class", ylabel=every)
-    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_title(verbatim(title), loc="left", fontsize=10)
     return image
+
+
+def verbatim(name: str) -> str:
+    """A name that matplotlib draws as it is: what stands between two dollars it takes for
+    mathematics."""
+    return name.replace("$", r"\$")
 
 
 def _shown(n_clients: int) -> Ints:

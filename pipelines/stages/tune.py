@@ -113,10 +113,7 @@ def measured(
         if any(key in diverged for key in keys):
             return ()
         if not all(found[key] for key in keys):
-            raise UserError(
-                f"{FILE}: {title}: {scenario} has no {column.replace('_', ' ')}; data.validation "
-                "has to be above 0"
-            )
+            raise tuning.not_defined(f"{FILE}: {title}", entry, column)
         return tuple(found[key][-1] for key in keys)
 
     return {entry: accuracies(entry) for entry in laid.recipe_names}

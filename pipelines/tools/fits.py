@@ -27,6 +27,7 @@ from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.data.readers.download import DownloadNeededError, forbidden
 from fedml_noniid.plugins.data.yaml_files import read_yaml
+from fedml_noniid.plugins.engines.evaluation import check_measured
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Plan
 from fedml_noniid.plugins.engines.simulation import resolve_device
@@ -72,6 +73,9 @@ def fits(settings: Config, data: Dataset) -> None:
         for recipe in settings.recipe_names if network is not None else ():
             with checked("recipes", recipe):
                 _set_up(settings, recipe, network, data)
+    for held in partitions.values() if settings.data.validation else ():
+        with located("data", "validation", source=FILE):
+            check_measured(train.built_loss, validation=data.train_y[held.validation])
     wanted = settings.deploy
     if wanted is not None:
         from fedml_noniid.pipelines.stages import deploy  # with gRPC, which few experiments need
@@ -89,6 +93,8 @@ def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> Non
     n = min(CLIENTS, *(settings.scenarios[name].clients for name in settings.scenario_names))
     rows = np.arange(n) % len(data.train_y)
     one = Samples(data.train_x[rows].to(device, torch.float32), data.train_y[rows].to(device))
+    x = one.x[:1].expand(len(data.test_y), *one.x.shape[1:])  # targets decide about the metrics
+    test = Samples(x, data.test_y.to(device))
     clients: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]] = [
         np.array([k]) for k in range(n)
     ]
@@ -96,7 +102,7 @@ def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> Non
     engine = "sequential" if train.engine == "auto" else train.engine
     plan = Plan(network, train, 1, n, 0, engine=engine, memory_mb=settings.machine.memory_mb)
     of = Federation.of(
-        one, clients, one, validation=one if settings.data.validation else None, public=public
+        one, clients, test, validation=test if settings.data.validation else None, public=public
     )
     methods = settings.recipes[recipe].settings
     simulate(settings.composition(recipe), methods, of, plan, train.built_callbacks())

@@ -196,6 +196,9 @@ def _scaling(raw: Raw, normalise: object) -> tuple[tuple[float, ...], tuple[floa
     with located("normalise"):
         given = mean_and_deviation(normalise)
     if not raw.train_x.is_floating_point() and raw.train_x.dtype is not torch.uint8:
+        if given is not None:
+            allowed = "channel, the default: the samples are tokens, which are not normalised"
+            raise UserError(where=("normalise",), value=normalise, allowed=allowed)
         return (), ()
     if raw.inputs:
         if given not in (None, NORMALISATIONS["none"]):

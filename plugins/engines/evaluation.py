@@ -10,12 +10,29 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.losses import CROSS_ENTROPY, Loss, Metrics
 from fedml_noniid.plugins.core.task import Network
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.reading import Read
+from fedml_noniid.plugins.metrics import metric_of
 
 BATCH = 1000  # samples of a pass
+
+
+def check_measured(loss: Loss, **targets: Tensor | None) -> None:
+    """UserError unless a loss takes the targets of each part of the data, and its main metric is
+    defined there, whatever a model predicts. None for a part that there is not."""
+    for part, y in targets.items():
+        if y is None:
+            continue
+        loss.check(y)
+        constant = (torch.full_like(y, value) for value in (0, 1))
+        if any(loss.of_one(one, y)[loss.metric].isnan() for one in constant):
+            raise UserError(
+                f"{metric_of(loss.metric).words} of the {len(y)} {part} samples is not defined",
+                allowed="samples that differ in each target, or have some label",
+            )
 
 
 class Evaluation(NamedTuple):

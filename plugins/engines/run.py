@@ -33,6 +33,7 @@ from fedml_noniid.plugins.engines.callbacks import (
 )
 from fedml_noniid.plugins.engines.checkpoint import Checkpoint, Checkpoints
 from fedml_noniid.plugins.engines.clients import Clients, numbers, refuse_non_finite
+from fedml_noniid.plugins.engines.evaluation import check_measured
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.record import Evaluation, Recording, split_row, stacked
@@ -87,7 +88,8 @@ class Run:
             postprocess,
             clients,
         )
-        start.task.loss.check(federation.test.y)
+        validation = None if federation.validation is None else federation.validation.y
+        check_measured(start.task.loss, test=federation.test.y, validation=validation)
         self.algorithm, self.plan = watched(start.algorithm), start.plan
         self.everybody = tuple(range(federation.size))
         observing = self.plan.observing

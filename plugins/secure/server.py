@@ -43,6 +43,18 @@ def announced(schema: Tree, silos: int) -> Tree:
     return {key: schema[key] for key in COUNTS} | {"secure": keys}
 
 
+def warn_of_quorum(quorum: int, terms: Terms) -> None:
+    """Warns of a `comm_args.quorum` that no silo can be lost with while a sum is made."""
+    silos, least = terms.plan.cohort, terms.secure_sums
+    if quorum and max(min(quorum, silos), silos // 2 + 1) > silos - least:
+        LOG.warning(
+            "comm_args.quorum = %d, train_args.secure_sums = %d: if one of %d silos is lost while "
+            "a sum is made, the next sum has %d silos at most; it needs the quorum, and more than "
+            "half of the silos, so the run would end",
+            *(quorum, least, silos, silos - least),
+        )
+
+
 def summed(
     coordinator: Coordinator, down: Down, schema: Tree, terms: Terms, check: Check
 ) -> tuple[dict[int, Tree], Tree]:

@@ -39,7 +39,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.sums import LEVELS
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.chained import ChainedLines
 from fedml_noniid.plugins.data.files import opened, writing
@@ -197,7 +196,7 @@ def requested(silos: int, tensors: int) -> Params:
     """The structure of a request for a sum over so many silos, of so many tensors."""
     rows = {key: torch.zeros(silos, size, dtype=torch.uint8) for key, size in ANNOUNCED.items()}
     return rows | {
-        "levels": torch.zeros(tensors, LEVELS, dtype=torch.uint8),
+        "levels": torch.zeros(tensors, vectors.LEVELS, dtype=torch.uint8),
         "clients": torch.zeros(silos, dtype=torch.int64),
         "total": torch.zeros((), dtype=torch.float64),
     }

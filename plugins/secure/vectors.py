@@ -9,22 +9,27 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.sums import LEVELS, Growing, addend, level
+from fedml_noniid.plugins.core.sums import Growing, addend, level
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.engines.streaming import ADDED, Weighing
+from fedml_noniid.plugins.silo.wire import MAX_MAGNITUDE, REMEDY
+
+LEVELS = 2  # numbers up to 64, and up to MAX_MAGNITUDE; no upload has larger ones
 
 
 def levels(leaves: Params) -> Tensor:
     """The level of each tensor of a flat reply, uint8 [T]: 0 if its numbers are at most 64.
 
-    UserError if a tensor can't be added up.
+    UserError if a tensor can't be added up. The server reads the words, so they have no number.
     """
     found = {key: level(leaf) for key, leaf in added(leaves).items()}
     for key, at in found.items():
-        if at == LEVELS:
-            largest = leaves[key].abs().max().item()
-            raise UserError(f"{key!r} has {largest:g}, which can't be added up")
+        if at >= LEVELS:
+            raise UserError(
+                f"{key!r} is not finite, or has numbers beyond {MAX_MAGNITUDE:g}: it can't be "
+                f"added up; {REMEDY}"
+            )
     return torch.tensor([*found.values()], dtype=torch.uint8)
 
 

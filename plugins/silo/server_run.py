@@ -113,6 +113,8 @@ class ServerRun:
         `hooks` may change or drop the replies of an exchange.
         """
         try:
+            if self.terms.secure_sums:
+                secure.warn_of_quorum(coordinator.comm.quorum, self.terms)
             if self.down.ask is not None:
                 coordinator.gather(self.resumed)
             while (ask := self.down.ask) is not None:

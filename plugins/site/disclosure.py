@@ -67,7 +67,7 @@ UP = {
     "secure/key": "a key for this exchange (X25519)",
     "secure/signature": "its signature, by the key of the certificate",
     "secure/certificate": "the silo's certificate",
-    "secure/levels": "of each tensor: whether its numbers reach beyond 64, 2^30, 2^54 and so on",
+    "secure/levels": "of each tensor: whether its numbers reach beyond 64",
     "secure/sets": "which silos are in the sets to which this silo has added this answer before",
     SUM: "all tensors that are added up, masked; L integers: one or two for each number, once for "
     "each of its tensor's levels at any silo",

@@ -78,8 +78,10 @@ class Messages(Section):
 
     @property
     def up_bytes(self) -> int:
-        """The size of an answer's tensors; of those that are added up, 64 bits for 32."""
-        return sum(map(size, self.up.values())) + sum(2 * size(of) for of in self.added.values())
+        """The size of an answer's tensors. Those that are added up leave at each level that any
+        silo has, with 64 bits for 32."""
+        added = 2 * vectors.LEVELS * sum(map(size, self.added.values()))
+        return sum(map(size, self.up.values())) + added
 
 
 class Asks(Section):

@@ -48,6 +48,10 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (lambda: nd.load("digit"), ("data set 'digit' is unknown", "did you mean 'digits'")),
     (lambda: nd.load("digits", sise=8), ("sise is unknown", "did you mean 'size'")),
     (
+        lambda: nd.load("made_tweets", normalise=[5, 2]),
+        ("normalise = [5, 2] is refused", "allowed: channel", "tokens"),
+    ),
+    (
         partition("dirichlett", alpha=1.0),
         ("partition: partition = 'dirichlett'", "did you mean 'dirichlet'"),
     ),

@@ -141,7 +141,8 @@ def test_targets_of_files(tmp_path: Any) -> None:
         ),
         ({"target": "text"}, "column 'text' is 'p' in row 1; allowed: numbers"),
         ({"target": "hole"}, "column 'hole' has no value in row 3"),
-        ({"target": "same"}, "column 'same' is always"),
+        ({"target": "same"}, "column 'same' is always [1.5]; there is nothing to learn"),
+        ({"target": ["y", "same"]}, "'y', 'same' is always [1.5] (same); there is nothing"),
     ],
 )
 def test_columns_that_do_not_fit(change: dict[str, Any], message: str) -> None:

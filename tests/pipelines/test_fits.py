@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -123,6 +124,21 @@ def test_a_deployment_is_tried_too(tmp_path: Path, capsys: pytest.CaptureFixture
     text = PARAMS.replace("silos: 2", "silos: 3")
     (line,) = refused(tmp_path, PARAMS, text.replace(DEALT, classes), capsys)
     assert line.startswith("error: params.yaml: deploy.silos = 3: classes = ")
+
+
+def test_a_validation_split_without_a_metric_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R^2 of one sample; the samples of the trial have nothing to do with it."""
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    np.savez(tmp_path / "train.npz", x=x, y=x[:, 0])
+    keys = ("train.loss=mse", "scenario.partition=iid", "scenario.clients=2")
+    given = ["init", str(tmp_path / "one"), "--data", str(tmp_path)]
+    given += [word for key in keys for word in ("--set", key)]
+    assert main([*given, "--set", "data.validation=0.02"]) == 2
+    line = "data.validation: R² of the 1 validation samples is not defined; allowed: "
+    assert line in capsys.readouterr().err
+    assert main([*given, "--set", "data.validation=0.2"]) == 0
 
 
 def test_nothing_is_downloaded(

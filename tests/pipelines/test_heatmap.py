@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -15,9 +16,9 @@ from fedml_noniid.pipelines.reporting.heatmap import MAX_ROWS, draw, heatmap
 from tests.work import calls
 
 
-def drawn(counts: object, classes: tuple[str, ...]) -> NDArray[np.int64]:
+def drawn(counts: object, classes: tuple[str, ...], title: str = "title") -> NDArray[np.int64]:
     """The picture [height, width, 3]."""
-    picture = heatmap(np.array(counts), classes, "title")
+    picture = heatmap(np.array(counts), classes, title)
     return np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(np.int64)
 
 
@@ -95,3 +96,14 @@ def test_of_very_many_clients_some_are_drawn() -> None:
 def test_the_same_counts_give_the_same_bytes() -> None:
     counts = np.arange(20).reshape(2, 10)
     assert len({heatmap(counts, tuple("abcdefghij"), "title") for _ in range(2)}) == 1
+
+
+@pytest.mark.parametrize("names", [("$0-$10", "$10-$20"), ("<$50_$", "$50%$ off"), ("a\\$b", "c$")])
+def test_dollars_in_names_are_no_mathematics(
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if matplotlib knew no formulas."""
+    found = drawn([[3, 4]], names, "$s$")
+    monkeypatch.setattr("fedml_noniid.pipelines.reporting.heatmap.verbatim", str)
+    with mpl.rc_context({"text.parse_math": False}):
+        assert np.array_equal(found, drawn([[3, 4]], names, "$s$"))

@@ -31,7 +31,7 @@ from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.shards import Parts, Shard
 from fedml_noniid.plugins.kits import authority, certificates
 from fedml_noniid.plugins.secure import masks, vectors
-from fedml_noniid.plugins.secure.server import largest
+from fedml_noniid.plugins.secure.server import largest, warn_of_quorum
 from fedml_noniid.plugins.secure.silo import SUM, SecureSilo, Sets, admits
 from fedml_noniid.plugins.silo import loopback, settings, wire
 from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
@@ -41,6 +41,7 @@ from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.silo_client import SiloClient
 from fedml_noniid.plugins.silo.silo_server import SiloServer
+from fedml_noniid.plugins.site import study
 from tests.recipe_table import ALONE
 from tests.silo import world
 from tests.silo.federation_server import LONG, address
@@ -364,6 +365,18 @@ def test_a_silo_adds_nothing_to_a_sum_that_is_not_one(
     assert len(sum_of_three.asked(0)[SUM]) > 100  # and goes on
 
 
+def test_no_upload_is_larger_than_the_study_says(sum_of_three: Sum) -> None:
+    """The server names all levels that there are, and one more. All numbers are below 64."""
+    tensors = len(sum_of_three.down.ask.shared["levels"])
+    with pytest.raises(UserError, match="levels"):
+        sum_of_three.asked(0, levels=torch.ones(tensors, vectors.LEVELS + 1).byte())
+    largest = sum_of_three.asked(0, levels=torch.ones(tensors, vectors.LEVELS).byte())[SUM]
+    assert largest.nbytes == 2 * sum_of_three.asked(1)[SUM].nbytes
+    data = world.parts()
+    (of,) = study.messages(agreed("fedavg", {}, data), world.shards_of(data)[0]).values()
+    assert largest.nbytes <= of.up_bytes < 1.5 * largest.nbytes + 3000
+
+
 CLOSE = r"this answer to sums over the silos \[0, 1, 2\]; with one over \[0, 1\] .* fewer than 2"
 
 
@@ -565,6 +578,31 @@ def test_a_server_that_is_started_again_goes_on_without_a_silo(
     assert world.digest(again.loop.outcome) == simulated
 
 
+@pytest.mark.parametrize(
+    ("quorum", "silos", "least", "cohort", "ends"),
+    [
+        (0, 7, 3, 0, False),
+        (4, 7, 3, 0, False),
+        (5, 7, 3, 0, True),
+        (4, 8, 4, 0, True),
+        (5, 9, 2, 7, False),
+        (5, 9, 2, 5, True),
+        (9, 9, 2, 7, True),
+    ],
+)
+def test_a_quorum_that_allows_no_lost_silo_is_told(
+    quorum: int, silos: int, least: int, cohort: int, ends: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `largest` has it, if all had added to the sum and one is away."""
+    deployed = deployment("fedavg", silos, least, cohort=cohort)
+    made = settings.terms(deployed, "fedavg", world.network(takes_norms("fedavg", {})))
+    warn_of_quorum(quorum, made)
+    assert bool(caplog.messages) == ends
+    asked = cohort or silos
+    left = largest({k: [frozenset(range(asked))] for k in range(asked - 1)}, least)
+    assert ends == (quorum > 0 and len(left) < min(quorum, asked))
+
+
 def test_a_server_whose_quorum_needs_a_silo_that_is_away_waits_for_it(
     lives: Lives, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -573,6 +611,9 @@ def test_a_server_whose_quorum_needs_a_silo_that_is_away_waits_for_it(
     with pytest.raises(QuorumError):
         lives.server().serve(direct)
     assert direct.asked == [((*range(7),), 5), ((*range(7),), 7)]
+    assert (
+        "comm_args.quorum = 5, train_args.secure_sums = 3: if one of 7 silos is lost" in caplog.text
+    )
     assert "4 silos may be in one sum, and the quorum is 5" in caplog.text
     assert "without silo 6 (rank 7); waiting for the silos [0, 1, 2, 3, 4, 5, 6]" in caplog.text
     again = lives.server()

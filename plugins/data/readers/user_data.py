@@ -264,10 +264,10 @@ def targets(
     is one.
 
     `where` has the words that a message begins with, for each of `ys`. `at(i)` names row i.
-    Raises UserError for a target that float32 can't hold. Raises it too if all training samples
-    have the same targets.
+    Raises UserError for a target that float32 can't hold, and for one that all training samples
+    have alike, unless the targets are labels of which others differ.
     """
-    found = []
+    found: list[NDArray[Any]] = []
     for y, source in zip(ys, where, strict=True):
         with np.errstate(over="ignore"):  # becomes infinite, and is refused
             narrow = y.astype(np.float32)
@@ -279,8 +279,12 @@ def targets(
                 f"{source} is {y[i, t]} in {at(i)}{of}", allowed="finite numbers of float32"
             )
         found.append(narrow)
-    if (found[0] == found[0][0]).all():
-        raise UserError(f"{where[0]} is always {found[0][0].tolist()}; there is nothing to learn")
+    same = np.flatnonzero((found[0] == found[0][0]).all(0)).tolist()
+    # Of several labels, one may be rare: a note says so.
+    if len(same) == len(names) or (same and not are_labels(*found)):
+        of = f" ({listed([names[t] for t in same])})" if len(names) > 1 else ""
+        always = found[0][0, same].tolist()
+        raise UserError(f"{where[0]} is always {always}{of}; there is nothing to learn")
     return names, found
 
 
