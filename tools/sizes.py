@@ -18,10 +18,10 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21581,
-    TESTS: 22322,
+    SOURCE: 21632,
+    TESTS: 22381,
     ("plugins/core",): 1440,
-    ("plugins/privacy",): 127,
+    ("plugins/privacy",): 129,
     ("plugins/silo",): 1638,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
