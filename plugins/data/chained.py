@@ -38,7 +38,7 @@ class ChainedLines:
         UserError names a file that is damaged, cut off or of another owner.
         """
         try:
-            lines = self._file.read()  # what a kill has cut off never left
+            lines = [*self._file.read()]  # what a kill has cut off never left
             head = json.loads(self.head.read_bytes()) if self.head.exists() else {"lines": 0}
             parsed = [dict(json.loads(line)) for line in lines]
             counted, last = int(head["lines"]), head.get("chain")

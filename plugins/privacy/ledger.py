@@ -12,6 +12,7 @@ A ledger that was changed is found, see `plugins.data.chained`.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import weakref
 from collections import Counter
@@ -24,6 +25,7 @@ from fedml_noniid.plugins.data.chained import ChainedLines
 from fedml_noniid.plugins.data.files import opened, writing
 from fedml_noniid.plugins.privacy.accounting import epsilon
 
+LOG = logging.getLogger(__name__)
 REMEDY = "restore both files from a backup, or begin with new samples"
 
 
@@ -83,8 +85,8 @@ class Ledger:
     def spend(self, release: Release) -> None:
         """Counts a release before it leaves; one that is counted already is not counted again.
 
-        BudgetError if the budget does not allow it; then nothing is counted. UserError if the file
-        can't be written.
+        BudgetError if the budget does not allow it; then nothing is counted. The server reads it:
+        the numbers are in the log alone. UserError if the file can't be written.
         """
         self._lines.write_head()  # it is behind if the disk was full
         if release.id in self._ids:
@@ -93,11 +95,11 @@ class Ledger:
             counts = self._counts + _counted(release)
             found, most = epsilon(counts, self.budget.delta), self.budget.epsilon
             if found > most:
-                raise BudgetError(
-                    f"{self.path}: the privacy budget does not allow this answer: epsilon per "
-                    f"sample would be {found:.4g} at delta {self.budget.delta:g}, and the "
-                    f"budget is {most:g}"
+                LOG.warning(
+                    "%s: epsilon per sample would be %.4g at delta %g, and the budget is %g",
+                    *(self.path, found, self.budget.delta, most),
                 )
+                raise BudgetError(f"{self.path}: the privacy budget does not allow this answer")
         self._lines.add(asdict(release))
         self._count(release)
         self._lines.write_head()
