@@ -98,7 +98,7 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (run(clients=4), ("run: clients is given twice", "allowed: in `partition` only")),
     (run(alpha=0.1), ("run: alpha is given twice",)),
     (run("fnr"), ("run: fnr: needs a public split, but public is 0",)),
-    (run(model="lstm"), ("run: model 'lstm' takes text only",)),
+    (run(model="lstm"), ("run: model: model 'lstm' takes text only",)),
     # values
     (run(rounds=0), ("run: rounds = 0 is refused",)),
     (run(rounds="3"), ("run: rounds = '3' is refused", "whole number")),
