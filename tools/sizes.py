@@ -18,7 +18,7 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21580,
+    SOURCE: 21588,
     TESTS: 22304,
     ("plugins/core",): 1440,
     ("plugins/privacy",): 129,
