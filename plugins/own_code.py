@@ -29,6 +29,7 @@ _only: tuple[Collection[str], str] | None = (
     None  # SHA-256 of the packages that may run; who says so
 )
 _given: dict[str, Any] = {}  # objects that this process was given, by the name that they got
+LONGEST = 256  # characters of a file's name
 IMPORTED = ".py", ".pyc", ".pyd", ".so"  # endings of what Python imports
 
 
@@ -235,6 +236,36 @@ def source_of(name: str) -> str:
     return found
 
 
+def source_with_files(name: str, options: Mapping[str, object]) -> str:
+    """As `source_of`; the files of the working folder that the options name count too."""
+    parts, named = [source_of(name)], map(Path, texts_of(name, options))
+    try:
+        parts += [hashlib.sha256(_content(path)).hexdigest() for path in named if path.is_file()]
+    except OSError as error:
+        raise UserError(f"{name}: {error.filename} can't be read ({error.strerror})") from None
+    return _joined(parts)
+
+
+def _joined(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def texts_of(name: str, options: Mapping[str, object]) -> list[str]:
+    """The texts that may be names of files among what a user's function gets, in lists too: options
+    and, of other parameters, defaults."""
+    known = inspect.signature(object_of("", name, {}, "")).parameters.values()
+    found = _texts({one.name: one.default for one in known} | {**options})
+    return [text for text in found if 0 < len(text) < LONGEST]
+
+
+def _texts(option: object) -> list[str]:
+    if isinstance(option, Mapping):
+        option = [*option.values()]
+    if isinstance(option, list | tuple):
+        return [text for one in option for text in _texts(one)]
+    return [str(option)] if isinstance(option, str | Path) else []
+
+
 def _edited(top: str, module: str) -> EditedError:
     return EditedError(
         f"the source of {top} was changed after this process had imported it; start the process "
@@ -318,4 +349,4 @@ def source_of_class(kind: type) -> str:
             parts = [hashlib.sha256(inspect.getsource(kind).encode()).hexdigest()]
         except (OSError, TypeError):
             return UNKNOWN_SOURCE
-    return parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()
+    return _joined(parts)

@@ -25,7 +25,7 @@ from fedml_noniid.plugins.data import noise, partitions
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.cohort import cohort_size
-from fedml_noniid.plugins.own_code import is_own, source_of
+from fedml_noniid.plugins.own_code import is_own, source_with_files
 
 SKEWS = ("noise", "label_noise", "rotation", "drift")  # beside the options of its partition
 PAIRS = "pairs of two classes such as [[1, 2], [3, 4]]; [] for clients that keep their labels"
@@ -204,8 +204,10 @@ class Scenario(OpenSection):
         return self
 
     def own_code(self) -> dict[str, str]:
-        """The user's partition, if it is his own: name -> SHA-256 of its source."""
-        return {self.partition: source_of(self.partition)} if is_own(self.partition) else {}
+        """The user's partition, if it is his own: name -> SHA-256 of its source and
+        files."""
+        name = self.partition
+        return {name: source_with_files(name, self.options)} if is_own(name) else {}
 
     @property
     def cohort(self) -> int:

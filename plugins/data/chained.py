@@ -46,7 +46,7 @@ class ChainedLines:
         """
         known, fields, chain = self._known, self._fields, self._chain
         try:
-            lines = self._file.read()  # what a kill has cut off never left
+            lines = [*self._file.read()]  # what a kill has cut off never left
             if lines[: len(known)] != known:
                 known, fields, chain = [], [], ""
             head = json.loads(self.head.read_bytes()) if self.head.exists() else {"lines": 0}

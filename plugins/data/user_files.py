@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.own_code import is_own
+from fedml_noniid.plugins.own_code import is_own, texts_of
 
 WIDTH = 300  # of a word's vector
 GLOVE = f"glove.6B.{WIDTH}d.txt"
-LONGEST = 256  # characters of a name
 LEFTOVERS = ("thumbs.db", "desktop.ini", "__macosx")
 
 
@@ -23,7 +23,7 @@ def user_files(name: str, root: Path, options: Mapping[str, object]) -> dict[str
     Empty for the data sets that are downloaded. UserError for folders that can't be read.
     """
     try:
-        of = _of_options if is_own(name) else OF_USER.get(name, _none)
+        of = partial(_of_options, name) if is_own(name) else OF_USER.get(name, _none)
         found = of(Path(root), options)
         return {os.path.relpath(path, root): path for path in found if path.is_file()}
     except OSError as error:
@@ -39,22 +39,14 @@ def _none(root: Path, options: Mapping[str, object]) -> list[Path]:
     return []
 
 
-def _of_options(root: Path, options: Mapping[str, object]) -> list[Path]:
+def _of_options(name: str, root: Path, options: Mapping[str, object]) -> list[Path]:
     """What the options of a user's own reader name, in lists too: files, and all files of
     folders."""
-    named = [root / text for text in _texts(options) if 0 < len(text) < LONGEST]
-    return [
-        file for path in named for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
-    ]
-
-
-def _texts(option: object) -> list[str]:
-    """The texts of an option."""
-    if isinstance(option, Mapping):
-        option = [*option.values()]
-    if isinstance(option, list):
-        return [text for one in option for text in _texts(one)]
-    return [option] if isinstance(option, str) else []
+    found = []
+    for text in texts_of(name, {"root": "", **options}):  # it is given
+        path = root / text
+        found += sorted(path.rglob("*")) if path.is_dir() else [path]
+    return found
 
 
 def _of_table(root: Path, options: Mapping[str, object]) -> list[Path]:

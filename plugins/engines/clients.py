@@ -34,6 +34,7 @@ from fedml_noniid.plugins.engines.segments import Places
 from fedml_noniid.plugins.engines.storage import numbers as numbers
 from fedml_noniid.plugins.engines.storage import to_device as to_device
 from fedml_noniid.plugins.engines.streaming import Sums
+from fedml_noniid.plugins.engines.watching import watched
 from fedml_noniid.plugins.models.model import Model
 
 PASS_BATCH = 500  # samples per batch of a pass without training
@@ -52,7 +53,7 @@ class Clients:
         """`federation`: as the algorithm uses it, with the clients that this process has.
 
         `memory`: makes their memory."""
-        self.start, self.algorithm, self.local = start, start.algorithm, start.plan.local
+        self.start, self.algorithm, self.local = start, watched(start.algorithm), start.plan.local
         self.task, self.seed, self.observing = start.task, start.plan.seed, start.plan.observing
         self.needs = self.algorithm.needs
         self.public, self.drift = federation.public, federation.held

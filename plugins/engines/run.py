@@ -39,6 +39,7 @@ from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.record import Evaluation, Recording, split_row, stacked
 from fedml_noniid.plugins.engines.sequential import plain
 from fedml_noniid.plugins.engines.storage import unaliased
+from fedml_noniid.plugins.engines.watching import watched
 
 T = TypeVar("T")
 Asking = Generator[Ask, Reply, Row]
@@ -89,7 +90,7 @@ class Run:
         )
         validation = None if federation.validation is None else federation.validation.y
         check_measured(start.task.loss, test=federation.test.y, validation=validation)
-        self.algorithm, self.plan = start.algorithm, start.plan
+        self.algorithm, self.plan = watched(start.algorithm), start.plan
         self.everybody = tuple(range(federation.size))
         observing = self.plan.observing
         made = [Evaluation(federation, observing), Recording(observing)]
@@ -163,18 +164,21 @@ class Run:
 
     def checkpoint(self) -> Checkpoint:
         """The run between two rounds."""
-        states = [call_hook(callback, "state") for callback in self.callbacks]
         return Checkpoint(
             self.done,
             self.trees,
             self.stopped,
-            states,
+            self.kept(),
             self.rows,
             self.recorded,
             self.evaluated is not None,
             self.notes,
             None if self.clients is None else self.clients.memory.manifest(),
         )
+
+    def kept(self) -> list[dict[str, Any]]:
+        """The states of the callbacks. UserError for one that is not JSON."""
+        return [call_hook(callback, "state") for callback in self.callbacks]
 
     def restore(self, found: Checkpoint) -> None:
         """Goes on behind the last round of a checkpoint."""
@@ -326,6 +330,7 @@ class Checkpointing(Callback):
 
     def on_start(self, run: CurrentRun) -> None:
         assert isinstance(run, Run), "no other keeps checkpoints"
+        run.kept()  # now, not after hours
         self.checkpoints.of(run.algorithm.name)
         if run.clients is not None:
             folder = self.checkpoints.path.with_suffix(".memory")

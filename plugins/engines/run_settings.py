@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from fedml_noniid.plugins.core.errors import UserError, together
 from fedml_noniid.plugins.engines.local_training import LocalTraining
-from fedml_noniid.plugins.own_code import is_own, source_of
+from fedml_noniid.plugins.own_code import is_own, source_of, source_with_files
 
 if TYPE_CHECKING:
     from fedml_noniid.plugins.engines.callbacks import Callback
@@ -85,9 +85,13 @@ class RunSettings(LocalTraining):
         return [metric_of(name, options) for name, options in self.metrics.items()]
 
     def own_code(self) -> dict[str, str]:
-        """The user's code that a run has: name -> SHA-256 of its source."""
-        names = [*self.callbacks, *self.metrics]
+        """The user's code that a run has: name -> SHA-256 of its source, of a metric with its
+        files."""
+        names = [*self.callbacks]
         if isinstance(self.lr, dict) and "decay" in self.lr:
             names.append(self.lr["decay"])
         names.append(self.loss["name"] if isinstance(self.loss, dict) else self.loss)
-        return {name: source_of(name) for name in names if is_own(name)}
+        measured = {
+            name: source_with_files(name, of) for name, of in self.metrics.items() if is_own(name)
+        }
+        return {name: source_of(name) for name in names if is_own(name)} | measured

@@ -118,8 +118,7 @@ class Vectorized:
         """Has the first client answer, with one step where it trains; keeps and returns nothing."""
         orders = [NO_STEPS]
         if ask.job == TRAIN:
-            order = self.clients.steps(ask.to[0], round_)
-            orders = [Order(order.index[: order.sizes[0]], order.sizes[:1], 1)]
+            orders = [self.clients.steps(ask.to[0], round_).first]
         host = self.clients.keys(ask, round_)
         self._piece(ask, round_, [0], orders, (host, host.to(self.clients.device)), None)
 

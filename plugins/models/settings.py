@@ -22,7 +22,7 @@ from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.inputs import Input
 from fedml_noniid.plugins.models import factories
 from fedml_noniid.plugins.models.model import Model
-from fedml_noniid.plugins.own_code import source_of
+from fedml_noniid.plugins.own_code import source_with_files
 
 # Names of torch's batch norms -> ours.
 RENAMED = {"running_mean": "mean", "running_var": "var"}
@@ -53,11 +53,13 @@ class NetworkSettings(Section):
         return self
 
     def model_code(self) -> dict[str, str]:
-        """SHA-256 of the source of a user's module, and of the file of first values, by name.
+        """SHA-256 of a user's module with its files, and of the file of first values, by name.
 
         UserError.
         """
-        found = {self.model: source_of(self.model)} if factories.is_own(self.model) else {}
+        found = {}
+        if factories.is_own(self.model):
+            found[self.model] = source_with_files(self.model, self.model_options)
         if self.init:
             with located("init"):
                 found[self.init] = hashlib.sha256(_content(Path(self.init))).hexdigest()

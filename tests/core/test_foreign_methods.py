@@ -13,12 +13,22 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
-from fedml_noniid.plugins.core.component import Answer, Ask, Change, Component, Needs, Setting
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Ask,
+    Change,
+    Component,
+    Exclusive,
+    Needs,
+    Replies,
+    Setting,
+)
 from fedml_noniid.plugins.core.contract import HOOKS
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.trees import tree_map, zeros_like
 from fedml_noniid.plugins.recipes import METHODS
 from tests import federation
+from tests.models.test_own import own
 
 ENGINES = pytest.mark.parametrize(
     "how",
@@ -206,6 +216,84 @@ def test_what_runs_for_one_client_only_is_refused_for_one_client_too(
 ) -> None:
     with pytest.raises(RecipeError, match=f"^'made': {hook} {words}"):
         run(made(**{hook: does}, **more), monkeypatch, **how)
+
+
+def step_in_place(self: Any, server: Any) -> Change:
+    next(iter(server.params.values())).add_(0.01)
+    return Change()
+
+
+def survey_in_place(self: Any, server: Any) -> Any:
+    reply = yield Ask("count", server.cohort, server.params)
+    reply.n.add_(1)
+
+
+def leaving_in_place(self: Any, delta: Any, client: Any) -> None:
+    next(iter(delta.values())).mul_(0.5)
+
+
+def gathered_in_place(self: Any, grads: Any, batch: Any, client: Any) -> Any:
+    return {name: leaf.mul_(0.5).sum(0) for name, leaf in grads.items()}
+
+
+def exchanges(self: Any, setting: Any) -> Any:
+    return Component.exchanges(self, setting)._replace(begin=1, round=1)
+
+
+def init_in_place(self: Any, client: Any) -> Any:
+    return in_place_of_the_sent(self, client)
+
+
+ONCE: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
+    ("step", step_in_place, {}),
+    (
+        "survey",
+        survey_in_place,
+        {
+            "exchanges": exchanges,
+            "answer": lambda self, client: Answer(),
+            "needs": Needs(replies=Replies.MODELS),
+        },
+    ),
+    ("init_client", init_in_place, {}),
+    ("leaving", leaving_in_place, {"exclusive": frozenset({Exclusive.UPDATE})}),
+    (
+        "sample_gradients",
+        gathered_in_place,
+        {"exclusive": frozenset({Exclusive.SAMPLE_GRADIENTS})},
+    ),
+]
+
+
+@ENGINES
+@pytest.mark.parametrize(("hook", "does", "more"), ONCE, ids=[hook for hook, *_ in ONCE])
+def test_a_change_in_place_is_refused_in_the_hooks_of_a_round_too(
+    hook: str,
+    does: Callable[..., Any],
+    more: dict[str, Any],
+    how: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of the server, of a reply that comes later, and in the first hook of all."""
+    line = does.__code__.co_firstlineno
+    words = f"^'made': {hook} changes a tensor in place .*methods\\.py, from line {line};"
+    with pytest.raises(RecipeError, match=words):
+        run(made(**{hook: does}, **more), monkeypatch, **how)
+
+
+@pytest.mark.parametrize("name", ["Recurrent", "Draws"])
+def test_a_method_is_tried_with_a_network_that_vmap_cant_take(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial keeps nothing, and draws nothing that the run would draw."""
+    model = own(name)
+    assert not model.vmappable
+    ours = federation.run("scaffold", model=model)
+    foreign = type("Scaffold", (METHODS["scaffold"],), {"__module__": "someone"})
+    monkeypatch.setitem(METHODS, "scaffold", foreign)
+    assert federation.equal(federation.run("scaffold", model=model), ours)
+    with pytest.raises(RecipeError, match=r"^'made': gradient_term changes a tensor in place"):
+        run(made(gradient_term=in_place), monkeypatch, model=model)
 
 
 @ENGINES
