@@ -29,7 +29,7 @@ from fedml_noniid.plugins.core.options import (
     Share,
     check_options,
 )
-from fedml_noniid.plugins.own_code import find
+from fedml_noniid.plugins.own_code import call, find
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Rate:
         p = max(t, 1) - 1 - self.warm_up
         if p < 0:
             return self.start * max(t, 1) / (self.warm_up + 1)
-        rate = self.decayed(p, max(rounds - self.warm_up, 1))
+        name = type(self).__name__
+        rate: float = call(f"lr: {name}", self.decayed, p, max(rounds - self.warm_up, 1))
         if not 0 < rate <= self.start:
-            name = type(self).__name__
             raise UserError(
                 f"lr: {name} gives {shown(rate)} in round {t}",
                 allowed=f"above 0, at most {self.start:g}",

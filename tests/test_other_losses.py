@@ -300,3 +300,24 @@ def test_such_a_part_is_refused_before_training() -> None:
             go(data=data, **how)
     with pytest.raises(UserError, match="R² of the 9 test samples is not defined"):
         nd.run("fedavg", nd.from_arrays(x, x[:, 0], x[:9], np.ones(9)), **how | {"validation": 0.1})
+
+
+class Closeness(MSE):
+    """A loss with a main metric of its own."""
+
+    metrics = ("closeness",)
+
+    def scores(self, statistics: Tensor, n: Tensor) -> dict[str, Tensor]:
+        return {"closeness": -super().scores(statistics, n)["mae"]}
+
+
+def test_early_stop_goes_by_the_main_metric_of_any_loss() -> None:
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    go = partial(nd.run, "fedavg", nd.from_arrays(x, x[:, 0]), partition="iid", clients=2, rounds=4)
+    how: dict[str, Any] = {"loss": f"{__name__}:Closeness", "validation": 0.2, "progress": False}
+    stop = partial(nd.EarlyStop, patience=1, min_delta=9.0)
+    found = go(callbacks=[stop(on="validation_closeness")], **how)
+    assert found.rounds["round"].tolist() == [1, 2], "the first is always an improvement"
+    words = "'validation_r2' is unknown.*; allowed: validation_loss, validation_closeness"
+    with pytest.raises(UserError, match=words):
+        go(callbacks=[stop(on="validation_r2")], **how)

@@ -18,11 +18,11 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21640,
-    TESTS: 22393,
+    SOURCE: 21700,
+    TESTS: 22556,
     ("plugins/core",): 1440,
     ("plugins/privacy",): 129,
-    ("plugins/silo",): 1638,
+    ("plugins/silo",): 1663,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,

@@ -107,12 +107,13 @@ def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> Non
     ]
     public = one if settings.data.public else None
     engine = "sequential" if train.engine == "auto" else train.engine
-    plan = Plan(network, train, 1, n, 0, engine=engine, memory_mb=settings.machine.memory_mb)
+    rounds, memory_mb = train.rounds, settings.machine.memory_mb
+    plan = Plan(network, train, rounds, n, 0, engine=engine, memory_mb=memory_mb)
     of = Federation.of(
         one, clients, test, validation=test if settings.data.validation else None, public=public
     )
     methods = settings.recipes[recipe].settings
-    simulate(settings.composition(recipe), methods, of, plan, train.built_callbacks())
+    simulate(settings.composition(recipe), methods, of, plan, train.built_callbacks()).loop.kept()
 
 
 def _prepared(place: Workspace, settings: Config) -> tuple[Dataset, bool]:

@@ -89,11 +89,18 @@ class Lines:
         """Reads and writes nothing."""
         self.path, self.cut, self._size = path, 0, 0  # bytes of a part of a line, of whole lines
 
-    def read(self) -> list[bytes]:
-        """The whole lines; none if there is no file. Raises OSError."""
-        *whole, rest = (self.path.read_bytes() if self.path.exists() else b"").split(b"\n")
-        self.cut, self._size = len(rest), sum(len(line) + 1 for line in whole)
-        return whole
+    def read(self) -> Iterator[bytes]:
+        """The whole lines, one at a time; none if there is no file. After the last one, lines can
+        be added. Raises OSError."""
+        self.cut = self._size = 0
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        self.cut = len(line)
+                        return
+                    self._size += len(line)
+                    yield line[:-1]
 
     def add(self, line: bytes, sync: bool = True) -> None:
         """Adds a line, see `append`. Raises UserError."""

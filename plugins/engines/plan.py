@@ -104,7 +104,8 @@ class Start(NamedTuple):
 
     @staticmethod
     def of(algorithm: Algorithm, plan: Plan, like: torch.Tensor) -> Start:
-        """With the dtype and the device of `like`. RecipeError if no parameter is trained."""
+        """With the dtype and the device of `like`. RecipeError if no parameter is trained;
+        UserError for a step size that a schedule must not have."""
         network = plan.network
         params, buffers = initial_model(network, plan.seed, like)
         needs, kept = algorithm.needs, {*network.frozen}
@@ -124,7 +125,8 @@ class Start(NamedTuple):
                 "hidden layer, such as mlp"
             )
         configured = replace(cast("Any", network), precision=plan.local.precision)
-        optimizer, loss = plan.local.build(plan.lr(1)), plan.local.built_loss
+        rates = [plan.lr(t) for t in range(1, plan.rounds + 1)]  # a user's own may be refused
+        optimizer, loss = plan.local.build(rates[0]), plan.local.built_loss
         own_models = bool(personal) or algorithm.own_model is not None
         task = Task(configured, optimizer, fixed, personal, own_models, loss=loss)
         return Start(algorithm, plan, algorithm.prepared(task), trained, buffers)

@@ -164,18 +164,21 @@ class Run:
 
     def checkpoint(self) -> Checkpoint:
         """The run between two rounds."""
-        states = [call_hook(callback, "state") for callback in self.callbacks]
         return Checkpoint(
             self.done,
             self.trees,
             self.stopped,
-            states,
+            self.kept(),
             self.rows,
             self.recorded,
             self.evaluated is not None,
             self.notes,
             None if self.clients is None else self.clients.memory.manifest(),
         )
+
+    def kept(self) -> list[dict[str, Any]]:
+        """The states of the callbacks. UserError for one that is not JSON."""
+        return [call_hook(callback, "state") for callback in self.callbacks]
 
     def restore(self, found: Checkpoint) -> None:
         """Goes on behind the last round of a checkpoint."""
@@ -327,6 +330,7 @@ class Checkpointing(Callback):
 
     def on_start(self, run: CurrentRun) -> None:
         assert isinstance(run, Run), "no other keeps checkpoints"
+        run.kept()  # now, not after hours
         self.checkpoints.of(run.algorithm.name)
         if run.clients is not None:
             folder = self.checkpoints.path.with_suffix(".memory")

@@ -108,13 +108,14 @@ def revoke(folder: Path, rank: int) -> str:
                 builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number)
                 revoked.append(builder.revocation_date(now()).build())
         crl = _sign_list(ca.certificate.subject, ca.key, revoked)
-        for place in (folder / "ca", folder / "0"):
-            if place.is_dir():  # the server's kit may be on the server only
-                write_whole(place / "crl.pem", crl, private=True)
+        # The server's kit may be on the server only.
+        lists = [folder / of / "crl.pem" for of in ("ca", "0") if (folder / of).is_dir()]
+        for path in lists:
+            write_whole(path, crl, private=True)
     return (
         f"all certificates of {name(rank)} are revoked\n"
-        f"the server's list is {folder / '0' / 'crl.pem'}; copy it to the server if that is "
-        "another machine\n"
+        f"the server's list is {lists[-1]}; copy it into the server's kit if that is on another "
+        "machine\n"
     )
 
 

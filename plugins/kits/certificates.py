@@ -57,6 +57,11 @@ class Kit:
     certificate: bytes
     key: bytes
 
+    @property
+    def last(self) -> datetime.datetime:
+        """The last moment of its certificate."""
+        return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
+
     @staticmethod
     def read(folder: Path, rank: int) -> Kit:
         """The kit in `folder`, checked for the process of `rank`. Raises UserError."""
@@ -119,7 +124,10 @@ class Admission:
         try:
             content = read(self._crl, COPY_LIST)
             if content != self._content:
-                self._serials, self._content = self._listed(content), content
+                serials = self._listed(content)
+                if not self._serials <= serials:  # they only grow
+                    raise UserError(f"{self._crl}: is older than the list before it; {COPY_LIST}")
+                self._serials, self._content = serials, content
             self._warned = False
         except UserError as error:
             if not self._warned:

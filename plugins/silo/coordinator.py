@@ -68,6 +68,7 @@ class Coordinator:
         self._failed: dict[int, str] = {}
         self._ending: Task | None = None
         self._logged: set[tuple[str, str]] = set()  # (name in the certificate, refusal)
+        self._warned: set[int] = set()  # clients whose failure in this exchange has its line
         self._events = 0
 
     # the silos' side: called by the event loop, and by the thread of the checks
@@ -154,7 +155,9 @@ class Coordinator:
             who = wire.silo(client)
             self._failed[client] = one_line(why if who in why else f"{who}: {why}")
             self._left.remove(client)
-            self._note(self._failed[client])
+            if client not in self._warned:
+                LOG.warning(self._failed[client])
+            self._warned.add(client)
         self._news.set()
 
     def refuse(self, who: str, refusal: RefusedError) -> None:
@@ -229,7 +232,7 @@ class Coordinator:
         asked = down.ask.to
         with self._lock:
             self._down, self._schema, self._check = down, schema, check
-            self._left, self._answers, self._failed = {*asked}, {}, {}
+            self._left, self._answers, self._failed, self._warned = {*asked}, {}, {}, set()
             self._since = time.monotonic()
             for client in self._left & self._lines.keys():
                 self._lines[client].wake()

@@ -140,11 +140,13 @@ class HostTrainer(ClientTrainer):
             self._data = data
         self._reply = self.silo.answer(self._down)
 
-    def begin(self, file: RunFile | None = None, secret: Path | None = None) -> None:
+    def begin(
+        self, file: RunFile | None = None, secret: Path | None = None, counted: bool = True
+    ) -> None:
         """Makes the silo; its memory is in `file`.
 
-        `secret`: the file for the secret of its privacy noise, see `plugins.privacy.local`. Raises
-        UserError.
+        `secret`: the file for the secret of its privacy noise, see `plugins.privacy.local`.
+        `counted`: its answers are releases, and leave. Raises UserError.
         """
         local, run = FedMLDifferentialPrivacy.get_instance(), "" if file is None else file.run
         key = cache(partial(run_key, secret, run, self.terms.fingerprint, self.id))
@@ -155,7 +157,7 @@ class HostTrainer(ClientTrainer):
             self._sigma, sensitivity = local.dp_solution.ldp.get_rdp_scale(), self.args.sensitivity
         if self._sigma or self._mechanism is not None:
             self._noise = Noise.of(key(), sensitivity, self._sigma)
-        self._ledger = self._opened(secret)
+        self._ledger = self._opened(secret) if counted else None
         self._data = self.local_train_dataset or self._batches
         shard = self.shard.with_train(_samples(self._data))
         self.silo = Silo(self.terms, self.id, shard, file)

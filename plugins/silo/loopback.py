@@ -64,6 +64,8 @@ class Processes:
         self.deployment, self.config = deployment, folder / "fedml_config.yaml"
         self.output = Path(deployment.tracking_args.output_dir)
         shards.write(deployment.data_args.shard, parts)
+        for old in (folder / "kits").glob("*/"):  # they may have expired; secrets and ledgers stay
+            shutil.rmtree(old)
         authority.make(folder / "kits", deployment.silos)
         policy.admit_own(deployment, next(shards.split(parts)), folder)
         # A new run, not one that goes on. A refused one leaves the old run's files.

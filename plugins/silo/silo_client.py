@@ -39,7 +39,7 @@ FOR_GOOD = ("configuration", "samples", "replaced", "certificate", "name", "call
 # A late answer, or one that was sent twice since the line broke.
 USUAL = ("stale", "duplicate", "broken")
 WELCOME_S = 30.0  # seconds until the server answers Hello
-STEADY_S = 5.0  # a stream that has lived so long was a contact with the server
+STEADY_S = 5.0  # a stream that was idle so long, between two messages, was a contact
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two tries, before jitter
 PAUSE = 0.1  # of the time that the server has been away
 OPTIONS = [
@@ -102,7 +102,7 @@ class SiloClient:
         self._kit = Kit.read(kit, client + 1)
         self._channel: Any = None
         self._stream: Stream | None = None
-        self._contact = self._opened = 0.0  # monotonic seconds
+        self._contact = 0.0  # monotonic seconds
         self._answered: tuple[object, Up] = ("", {})  # the last task, and its upload
         self.run = ""
 
@@ -142,25 +142,29 @@ class SiloClient:
             raise QuorumError(f"the server ended the run: {task.why}; its log says more")
         if task.kind == "over":
             return False
-        self._contact = time.monotonic()
         answer = wire.Answer(exchange=task.exchange, step=task.step)
+        is_new = asked != self._answered[0]  # else the answer was not taken whole
         try:
             if refusal is not None:
                 raise refusal
-            if asked != self._answered[0]:  # else the line broke before the answer was sent whole
+            if is_new:
                 self._answered = "", {}
                 trees, counted = wire.nested(message.tensors), {self._client: task.counted}
                 ask = Ask(task.job, (self._client,), **trees, owner=task.owner)
                 down = Down(task.exchange, task.round, ask, "", counted, task.step)
                 self._answered = asked, answered(down)
         except UserError as error:
-            LOG.warning("exchange %d: %s", task.exchange, error)
-            wait_for(stream.write(answer.model_copy(update={"failed": one_line(str(error), 500)})))
-            if isinstance(error, SetBackError):
-                wait_for(stream.read(wire.Task, None, lambda *_: True))  # the server has heard it
-                raise
-        else:
+            refusal = error
+        if is_new:  # after the computation, which is no wait for the server
+            self._contact = time.monotonic()
+        if refusal is None:
             wait_for(stream.write(answer, self._answered[1]["leaves"]))
+            return True
+        LOG.warning("exchange %d: %s", task.exchange, refusal)
+        wait_for(stream.write(answer.model_copy(update={"failed": one_line(str(refusal), 500)})))
+        if isinstance(refusal, SetBackError):
+            wait_for(stream.read(wire.Task, None, lambda *_: True))  # the server has heard it
+            raise refusal
         return True
 
     # the stream
@@ -176,7 +180,7 @@ class SiloClient:
                 f"the server has lost run {self.run} and is at run {shown(run)}; "
                 "delete this silo's file of the old run and start it again"
             )
-        self.run, self._opened = run, time.monotonic()
+        self.run = run
         return self._stream
 
     async def _call(self) -> Stream:
@@ -206,11 +210,18 @@ class SiloClient:
             try:
                 return step()
             except (grpc.RpcError, RefusedError) as error:
-                reason = _reason(error, self._renewed)
+                renewed = self._renewed()
+                reason = _reason(error, renewed)
+                last = self._kit.last
+                if certificates.now() > last:
+                    raise NotAdmittedError(
+                        f"this silo's own certificate expired on {last:%Y-%m-%d}; ask the operator "
+                        "for a new kit"
+                    ) from None
             now = time.monotonic()
-            if 0.0 < self._opened < now - STEADY_S:
+            if self._stream is not None and self._stream.idle_since < now - STEADY_S:
                 self._contact = now
-            waited, self._opened, self._stream = now - self._contact, 0.0, None
+            waited, self._stream = now - self._contact, None
             if waited > self._comm.lost_s:
                 raise LostError(
                     f"no contact with the server at {self._comm.server} for "
@@ -224,9 +235,7 @@ class SiloClient:
         time.sleep(pause * self._jitter.uniform(0.5, 1.5))
 
 
-def _reason(
-    error: grpc.RpcError | RefusedError, renewed: Callable[[], bool] = lambda: False
-) -> str:
+def _reason(error: grpc.RpcError | RefusedError, renewed: bool = False) -> str:
     """Why the stream has ended. Raises NotAdmittedError if another try can't change it."""
     if isinstance(error, RefusedError):
         return f"its reply makes no sense: {error}"
@@ -239,7 +248,7 @@ def _reason(
     if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
         with suppress(RefusedError):  # then our server did not write this
             found = wire.parsed(details.encode(), wire.Refusal)
-            if found.name in FOR_GOOD and not (found.name == "certificate" and renewed()):
+            if found.name in FOR_GOOD and not (found.name == "certificate" and renewed):
                 raise NotAdmittedError(f"the server refuses this silo: {one_line(found.why)}")
             level = logging.DEBUG if found.name in USUAL else logging.WARNING
             LOG.log(level, "the server has refused a message: %s", found.why)

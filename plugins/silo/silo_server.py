@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import resource
 import time
 from collections.abc import Awaitable, Callable
@@ -39,6 +40,7 @@ from fedml_noniid.plugins.silo.stream import (
 )
 from fedml_noniid.plugins.silo.wire import RefusedError
 
+LOG = logging.getLogger(__name__)
 HEAD_S = 10.0  # the time for the first message of a call
 MAX_CALLS, CALLS_PER_S = 20.0, 2.0  # of a silo: at once, and by the second
 RECHECK_S = 2.0  # all open streams are checked so often for certificates that are admitted no more
@@ -254,13 +256,17 @@ class SiloServer:
 
     async def _recheck(self) -> None:
         """Ends the streams of certificates that are not admitted any more; takes a renewed kit."""
-        while True:
-            await asyncio.sleep(RECHECK_S)
-            with suppress(UserError):  # while the operator replaces it
-                before, self._mine = self._mine, certificates.Kit.read(self._kit, 0)
-                if self._mine != before:  # gRPC's own way to change them crashes under load
-                    await self._server.stop(None)
-                    await self._listen()
-            for call in [*self._calls]:
-                if why := self._admission.refusal(call.pem):
-                    call.end(RefusedError("certificate", why))
+        try:
+            while True:
+                await asyncio.sleep(RECHECK_S)
+                with suppress(UserError):  # while the operator replaces it
+                    before, self._mine = self._mine, certificates.Kit.read(self._kit, 0)
+                    if self._mine != before:  # gRPC's own way to change them crashes under load
+                        await self._server.stop(None)
+                        await self._listen()
+                for call in [*self._calls]:
+                    if why := self._admission.refusal(call.pem):
+                        call.end(RefusedError("certificate", why))
+        except Exception as error:  # such as gRPC's, if the port is taken: nobody awaits this task
+            LOG.exception("unexpected")
+            self._coordinator.give_up(BrokenError(f"the server can't listen again: {error}"))

@@ -6,7 +6,9 @@ An event loop in a thread of its own runs all streams of a process.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, suppress
@@ -66,6 +68,8 @@ class Stream:
         """
         self.call, self.who, self._witness = call, who, witness
         self._rest_s = max(deadline_s, MIN_TRANSFER_S)
+        # Monotonic seconds: since then, the next message is waited for, and nothing of it is there.
+        self.idle_since = math.inf
 
     async def read(
         self, kind: type[H], head_s: float | None, look: wire.Look = lambda *_: False
@@ -76,8 +80,11 @@ class Stream:
         """
         steps, name = wire.arriving(kind, look), kind.__name__
         next(steps)
+        self.idle_since = time.monotonic() if head_s is None else math.inf
         async with within(head_s, f"no {name} came"):
-            message = steps.send(await self.call.read())
+            frame = await self.call.read()
+        self.idle_since = math.inf
+        message = steps.send(frame)
         async with within(self._rest_s, f"the {name} did not end"):
             while message is None:
                 message = steps.send(await self.call.read())

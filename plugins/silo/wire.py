@@ -59,6 +59,10 @@ OTHER_CONFIGURATION = (
 )
 REMEDY = "lower the learning rate or the method's coefficients"
 Ranges = Mapping[str, Range]  # by name of a tensor of an upload, or of a tree of them
+# Of heads: each is a line in the other side's audit log.
+Name = Annotated[str, Field(max_length=200)]
+Words = Annotated[str, Field(max_length=500)]
+Integer = Annotated[int, Field(gt=-(1 << 63), lt=1 << 63)]
 Up = dict[str, Any]  # a silo's answer: client, exchange, leaves
 
 
@@ -175,8 +179,8 @@ class Sealed(Head):
     """The head of a message of a stream. Its sender's `Witness` seals it (`plugins.site.audit`);
     the first one has the sender's certificate, in PEM."""
 
-    seal: tuple[str, int, str, str] | None = None
-    certificate: str = ""
+    seal: tuple[Name, Integer, Name, Name] | None = None
+    certificate: Annotated[str, Field(max_length=4096)] = ""
 
 
 class Hello(Sealed):
@@ -184,22 +188,22 @@ class Hello(Sealed):
     n_k."""
 
     session: Annotated[str, Field(max_length=32)]
-    study: str
-    samples: int
+    study: Name
+    samples: Integer
 
 
 class Welcome(Sealed):
     """The reply to Hello."""
 
-    run: str
+    run: Name
 
 
 class Answer(Sealed):
     """What a silo says to a Task: an upload follows, or `failed` says why there is none."""
 
-    exchange: int
-    step: int = 0
-    failed: str = ""
+    exchange: Integer
+    step: Integer = 0
+    failed: Words = ""
 
     @property
     def has_tensors(self) -> bool:
@@ -216,13 +220,13 @@ class Task(Sealed):
     exchange in which this silo's answer was counted."""
 
     kind: Literal["ask", "over", "stop"]
-    why: str = ""
-    exchange: int = 0
-    step: int = 0
-    round: int = 0
-    job: str = ""
-    owner: str = ""
-    counted: int = 0
+    why: Words = ""
+    exchange: Integer = 0
+    step: Integer = 0
+    round: Integer = 0
+    job: Name = ""
+    owner: Name = ""
+    counted: Integer = 0
 
     @property
     def has_tensors(self) -> bool:
@@ -247,8 +251,8 @@ class Task(Sealed):
 class Refusal(Head):
     """The name of a RefusedError and its message."""
 
-    name: str
-    why: str
+    name: Name
+    why: Words
 
 
 class Entry(Head):

@@ -19,7 +19,7 @@ import re
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,9 +38,11 @@ FILE = "audit-{}.jsonl"  # of a rank
 CONTEXT = "noniid audit 1"  # before what is signed
 SIGNED = re.compile(rb'(\{.*),"signature":"([\w+/=]+)"\}', re.ASCII)
 START = "start"  # the kind of a process's first line: it has the certificate
+ANSWERS = "answers"  # of a line before an answer is computed
 SENT, ARRIVED = "sent", "arrived"  # of a message
 UNSIGNED = "is not signed by the process that wrote the log"
 MAX_SHOWN = 300  # characters of a message's head
+STRANGER = "a stranger"  # a certificate that the CA has not signed
 NONE = "0" * 64  # in place of the hash of the line before the first
 
 
@@ -92,17 +94,25 @@ class Log:
         assert isinstance(key, ec.EllipticCurvePrivateKey), "kits have no other"
         self.path, self._file = path, Lines(path)
         self._key, self._lock = key, threading.Lock()
-        found = self._file.read()
-        known = [*chained(path, found)]
-        self.lines = [line.body for line in known]
-        starts = [body for body in self.lines if body["kind"] == START]
-        # The chain binds all lines before the last one.
-        if known and not (starts and known[-1].seal.signed_by(str(starts[-1].get("certificate")))):
-            raise UserError(f"{path}: line {len(known)}: {UNSIGNED}")
-        self._log = self.lines[0]["log"] if self.lines else secrets.token_hex(8)
-        self._n, self._prev = len(self.lines), _sha(_body(found[-1])) if found else NONE
+        self.answers = Counter[object]()  # exchange -> answers before this process
+        self._log, self._n, self._prev = secrets.token_hex(8), 0, NONE
         self._seal: Seal | None = None
         self._synced = True
+        certificate = ""
+        for line in chained(path, self._file.read()):  # the other side decides how long it grows
+            if line.body["kind"] == START:
+                certificate = str(line.body.get("certificate"))
+            if line.body["kind"] == ANSWERS:
+                self.answers[line.body.get("exchange")] += 1
+            self._seal = line.seal
+        if self._seal is not None:  # the chain binds all lines before it
+            ca = x509.load_pem_x509_certificate(kit.ca)
+            own, found = (_holder(pem, ca) for pem in (kit.certificate.decode(), certificate))
+            if found != own:
+                raise UserError(f"{path}: is the log of {found}, and this is {own}; move it away")
+            self._log, self._n, self._prev = self._seal.log, self._seal.n + 1, self._seal.head
+            if not self._seal.signed_by(certificate):
+                raise UserError(f"{path}: line {self._n}: {UNSIGNED}")
         cut = {"cut_bytes": self._file.cut} if self._file.cut else {}
         self.write(START, certificate=kit.certificate.decode(), **facts, **cut)
 
@@ -132,7 +142,7 @@ class Log:
             return self._seal
 
 
-def chained(path: Path, lines: Sequence[bytes]) -> Iterator[Line]:
+def chained(path: Path, lines: Iterable[bytes]) -> Iterator[Line]:
     """The lines of the log in a file, each checked against the one before, without signatures.
 
     UserError names the first line that is wrong, counted from 1.
@@ -176,10 +186,9 @@ class Checked(NamedTuple):
             where = f"{path}: line {line.seal.n + 1}"
             if line.body["kind"] == START:
                 certificate = str(line.body.get("certificate"))
-                found = certificates.issued(certificate.encode(), ca)
-                who = "a stranger" if found is None else certificates.common_name(found)
+                who = _holder(certificate, ca)
                 name = name or who
-                if found is None or who != name:
+                if who == STRANGER or who != name:
                     raise UserError(f"{where}: has the certificate of {who}")
             if not line.seal.signed_by(certificate):
                 raise UserError(f"{where}: {UNSIGNED}")
@@ -263,6 +272,12 @@ def verify(path: Path, ca: Path, against: Path | None = None) -> str:
                 f"{numbers}: a connection may have broken, or the message was refused\n"
             )
     return said
+
+
+def _holder(certificate: str, ca: x509.Certificate) -> str:
+    """The name in a certificate, or STRANGER."""
+    found = certificates.issued(certificate.encode(), ca)
+    return STRANGER if found is None else certificates.common_name(found)
 
 
 def _message(line: Line, kind: str, peer: str) -> str:

@@ -28,14 +28,14 @@ from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, Up
-from fedml_noniid.plugins.site.audit import FILE, SENT, Log, chained
+from fedml_noniid.plugins.site.audit import ANSWERS, FILE, SENT, Log, chained
 
 if TYPE_CHECKING:
     from fedml_noniid.plugins.silo.launch import Process
 
 Answered = Callable[[Down], Up]
 Begin = Callable[[str], tuple[Silo, Answered]]  # for a run: the silo, and what its process answers
-KIND, ANSWERS = "asked", "answers"  # of a file; of a line before an answer is computed
+KIND = "asked"  # of a file
 HIDDEN = "hidden"  # of a line about an answer that leaves in a secure sum
 ASKED, MEMORY = "ask/", "memory/"  # before the names of tensors
 
@@ -154,7 +154,7 @@ def of_process(process: Process, exchange: int | None) -> str:
             trainer = trainer_class(model, args, process.shard)
             # The server has chosen the name of the run: it may be no name of a file.
             memory = Path(place) / hashlib.sha256(run.encode()).hexdigest()
-            trainer.begin(RunFile(memory, run), process.noise_key)
+            trainer.begin(RunFile(memory, run), process.noise_key, counted=False)
             assert trainer.silo is not None, "made by now"
             return trainer.silo, trainer.answered
 

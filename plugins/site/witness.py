@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,12 @@ from cryptography import x509
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.kits.certificates import Kit
+from fedml_noniid.plugins.secure.silo import SUM
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 from fedml_noniid.plugins.site.audit import ARRIVED, FILE, SENT, Log, seal_of
-from fedml_noniid.plugins.site.replay import ANSWERS, Kept
+from fedml_noniid.plugins.site.replay import Kept
 from fedml_noniid.plugins.site.study import asked
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Guard:
         assert process.agreed.policy is not None, "a silo has one"
         self._agreed, self._policy = process.agreed, process.agreed.policy
         self._kept = Kept(process, log)
-        self._answers = Counter(line["exchange"] for line in log.lines if line["kind"] == ANSWERS)
+        self._answers = log.answers.copy()
 
     def admit(self, task: wire.Task, table: wire.Table) -> None:
         """Raises RefusedError if the study or the policy does not allow the task, UserError if the
@@ -129,7 +129,8 @@ class Guard:
         if not wire.NOT_COUNTED <= task.counted < exchange:
             why = f"exchange {exchange}: counts an answer to exchange {task.counted}"
             raise RefusedError("study", why)
-        if self._answers[exchange] >= self._policy.max_answers:
+        # A sum is over an answer that was counted.
+        if job != SUM and self._answers[exchange] >= self._policy.max_answers:
             why = f"exchange {exchange}: was answered {self._answers[exchange]} times"
             rule = f"max_answers in {named}"
             raise RefusedError("policy", f"{why}; {rule} allows no more")

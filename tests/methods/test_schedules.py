@@ -130,6 +130,8 @@ def test_a_rate_above_its_start_is_refused() -> None:
         UserError, match=r"lr: Rising gives 0\.8 in round 2; allowed: above 0, at most 0\.4"
     ):
         of.at_round(2, 3)
+    with pytest.raises(UserError, match=r"lr: Rising failed, .*test_schedules.py, line .*TypeErr"):
+        Rising(None).at_round(2, 3)  # type: ignore[arg-type]  # a mistake of its author
 
 
 HALVED = Exponential(hand.LR, factor=0.5)

@@ -141,6 +141,45 @@ def test_a_validation_split_without_a_metric_is_refused(
     assert main([*given, "--set", "data.validation=0.2"]) == 0
 
 
+OWN = """\
+from fedml_noniid.plugins.engines.callbacks import Callback
+from fedml_noniid.plugins.rates import Rate
+
+class Keeps(Callback):
+    def on_start(self, run):
+        self.seen = (1, 2)
+
+class Rising(Rate):
+    def decayed(self, p, rounds):
+        return self.start * (1 + (p == 2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "device: cpu",
+            "device: cpu, callbacks: {ways_of_mine:Keeps: {}}",
+            "callback Keeps: seen = (1, 2) can't be kept in a",
+        ),
+        (
+            "lr: 0.1",
+            "lr: {start: 0.1, decay: ways_of_mine:Rising}",
+            "lr: Rising gives 0.2 in round 3; allowed: above 0, at most 0.1",
+        ),
+    ],
+)
+def test_own_callbacks_and_schedules_are_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, words: str
+) -> None:
+    """Whether a checkpoint can keep what a callback has; the step size of each round."""
+    (tmp_path / "ways_of_mine.py").write_text(OWN)
+    (tmp_path / "params.yaml").write_text(PARAMS.replace(old, new))
+    assert main(["check", "--root", str(tmp_path)]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_nothing_is_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

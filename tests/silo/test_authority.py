@@ -235,7 +235,7 @@ def test_kits_that_were_moved_away_are_revoked_too(kits: Path, tmp_path: Path) -
     moved = {rank: contents(kits)[f"{rank}/own.crt"] for rank in (1, 2)}
     for rank in (1, 2):
         (kits / str(rank)).rename(tmp_path / f"moved-{rank}")
-    revoke(kits, 1)
+    assert f"list is {kits / '0' / 'crl.pem'};" in revoke(kits, 1)
     make(kits, 2)
     revoke(kits, 2)
     admission = Admission((kits / "0" / "ca.crt").read_bytes(), kits / "0" / "crl.pem")
@@ -247,6 +247,13 @@ def test_kits_that_were_moved_away_are_revoked_too(kits: Path, tmp_path: Path) -
     shutil.rmtree(kits / "1")
     renew(kits, 1)
     assert admission.refusal(contents(kits)["1/own.crt"]) == ""
+
+
+def test_the_list_that_is_named_is_there(kits: Path, tmp_path: Path) -> None:
+    """Also if the server's kit is on the server only."""
+    (kits / "0").rename(tmp_path / "moved")
+    assert f"list is {kits / 'ca' / 'crl.pem'};" in revoke(kits, 1)
+    assert listed(kits / "ca" / "crl.pem") == {certificate(kits, 1).serial_number}
 
 
 def test_revoking_twice_lists_once_and_mends_the_servers_list(kits: Path) -> None:

@@ -181,11 +181,12 @@ def test_an_admitted_silo_is_refused_once_it_has_expired(kits: Path, admission: 
     assert admission.refusal(pem(kits, 1)) == ""
 
 
-@pytest.mark.parametrize("damaged", ["garbage", "empty", "missing", "foreign"])
+@pytest.mark.parametrize("damaged", ["garbage", "empty", "missing", "foreign", "older"])
 def test_a_bad_list_never_replaces_a_good_one(
     kits: Path, foreign: Path, admission: Admission, damaged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = kits / "0" / "crl.pem"
+    older = path.read_bytes()
     revoke(kits, 2)
     good = path.read_bytes()
     assert admission.refusal(pem(kits, 2)) != ""
@@ -195,6 +196,7 @@ def test_a_bad_list_never_replaces_a_good_one(
             "garbage": b"-----BEGIN X509 CRL-----\nno",
             "empty": b"",
             "foreign": (foreign / "0" / "crl.pem").read_bytes(),
+            "older": older,
         }
         path.write_bytes(bad[damaged])
     with caplog.at_level(logging.WARNING):

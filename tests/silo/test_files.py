@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 from io import StringIO
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.kits import authority
+from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.silo import exit_codes, launch, loopback, settings
 from fedml_noniid.plugins.site import policy
 from tests.silo import world
@@ -298,6 +300,20 @@ def test_loopback_empties_its_own_folder(tmp_path):
         processes = loopback.Processes(world.deployment("fedavg"), world.parts(), tmp_path / "out")
         assert not list(processes.output.iterdir())
         (processes.output / "rounds.csv").touch()
+
+
+def test_loopback_makes_kits_anew_and_leaves_ledgers(tmp_path, monkeypatch):
+    """Those of a run a month ago have expired."""
+    month_ago = authority.now() - datetime.timedelta(days=30)
+    with monkeypatch.context() as patch:
+        patch.setattr(authority, "now", lambda: month_ago)
+        processes = loopback.Processes(world.deployment("fedavg"), world.parts(), tmp_path / "out")
+    kits = processes.deployment.kit(1).parent
+    (kits / "1.ledger").touch()
+    loopback.Processes(world.deployment("fedavg"), world.parts(), tmp_path / "out")
+    for rank in range(4):
+        Kit.read(kits / str(rank), rank)
+    assert (kits / "1.ledger").exists()
 
 
 def test_shards_command_line(folder, capsys):

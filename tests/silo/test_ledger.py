@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.privacy.accounting import epsilon
-from fedml_noniid.plugins.silo import launch, loopback, results, settings
+from fedml_noniid.plugins.silo import launch, loopback, results, settings, wire
+from fedml_noniid.plugins.silo.host import Model
+from fedml_noniid.plugins.silo.pair import make_pair
 from fedml_noniid.plugins.silo.results import RunFile
+from fedml_noniid.plugins.site import audit, replay
 from tests.silo import world
 from tests.silo.test_host import DP, LDP, SIGMA
 from tests.silo.test_host import unprotected as unprotected
@@ -113,6 +118,39 @@ def test_a_budget_that_could_not_be_kept_is_refused(tmp_path, recipe, more, secr
     _, (first, *_) = world.pair(recipe, {}, budget_epsilon=3.0, budget_delta=DELTA, **more)
     with pytest.raises(UserError, match=rf"dp_args.budget_epsilon = 3\.0: .* {why}"):
         first.begin(None, tmp_path / "key" if secret else None)
+
+
+def test_a_replay_does_not_touch_the_ledger(tmp_path, all_kits):
+    """Two runs are in one log, and the silo's process has its ledger. With other samples, each
+    answer would be a further release."""
+    message = world.pair("dpsgd", DPSGD)[0].get_model_params()
+    network, classes = Model(world.network(False)), make_pair("dpsgd")
+    args, shard = world.args("dpsgd", DPSGD, False), world.shards_of()[1]
+    process = SimpleNamespace(
+        rank=1,
+        folder=tmp_path,
+        shard=shard,
+        noise_key=tmp_path / "1.noise.key",
+        deployment=world.deployment("dpsgd", comm={"replay_mb": 100}, settings=DPSGD),
+        fedml=lambda: (args, network, classes),
+    )
+    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(all_kits / "1", 1))
+    kept, down = replay.Kept(process, log), wire.row_of(message, 0)
+    for run in ("one", "two"):
+        trainer = classes[0](network, args, shard)
+        trainer.begin(RunFile(tmp_path / run, run), process.noise_key)
+        kept.keep(trainer.silo, down)
+        sha = wire.digest(trainer.answered(down)["leaves"])
+        log.write(audit.SENT, peer="server", exchange=down.exchange, sha256=sha)
+        if run == "one":
+            trainer._ledger.close()
+    before = (tmp_path / "1.ledger").read_bytes()
+    assert replay.of_process(process, None).count("the same SHA-256") == 2
+    data = shard.parts["train"]
+    process.shard = shard.with_train(data._replace(y=torch.flip(data.y, [0])))
+    with pytest.raises(UserError, match=r"sent .*, computed "):
+        replay.of_process(process, None)
+    assert (tmp_path / "1.ledger").read_bytes() == before and len(lines(tmp_path / "1.ledger")) == 2
 
 
 @pytest.mark.slow

@@ -394,6 +394,27 @@ def test_a_round_has_few_lines_whatever_happens_in_it(caplog):
         assert caplog.messages[-1] == f"round 1 of 2; {refused}; 97 more events"
 
 
+def test_a_failure_has_its_line_beside_the_limit_of_the_round(caplog):
+    """One per silo and exchange, however often it comes again."""
+    caplog.set_level(logging.INFO, "fedml_noniid.plugins.silo")
+    state = coordinator(quorum=1)
+    with there(state, *THREE):
+        assert len(caplog.messages) == MAX_ROUND_LINES
+        for exchange in (4, 5):
+            found = asked(state, DOWN._replace(exchange=exchange))
+            for session in ("1", "2", "3"):
+                state.join(2, HELLO.model_copy(update={"session": f"{exchange} {session}"}), Line())
+                state.fail(2, (exchange, 0), "study: it has expired")
+            state.fail(1, (exchange, 0), "disk full")
+            answer(state, 0, exchange)
+            assert list(found.result(LONG)) == [0]
+    said = ["silo 2 (rank 3): study: it has expired", "silo 1 (rank 2): disk full"]
+    assert [
+        one.getMessage() for one in caplog.records if one.levelno == logging.WARNING
+    ] == 2 * said
+    assert len(caplog.messages) == MAX_ROUND_LINES + 4
+
+
 def test_a_silo_can_not_write_lines_of_its_own_into_the_log(caplog):
     caplog.set_level(logging.INFO, "fedml_noniid.plugins.silo")
     state = coordinator(quorum=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import torch
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.kits import authority, certificates
 from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.silo import silo_client, stream, wire
 from fedml_noniid.plugins.silo.exit_codes import (
@@ -161,6 +163,24 @@ def test_a_refusal_for_good_ends_the_silo_at_once(all_kits):
         with pytest.raises(NotAdmittedError, match="the server refuses this silo: no"):
             client.__enter__()
         assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("days", "error", "words"),
+    [
+        (0, NotAdmittedError, r"own certificate expired on 20..-..-..; ask the operator for a new"),
+        (30, LostError, "no contact"),
+    ],
+)
+def test_a_silo_whose_certificate_is_over_says_so(kits, monkeypatch, days, error, words):
+    """The server's TLS turns it away without a word. With a renewed kit, it tries on."""
+    later = certificates.now() + datetime.timedelta(days=15)
+    with silo(kits, away) as (client, _):
+        monkeypatch.setattr(certificates, "now", lambda: later)
+        if days:
+            authority.renew(kits, 1, days)
+        with pytest.raises(error, match=words):
+            joined(client)
 
 
 def test_a_server_that_has_lost_the_run_gets_no_memory_of_the_old_one(all_kits):

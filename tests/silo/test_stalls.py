@@ -35,9 +35,10 @@ from tests.silo.federation_server import (
 from tests.silo.test_refusals import begun
 from tests.silo.test_silo_client import WELCOME, silo
 
-SHORT_S = 0.3
+SHORT_S, LOST_S = 0.3, 0.5
 W = {"w": torch.zeros(1000)}
-TASK = framed({"kind": "ask"})
+TASK, OVER = framed({"kind": "ask"}), framed({"kind": "over"})
+ENOUGH = 8  # calls: a silo that comes more often never leaves
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +47,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silo_server, "HEAD_S", SHORT_S)
     monkeypatch.setattr(silo_client, "WELCOME_S", SHORT_S)
     monkeypatch.setattr(stream, "MIN_TRANSFER_S", SHORT_S)
+    monkeypatch.setattr(silo_client, "STEADY_S", SHORT_S / 6)  # as in use, far below the others
 
 
 # A server, and a silo that stalls
@@ -103,13 +105,13 @@ def test_a_silo_that_stays_when_the_run_is_over_does_not_keep_the_server(
 
 def lost(client: SiloClient, answered: Callable[[wire.Down], wire.Up]) -> str:
     """Why a silo gives its server up."""
-    client._comm = client._comm.model_copy(update={"deadline_s": SHORT_S})
+    client._comm = client._comm.model_copy(update={"deadline_s": SHORT_S, "lost_s": LOST_S})
 
     def run() -> None:
         client.__enter__()
         client.serve(answered)
 
-    with pytest.raises(LostError, match=r"no contact with the server at .* for 0.2 s") as error:
+    with pytest.raises(LostError, match=r"no contact with the server at .* for 0.5 s") as error:
         run()
     said = str(error.value)
     assert said.isprintable()
@@ -128,13 +130,12 @@ def lost(client: SiloClient, answered: Callable[[wire.Down], wire.Up]) -> str:
 )
 def test_a_silo_leaves_a_server_that_stops_in_mid_message(all_kits: Path, frames, words):
     def stalled(context: grpc.ServicerContext) -> Iterator[bytes]:
-        yield from frames
+        yield from [WELCOME, OVER] if len(calls) > ENOUGH else frames
         while context.is_active():
             time.sleep(0.01)
 
     with silo(all_kits, stalled) as (client, calls):
         assert words in lost(client, lambda _: wire.up(0, 0, {}))
-        assert len(calls) >= 1
 
 
 def test_a_silo_leaves_a_server_that_does_not_read_its_answer(all_kits: Path):
@@ -142,7 +143,7 @@ def test_a_silo_leaves_a_server_that_does_not_read_its_answer(all_kits: Path):
     computed = []
 
     def deaf(context: grpc.ServicerContext) -> Iterator[bytes]:
-        yield from (WELCOME, TASK, *body({}))
+        yield from (WELCOME, OVER) if len(calls) > ENOUGH else (WELCOME, TASK, *body({}))
         while context.is_active():
             time.sleep(0.01)
 
@@ -150,9 +151,31 @@ def test_a_silo_leaves_a_server_that_does_not_read_its_answer(all_kits: Path):
         computed.append(down.exchange)
         return wire.up(0, down.exchange, {"w": torch.zeros(16 << 20)})
 
-    with silo(all_kits, deaf) as (client, _):
+    with silo(all_kits, deaf) as (client, calls):
         assert "the Answer was not taken within 0.3 s" in lost(client, answered)
     assert computed == [0]
+
+
+def test_idle_times_and_computations_are_no_silence_of_the_server(all_kits: Path):
+    """Both last longer than `lost_s` = 0.2 s; then the line breaks."""
+    computed = []
+
+    def restarted(context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield WELCOME
+        if len(calls) == 1:
+            time.sleep(2 * SHORT_S)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "restarts")
+        yield from (OVER,) if computed else (TASK, *body({}))
+        time.sleep(SHORT_S / 10)  # the silo has the whole task
+
+    def answered(down: wire.Down) -> wire.Up:
+        computed.append(down.exchange)
+        time.sleep(2 * SHORT_S)
+        return wire.up(0, down.exchange, {})
+
+    with silo(all_kits, restarted) as (client, calls), client:
+        client.serve(answered)
+    assert computed == [0] and len(calls) == 3
 
 
 def test_a_silo_leaves_a_server_that_does_not_begin_with_tls(all_kits: Path, monkeypatch):

@@ -22,6 +22,7 @@ from cryptography import x509
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.kits import authority, certificates
 from fedml_noniid.plugins.silo import silo_client, silo_server, stream, wire
+from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.silo_client import SiloClient
 from fedml_noniid.plugins.silo.silo_server import SiloServer
 from tests.silo.federation_server import (
@@ -195,3 +196,19 @@ def test_renewed_kits_are_used_without_a_restart(idle, monkeypatch):
             exchange.add_done_callback(lambda _: idle.coordinator.finish("over"))
             client.serve(lambda down: wire.up(0, 0, SCHEMA))
             assert exchange.result(LONG)[0]["n"] == 17 and client._stream is not first
+
+
+def test_a_server_that_can_not_listen_again_ends(idle, monkeypatch):
+    """When it takes a renewed kit. Else it would have no port, and end no revoked stream."""
+    monkeypatch.setattr(silo_server, "RECHECK_S", 0.05)
+
+    async def taken() -> None:
+        raise RuntimeError("the port is taken")
+
+    comm = idle.comm.model_copy(update={"server": address()})
+    with SiloServer(comm, idle.kits / "0", idle.coordinator) as server:
+        monkeypatch.setattr(server, "_listen", taken)
+        waiting = begun(idle.coordinator.gather)
+        authority.renew(idle.kits, 0)
+        with pytest.raises(BrokenError, match="can't listen again: the port is taken"):
+            waiting.result(LONG)

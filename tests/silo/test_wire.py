@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 import random
@@ -26,6 +27,37 @@ IMAGES = torch.arange(2.0 * 3 * 4 * 5).reshape(2, 3, 4, 5)
 
 
 # As bytes
+
+
+HEADS = [
+    wire.Hello(session="s", study="t", samples=17),
+    wire.Welcome(run="r"),
+    wire.Answer(exchange=1, failed="f"),
+    wire.Task(kind="ask", why="w", job="j", owner="o"),
+    wire.Refusal(name="n", why="w"),
+]
+
+
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
+def test_no_head_takes_much_of_the_other_side_s_disk(head):
+    """Each is a line in its audit log, also if it is refused: no part may be long."""
+    kind = type(head)
+    if isinstance(head, wire.Sealed):
+        head = head.model_copy(update={"seal": ("log", 0, "sha", "sig"), "certificate": "PEM"})
+    assert wire.parsed(head.frame(), kind) == head
+    good = json.loads(head.frame())
+
+    def longer(value: object) -> list[object]:
+        if isinstance(value, list):
+            parts = enumerate(value)
+            return [[*value[:i], x, *value[i + 1 :]] for i, of in parts for x in longer(of)]
+        return ["x" * 5000] if isinstance(value, str) else [10**400]
+
+    for key, value in good.items():
+        for other in longer(value):
+            with pytest.raises(RefusedError) as error:
+                wire.parsed(json.dumps(good | {key: other}).encode(), kind)
+            assert error.value.name == "malformed", key
 
 
 def taken(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,7 +68,7 @@ class Logs:
         made = self.opened(1, kit)
         self.silo.write_bytes(b"")
         made._n, made._prev, made._log = 0, audit.NONE, log
-        made._file.read()
+        assert not [*made._file.read()]
         for body in bodies:
             kept = {k: v for k, v in body.items() if k not in ("n", "log", "prev", "kind", "at")}
             made.write(body["kind"], **kept)
@@ -247,11 +248,11 @@ def test_the_other_side_can_not_accuse_without_a_signature(logs: Logs) -> None:
 
 def test_a_line_that_a_kill_has_cut_is_no_tampering(logs: Logs) -> None:
     """Nor does the log go on behind it."""
-    whole = logs.silo.read_bytes()
+    whole, bodies = logs.silo.read_bytes(), logs.bodies()
     logs.silo.write_bytes(whole + whole.splitlines()[-1][:50])
     assert "its last 50 bytes are a line that a kill has cut" in logs.verify()
     again = logs.opened(1)
-    assert again.lines == logs.bodies()[:19] and logs.bodies()[19]["cut_bytes"] == 50
+    assert logs.bodies()[:19] == bodies and logs.bodies()[19]["cut_bytes"] == 50
     Logs.talk(logs.opened(0), again, EXCHANGES)
     assert "23 lines of silo-1" in logs.verify()
 
@@ -267,6 +268,36 @@ def test_a_process_does_not_go_on_with_a_last_line_that_it_has_not_signed(logs: 
     edited(18, b'"exchange":5', b'"exchange":7')(logs)
     with pytest.raises(UserError, match=r"audit-1\.jsonl: line 19: is not signed by the process"):
         logs.opened(1)
+
+
+@pytest.mark.parametrize(
+    ("source", "rank", "who"), [("foreign", 1, "a stranger"), ("kits", 2, "silo-2")]
+)
+def test_a_process_does_not_go_on_with_a_log_of_another(
+    logs: Logs, tmp_path: Path, source: str, rank: int, who: str
+) -> None:
+    """Each line is signed, by a key of another CA or of another silo."""
+    authority.make(tmp_path / "foreign", 1)
+    place = logs.kits if source == "kits" else tmp_path / source
+    logs.silo.unlink()
+    audit.Log(logs.silo, Kit.read(place / str(rank), rank))
+    before = logs.silo.read_bytes()
+    with pytest.raises(UserError, match=f"is the log of {who}, and this is silo-1; move it away"):
+        logs.opened(1)
+    assert logs.silo.read_bytes() == before
+
+
+def test_a_log_is_not_kept_in_memory(logs: Logs) -> None:
+    """The other side decides how long it grows. Here: 40 lines of 250 kB."""
+    log = logs.opened(1)
+    for exchange in range(40):
+        log.write(audit.ANSWERS, exchange=exchange % 2, peer="x" * 250_000)
+    tracemalloc.start()
+    again = logs.opened(1)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert again.answers == {0: 20, 1: 20}
+    assert most < 5_000_000 < logs.silo.stat().st_size / 2
 
 
 def test_a_cut_end_is_found_by_the_other_sides_log_alone(logs: Logs) -> None:

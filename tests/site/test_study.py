@@ -240,6 +240,13 @@ def test_a_server_asks_nothing_that_was_not_signed(words: str, lie: Callable) ->
     assert error.value.name == "study" and "\n" not in str(error.value)
 
 
+def test_a_job_of_the_study_may_come_in_another_exchange() -> None:
+    """A limit, which docs/threats.md states: CCVR's statistics before the first training."""
+    (made, exchange, round_, job, _), *_, (*_, other, table) = asked("ccvr")
+    assert job != other
+    made.refuse_message(exchange, round_, other, table)
+
+
 def test_a_sum_is_over_silos_of_the_study_and_over_what_it_sends(place: Place) -> None:
     """Over two or three of three silos; never in a study without secure sums."""
     plain = place.decide().signed.study

@@ -15,6 +15,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import tree_map
 from fedml_noniid.plugins.data.files import Lines
 from fedml_noniid.plugins.kits.certificates import Kit
+from fedml_noniid.plugins.secure.silo import SUM, requested
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.site import audit
@@ -206,6 +207,22 @@ def test_an_exchange_is_answered_a_few_times_only(
         log = audit.Log(log.path, Kit.read(kits / "1", 1))
     with pytest.raises(wire.RefusedError, match="exchange 0: was answered 3 times; max_answers in"):
         guard(place, log).admit(task, table)
+
+
+def test_a_sum_is_no_further_answer(place: Place, tmp_path: Path, kits: Path) -> None:
+    """It is over one that was counted, also if that was the last one that is allowed."""
+    place.make("scaffold", secure_sums=2)
+    mine = guard(place, audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1)))
+    mine._answers[0] = 3
+    added = len(place.decide().signed.study.messages["train"].added)
+    request = {f"shared/{key}": leaf for key, leaf in requested(2, added).items()}
+    task = wire.Task(kind="ask", step=1, round=1, job=SUM, counted=-1)
+    mine.admit(task, wire.table_of(request))
+    down = wire.row_of(
+        ServerRun(world.terms("scaffold", {}, batch_norm=True), world.shards_of()[0]).down, 0
+    )
+    with pytest.raises(wire.RefusedError, match="was answered 3 times"):
+        mine.admit(wire.Task.of(down), wire.table_of(wire.tensors(down)))
 
 
 @pytest.mark.parametrize("least", [0, 2])
