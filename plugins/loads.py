@@ -44,7 +44,7 @@ def edited(package: str) -> str:
     """A loaded module of a package whose file was changed since, or that was not loaded again after
     a changed one was; "" without one."""
     for name in _modules(package):
-        state = _state(sys.modules[name].__spec__)
+        state = _state(getattr(sys.modules.get(name), "__spec__", None))
         # An empty file, such as many `__init__.py`, holds nothing of another module.
         if _loaded.setdefault(name, state) != state or (name in _older and state[2]):
             return name

@@ -193,8 +193,12 @@ def imported(what: str, module: str, attribute: str, allowed: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # of any kind: the code is the user's
+        found = sys.modules.get(module) or sys.modules.get(module.partition(".")[0])
+        where, file = place(error, ""), getattr(found, "__file__", None)
+        # Perhaps of another module of this name: those beside a user's settings come last.
+        inside = f" in {file}" if file and not where else ""
         raise UserError(
-            f"{what} can't be imported, {place(error, '')}{_told(error)}; allowed: {allowed}"
+            f"{what} can't be imported, {where}{_told(error)}{inside}; allowed: {allowed}"
         ) from error
 
 

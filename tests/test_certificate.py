@@ -125,7 +125,7 @@ MISTAKES = {
         return Answer()
 """,
         {"inputs", "wire"},
-        "changes a tensor in place",
+        "changes in place",
     ),
     "changes the replies": (
         """

@@ -1,7 +1,9 @@
-"""Files that a user's functions read: those that options and defaults name count as code does."""
+"""What is found of a user's functions: the module of a name, and the files that they read."""
 
 from __future__ import annotations
 
+import re
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from fedml_noniid.pipelines.experiment.scenario import Scenario
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import validated
 from fedml_noniid.plugins.data.user_files import user_files
 from fedml_noniid.plugins.engines.run_settings import RunSettings
 from fedml_noniid.plugins.models.settings import NetworkSettings
-from fedml_noniid.plugins.own_code import source_of
+from fedml_noniid.plugins.own_code import function_of, look_in, source_of
 
 CODE = """\
 from torch import nn
@@ -49,6 +52,19 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     yield
     sys.modules.pop(OWN, None)
+
+
+def test_a_module_that_another_one_hides_is_named_with_its_file(tmp_path: Path) -> None:
+    """Python's own come first."""
+    (tmp_path / "statistics.py").write_text("def cut(): ...")
+    look_in(tmp_path)
+    for name, words in (
+        ("statistics:cut", "module 'statistics' has no attribute 'cut'"),
+        ("statistics.inner:cut", "No module named 'statistics.inner'; .* not a package"),
+    ):
+        expected = f"'{name}' can't be imported, .*{words} in {re.escape(statistics.__file__)};"
+        with pytest.raises(UserError, match=expected):
+            function_of("partition", name, {})
 
 
 def test_a_reader_s_defaults_name_files_where_no_option_does(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from fedml_noniid.pipelines.cluster.traits import resources, traits
 from fedml_noniid.pipelines.experiment.workspace import Cluster
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.simulation import resolve_device
+from fedml_noniid.plugins.own_code import look_in
 
 log = logging.getLogger(__name__)
 EVERYWHERE = ("0.0.0.0", "::", "")  # hosts that stand for all addresses of a machine
@@ -97,6 +98,7 @@ def work(
     `processes`: workers. `threads`: of each training, as train.threads. `device_name`: as
     train.device. `folder`: of data sets and checkpoints, where those in front are not seen.
     """
+    look_in(Path.cwd())  # the workers take over where this process looks for modules
     found = address.located(cluster, START_S, "ADDRESS")
     device = resolve_device(device_name)
     if device.type == "cpu":  # so that `train.device: auto` means the same here as in front

@@ -25,6 +25,7 @@ from fedml_noniid.plugins.core.errors import UserError, located, together
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
+from fedml_noniid.plugins.data.partitions import reads_samples
 from fedml_noniid.plugins.data.readers.download import DownloadNeededError, forbidden
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines.evaluation import check_measured
@@ -51,21 +52,26 @@ def checked(place: Workspace) -> tuple[Config, str]:
     with located("train", "device", source=FILE):
         resolve_device(settings.train.device)
     try:
-        data = _prepared(place, settings)
+        data, is_outline = _prepared(place, settings)
     except DownloadNeededError as error:
         return settings, f"{error} by stage prepare; the data were not checked"
-    fits(settings, data)
+    fits(settings, data, is_outline)
     return settings, ""
 
 
-def fits(settings: Config, data: Dataset) -> None:
-    """UserError with every scenario, model and recipe that the data do not allow."""
+def fits(settings: Config, data: Dataset, is_outline: bool = False) -> None:
+    """UserError with every scenario, model and recipe that the data do not allow.
+
+    `is_outline`: zeros stand in place of the samples, so no partition that reads them is made.
+    """
     partitions: dict[tuple[str, int], Indices] = {}
     shape, train = tuple(data.train_x.shape[1:]), settings.train
     with together(source=FILE) as checked:
         for name, seed in itertools.product(settings.scenario_names, settings.seeds):
             with checked():
                 scenario = settings.scenarios[name]
+                if is_outline and reads_samples(scenario.partition):
+                    continue
                 partitions[name, seed] = assign(data, settings.data, scenario, name, seed)
         network = None
         with checked("train"):
@@ -81,7 +87,8 @@ def fits(settings: Config, data: Dataset) -> None:
         from fedml_noniid.pipelines.stages import deploy  # with gRPC, which few experiments need
 
         deploy.deployment_of(settings, wanted)
-        deploy.divided(settings, wanted, data, partitions[wanted.scenario, wanted.seed])
+        if indices := partitions.get((wanted.scenario, wanted.seed)):
+            deploy.divided(settings, wanted, data, indices)
 
 
 def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> None:
@@ -109,9 +116,9 @@ def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> Non
     simulate(settings.composition(recipe), methods, of, plan, train.built_callbacks()).loop.kept()
 
 
-def _prepared(place: Workspace, settings: Config) -> Dataset:
+def _prepared(place: Workspace, settings: Config) -> tuple[Dataset, bool]:
     """The prepared data if they are those of the settings, otherwise what stage `prepare` would
-    make. UserError."""
+    make, or its outline; whether it is one. UserError."""
     data, lock = settings.data, place.root / "dvc.lock"
     user = plan.contents(data.name, str(place.given(data.root)), data.options)
     if lock.is_file() and place.dataset(data.name).is_file():
@@ -122,13 +129,13 @@ def _prepared(place: Workspace, settings: Config) -> Dataset:
                 plan.content(preparing(settings, user)), usedforsecurity=False
             ).hexdigest()
         ):
-            return Dataset.read(place.dataset(data.name))
+            return Dataset.read(place.dataset(data.name)), False
     with forbidden():
         found = datasets.load(data.name, place.given(data.root), **data.options)
     if data.embed is None:
-        return found
+        return found, False
     with located("data", "embed", source=FILE):
-        return data.embed.outline(found)
+        return data.embed.outline(found), True
 
 
 def _dependencies(lock: Mapping[str, object], stage: str) -> dict[str, str]:

@@ -30,17 +30,27 @@ class ChainedLines:
         self._what, self._remedy = what, remedy
         self._first = {"format": f"noniid {what} 1", "owner": owner}
         self._file, self._chain = Lines(path), ""
-        self.count, self.headed = 0, 0  # lines, and those that the head counts
+        # What this process has checked or written is not parsed again.
+        self._known, self._fields = list[bytes](), list[dict[str, Any]]()
+        self.headed = 0  # lines that the head counts
+
+    @property
+    def count(self) -> int:
+        """The lines."""
+        return len(self._known)
 
     def read(self) -> list[dict[str, Any]]:
         """The fields of all lines. Begins the file if there is neither it nor its head.
 
         UserError names a file that is damaged, cut off or of another owner.
         """
+        known, fields, chain = self._known, self._fields, self._chain
         try:
             lines = [*self._file.read()]  # what a kill has cut off never left
+            if lines[: len(known)] != known:
+                known, fields, chain = [], [], ""
             head = json.loads(self.head.read_bytes()) if self.head.exists() else {"lines": 0}
-            parsed = [dict(json.loads(line)) for line in lines]
+            fresh = [dict(json.loads(line)) for line in lines[len(known) :]]
             counted, last = int(head["lines"]), head.get("chain")
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise UserError(f"{self.path}: is no {self._what} ({error}); {self._remedy}") from None
@@ -50,31 +60,33 @@ class ChainedLines:
                 f"{self.path}: has {len(lines)} lines, and its head counts {counted}; "
                 f"{self._remedy}"
             )
-        self._chain = ""
-        for number, fields in enumerate(parsed, start=1):
-            chain = fields.pop("chain", "")
-            self._chain = _chained(self._chain, fields)
-            if chain != self._chain:
+        for number, of in enumerate(fresh, start=len(known) + 1):
+            said, chain = of.pop("chain", ""), _chained(chain, of)
+            if said != chain:
                 raise UserError(f"{self.path}: line {number} was changed; {self._remedy}")
-            if number == 1 and fields != self._first:
+            if number == 1 and of != self._first:
                 raise UserError(
-                    f"{self.path}: is the {self._what} of {shown(fields.get('owner'))}; this is "
+                    f"{self.path}: is the {self._what} of {shown(of.get('owner'))}; this is "
                     f"{self._first['owner']!r}; {self._remedy}"
                 )
             if number == counted and chain != last:
                 raise UserError(f"{self.path}: {self.head.name} is of another file; {self._remedy}")
-        self.count, self.headed = len(lines), counted
+        self._known, self._fields, self._chain = lines, [*fields, *fresh], chain
+        self.headed = counted
         if not lines:
             LOG.warning("%s: a new %s begins; it has nothing of before", self.path, self._what)
             self.add(self._first)
         self.write_head()
-        return parsed[1:]
+        return self._fields[1:]
 
     def add(self, fields: dict[str, Any]) -> None:
         """Adds a line, on the disk. `write_head` must follow. Raises UserError."""
         chain = _chained(self._chain, fields)
-        self._file.add(json.dumps({**fields, "chain": chain}).encode())
-        self.count, self._chain = self.count + 1, chain
+        line = json.dumps({**fields, "chain": chain}).encode()
+        self._file.add(line)
+        self._known.append(line)
+        self._fields.append(fields)
+        self._chain = chain
 
     def write_head(self) -> None:
         """Writes the head, if it is behind. Raises UserError."""

@@ -196,12 +196,14 @@ class Simulation:
     @property
     def remarks(self) -> dict[str, str]:
         """Facts that a reader of the accuracies must know, by kind: "own_models", "no_effect",
-        "privacy", "stopped"."""
+        "privacy", "stopped", "one_by_one"."""
         found = (
             {"stopped": f"after round {self.loop.done}: {self.loop.stopped}"}
             if self.loop.stopped
             else {}
         )
+        if one_by_one := self.loop.plan.network.sequential_only:
+            found["one_by_one"] = f"vmap can't take the network: {one_by_one}"
         if mechanisms := self.algorithm.mechanisms:
             found["privacy"] = "; ".join(
                 f"per {of.unit} at delta {of.delta:g}" for of in mechanisms

@@ -63,15 +63,15 @@ def _watching(kind: type[Component], hook: str) -> Callable[..., Any]:
     function = getattr(kind, hook)
 
     def unchanged(name: str, given: Any, run: Callable[..., Any], *args: Any) -> Any:
-        leaves = [_bare(leaf) for leaf in _tensors(given)]
-        before = [leaf._version for leaf in leaves]
+        leaves = [*map(_bare, _tensors(given))]
+        before = [(id(leaf), leaf._version) for leaf in leaves]
         found = run(*args)
-        if before != [leaf._version for leaf in leaves]:
+        if before != [(id(leaf), leaf._version) for leaf in map(_bare, _tensors(given))]:
             code = inspect.unwrap(function).__code__
             raise RecipeError(
-                f"{name!r}: {hook} changes a tensor in place that it is given, "
-                f"{code.co_filename}, from line {code.co_firstlineno}; allowed: operations that "
-                "make a new tensor, such as `a + b` for `a.add_(b)`"
+                f"{name!r}: {hook} changes in place what it is given, {code.co_filename}, from "
+                f"line {code.co_firstlineno}; allowed: a new tensor or dict, such as `a + b` for "
+                "`a.add_(b)`"
             )
         return found
 

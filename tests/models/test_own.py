@@ -66,6 +66,8 @@ def test_what_is_found_out(name: str, reason: str, head: str) -> None:
     widths = {"Attention": 8, "Tied": 6, "Recurrent": 4}
     assert found.head == head and found.feature_size == (widths.get(name, 5) if head else 0)
     assert found.draws is (name in ("Small", "Draws"))
+    told = federation.simulation("fedavg", model=found).remarks.get("one_by_one", "")
+    assert told.endswith(found.sequential_only) and bool(told) is bool(reason)
 
 
 @pytest.mark.parametrize(

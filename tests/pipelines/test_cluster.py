@@ -3,6 +3,7 @@ else on it."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -50,6 +51,7 @@ LONG = PARAMS.replace("rounds: 3, epochs: 1", "rounds: 40, epochs: 5").replace(
 
 # What a user's shell may set. Neither reaches a worker.
 FOREIGN = {"OMP_NUM_THREADS": "7", "MALLOC_TRIM_THRESHOLD_": "65536"}
+BESIDE = "beside_a_worker"  # a module
 
 
 class Running(NamedTuple):
@@ -74,12 +76,15 @@ class Running(NamedTuple):
         return [one for one in found if "resource_tracker" not in " ".join(one.cmdline())]
 
 
-def start(*words: str, folder: Path = ROOT) -> subprocess.Popen[str]:
-    """Starts a verb of the cluster, of the checkout in `folder`, and waits for its first line."""
+def start(*words: str, folder: Path = ROOT, **more: str) -> subprocess.Popen[str]:
+    """Starts a verb of the cluster, of the checkout in `folder`, and waits for its first line.
+
+    `more`: variables of the environment.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "fedml_noniid", "cluster", *words],
         cwd=folder,
-        env={**os.environ, **FOREIGN},
+        env={**os.environ, **FOREIGN, **more},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -107,10 +112,14 @@ def until(true: Callable[[], object], seconds: float = 60) -> None:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("cluster") / "kit"
     kit.make(folder, 1)
+    (folder.parent / f"{BESIDE}.py").touch()
     scheduler = start(
         "scheduler", "--listen", f"tls://127.0.0.1:{free_port()}", "--kit", str(folder)
     )
-    workers = start("worker", f"file:{folder / address.FILE}", "--processes", "2")
+    # As the command `noniid`, Python does not look in the working folder by itself.
+    command = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(ROOT)}
+    words = "worker", f"file:{folder / address.FILE}", "--processes", "2"
+    workers = start(*words, folder=folder.parent, **command)
     try:
         yield Running(folder, psutil.Process(scheduler.pid), psutil.Process(workers.pid))
     finally:
@@ -146,6 +155,14 @@ def asked(cluster: Running, function: Callable[..., Any], of_scheduler: bool = F
 def refuse_transfers(dask_scheduler: Any) -> None:
     for name in ("gather", "scatter"):
         dask_scheduler.handlers[name] = None  # a call is an error
+
+
+def found_beside() -> bool:
+    return importlib.util.find_spec(BESIDE) is not None
+
+
+def test_a_module_in_the_folder_where_the_worker_was_started_is_found(cluster: Running) -> None:
+    assert [*asked(cluster, found_beside).values()] == [True, True]
 
 
 def test_the_files_are_those_of_this_machine(

@@ -61,6 +61,33 @@ def save(folder: Path, seed: int) -> None:
     torch.save(state, folder / "w.pt")
 
 
+BY_NORM = """\
+
+def by_norm(samples, n_clients):
+    order = (samples**2).sum(1).argsort()
+    assert (samples != 0).any(), "zeros are no samples"
+    return [order[k::n_clients] for k in range(n_clients)]
+"""
+
+
+def test_a_partition_by_the_samples_is_not_checked_before_the_vectors_are_made(study: Path) -> None:
+    (nets,) = study.glob("nets_*.py")
+    nets.write_text(NETS + BY_NORM)
+    params = (study / "params.yaml").read_text()
+    old = "partition: dirichlet, clients: 4, alpha: 0.5"
+    assert old in params
+    new = f"partition: '{nets.stem}:by_norm', clients: 4"
+    (study / "params.yaml").write_text(params.replace(old, new))
+    place = Workspace.of(study, {})
+    fits.checked(place)
+    run_stages(study, ("prepare", "partition"))
+    nets.write_text(NETS + BY_NORM.replace("return ", "return [order[:1]] + "))
+    own_package.forget(nets.stem)
+    settings = config.load(study)
+    with pytest.raises(UserError, match=r"by_norm"):
+        fits.fits(settings, Dataset.read(place.dataset(settings.data.name)))
+
+
 def test_the_prepared_data_are_vectors_and_all_stages_take_them(study: Path) -> None:
     """As in Python, to the bit; what is checked before has their shape."""
     place = Workspace.of(study, {})

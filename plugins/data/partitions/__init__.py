@@ -77,6 +77,11 @@ def goes_by_owner(name: str) -> bool:
     return name in BY_OWNER or (names_code(name) and "owners" in own.asks_for(find(name)))
 
 
+def reads_samples(name: str) -> bool:
+    """Whether a partition goes by the samples themselves: one of a user's own may."""
+    return names_code(name) and "samples" in own.asks_for(find(name))
+
+
 def divided(
     name: str, data: Dataset, indices: Ints, n_clients: int, seed: int, **params: object
 ) -> Ragged:
