@@ -18,7 +18,7 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21701,
+    SOURCE: 21703,
     TESTS: 22566,
     ("plugins/core",): 1440,
     ("plugins/privacy",): 129,

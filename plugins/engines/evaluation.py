@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.losses import CROSS_ENTROPY, Loss, Metrics
+from fedml_noniid.plugins.core.losses import CROSS_ENTROPY, Classification, Loss, Metrics
 from fedml_noniid.plugins.core.task import Network
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.reading import Read
@@ -27,6 +27,8 @@ def check_measured(loss: Loss, **targets: Tensor | None) -> None:
         if y is None:
             continue
         loss.check(y)
+        if isinstance(loss, Classification):  # the accuracy is defined on all labels
+            continue
         constant = (torch.full_like(y, value) for value in (0, 1))
         if any(loss.of_one(one, y)[loss.metric].isnan() for one in constant):
             raise UserError(
