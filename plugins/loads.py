@@ -25,14 +25,15 @@ class _Source(SourceFileLoader):
 
 
 class _Finder:
-    """Asks Python's other finders for a module, and notes the file that they find."""
+    """Asks the finders behind it for a module, and notes the file that they find."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """What the first of them finds."""
-        for finder in sys.meta_path:
-            if finder is not self and hasattr(finder, "find_spec"):
+        # Those in front were asked before: a second finder of this kind may be one of them.
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            if hasattr(finder, "find_spec"):
                 spec = finder.find_spec(name, path, target)
                 if spec is not None:
                     _note(name, spec)

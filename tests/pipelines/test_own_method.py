@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import subprocess
 import sys
 import zlib
@@ -195,3 +196,15 @@ def test_noniid_run_of_a_new_study_trains_only_what_changed(tmp_path: Path) -> N
     said = noniid("run")
     assert "1 known, 1 made" in said
     assert "the sequential simulation ends with the same weights, bit for bit" in said
+
+
+def test_a_second_finder_of_loads_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as after a reload of the module, or beside another copy of this package."""
+    (tmp_path / "found_once.py").write_text("here = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", [loads._Finder(), loads._Finder(), *sys.meta_path])
+    found = importlib.import_module("found_once")
+    monkeypatch.delitem(sys.modules, "found_once")
+    assert found.here == 1 and not loads.edited("found_once")
