@@ -36,7 +36,14 @@ SHARED = {
 # the partition alone, or that deploy.
 NO_TRAINING = (
     *(name.removeprefix("fedml_noniid.").replace(".", "/") for name in provenance.NO_CODE),
-    *("data/checks", "data/datasets", "data/partitions", "data/readers", "data/rounding"),
+    *(
+        "data/chained",
+        "data/checks",
+        "data/datasets",
+        "data/partitions",
+        "data/readers",
+        "data/rounding",
+    ),
     *("data/client_tests", "data/feature_skew", "data/label_noise", "data/shards", "data/splits"),
     *("data/statistics", "data/subsample", "data/yaml_files", "foreign", "models/embed"),
     *("kits/", "privacy/ledger", "privacy/local", "secure/", "silo/", "site/"),
