@@ -60,11 +60,13 @@ def from_source(package: str) -> None:
 
 def _note(name: str, spec: ModuleSpec) -> None:
     package, state = name.partition(".")[0], _state(spec)
-    if name in sys.modules and _loaded.get(name, state) != state:  # a reload after an edit
+    is_edited = name in sys.modules and _loaded.get(name, state) != state  # and loaded again
+    if is_edited:
         _older.update(_modules(package))
     _older.discard(name)
     _loaded[name] = state
-    if package in _uncached and type(spec.loader) is SourceFileLoader:
+    # A compiled module counts as that of a source of this size, changed in this second.
+    if (is_edited or package in _uncached) and type(spec.loader) is SourceFileLoader:
         spec.loader = _Source(name, spec.loader.path)
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import json
 import reprlib
@@ -77,8 +76,9 @@ class UserError(ValueError):
 
     def changed(self, change: Callable[[Mistake], Mistake]) -> Self:
         """The same kind of error with other mistakes."""
-        error = copy.copy(self)
-        error.mistakes = tuple(map(change, self.mistakes))
+        # No copy.copy: where dask is imported, the two would share their mistakes.
+        error = type(self).__new__(type(self), *self.args)
+        vars(error).update(vars(self), mistakes=tuple(map(change, self.mistakes)))
         return error
 
     def below(self, *where: str | int, source: str = "") -> Self:

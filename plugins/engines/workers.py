@@ -284,7 +284,9 @@ def _work(
                 connection.send(answers.put(engine.some(ask, round_, piece)))
             except Exception as error:  # of any kind: the main process raises it again
                 error.add_note("in a worker process:\n" + traceback.format_exc())
-                connection.send(error)
+                # Where dask is imported, a pickle has them too, and may be too deep to be made.
+                error.__cause__ = error.__context__ = None
+                connection.send(error.with_traceback(None))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     finally:

@@ -5,6 +5,7 @@ It never runs as FedAvg.
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -287,6 +288,17 @@ def test_a_change_in_place_is_refused_in_the_hooks_of_a_round_too(
     words = f"^'made': {hook} changes in place .*methods\\.py, from line {line};"
     with pytest.raises(RecipeError, match=words):
         run(made(**{hook: does}, **more), monkeypatch, **how)
+
+
+def test_an_error_comes_back_from_a_worker_where_dask_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its pickles have tracebacks and causes, here too deep for one."""
+    pickled = pytest.importorskip("tblib.pickling_support").pickle_exception
+    monkeypatch.setitem(copyreg.dispatch_table, RecipeError, pickled)
+    kind = made(leaving=leaving_in_place, exclusive=frozenset({Exclusive.UPDATE}))
+    with pytest.raises(RecipeError, match="leaving changes in place"):
+        run(kind, monkeypatch, engine="sequential", workers=2)
 
 
 @pytest.mark.parametrize("name", ["Recurrent", "Draws"])

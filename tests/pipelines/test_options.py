@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -227,6 +228,16 @@ def test_errors_are_collected_once_each_and_keep_their_kind() -> None:
     assert str(error.value).splitlines() == lines
     again = pickle.loads(pickle.dumps(error.value))  # from a worker process
     assert type(again) is RecipeError and again.mistakes == error.value.mistakes
+
+
+def test_an_error_keeps_its_words_when_another_is_made_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where dask is imported: its copies of errors share what they hold."""
+    pickled = pytest.importorskip("tblib.pickling_support").pickle_exception
+    monkeypatch.setitem(copyreg.dispatch_table, UserError, pickled)
+    error = UserError("wrong")
+    assert (str(error.below("a", source="f")), str(error)) == ("f: a: wrong", "wrong")
 
 
 @pytest.mark.parametrize(

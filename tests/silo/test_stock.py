@@ -18,6 +18,17 @@ from tests.silo import world
 DEADLINE_S = 120.0
 
 
+def stock(terms, parts, folder):
+    """The SHA-256 of the weights. FedML's silo may end before it has replied to the last message,
+    and then the server fails: once more."""
+    try:
+        return stock_fedml.run(terms, parts, folder, DEADLINE_S)
+    except UserError:
+        if "Cancelling all calls" not in stock_fedml.log_file(folder, 0).read_text():
+            raise
+    return stock_fedml.run(terms, parts, folder, DEADLINE_S)
+
+
 @pytest.mark.usefixtures("ports")
 @pytest.mark.parametrize(
     ("recipe", "cohort", "rounds"),
@@ -35,7 +46,7 @@ def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, roun
         world.deployment(recipe, rounds, cohort=cohort),
         world.parts(public="fnr" in recipe),
     )
-    assert stock_fedml.run(terms, parts, tmp_path, DEADLINE_S) == loopback.simulate(terms, parts)
+    assert stock(terms, parts, tmp_path) == loopback.simulate(terms, parts)
     seconds = stock_fedml.seconds_by_round(tmp_path)
     assert len(seconds) == rounds and min(seconds) > 0
 
