@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -75,7 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     command = typer.main.get_command(app)
     try:
-        with contextlib.chdir("."):  # --root leaves this folder
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise UserError("the working folder was removed; allowed: one that there is") from None
+    try:
+        with contextlib.chdir(here):  # --root leaves it
             code = command.main(arguments, prog_name="noniid", standalone_mode=False)
     except TyperException as error:
         raise UserError(message_of(error)) from None

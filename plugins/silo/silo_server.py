@@ -267,6 +267,6 @@ class SiloServer:
                 for call in [*self._calls]:
                     if why := self._admission.refusal(call.pem):
                         call.end(RefusedError("certificate", why))
-        except Exception as error:  # such as gRPC's, if the port is taken: nobody awaits this task
+        except Exception as error:  # of any kind, as nobody awaits this task: it would be lost
             LOG.exception("unexpected")
             self._coordinator.give_up(BrokenError(f"the server can't listen again: {error}"))

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,3 +228,13 @@ def test_names_complete(
         main([])
     assert ended.value.code == 0
     assert set(capsys.readouterr().out.split()) == found, cursor
+
+
+def test_a_working_folder_that_was_removed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["check"]) == 2
+    assert capsys.readouterr().err.startswith("error: the working folder was removed; allowed: ")

@@ -131,7 +131,7 @@ def test_a_rate_above_its_start_is_refused() -> None:
     ):
         of.at_round(2, 3)
     with pytest.raises(UserError, match=r"lr: Rising failed, .*test_schedules.py, line .*TypeErr"):
-        Rising(None).at_round(2, 3)  # type: ignore[arg-type]  # a mistake of its author
+        Rising(None).at_round(2, 3)  # type: ignore[arg-type]  # its author's mistake is tested
 
 
 HALVED = Exponential(hand.LR, factor=0.5)
