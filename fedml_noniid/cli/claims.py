@@ -106,7 +106,8 @@ def claims(
 
 
 def with_answers(readme: str, page: str) -> str:
-    """The README with the first table of the page between its marks; as it is without a table."""
-    table = re.search(r"^\| method \|.*\n(?:\|.*\n)+", page, re.MULTILINE)
+    """The README with the first table of the page, and what is said before it, between its marks;
+    as it is without a table."""
+    table = re.search(r"(?:^.+\n)+\n\| method \|.*\n(?:\|.*\n)+", page, re.MULTILINE)
     between = re.compile(r"(?<=<!-- answers -->\n\n).*?(?=\n<!-- /answers -->)", re.DOTALL)
     return between.sub(lambda _: table[0], readme) if table else readme

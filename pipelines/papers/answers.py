@@ -6,7 +6,8 @@
 - `{ID: PART}`: the number of the part whose name ends with PART, tested or shown beside.
 - `{ID: RECIPE|level}`: what a method reaches, its mean over the seeds.
 - `{ID: PART|%}`: the number in percent. `{ID|seeds}`: how many seeds it has.
-- `{ID|printed}`: the paper's number. `{ID|verdict}`: the verdict.
+- `{ID|printed}`: the paper's number. `{ID|verdict}`: the verdict, and of how many seeds a test that
+  may end early had it.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class Answer(Section):
     use: Literal["yes", "only if", "no", "not shown"]
     condition: str = ""  # behind `use`
     because: Annotated[list[str], Field(min_length=1)]  # the claims that decide `use`
-    shown: str
+    shown: Annotated[list[str], Field(min_length=1)]  # lines of the cell
     costs: Annotated[list[Cost], Field(min_length=1)]
-    caveat: str
+    caveat: Annotated[list[str], Field(min_length=1)]
     no_scale: list[str] = Field(default_factory=list)  # what holds at every scale, in sentences
 
 
@@ -83,8 +84,10 @@ def of_paper(paper: str, root: Path) -> Answer | None:
 def line(answer: Answer, verdicts: Mapping[str, Verdict], runs: pd.DataFrame) -> Line:
     """The line of the table. `runs`: those of the paper."""
     use = " ".join(filter(None, (f"**{answer.use}**", answer.condition)))
-    costs = "; ".join(_cost(one, runs) for one in answer.costs)
-    shown, caveat = filled(answer.shown, verdicts), filled(answer.caveat, verdicts)
+    costs = "<br>".join(_cost(one, runs) for one in answer.costs)
+    shown, caveat = (
+        "<br>".join(filled(one, verdicts) for one in cell) for cell in (answer.shown, answer.caveat)
+    )
     return Line(f"{answer.method}: {answer.idea}", use, shown, costs, caveat)
 
 
@@ -106,14 +109,16 @@ def _number(of: re.Match[str], verdicts: Mapping[str, Verdict]) -> str:
     id_, part, form = of.groups()
     one = verdicts[known("claim", id_, verdicts)]
     if form == "verdict":
-        return one.text
+        (*early, last), n = one.named.looks, one.look
+        return f"{one.text} after {early[n]} of {last} seeds" if 0 <= n < len(early) else one.text
     if form == "printed":
         return number(one.claim, one.printed.effect) if one.printed else NONE
     values, is_level = one.values, form == "level"
     if is_level:
         values = values[values["role"] != BESIDE].drop_duplicates(["scenario", "item"])
-        values = values.assign(part=values["scenario"] + ": " + values["recipe"])
-        values = values.assign(number=values["value"])
+        values = values.assign(
+            part=values["scenario"] + ": " + values["recipe"], number=values["value"]
+        )
     elif part is None:
         part = one.weakest.part if one.weakest else ""
     found = values[(values["part"] == part) | values["part"].str.endswith(f": {part}")]

@@ -116,7 +116,7 @@ def test_the_words_of_an_answer_fit_its_verdicts(committed: Page, paper: str) ->
     assert (answer.use == ONLY_IF) <= bool(answer.condition)
     if paper == "fnr":
         assert of["fnr-regulariser"].word == NOT_HELD, "what no scale changes says so"
-    said = " ".join([answer.shown, answer.caveat, *answer.no_scale])
+    said = " ".join([*answer.shown, *answer.caveat, *answer.no_scale])
     typed = re.findall(r"[-+]\d[\d.]*|\d+\.\d\d+", re.sub(r"\{.*?\}|CIFAR-10", "", said))
     assert set(typed) <= {"0.45"}, f"measured numbers are filled in, never typed: {typed}"
 
@@ -154,10 +154,10 @@ def test_costs_are_ratios_seed_by_seed(tmp_path: Path) -> None:
             one(root, "near", recipe, seed, [0.5, 0.6], seconds=took, metrics=metrics)
     page = Page(of_papers(by_hand.SIZE, root), root, Committed())
     cost = {"where": "here", "study": "own", "scenario": "near", "of": "a"}
-    words = {"method": "A", "idea": "an idea", "use": "no", "because": ["c0"], "caveat": "none"}
+    words = {"method": "A", "idea": "an idea", "use": "no", "because": ["c0"], "caveat": ["none"]}
     for less, said in (("b", "here: time 1.80 (0.97 to 2.63), bytes 1.50"), ("c", "-")):
         costs = [cost | {"less": less}]
-        answer = answers.Answer(**words, shown="{c0}", costs=costs)
+        answer = answers.Answer(**words, shown=["{c0}"], costs=costs)
         line = answers.line(answer, {"c0": page.verdicts[0]}, page.runs)
         assert (line.use, line.costs) == ("**no**", said)
 
