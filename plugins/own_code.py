@@ -8,9 +8,10 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -225,14 +226,15 @@ def place(error: Exception, function: str) -> str:
 
 
 def source_of(name: str) -> str:
-    """The SHA-256 of the source of a user's class: its file, or all Python files of its package.
+    """The SHA-256 of the source of a user's class: its file, or all files of its package that
+    Python can import.
 
     UserError. EditedError if the files are not those that this process runs: a result of the old
     class would get the hash of the new one.
     """
     top = name.replace(":", ".").partition(".")[0]
     try:
-        found = hashlib.sha256(b"".join(map(_content, files_of(top)))).hexdigest()
+        found = sha256_of(files_of(top))
     except (OSError, ValueError) as error:
         raise UserError(f"{name}: the source of {top} can't be read ({error})") from None
     if module := loads.edited(top):
@@ -244,7 +246,7 @@ def source_with_files(name: str, options: Mapping[str, object]) -> str:
     """As `source_of`; the files of the working folder that the options name count too."""
     parts, named = [source_of(name)], map(Path, texts_of(name, options))
     try:
-        parts += [hashlib.sha256(_content(path)).hexdigest() for path in named if path.is_file()]
+        parts += [_sha256(path) for path in named if path.is_file()]
     except OSError as error:
         raise UserError(f"{name}: {error.filename} can't be read ({error.strerror})") from None
     return _joined(parts)
@@ -304,18 +306,28 @@ def _inside(folder: Path, known: set[Path]) -> Iterator[Path]:
             yield from _inside(path, known)
 
 
-def _content(file: Path) -> bytes:
-    """What of a file is hashed: a source, or the hash of another file, which may be large."""
+def sha256_of(files: Sequence[Path]) -> str:
+    """Of a file; of several, that of what `sha256sum` says of them in the first one's folder.
+
+    Their names count: code may move to the start of the next file.
+    """
+    first, *others = files
+    lines = [f"{_sha256(one)}  {os.path.relpath(one, first.parent)}\n" for one in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest() if others else _sha256(first)
+
+
+def _sha256(file: Path) -> str:
+    """Of a file; of another one than a source, which may be large, computed once in each state."""
     if file.suffix == ".py":
-        return file.read_bytes()
+        return hashlib.sha256(file.read_bytes()).hexdigest()
     state = file.stat()
     return _hash(file, state.st_mtime_ns, state.st_size)
 
 
 @functools.cache
-def _hash(file: Path, changed_ns: int, size: int) -> bytes:
+def _hash(file: Path, changed_ns: int, size: int) -> str:
     """The SHA-256 of a file in this state."""
-    return hashlib.sha256(file.read_bytes()).digest()
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def package_of(kind: type) -> str:

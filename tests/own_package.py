@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 
@@ -36,6 +37,13 @@ def write(folder: Path, package: str, source: str = METHOD) -> Path:
     (place / "__init__.py").write_text("")
     (place / "fedx.py").write_text(source)
     return place / "fedx.py"
+
+
+def sha256_of(folder: Path) -> str:
+    """As `LC_ALL=C; sha256sum *.py | sha256sum` in the folder."""
+    files = sorted(folder.glob("*.py"))
+    said = [f"{hashlib.sha256(one.read_bytes()).hexdigest()}  {one.name}\n" for one in files]
+    return hashlib.sha256("".join(said).encode()).hexdigest()
 
 
 def forget(package: str) -> None:

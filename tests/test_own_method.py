@@ -3,7 +3,6 @@ in a line."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import os
@@ -95,8 +94,7 @@ def test_a_record_has_the_hash_of_the_code_that_ran(place: Path, tmp_path: Path)
         importlib.reload(sys.modules["stranger.fedx"])
         result = nd.run("fedx", split, rounds=1, progress=False, folder=tmp_path / edit)
         (record,) = (tmp_path / edit).rglob("run.json")
-        source = b"".join(part.read_bytes() for part in sorted(file.parent.glob("*.py")))
-        sha = hashlib.sha256(source).hexdigest()
+        sha = own_package.sha256_of(file.parent)
         assert json.loads(record.read_text())["params"]["own_code"] == {"fedx": sha}
         same = nd.run("fedprox", split, rounds=1, progress=False, fedprox={"mu": float(edit)})
         assert result.rounds["test_loss"].tolist() == same.rounds["test_loss"].tolist()

@@ -55,8 +55,9 @@ def opened(leaf: Any, weights: Tensor | None = None) -> Any:
     if held["_weights"] is not None and not any(weights is one for one in held["_weights"]):
         raise RecipeError(
             "the method declares that it needs sums, and measures rows or weighs them by itself",
-            allowed="sums by server.omega after training, sums without weights after exchanges of "
-            "the method's own, or Needs(replies=Replies.SCALARS)",
+            allowed="sums by server.omega after training; sums without weights after exchanges of "
+            "the method's own, or with Needs(unweighted=True); both and more with "
+            "Needs(replies=Replies.SCALARS)",
         )
     return held["_rows"]
 

@@ -39,7 +39,7 @@ from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.data.yaml_files import loaded
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.kits import certificates
-from fedml_noniid.plugins.own_code import OURS, files_of
+from fedml_noniid.plugins.own_code import OURS, files_of, sha256_of
 from fedml_noniid.plugins.secure import server as secure
 from fedml_noniid.plugins.secure import vectors
 from fedml_noniid.plugins.secure.silo import SUM, requested
@@ -345,7 +345,7 @@ def forms(tensors: Mapping[str, Tensor | wire.Entry]) -> Forms:
 def source_of_ours() -> str:
     """The SHA-256 of the source of this package, C++ too."""
     files = [file for ending in (".py", ".cpp") for file in files_of(f"{OURS}.plugins", (ending,))]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return sha256_of(files)
 
 
 def size(form: str) -> int:

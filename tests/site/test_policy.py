@@ -181,6 +181,15 @@ def test_other_files_that_python_imports_count(listed: Path, name: str) -> None:
     assert own_code.source_of(listed.name) != first
 
 
+def test_where_code_lies_in_a_package_counts(listed: Path) -> None:
+    """The start of a file moves to the end of the one before it: joined, both are the same."""
+    first, second = listed / "__init__.py", listed / "part.py"
+    assert (before := own_code.source_of(listed.name)) == own_package.sha256_of(listed)
+    first.write_text(first.read_text() + second.read_text())
+    second.write_text("")
+    assert own_code.source_of(listed.name) == own_package.sha256_of(listed) != before
+
+
 def test_a_policy_is_checked_as_any_file(place: Place) -> None:
     place.rules(max_round=3, owners={"Mr X": "no key"}, min_samples=-1)
     with pytest.raises(UserError) as error:

@@ -11,6 +11,7 @@ from fedml_noniid.plugins.core.component import (
     Client,
     Component,
     Exclusive,
+    Needs,
     Server,
     Trace,
 )
@@ -25,6 +26,7 @@ class FedMean(Component):
 
     name: ClassVar[str] = "fedmean"
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.DRIFT})
+    needs: ClassVar[Needs] = Needs(unweighted=True)
 
     mu: NonNegative = 0.1
 
