@@ -38,10 +38,12 @@ HOLLOW: dict[str, Any] = {"marker": "o", "markersize": 7, "markerfacecolor": "no
 
 
 def in_words(one: Verdict, found: Sequence[Verdict]) -> str:
-    """What a claim tests. A claim that is tested `as ID, tuned` has that claim's words before."""
+    """What a claim tests. A claim that is tested `as ID, tuned` has that claim's words before; one
+    that may end early has fresh seeds."""
     tests = {f"as {other.named.id}": other.claim.tests for other in found}
     head, _, rest = one.claim.tests.partition(",")
-    return f"{tests[head]}; here{rest}" if head in tests else one.claim.tests
+    words = f"{tests[head]}; here{rest}" if head in tests else one.claim.tests
+    return f"{words}; fresh seeds" if len(one.named.looks) > 1 else words
 
 
 def drawn(found: Sequence[Verdict], title: str) -> bytes | None:

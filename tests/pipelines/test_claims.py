@@ -437,6 +437,7 @@ def test_a_claim_that_a_look_decided_has_the_numbers_of_that_look(
     assert first.weakest and first.weakest.mean == pytest.approx(10.16)
     text = page(root)
     assert "5 of 5<br>after 5 of 15" in text and "5 of 10<br>after 10 of 15" in text
+    assert text.count("; fresh seeds](claims-details.html#c") == 2
     assert "its bytes, 5.00 (5.00 to 5.00).\n" in shown(root), "five more seeds have 6"
     assert (folder(root) / "claims-runs.csv").read_text().count("near-b-") == 10
 
