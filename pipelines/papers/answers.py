@@ -54,7 +54,7 @@ class Answer(Section):
     method: str  # with its link and recipe
     idea: str
     use: Literal["yes", "only if", "no", "not shown"]
-    condition: str = ""  # behind `use`
+    condition: str = ""  # or a reason, behind `use`
     because: Annotated[list[str], Field(min_length=1)]  # the claims that decide `use`
     shown: Annotated[list[str], Field(min_length=1)]  # lines of the cell
     costs: Annotated[list[Cost], Field(min_length=1)]
