@@ -105,15 +105,13 @@ class Verdict(NamedTuple):
     named: Named
     all_values: pd.DataFrame  # VALUES: a line for each value of a seed, tested or shown beside
     all_runs: pd.DataFrame  # RUNS: a line for each run that ended, the diverged ones among them
-    # From 0: the look that decided it, else the last one with all of its runs; -1: none.
-    look: int
+    look: int  # from 0; -1: no look has all of its runs
     tested: tuple[Tested, ...]
     weakest: Tested | None
     is_committed: bool  # whether the numbers are the committed ones
     is_post_hoc: bool = False  # whether the margin is younger than the first run
     side: float = 1.0  # sign of t where p comes from
     p: float = 1.0  # of the weakest part, over the looks so far
-    p_look: int = -1  # the look that p comes from
     holm_p: float = 1.0  # after Holm's adjustment for all claims of the section
     n_tests: int = 1  # claims that Holm adjusts for
 
@@ -277,7 +275,7 @@ class Verdict(NamedTuple):
     @property
     def seeds_needed(self) -> int | None:
         """The fewest seeds that would decide it with a probability of 80 %, if means and deviations
-        are the true ones. The level is the first of Holm's method.
+        are the true ones. The level is the first of Holm's method and that of the last look.
 
         None: more than a hundred, or no test.
         """
@@ -288,9 +286,9 @@ class Verdict(NamedTuple):
     def _power(self, n: int) -> float:
         """The probability of the likeliest verdict over n seeds. Where all numbers must agree it is
         a lower bound: the probabilities that one of them does not are added."""
-        level, claim = LEVEL / self.n_tests, self.claim
+        level, claim = self._of_look(LEVEL / self.n_tests, -1), self.claim
         parts = [(one.side * one.compared.mean, one.compared.deviation) for one in self.tested]
-        share = level / self._numbers
+        share = self._of_look(LEVEL / self.n_tests / self._numbers, -1)
         held = 1 - sum(1 - power(mean, deviation, n, level) for mean, deviation in parts)
         not_held = max(power(-mean, deviation, n, share) for mean, deviation in parts)
         if claim.margin is None:
@@ -301,6 +299,11 @@ class Verdict(NamedTuple):
         ]
         no_gain = 1 - sum(1 - power(room, deviation, n, share) for room, deviation in rooms)
         return max(held, not_held, no_gain)
+
+    def _of_look(self, level: float, look: int) -> float:
+        """What a look, or the last one (-1), has of the level that all looks share."""
+        of = fractions(self.named)
+        return levels(of, level)[look] if len(of) > 1 else level
 
     @property
     def _numbers(self) -> int:
@@ -325,72 +328,76 @@ class Verdict(NamedTuple):
         return None if math.isnan(here) else 100 * here, printed.fedavg if printed else None
 
 
-def adjust(found: Sequence[Verdict]) -> list[Verdict]:
-    """All claims of a section, after Holm's adjustment.
+def adjust(found: Sequence[Sequence[Verdict]]) -> list[Verdict]:
+    """All claims of a section, each with its looks so far, after Holm's adjustment: each at the
+    first look that decides it, whatever came after, else at its last one.
 
     A claim that has not run counts with p = 1, and so does one that is not testable. A withdrawn
     claim counts with its p: no other gains by the withdrawal. The adjusted intervals share the
-    level evenly between claims, then between a claim's numbers, then between its looks. A claim
-    that an earlier look decided has the numbers of that look, whatever came after.
+    level evenly between claims, then between a claim's numbers, then between its looks.
     """
-    tested = [one for one in found if not one.counted]
-    adjusted = iter(holm([1.0 if one.gate else one.p for one in tested]))
-    return [one if one.counted else _adjusted(one, next(adjusted), len(tested)) for one in found]
+    ps = {place: looks[-1].p for place, looks in enumerate(found) if not looks[0].counted}
+    return [
+        _first_decided([_adjusted(one, ps, place) for one in looks]) if place in ps else looks[-1]
+        for place, looks in enumerate(found)
+    ]
 
 
-def _adjusted(one: Verdict, holm_p: float, claims: int) -> Verdict:
-    """A claim with its adjusted p, and the levels of its adjusted intervals."""
-    if holm_p < LEVEL and one.p_look < one.look:
-        one = one._replace(look=one.p_look)
-        tested, weakest = _tested(one.named, one.values, len(one.named.seeds(one.look)))
-        one = one._replace(tested=tested, weakest=weakest)
-    level = LEVEL / claims / one._numbers
-    if len(one.named.looks) > 1 and one.look >= 0:
-        level = levels(fractions(one.named), level)[one.look]
+def _first_decided(looks: Sequence[Verdict]) -> Verdict:
+    return next((one for one in looks if one.word != UNDECIDED), looks[-1])
+
+
+def _adjusted(one: Verdict, ps: dict[int, float], place: int) -> Verdict:
+    """A claim at one of its looks, with its adjusted p among the p of all claims, and the level of
+    its adjusted intervals."""
+    at = ps | {place: one.p}
+    holm_p = dict(zip(at, holm([*at.values()]), strict=True))[place]
+    level = one._of_look(LEVEL / len(ps) / one._numbers, one.look)
     tested = tuple(part._replace(level=level) for part in one.tested)
     weakest = None if one.weakest is None else tested[one.tested.index(one.weakest)]
-    return one._replace(holm_p=holm_p, n_tests=claims, tested=tested, weakest=weakest)
+    return one._replace(holm_p=holm_p, n_tests=len(ps), tested=tested, weakest=weakest)
 
 
 def judge(
     named: Named, measured: Measured, committed: Committed, is_post_hoc: bool = False
-) -> Verdict:
-    """A claim by itself, before Holm's adjustment.
+) -> list[Verdict]:
+    """A claim by itself at each of its looks so far, before Holm's adjustment.
 
     `committed`: the numbers of claims whose runs are not all here. `is_post_hoc`: of its margin, if
     it has run.
     """
     runs = pd.DataFrame(_runs(named, measured), columns=RUNS)
     runs = runs.astype(dict.fromkeys(("accuracy", "mib", "seconds"), float))
-    look = named.reached(runs["item"])
-    is_committed = look < committed.look(named)
+    last = named.reached(runs["item"])
+    is_committed = last < committed.look(named)
     if is_committed:
-        look = committed.look(named)
+        last = committed.look(named)
         runs, values = committed.runs_of(named), committed.values_of(named)
     else:
         parts = (evaluate(one, measured).assign(part=one.words) for one in named.claim.contrasts())
         values = stacked(parts, VALUES)
-    seeds = named.seeds(max(look, 0))
-    values = values[values["seed"].isin(seeds)]
-    runs = runs[runs["item"].isin(named.items(max(look, 0)))]
-    tested, weakest = _tested(named, values, len(seeds))
-    is_post_hoc = is_post_hoc and look >= 0
-    found = Verdict(named, values, runs, look, tested, weakest, is_committed, is_post_hoc)
-    if found.missing or found.diverged or found.counted or found.weakest is None:
-        return found
-    p, side, p_look = min((*_p(named, values, n), n) for n in range(look + 1))
-    return found._replace(p=p, side=side, p_look=p_look)
+    values = values[values["seed"].isin(named.seeds(max(last, 0)))]
+    runs = runs[runs["item"].isin(named.items(max(last, 0)))]
+    is_post_hoc = is_post_hoc and last >= 0
+    found: list[Verdict] = []
+    for look in range(last + 1) if last >= 0 else [-1]:
+        seeds = named.seeds(max(look, 0))
+        tested, weakest = _tested(named, values[values["seed"].isin(seeds)], len(seeds))
+        at = Verdict(named, values, runs, look, tested, weakest, is_committed, is_post_hoc)
+        p, side = _p(at)
+        # If an earlier look has the smallest p and it is small enough, that look decided the claim.
+        found.append(at._replace(p=min([p, *[one.p for one in found]]), side=side))
+    return found
 
 
-def _p(named: Named, values: pd.DataFrame, look: int) -> tuple[float, float]:
-    """p of the weakest part at a look, as one of all looks, and the sign of its t."""
-    seeds = named.seeds(look)
-    tested, weakest = _tested(named, values[values["seed"].isin(seeds)], len(seeds))
-    if weakest is None or weakest.compared.p is None:
+def _p(one: Verdict) -> tuple[float, float]:
+    """p of the weakest part, as one of all looks, and the sign of its t."""
+    is_whole = not (one.missing or one.diverged or one.counted or one.gate)
+    if not is_whole or one.weakest is None or one.weakest.compared.p is None:
         return 1.0, 1.0
-    is_up, p = weakest.t > 0, weakest.compared.p
-    p = p if is_up else min(1.0, len({one.part for one in tested}) * p)
-    return p_of_look(p, fractions(named)[: look + 1]), 1.0 if is_up else -1.0
+    is_up, p = one.weakest.t > 0, one.weakest.compared.p
+    p = p_of_look(p, fractions(one.named)[: one.look + 1])
+    return (p, 1.0) if is_up else (min(1.0, one._numbers * p), -1.0)
 
 
 def fractions(named: Named) -> tuple[float, ...]:

@@ -442,6 +442,23 @@ def test_a_claim_that_a_look_decided_has_the_numbers_of_that_look(
     assert (folder(root) / "claims-runs.csv").read_text().count("near-b-") == 10
 
 
+def test_no_gain_at_a_look_stays_whatever_comes_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """About 0 points on five seeds, then 1.3: by all ten the gain may be above one point."""
+    root = looking(tmp_path, monkeypatch, {"holds": {"above": 0}, "margin": 1})
+    numbers = [-0.4, 0.4, -0.4, 0.4, 0.0, 0.8, 1.8, 0.8, 1.8, 1.3]
+    for seed, number in enumerate(numbers):
+        one(root, "near", "a", seed, [0.1, 0.5 + number / 100])
+        one(root, "near", "b", seed, [0.1, 0.5])
+    (found,) = verdicts(root)
+    assert (found.word, found.look) == ("no gain above x", 0)
+    assert found.weakest is not None and found.weakest.mean == pytest.approx(0)
+    level = levels((1 / 3, 2 / 3, 1.0), 0.05)[1]
+    whole = ttest_1samp(numbers, 0).confidence_interval(1 - level)
+    assert whole.low < 0 and whole.high > 1, "the second look alone decides nothing"
+
+
 def test_seeds_are_run_until_all_claims_of_a_study_are_decided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -458,7 +475,7 @@ def test_seeds_are_run_until_all_claims_of_a_study_are_decided(
     monkeypatch.setattr(running, "execute", execute)
     verbs.claims(Workspace.of(root, {}), "small", name="c0")
     assert ran == [5, 10]
-    assert [found.look for found in verdicts(root)] == [1, 1]
+    assert [found.look for found in verdicts(root)] == [0, 1]
 
 
 @pytest.mark.parametrize("looks", ["[5, 10]", "[10, 5, 15]", "[1, 15]", "[5, 5, 15]"])
