@@ -4,8 +4,8 @@ The statistics are those of pipelines/reporting/comparison.py. A claim may have 
 instance one per other method. It holds only if every part does, so its weakest part decides: the
 part with the lowest t. If that part points the wrong way, its p is multiplied by the number of
 parts, since it was chosen among them. A part that is the same on every seed has no test and no p
-below 1. Looks at growing numbers of seeds spend one level, by
-pipelines/reporting/looks.py.
+below 1. Looks at growing numbers of seeds spend one level, by pipelines/reporting/looks.py, and the
+first look that decides a claim is the one that is shown.
 
 A claim that is neither held nor not held may have "no gain above x": two one-sided tests against
 the margin x and against -x, by intervals that hold at once for all numbers of the section
@@ -47,6 +47,8 @@ ACCURACY = re.compile(
     r"final|best|last\d+|(first\d+|mean):test_accuracy|client_worst|\w*accuracy\w*"
 )
 LEVELS = re.compile(r"final|best|last\d+")  # accuracies of single runs, as papers print them
+# By how much t tests at 8, 16 and 24 seeds exceed the level of normal ones, at most (simulated).
+T_EXCESS = 1.06
 CHANCE, NEAR_CHANCE, CEILING = 0.1, 0.05, 0.99
 POWER = 0.8  # of the number of seeds that would decide it
 COLUMNS = ["paper", "claim", "part", "statistic", "wanted", "mean", "low", "high"]
@@ -110,7 +112,7 @@ class Verdict(NamedTuple):
     weakest: Tested | None
     is_committed: bool  # whether the numbers are the committed ones
     is_post_hoc: bool = False  # whether the margin is younger than the first run
-    side: float = 1.0  # sign of t where p comes from
+    side: float = 1.0  # sign of t at the look
     p: float = 1.0  # of the weakest part, over the looks so far
     holm_p: float = 1.0  # after Holm's adjustment for all claims of the section
     n_tests: int = 1  # claims that Holm adjusts for
@@ -155,7 +157,7 @@ class Verdict(NamedTuple):
 
     @property
     def missing(self) -> list[str]:
-        """Planned runs of the first look that have not ended."""
+        """Planned runs of the look, or of the first one, that have not ended."""
         ended = set(self.runs["item"])
         return [item for item in self.items if item not in ended]
 
@@ -303,7 +305,7 @@ class Verdict(NamedTuple):
     def _of_look(self, level: float, look: int) -> float:
         """What a look, or the last one (-1), has of the level that all looks share."""
         of = fractions(self.named)
-        return levels(of, level)[look] if len(of) > 1 else level
+        return levels(of, level / T_EXCESS)[look] if len(of) > 1 else level
 
     @property
     def _numbers(self) -> int:
@@ -330,21 +332,18 @@ class Verdict(NamedTuple):
 
 def adjust(found: Sequence[Sequence[Verdict]]) -> list[Verdict]:
     """All claims of a section, each with its looks so far, after Holm's adjustment: each at the
-    first look that decides it, whatever came after, else at its last one.
+    first look that decides it with the p of all claims as they are now, else at its last one.
 
     A claim that has not run counts with p = 1, and so does one that is not testable. A withdrawn
     claim counts with its p: no other gains by the withdrawal. The adjusted intervals share the
     level evenly between claims, then between a claim's numbers, then between its looks.
     """
     ps = {place: looks[-1].p for place, looks in enumerate(found) if not looks[0].counted}
-    return [
-        _first_decided([_adjusted(one, ps, place) for one in looks]) if place in ps else looks[-1]
-        for place, looks in enumerate(found)
-    ]
-
-
-def _first_decided(looks: Sequence[Verdict]) -> Verdict:
-    return next((one for one in looks if one.word != UNDECIDED), looks[-1])
+    shown = []
+    for place, of in enumerate(found):
+        looks = [_adjusted(one, ps, place) for one in of] if place in ps else of
+        shown.append(next((one for one in looks if one.word != UNDECIDED), looks[-1]))
+    return shown
 
 
 def _adjusted(one: Verdict, ps: dict[int, float], place: int) -> Verdict:
@@ -352,7 +351,7 @@ def _adjusted(one: Verdict, ps: dict[int, float], place: int) -> Verdict:
     its adjusted intervals."""
     at = ps | {place: one.p}
     holm_p = dict(zip(at, holm([*at.values()]), strict=True))[place]
-    level = one._of_look(LEVEL / len(ps) / one._numbers, one.look)
+    level = one._of_look(LEVEL / len(ps) / one._numbers, max(one.look, 0))
     tested = tuple(part._replace(level=level) for part in one.tested)
     weakest = None if one.weakest is None else tested[one.tested.index(one.weakest)]
     return one._replace(holm_p=holm_p, n_tests=len(ps), tested=tested, weakest=weakest)
@@ -384,6 +383,8 @@ def judge(
         seeds = named.seeds(max(look, 0))
         tested, weakest = _tested(named, values[values["seed"].isin(seeds)], len(seeds))
         at = Verdict(named, values, runs, look, tested, weakest, is_committed, is_post_hoc)
+        if at.gate:
+            return [*found, at]
         p, side = _p(at)
         # If an earlier look has the smallest p and it is small enough, that look decided the claim.
         found.append(at._replace(p=min([p, *[one.p for one in found]]), side=side))
@@ -392,11 +393,12 @@ def judge(
 
 def _p(one: Verdict) -> tuple[float, float]:
     """p of the weakest part, as one of all looks, and the sign of its t."""
-    is_whole = not (one.missing or one.diverged or one.counted or one.gate)
+    is_whole = not (one.missing or one.diverged or one.counted)
     if not is_whole or one.weakest is None or one.weakest.compared.p is None:
         return 1.0, 1.0
     is_up, p = one.weakest.t > 0, one.weakest.compared.p
-    p = p_of_look(p, fractions(one.named)[: one.look + 1])
+    if len(one.named.looks) > 1:
+        p = min(1.0, T_EXCESS * p_of_look(p, fractions(one.named)[: one.look + 1]))
     return (p, 1.0) if is_up else (min(1.0, one._numbers * p), -1.0)
 
 

@@ -58,8 +58,6 @@ def p_of_look(p: float, fractions: Sequence[float]) -> float:
 
     Of several looks that reject, the smallest result is the p value of the whole test.
     """
-    if len(fractions) == 1 and fractions[0] == 1:
-        return p
 
     def excess(log_level: float) -> float:
         return levels(tuple(fractions), math.exp(log_level))[-1] - p

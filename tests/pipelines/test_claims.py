@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ruamel.yaml import YAML
+from scipy.stats import nct, ttest_1samp
 from scipy.stats import t as student
-from scipy.stats import ttest_1samp
 
 from fedml_noniid.cli import claims as cli
 from fedml_noniid.pipelines.experiment.config import checked
@@ -30,7 +31,7 @@ from fedml_noniid.pipelines.papers.contrasts import by_seed, evaluate
 from fedml_noniid.pipelines.papers.page import Page
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPERS, RESULTS
-from fedml_noniid.pipelines.papers.verdicts import Verdict
+from fedml_noniid.pipelines.papers.verdicts import T_EXCESS, Verdict
 from fedml_noniid.pipelines.reporting.looks import levels, p_of_look
 from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines import by_hand
@@ -403,11 +404,11 @@ def test_a_claim_is_judged_at_the_last_look_with_all_of_its_runs(
             assert found.word == "not run" and found.reason.startswith(f"{8 - 2 * seed} of 10 runs")
             continue
         own = ttest_1samp(numbers[:n], 9)
-        p = p_of_look(own.pvalue, fractions[: n // 5])
+        p = T_EXCESS * p_of_look(own.pvalue, fractions[: n // 5])
         expected = min(p, expected or 1)
         assert found.p == pytest.approx(expected, rel=1e-6) and found.p > own.pvalue
         assert found.weakest is not None and len(found.weakest.compared.differences) == n
-        level = levels(fractions, 0.05)[n // 5 - 1]
+        level = levels(fractions, 0.05 / T_EXCESS)[n // 5 - 1]
         assert found.weakest.level == pytest.approx(level)
     assert len(set(found.runs["item"])) == 20, "runs behind the look are not shown"
 
@@ -440,6 +441,60 @@ def test_a_claim_that_a_look_decided_has_the_numbers_of_that_look(
     assert text.count("; fresh seeds](claims-details.html#c") == 2
     assert "its bytes, 5.00 (5.00 to 5.00).\n" in shown(root), "five more seeds have 6"
     assert (folder(root) / "claims-runs.csv").read_text().count("near-b-") == 10
+
+
+def test_a_look_may_decide_a_claim_when_another_claim_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look's p is 0.029, twice that while the other claim has no runs. Ten seeds are enough."""
+    root = looking(tmp_path, monkeypatch, {}, {"less": ["c"]})
+    leads = [2, 4, 6, 4, 1.5]
+    for seed in range(10):
+        one(root, "near", "a", seed, [0.1, 0.6])
+        one(root, "near", "b", seed, [0.1, 0.6 - leads[seed % 5] / 100])
+    assert [(found.word, found.look) for found in verdicts(root)] == [("held", 1), ("not run", -1)]
+    ends(root, "near", "c", [0.5, 0.51, 0.5, 0.51, 0.5])
+    assert [(found.word, found.look) for found in verdicts(root)] == [("held", 0), ("held", 0)]
+    p = T_EXCESS * p_of_look(ttest_1samp(leads, 0).pvalue, (1 / 3,))
+    assert verdicts(root)[0].holm_p == pytest.approx(p) and 0.025 < p < 0.05
+
+
+def test_each_look_is_judged_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """c0 is near chance on five seeds and not on ten. c1 counts bytes: five agree, ten do not."""
+    count = {"statistic": "bytes_up", "contrast": "level", "less": [], "holds": {"below": 6}}
+    root = looking(tmp_path, monkeypatch, {}, count | {"scale": 1})
+    leads = [0.01, 0.03, 0.02, 0.0, 0.01]
+    for seed in range(10):
+        late = 0.4 * (seed > 4)
+        for recipe, value in (("a", 0.12), ("b", 0.11 + leads[seed % 5])):
+            metrics = {"bytes_up": 5 + 2 * (seed > 4)}
+            one(root, "near", recipe, seed, [0.1, value + late], metrics=metrics)
+    gated, counted = verdicts(root)
+    assert (gated.word, gated.look, gated.p) == ("not testable here", 0, 1)
+    assert (counted.word, counted.look) == ("held", 0)
+
+
+def test_several_numbers_and_the_seeds_needed_after_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """a is 1 point below b, with deviation 1.05, and 1.5 below c: p counts twice, of all looks."""
+    root = looking(tmp_path, monkeypatch, {"less": ["b", "c"]}, {"less": ["b"]})
+    numbers = [-2.0, 0.0] * 5
+    for seed, number in enumerate(numbers):
+        for recipe, value in (("a", 0.5 + number / 100), ("b", 0.5), ("c", 0.505)):
+            one(root, "near", recipe, seed, [0.1, value])
+    several, single = verdicts(root)
+    fractions = (1 / 3, 2 / 3, 1.0)
+    worst = p_of_look(ttest_1samp(numbers, 0.5).pvalue, fractions[:2])
+    assert several.p == pytest.approx(2 * T_EXCESS * worst) and several.word == "not held"
+    level = levels(fractions, 0.05 / 2 / T_EXCESS)[2]
+
+    def power(n: int) -> float:
+        shift = math.sqrt(n) / float(np.std(numbers, ddof=1))
+        return float(nct.sf(student.isf(level / 2, n - 1), n - 1, shift))
+
+    needed = single.seeds_needed
+    assert needed is not None and power(needed) >= 0.8 > power(needed - 1)
 
 
 def test_no_gain_at_a_look_stays_whatever_comes_after(
