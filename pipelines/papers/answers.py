@@ -109,8 +109,10 @@ def _number(of: re.Match[str], verdicts: Mapping[str, Verdict]) -> str:
     id_, part, form = of.groups()
     one = verdicts[known("claim", id_, verdicts)]
     if form == "verdict":
-        (*early, last), n = one.named.looks, one.look
-        return f"{one.text} after {early[n]} of {last} seeds" if 0 <= n < len(early) else one.text
+        looks, n = one.named.looks, one.look
+        return one.text + (
+            f" after {looks[n]} of {looks[-1]} seeds" if looks[1:] and n >= 0 else ""
+        )
     if form == "printed":
         return number(one.claim, one.printed.effect) if one.printed else NONE
     values, is_level = one.values, form == "level"
