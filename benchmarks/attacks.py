@@ -26,6 +26,7 @@ from queue import SimpleQueue
 from typing import Any, cast
 
 import grpc
+import torch
 
 from benchmarks import machine
 from benchmarks.mutations import mutated
@@ -246,7 +247,9 @@ class LyingSilo:
 
     def _joined(self, channel: grpc.Channel) -> Call:
         """A stream after its Welcome."""
-        call = Call(channel, self.hello())
+        hello = self.hello()
+        assert not self._server.of_hello([hello]), "both remember the same latest processes"
+        call = Call(channel, hello)
         read(call.stream, wire.Welcome)
         return call
 
@@ -385,6 +388,7 @@ class LyingServer:
 
     def _federation(self, ask: Callable[[wire.Down], Asked]) -> Iterator[bytes]:
         """Runs a federation; `ask` gets the answers of silo 0. Yields what is sent to it."""
+        torch.set_num_threads(of_recipe().device_args.threads)  # of this thread, as in processes
         run, own = ServerRun(self._terms, self._shard), silos.silos_of(self._terms)
         self._own = own[0]
         while (question := run.down.ask) is not None:
@@ -441,7 +445,7 @@ class LyingServer:
             else:
                 said = read(requests, wire.Answer, lambda *_: True).head.failed
                 self._note_answer(said)
-        if ends != "truncated":
+        if ends not in ("", "truncated"):
             _until_it_leaves(requests)
 
     def _note(self, name: str, expected: str = "", said: str = "") -> None:
