@@ -35,7 +35,7 @@ from fedml_noniid.pipelines.reporting.comparison import (
     per_deviation,
     power,
 )
-from fedml_noniid.pipelines.reporting.looks import levels, p_of_look
+from fedml_noniid.pipelines.reporting.looks import T_EXCESS, levels, p_of_look
 from fedml_noniid.pipelines.reporting.summary import TINY
 
 HELD, NOT_HELD, NO_GAIN, UNDECIDED = "held", "not held", "no gain above x", "undecided"
@@ -47,8 +47,6 @@ ACCURACY = re.compile(
     r"final|best|last\d+|(first\d+|mean):test_accuracy|client_worst|\w*accuracy\w*"
 )
 LEVELS = re.compile(r"final|best|last\d+")  # accuracies of single runs, as papers print them
-# By how much t tests at 8, 16 and 24 seeds exceed the level of normal ones, at most (simulated).
-T_EXCESS = 1.06
 CHANCE, NEAR_CHANCE, CEILING = 0.1, 0.05, 0.99
 POWER = 0.8  # of the number of seeds that would decide it
 COLUMNS = ["paper", "claim", "part", "statistic", "wanted", "mean", "low", "high"]

@@ -31,8 +31,8 @@ from fedml_noniid.pipelines.papers.contrasts import by_seed, evaluate
 from fedml_noniid.pipelines.papers.page import Page
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPERS, RESULTS
-from fedml_noniid.pipelines.papers.verdicts import T_EXCESS, Verdict
-from fedml_noniid.pipelines.reporting.looks import levels, p_of_look
+from fedml_noniid.pipelines.papers.verdicts import Verdict
+from fedml_noniid.pipelines.reporting.looks import T_EXCESS, levels, p_of_look
 from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines import by_hand
 from tests.pipelines.small import ROOT

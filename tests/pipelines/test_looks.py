@@ -9,8 +9,7 @@ import pytest
 from scipy.stats import multivariate_normal, norm
 from scipy.stats import t as student
 
-from fedml_noniid.pipelines.papers.verdicts import T_EXCESS
-from fedml_noniid.pipelines.reporting.looks import levels, p_of_look, spent
+from fedml_noniid.pipelines.reporting.looks import T_EXCESS, levels, p_of_look, spent
 
 THIRDS = (1 / 3, 2 / 3, 1.0)
 
