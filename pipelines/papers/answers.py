@@ -110,9 +110,8 @@ def _number(of: re.Match[str], verdicts: Mapping[str, Verdict]) -> str:
     one = verdicts[known("claim", id_, verdicts)]
     if form == "verdict":
         looks, n = one.named.looks, one.look
-        return one.text + (
-            f" after {looks[n]} of {looks[-1]} seeds" if looks[1:] and n >= 0 else ""
-        )
+        so_many = f"{looks[n]} of {looks[-1]}" if looks[n + 1 :] else f"all {looks[-1]}"
+        return one.text + (f" after {so_many} seeds" if looks[1:] and n >= 0 else "")
     if form == "printed":
         return number(one.claim, one.printed.effect) if one.printed else NONE
     values, is_level = one.values, form == "level"

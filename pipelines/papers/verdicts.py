@@ -4,8 +4,8 @@ The statistics are those of pipelines/reporting/comparison.py. A claim may have 
 instance one per other method. It holds only if every part does, so its weakest part decides: the
 part with the lowest t. If that part points the wrong way, its p is multiplied by the number of
 parts, since it was chosen among them. A part that is the same on every seed has no test and no p
-below 1. Looks at growing numbers of seeds spend one level, by pipelines/reporting/looks.py, and the
-first look that decides a claim is the one that is shown.
+below 1. Looks at growing numbers of seeds spend one level, by pipelines/reporting/looks.py, and a
+claim stops at the first look that decides it.
 
 A claim that is neither held nor not held may have "no gain above x": two one-sided tests against
 the margin x and against -x, by intervals that hold at once for all numbers of the section
@@ -329,19 +329,34 @@ class Verdict(NamedTuple):
 
 
 def adjust(found: Sequence[Sequence[Verdict]]) -> list[Verdict]:
-    """All claims of a section, each with its looks so far, after Holm's adjustment: each at the
-    first look that decides it with the p of all claims as they are now, else at its last one.
+    """All claims of a section, each with its looks so far, after Holm's adjustment.
+
+    A claim stops at the first look that decides it: what its later seeds, run for other claims, say
+    counts for no claim. As long as claims are undecided that have a further look, the one at the
+    earliest look goes on.
 
     A claim that has not run counts with p = 1, and so does one that is not testable. A withdrawn
     claim counts with its p: no other gains by the withdrawal. The adjusted intervals share the
     level evenly between claims, then between a claim's numbers, then between its looks.
     """
+    at = [1] * len(found)
+    while True:
+        shown = _shown([looks[:n] for looks, n in zip(found, at, strict=True)])
+        going = [i for i, one in enumerate(shown) if one.word == UNDECIDED and found[i][at[i] :]]
+        if not going:
+            return shown
+        at[min(going, key=at.__getitem__)] += 1
+
+
+def _shown(found: Sequence[Sequence[Verdict]]) -> list[Verdict]:
+    """Each claim at the first look that decides it with the last p of all claims, else at its last
+    look."""
     ps = {place: looks[-1].p for place, looks in enumerate(found) if not looks[0].counted}
-    shown = []
-    for place, of in enumerate(found):
-        looks = [_adjusted(one, ps, place) for one in of] if place in ps else of
-        shown.append(next((one for one in looks if one.word != UNDECIDED), looks[-1]))
-    return shown
+    adjusted = [
+        [_adjusted(one, ps, place) if place in ps else one for one in of]
+        for place, of in enumerate(found)
+    ]
+    return [next((one for one in of if one.word != UNDECIDED), of[-1]) for of in adjusted]
 
 
 def _adjusted(one: Verdict, ps: dict[int, float], place: int) -> Verdict:

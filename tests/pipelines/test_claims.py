@@ -459,6 +459,29 @@ def test_a_look_may_decide_a_claim_when_another_claim_is_decided(
     assert verdicts(root)[0].holm_p == pytest.approx(p) and 0.025 < p < 0.05
 
 
+def test_what_comes_after_a_decision_counts_for_no_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five seeds show no gain of a over b, five more a loss. With the loss's p, the other claim's p
+    would be multiplied by 1, and it would be held by its first five seeds."""
+    root = looking(tmp_path, monkeypatch, {"margin": 3}, {"less": ["c"]})
+    over_b = [-1, 0.5, -0.5, 0.2, -0.4, -1, -1.2, -0.9, -1.1, -1]
+    over_c = [2, 4, 6, 4, 1.5, -3, 8, -2, 7, 0]
+    for seed in range(10):
+        leads = {"a": 0.0, "b": over_b[seed], "c": over_c[seed]}
+        for recipe, lead in leads.items():
+            one(root, "near", recipe, seed, [0.1, 0.6 - lead / 100])
+    loss, early = (
+        T_EXCESS * p_of_look(ttest_1samp(of, 0).pvalue, (1 / 3, 2 / 3)[: len(of) // 5])
+        for of in (over_b, over_c[:5])
+    )
+    assert loss < early < 0.05 < 2 * early
+    first, second = verdicts(root)
+    assert (first.text, first.look) == ("no gain above 3 points", 0)
+    assert (second.word, second.look) == ("undecided", 1)
+    assert second.holm_p == pytest.approx(2 * early)
+
+
 def test_each_look_is_judged_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """c0 is near chance on five seeds and not on ten. c1 counts bytes: five agree, ten do not."""
     count = {"statistic": "bytes_up", "contrast": "level", "less": [], "holds": {"below": 6}}
