@@ -331,9 +331,10 @@ class Verdict(NamedTuple):
 def adjust(found: Sequence[Sequence[Verdict]]) -> list[Verdict]:
     """All claims of a section, each with its looks so far, after Holm's adjustment.
 
-    A claim stops at the first look that decides it: what its later seeds, run for other claims, say
-    counts for no claim. As long as claims are undecided that have a further look, the one at the
-    earliest look goes on.
+    A claim stops at the first look that decides it: its later seeds, run for other claims, count
+    for no claim's p. As long as claims are undecided that have a further look, the one at the
+    earliest look goes on. With the p of others that went on, an earlier look may decide a claim
+    after all: it goes back to it. Ties go in the order of the claims.
 
     A claim that has not run counts with p = 1, and so does one that is not testable. A withdrawn
     claim counts with its p: no other gains by the withdrawal. The adjusted intervals share the
@@ -343,9 +344,14 @@ def adjust(found: Sequence[Sequence[Verdict]]) -> list[Verdict]:
     while True:
         shown = _shown([looks[:n] for looks, n in zip(found, at, strict=True)])
         going = [i for i, one in enumerate(shown) if one.word == UNDECIDED and found[i][at[i] :]]
-        if not going:
+        early = [i for i, one in enumerate(shown) if max(one.look, 0) + 1 < at[i]]
+        if going:
+            at[min(going, key=at.__getitem__)] += 1
+        elif early:
+            # One at a time: two of them may each need the other's last p.
+            at[early[0]] = shown[early[0]].look + 1
+        else:
             return shown
-        at[min(going, key=at.__getitem__)] += 1
 
 
 def _shown(found: Sequence[Sequence[Verdict]]) -> list[Verdict]:

@@ -31,7 +31,7 @@ from fedml_noniid.pipelines.papers.contrasts import by_seed, evaluate
 from fedml_noniid.pipelines.papers.page import Page
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPERS, RESULTS
-from fedml_noniid.pipelines.papers.verdicts import Verdict
+from fedml_noniid.pipelines.papers.verdicts import Verdict, adjust, judge
 from fedml_noniid.pipelines.reporting.looks import T_EXCESS, levels, p_of_look
 from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines import by_hand
@@ -480,6 +480,45 @@ def test_what_comes_after_a_decision_counts_for_no_claim(
     assert (first.text, first.look) == ("no gain above 3 points", 0)
     assert (second.word, second.look) == ("undecided", 1)
     assert second.holm_p == pytest.approx(2 * early)
+
+
+def test_the_p_of_the_shown_looks_are_those_that_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three claims at three looks, with any p that fall from look to look.
+
+    Holm's adjustment of the shown p gives each shown one, and no claim ends undecided early. In the
+    first case both of the first claims would have p = 0.026 at the first look, and need the other's
+    0.024 at the second.
+    """
+    root = looking(tmp_path, monkeypatch, {}, {}, {})
+    for seed in range(15):
+        for recipe in ("a", "b"):
+            one(root, "near", recipe, seed, [0.1, 0.5 + (recipe == "a") * (seed % 3) / 100])
+    own = of_papers("small", root)[by_hand.PAPER]
+    measured = Measured(by_hand.PAPER, "small", root, own.studies)
+    judged = [judge(named, measured, Committed()) for named in own.claims.values()]
+    assert [len(looks) for looks in judged] == [3, 3, 3]
+    random = np.random.default_rng(0)
+    cases = np.sort(0.1 * random.random((200, 3, 3)) ** 2, axis=2)[:, :, ::-1]
+    first = [[0.026, 0.024, 0.024], [0.026, 0.024, 0.024], [0.03, 0.02, 0.001]]
+    words = set()
+    for case in [first, *cases]:
+        found = adjust(
+            [
+                [at._replace(p=float(p)) for at, p in zip(looks, ps, strict=True)]
+                for looks, ps in zip(judged, case, strict=True)
+            ]
+        )
+        times = [n * p for n, p in zip((3, 2, 1), sorted(one.p for one in found), strict=True)]
+        adjusted = np.minimum(np.maximum.accumulate(times), 1)
+        assert sorted(one.holm_p for one in found) == pytest.approx([*adjusted])
+        assert all(one.look == 2 for one in found if one.word == "undecided")
+        words.add(tuple((one.word, one.look) for one in found))
+    assert words >= {(("held", 0), ("held", 1), ("held", 2))}
+    assert {word for case in words for word, _ in case} == {"held", "undecided"}
+    text = answers.filled("{c0|verdict}", {"c0": judged[0][2]})
+    assert text == "undecided after all 15 seeds", "not adjusted yet"
 
 
 def test_each_look_is_judged_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
