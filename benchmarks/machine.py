@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import resource
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from fedml_noniid.pipelines.experiment.provenance import git_commit
@@ -57,9 +58,15 @@ def _busy() -> float:
 
 
 def _ours() -> float:
-    """CPU seconds of this process and of the children that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    """CPU seconds of this process and its descendants, and of those of them that have ended.
+
+    A fork server lives on, so what it has started is no ended child of ours.
+    """
+    own, used = psutil.Process(), 0.0
+    for one in [own, *own.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            used += sum(one.cpu_times()[:4])  # user, system, and the same of ended children
+    return used
 
 
 def _model() -> str:
