@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
+from benchmarks.peers.harness import cpu_seconds
 from fedml_noniid.pipelines.experiment.provenance import git_commit
 
 BUSY = (0, 1, 2, 5, 6, 7)  # of /proc/stat: user, nice, system, irq, softirq, steal
@@ -20,14 +19,14 @@ class Watch:
     """Measures the machine's load and the CPU time of other processes, from its creation on."""
 
     def __init__(self) -> None:
-        self._began, self._busy, self._ours = time.perf_counter(), _busy(), _ours()
+        self._began, self._busy, self._ours = time.perf_counter(), _busy(), cpu_seconds()
         self._commit = git_commit()  # before the tables change the tree
 
     def found(self) -> dict[str, Any]:
         """The facts of the machine and the code for a report."""
         cores = os.cpu_count() or 1
         seconds = (time.perf_counter() - self._began) * cores
-        others = (_busy() - self._busy) - (_ours() - self._ours)
+        others = (_busy() - self._busy) - (cpu_seconds() - self._ours)
         return {
             "commit": self._commit,
             "cpu": _model(),
@@ -55,18 +54,6 @@ def _busy() -> float:
     """CPU seconds of the whole machine since its start."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     return sum(ticks[i] for i in BUSY) / os.sysconf("SC_CLK_TCK")
-
-
-def _ours() -> float:
-    """CPU seconds of this process and its descendants, and of those of them that have ended.
-
-    A fork server lives on, so what it has started is no ended child of ours.
-    """
-    own, used = psutil.Process(), 0.0
-    for one in [own, *own.children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            used += sum(one.cpu_times()[:4])  # user, system, and the same of ended children
-    return used
 
 
 def _model() -> str:
