@@ -18,8 +18,8 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders.
 STATEMENTS = {
-    SOURCE: 21725,
-    TESTS: 22713,
+    SOURCE: 21749,
+    TESTS: 22760,
     ("plugins/core",): 1440,
     ("plugins/privacy",): 129,
     ("plugins/silo",): 1663,

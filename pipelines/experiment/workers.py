@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedml_noniid.pipelines.experiment import progress
-from fedml_noniid.plugins.engines.workers import autograd_survives_fork, end_with
+from fedml_noniid.plugins.engines.forks import autograd_survives_fork, end_with
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

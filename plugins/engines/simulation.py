@@ -22,12 +22,13 @@ from fedml_noniid.plugins.engines.callbacks import Callback, Row
 from fedml_noniid.plugins.engines.client_tests import answered, models_of_clients
 from fedml_noniid.plugins.engines.clients import Clients, Engine
 from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.forks import autograd_survives_fork
 from fedml_noniid.plugins.engines.plan import Plan, Start
 from fedml_noniid.plugins.engines.preflight import Preflight
 from fedml_noniid.plugins.engines.run import Outcome, Run
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
-from fedml_noniid.plugins.engines.workers import Workers, autograd_survives_fork
+from fedml_noniid.plugins.engines.workers import Workers
 from fedml_noniid.plugins.models.model import Model
 
 A = TypeVar("A")  # an ask

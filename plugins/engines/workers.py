@@ -12,8 +12,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -29,10 +27,10 @@ from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.engines.clients import Clients
+from fedml_noniid.plugins.engines.forks import end_with
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.storage import SharedStorage, rows_for, shared
 
-WATCH_S = 0.5
 SUMS = "sums"  # in place of a job: what a process has added up in this round
 # an answer's memory, in models per client: the client's own, and what methods send beside it
 MODELS_PER_ANSWER = 4
@@ -205,23 +203,6 @@ def together(m: int, rows: Sequence[Tensor], found: Sequence[Tree]) -> Tree:
     return tree_map(joined, *found)
 
 
-def autograd_survives_fork() -> bool:
-    """Tells whether a process forked from this one can take gradients.
-
-    On a machine with a GPU, the first backward pass of a process starts autograd's threads, also if
-    the pass is on the CPU. From then on autograd refuses to work in forked processes.
-    """
-    child = os.fork()
-    if child == 0:
-        one = torch.ones((), requires_grad=True)
-        try:
-            torch.autograd.grad(one, one)
-        except RuntimeError:
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(child, 0)[1] == 0
-
-
 def portion(sizes: Sequence[int], processes: int) -> int:
     """How many of the remaining clients one process takes at a time: half of its share of their
     samples."""
@@ -240,18 +221,6 @@ def _end(workers: Sequence[_Worker]) -> None:
         worker.process.kill()
     for worker in workers:
         worker.process.join()
-
-
-def end_with(parent: int) -> None:
-    """In a forked process: ends it soon after the process that started it has ended, for whatever
-    reason."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(WATCH_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _work(

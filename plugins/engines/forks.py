@@ -1,0 +1,86 @@
+"""Forks of this process: what they wait for, what they can do, and when they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+LIMIT_S = 1.0
+LOOK_S = 0.0002
+WATCH_S = 0.5
+THREADS = "/proc/self/task"
+AT_WORK = ("R", "D")  # states in proc(5): running, and waiting for the kernel
+
+
+def _known() -> set[int | None]:
+    """The threads that run Python code, by the numbers that the system gives them."""
+    return {thread.native_id for thread in threading.enumerate()}
+
+
+def _is_ending() -> bool:
+    """Tells whether a thread may be on its way out, after its last line of Python.
+
+    Threads that Python never knew, such as torch's, count while they work. False without proc(5).
+    """
+    known = _known()
+    try:
+        threads = os.listdir(THREADS)
+    except OSError:
+        return False
+    for thread in threads:
+        if int(thread) in known:
+            continue
+        with contextlib.suppress(OSError):  # it is gone
+            status = Path(THREADS, thread, "stat").read_text(errors="replace")
+            if status.rpartition(")")[2].split()[0] in AT_WORK:
+                return True
+    return not known <= _known()  # one has ended while we looked
+
+
+def _settle() -> None:
+    """Waits until no thread is ending, at most LIMIT_S.
+
+    A thread that has multiplied matrices frees MKL's memory when it ends, after `join` has
+    returned. It holds all locks of that memory meanwhile. Nobody gives them back in a process that
+    is forked then, which waits for them in its first product, for ever.
+    """
+    until = time.monotonic() + LIMIT_S
+    while _is_ending() and time.monotonic() < until:
+        time.sleep(LOOK_S)
+
+
+os.register_at_fork(before=_settle)
+
+
+def autograd_survives_fork() -> bool:
+    """Tells whether a process forked from this one can take gradients.
+
+    On a machine with a GPU, the first backward pass of a process starts autograd's threads, also if
+    the pass is on the CPU. From then on autograd refuses to work in forked processes.
+    """
+    child = os.fork()
+    if child == 0:
+        one = torch.ones((), requires_grad=True)
+        try:
+            torch.autograd.grad(one, one)
+        except RuntimeError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def end_with(parent: int) -> None:
+    """In a forked process: ends it soon after the process that started it has ended, for whatever
+    reason."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
