@@ -18,8 +18,11 @@ AT_WORK = ("R", "D")  # states in proc(5): running, and waiting for the kernel
 
 
 def _known() -> set[int | None]:
-    """The threads that run Python code, by the numbers that the system gives them."""
-    return {thread.native_id for thread in threading.enumerate()}
+    """The threads that run Python code, by the numbers that the system gives them.
+
+    This one has its new number in a forked process, where `native_id` is still that of the parent.
+    """
+    return {threading.get_native_id(), *(thread.native_id for thread in threading.enumerate())}
 
 
 def _is_ending() -> bool:
@@ -37,7 +40,7 @@ def _is_ending() -> bool:
             continue
         with contextlib.suppress(OSError):  # it is gone
             status = Path(THREADS, thread, "stat").read_text(errors="replace")
-            if status.rpartition(")")[2].split()[0] in AT_WORK:
+            if status.rpartition(")")[2].lstrip()[:1] in AT_WORK:
                 return True
     return not known <= _known()  # one has ended while we looked
 
