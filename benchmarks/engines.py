@@ -67,7 +67,7 @@ def ours(workload: Workload) -> list[Engine]:
 def variants(workload: Workload) -> list[Engine]:
     """Our engines with a choice that is not the default, for the comparison of engines only."""
     if network(workload).dense:
-        return [Engine("ours, vectorized, steps in Python", "benchmarks.ours", "python-vectorized")]
+        return []
     # Dense models are slower in bf16. Its weights differ, so the final loss is compared.
     return [
         Engine("ours, sequential, bf16", "benchmarks.ours", "bf16-sequential", same_order=False)

@@ -11,9 +11,6 @@ counts:
 - waits: the host needs a value of the device (`.item()`, a copy to the host, a shape that depends
   on data).
 
-While a CUDA graph is recorded, an operation is no launch, and a wait or a copy raises, as on a GPU.
-A replay is one launch.
-
 Autograd's engine wants a real CUDA context. So its backward pass gives zeros here and is not
 counted: a network with a written-out gradient is counted whole, every other one without its
 backward pass.
@@ -25,7 +22,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -44,7 +41,6 @@ ALLOCATIONS = (
     "aten::empty_strided",
     "aten::new_empty_strided",
 )
-REPLAY = "replay of a CUDA graph"
 OURS = "/plugins/"
 
 
@@ -68,7 +64,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types 
         self.launched: Counter[str] = Counter()  # by operation
         self.copied: Counter[str] = Counter()  # by line of our code
         self.waited: Counter[str] = Counter()  # by line of our code
-        self.recording = False
 
     @property
     def counts(self) -> Counts:
@@ -94,7 +89,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types 
         stand_in = STAND_INS.get(name)
         if stand_in is not None:
             if on_device:
-                self._note(self.waited, "a wait")
+                self.waited[_line()] += 1
             return stand_in(*args, **kwargs)
         if func.namespace == "aten" and func._can_decompose():
             with self:  # in inference mode, torch leaves this to the operation's kernel
@@ -102,11 +97,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types 
         found = func(*args, **kwargs)
         first = found[0] if isinstance(found, tuple | list) and found else found
         if on_device and found is None:  # an operation on lists, in place
-            self.launched[name] += not self.recording
+            self.launched[name] += 1
         if not isinstance(first, Tensor):
             return found
         if on_device and first.device.type == "cpu":
-            self._note(self.waited, "a copy to the host")
+            self.waited[_line()] += 1
         elif first.device.type == "cuda":
             given = [leaf for leaf in args if isinstance(leaf, Tensor)]
             is_copy = name in ("aten::_to_copy", "aten::copy_") and any(
@@ -117,43 +112,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types 
                 for of in func._schema.returns
             )
             if is_copy:
-                self._note(self.copied, "a copy from the host")
-            elif not is_view and name not in ALLOCATIONS and not self.recording:
+                self.copied[_line()] += 1
+            elif not is_view and name not in ALLOCATIONS:
                 self.launched[name] += 1
         return found
-
-    def _note(self, counter: Counter[str], what: str) -> None:
-        """Counts what a CUDA graph can't record."""
-        if self.recording:
-            raise RuntimeError(
-                f"{what} at {_line()}: operation not permitted when stream is capturing"
-            )
-        counter[_line()] += 1
-
-    @contextmanager
-    def graph(self, graph: _Graph, **_: object) -> Iterator[None]:
-        """In place of `torch.cuda.graph`."""
-        graph.watch, self.recording = self, True
-        try:
-            yield
-        finally:
-            self.recording = False
-
-
-class _Stream:
-    """In place of `torch.cuda.Stream`."""
-
-    def wait_stream(self, other: _Stream) -> None:
-        pass
-
-
-class _Graph:
-    """In place of `torch.cuda.CUDAGraph`."""
-
-    watch: Watch
-
-    def replay(self) -> None:
-        self.watch.launched[REPLAY] += 1
 
 
 def _item(value: Tensor) -> float | int | bool:
@@ -205,15 +167,7 @@ def fake_gpu() -> Iterator[Watch]:
         patch.object(torch.autograd, "grad", _zeros),
         patch("torch._functorch.eager_transforms._autograd_grad", _zeros),
         patch.object(torch.Tensor, "pin_memory", lambda self, *_: self),
-        patch.multiple(
-            torch.cuda,
-            Stream=_Stream,
-            CUDAGraph=_Graph,
-            graph=watch.graph,
-            current_stream=_Stream,
-            stream=lambda _: nullcontext(),
-            _lazy_init=lambda: None,
-        ),
+        patch.object(torch.cuda, "_lazy_init", lambda: None),
         patch.object(torch.Tensor, "tolist", _list),
         warnings.catch_warnings(),
         FakeTensorMode(allow_non_fake_inputs=True),

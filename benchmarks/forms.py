@@ -26,11 +26,10 @@ from benchmarks.peers.harness import read_job
 from benchmarks.workloads import WORKLOADS, write_job
 from fedml_noniid.plugins.core.training import Step
 from fedml_noniid.plugins.core.trees import Params, Tree
-from fedml_noniid.plugins.engines import local, vectorized
+from fedml_noniid.plugins.engines import local
 from fedml_noniid.plugins.models.stacked import Stacked
 
 Without = Callable[[], AbstractContextManager[Any]]  # inside, steps run without the form
-COMPILED = "steps in C++"
 
 
 def _plain(walk: local.LocalSteps, factor: Params, owned: bool) -> Step:
@@ -53,7 +52,6 @@ def _fresh(walk: local.LocalSteps, factor: Params, owned: bool) -> Step:
 
 
 FORMS: dict[str, Without] = {
-    COMPILED: partial(patch.object, vectorized, "compiled_for", lambda *given: None),
     "one pass, in place": partial(patch.object, local, "step_form", _plain),
     "in place": partial(patch.object, local, "step_form", _fresh),
     "no record for autograd": partial(patch.object, torch, "inference_mode", nullcontext),
@@ -67,7 +65,6 @@ def ratio(form: str, workload: str, engine: str, turns: int, at_once: int) -> li
     with TemporaryDirectory() as folder:
         write_job(settings, Path(folder) / "job.npz")
         job = read_job(Path(folder) / "job.npz")
-    engine = engine if form == COMPILED else f"python-{engine}"
     ways = [
         (nullcontext, simulation(job, engine).rounds()),
         (FORMS[form], simulation(job, engine).rounds()),
@@ -95,8 +92,7 @@ if __name__ == "__main__":
         if engine == "vectorized" and name not in ("mlp", "partial"):
             continue
         for form in FORMS:
-            if form != COMPILED or engine == "vectorized":
-                found = sorted(ratio(form, name, engine, number, WORKLOADS[name].at_once))
-                spread = [f"{value:.3f}" for value in (median(found), found[0], found[-1])]
-                csv.writer(sys.stdout, lineterminator="\n").writerow([form, name, engine, *spread])
-                sys.stdout.flush()
+            ratios = sorted(ratio(form, name, engine, number, WORKLOADS[name].at_once))
+            spread = [f"{value:.3f}" for value in (median(ratios), ratios[0], ratios[-1])]
+            csv.writer(sys.stdout, lineterminator="\n").writerow([form, name, engine, *spread])
+            sys.stdout.flush()

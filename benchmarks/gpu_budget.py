@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.fake_gpu import DEVICE, REPLAY, Counts, fake_gpu
+from benchmarks.fake_gpu import DEVICE, Counts, fake_gpu
 from benchmarks.report import render
 from fedml_noniid.contract.federation import takes_norms
 from fedml_noniid.plugins.core.data import Samples
@@ -35,7 +35,6 @@ COLUMNS = (
     "engine",
     *Counts._fields,
     "launches_per_step",
-    "launches_per_step_in_graphs",
     "waits_at",
 )
 Settings = Mapping[str, Mapping[str, object]]
@@ -65,29 +64,16 @@ class Cost(NamedTuple):
 
     counts: Counts
     waits: Counter[str]
-    replays: int  # of CUDA graphs, among the launches
 
 
-def of_round(
-    recipe: str,
-    settings: Settings,
-    engine: str,
-    setting: Setting,
-    steps: int,
-    cuda_graphs: bool = False,
-) -> Cost:
+def of_round(recipe: str, settings: Settings, engine: str, setting: Setting, steps: int) -> Cost:
     """The second round, with `steps` local steps: in the first one, memory is made that later
-    rounds use again.
-
-    UserError if a step can't be recorded.
-    """
+    rounds use again."""
     n, options = sum(setting.sizes), dict(setting.options)
     if not takes_norms(recipe, settings):
         options.pop("batch_norm", None)
     clients = np.split(np.arange(n), np.cumsum(setting.sizes)[:-1])
-    local = LocalTraining(
-        lr=0.1, epochs=1, batch_size=setting.batch_size, local_steps=steps, cuda_graphs=cuda_graphs
-    )
+    local = LocalTraining(lr=0.1, epochs=1, batch_size=setting.batch_size, local_steps=steps)
     with fake_gpu() as watch:
         x = torch.empty(n + 20, *setting.shape, device=DEVICE)
         y = torch.zeros(n + 20, dtype=torch.int64, device=DEVICE)
@@ -110,22 +96,17 @@ def of_round(
         )
         rounds = simulation.rounds()
         next(rounds)
-        before, waits, replays = watch.counts, watch.waited.copy(), watch.launched[REPLAY]
+        before, waits = watch.counts, watch.waited.copy()
         next(rounds)
-        return Cost(watch.counts - before, watch.waited - waits, watch.launched[REPLAY] - replays)
+        return Cost(watch.counts - before, watch.waited - waits)
 
 
-def per_step(
-    recipe: str, settings: Settings, engine: str, setting: Setting, cuda_graphs: bool = False
-) -> float:
+def per_step(recipe: str, settings: Settings, engine: str, setting: Setting) -> float:
     """Launches of one more step: of all clients side by side, or of one client."""
-    # With graphs, every shape of a batch has to come so often that its step is recorded.
-    at = (32, 64) if cuda_graphs else (2, 4)
     few, many = (
-        of_round(recipe, settings, engine, setting, steps, cuda_graphs).counts.launches
-        for steps in at
+        of_round(recipe, settings, engine, setting, steps).counts.launches for steps in (2, 4)
     )
-    return (many - few) / (at[1] - at[0]) / (1 if engine == "vectorized" else setting.cohort)
+    return (many - few) / 2 / (1 if engine == "vectorized" else setting.cohort)
 
 
 def row(
@@ -136,10 +117,8 @@ def row(
     places = ", ".join(
         f"{place} x{times}" if times > 1 else place for place, times in sorted(cost.waits.items())
     )
-    launches = (
-        f"{per_step(recipe, settings, engine, setting, graphs):g}" for graphs in (False, True)
-    )
-    return [name, engine, *cost.counts, *launches, places]
+    launches = f"{per_step(recipe, settings, engine, setting):g}"
+    return [name, engine, *cost.counts, launches, places]
 
 
 def table(entries: Mapping[str, tuple[str, Settings]]) -> bytes:

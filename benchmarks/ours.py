@@ -1,9 +1,8 @@
 """Measures our simulation: `python -m benchmarks.ours RESULT
-[bf16-|python-]sequential|vectorized|workers:N JOB`."""
+[bf16-]sequential|vectorized|workers:N JOB`."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from benchmarks.peers.harness import Job, Meter, main
 from benchmarks.workloads import SEED, Workload, network
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
-from fedml_noniid.plugins.engines.compiled import SWITCH
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.run import Checkpointing
@@ -35,8 +33,6 @@ def simulation(
     """The job as one of our simulations.
 
     `workers:N` is the sequential engine in N processes, `bf16-` a precision.
-
-    Steps in C++ are used where there are any, though the job is short; `python-` does without.
     """
     settings = Workload(**job.settings)
     indices = [
@@ -47,8 +43,7 @@ def simulation(
         lr=settings.lr, epochs=settings.epochs, batch_size=settings.batch, precision=precision
     )
     rounds = settings.warm + settings.rounds
-    os.environ[SWITCH] = "0" if engine.startswith("python-") else "1"
-    kind, _, workers = engine.removeprefix("bf16-").removeprefix("python-").partition(":")
+    kind, _, workers = engine.removeprefix("bf16-").partition(":")
     return simulate(
         recipe,
         {},

@@ -16,15 +16,15 @@ import pytest
 import torch
 
 from fedml_noniid.plugins import foreign
+from fedml_noniid.plugins.core import native
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.datasets import load
-from fedml_noniid.plugins.engines.compiled import SWITCH
 
 torch.set_num_threads(1)
 pytest.register_assert_rewrite("fedml_noniid.contract.checks", "fedml_noniid.contract.silos")
-# What this machine compiled before decides about no test. tests/engines/test_compiled.py switches
-# the steps in C++ on.
-os.environ[SWITCH] = "0"
+# What this machine compiled before decides about no test. tests/core/test_sums.py switches the sums
+# in C++ on.
+os.environ[native.SWITCH] = "0"
 
 # A shell without job control lets what it puts in the background ignore Ctrl-C, and children
 # inherit that.

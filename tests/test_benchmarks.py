@@ -43,7 +43,6 @@ from benchmarks.processes import FailedError, in_turns, measure
 from benchmarks.statistics import quartiles, ratio
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.compiled import SWITCH
 from fedml_noniid.plugins.engines.plan import initial_model
 from tests.pipelines.small import run_stages
 
@@ -74,12 +73,6 @@ if __name__ == "__main__":
     main(measure)
 """
 SMALL = replace(WORKLOADS["mlp"].quick(), clients=4, cohort=3, per_client=20)
-
-
-@pytest.fixture(autouse=True)
-def same_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our engines set this variable. No other test may notice."""
-    monkeypatch.setenv(SWITCH, os.environ[SWITCH])
 
 
 def job_of(workload: Workload, folder: Path) -> harness.Job:

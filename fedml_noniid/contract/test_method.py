@@ -13,7 +13,6 @@ from fedml_noniid.contract import checks, plugin
 from fedml_noniid.contract.suite import CHECKS, Case
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.compiled import SWITCH
 from fedml_noniid.plugins.own_code import look_in
 
 
@@ -36,13 +35,10 @@ def case(pytestconfig: pytest.Config) -> Case:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads, and a step that this machine has compiled before
-    decides about no check."""
+    """Sums depend on the number of threads."""
     threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SWITCH, "0")
-        torch.set_num_threads(1)
-        yield
+    torch.set_num_threads(1)
+    yield
     torch.set_num_threads(threads)
 
 

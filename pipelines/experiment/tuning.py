@@ -44,7 +44,7 @@ from fedml_noniid.plugins.data.files import write_whole
 
 WIDTH = 120  # of params.yaml
 # Settings of `train` that choose no values: how a machine computes, and what it also measures.
-OF_MACHINE = {"engine", "device", "threads", "cuda_graphs", "observe", "evaluate_every"}
+OF_MACHINE = {"engine", "device", "threads", "observe", "evaluate_every"}
 EXAMPLE = "tune: {trials: 3, seeds: [100], grid: {train: {lr: [0.03, 0.1, 0.3]}}}"
 
 

@@ -32,7 +32,7 @@ class Samples(NamedTuple):
 
 
 # (samples, index [...], step) -> the samples as a client reads them in this step, [..., *shape].
-Reader = Callable[[Samples, Tensor, int | Tensor], Tensor]
+Reader = Callable[[Samples, Tensor, int], Tensor]
 
 
 class Batch(NamedTuple):
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
     # 0-d, 1 in the last epoch; None unless a component declares `Needs.last_epoch`
     last_epoch: Tensor | None = None
     keys: Tensor | None = None  # 0-d, of this client and job; only in training
-    step: int | Tensor = 0
+    step: int = 0
     scope: int = 0  # a component's number among the keys of the step
     personal: Tensor | None = None  # 0-d bool; as in `Pass`
 
@@ -99,7 +99,7 @@ class Pass:
             x, y = self.inputs(index, s), rows_at(self.samples.y, index)
             yield Batch(x, y, mask, live, last, personal=personal)
 
-    def inputs(self, index: Tensor, step: int | Tensor) -> Tensor:
+    def inputs(self, index: Tensor, step: int) -> Tensor:
         """The samples of a batch, [B, ...]."""
         return (
             rows_at(self.samples.x, index)

@@ -37,7 +37,7 @@ class Read:
     key: Tensor  # 0-d, of this client, round, job and pass
     augment: bool = False
 
-    def __call__(self, samples: Samples, index: Tensor, step: int | Tensor) -> Tensor:
+    def __call__(self, samples: Samples, index: Tensor, step: int) -> Tensor:
         """The samples `index` [B] as the client sees them in this step, [B, ...]."""
         noise: Noise | None = samples.noise
         key, x = fold(self.key, step), samples.x[index]

@@ -25,7 +25,6 @@ from fedml_noniid.plugins.data.batches import Order, epochs, in_order
 from fedml_noniid.plugins.data.ragged import lists_of
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import Streams, key
-from fedml_noniid.plugins.engines.cuda_graphs import graphs_for
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.memory import Memory, memory_for
 from fedml_noniid.plugins.engines.personal import PERSONAL
@@ -75,9 +74,6 @@ class Clients:
             )
         self.tests = {client: samples for client, samples in tests.items() if len(samples.y)}
         self.local.check(tuple(self.train.x.shape[1:]), self.device)
-        self.graphs = (
-            graphs_for(cast("Model", self.task.network)) if self.local.cuda_graphs else None
-        )
         n = len(self.indices)
         # of each client in the memory; all clients of a simulation have the ids 0 to N - 1
         self.row: Mapping[int, int] | range = range(n)
@@ -103,15 +99,12 @@ class Clients:
     def read(self, train: Samples) -> None:
         """Takes these samples, as they are before any drift."""
         self.train, self._labels = train, train.y
-        if self.drift is not None:
-            self.train = train._replace(y=train.y.clone())
 
     def enter(self, round_: int) -> None:
-        """Takes the step size of a round, and its labels, in place: recorded steps go on reading
-        there."""
+        """Takes the step size of a round, and its labels."""
         self.task = self.start.task_at(round_)
         if self.drift is not None:
-            self.train.y.copy_(self.drift.labels(self._labels, round_))
+            self.train = self.train._replace(y=self.drift.labels(self._labels, round_))
 
     def steps(self, client: int, round_: int) -> Order:
         """The batches of a client's local training."""

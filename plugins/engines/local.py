@@ -54,10 +54,7 @@ from fedml_noniid.plugins.core.trees import (
     tree_map,
 )
 from fedml_noniid.plugins.engines.clients import marked
-from fedml_noniid.plugins.engines.compiled import Compiled
-from fedml_noniid.plugins.engines.cuda_graphs import GraphRecorder, replayed
 from fedml_noniid.plugins.engines.personal import PERSONAL, joined, over, parted, personalized
-from fedml_noniid.plugins.engines.step_inputs import StepInputs
 from fedml_noniid.plugins.models.model import Model
 
 # (buffers, batch, what it draws, parameters) -> the gradient of the mean loss, in the
@@ -73,8 +70,6 @@ class ClientAxis:
     client: Callable[[Tree], Client]  # the client of its trees, as the core scopes it
     memory: Params  # of gradients, which those of the next clients take again
     count: int | None = None  # M; None: one client, without an axis
-    # the steps in C++, if there are any; they are for plain SGD, without hooks
-    compiled: Callable[[], Compiled | None] = lambda: None
 
     @property
     def single(self) -> bool:
@@ -128,6 +123,14 @@ class ClientAxis:
         return written
 
 
+class StepInputs(NamedTuple):
+    """Holds what the steps of local training read, and where their result goes."""
+
+    steps: Pass
+    drawn: Iterator[Params]  # what the network draws, step by step
+    out: Params | None  # memory that the trained parameters may take
+
+
 class Hooks(NamedTuple):
     """Holds what components add to a step; None where no component does."""
 
@@ -149,12 +152,10 @@ def train(
     sent: Ask,
     clients: Tree,
     inputs: StepInputs,
-    graphs: GraphRecorder | None = None,
 ) -> tuple[Descent, Tree]:
     """Local training from the received model: where it ended, and the answers' fields by component.
 
-    `clients`: "key", "each" and "memory" of the client, or of all. `graphs`: records steps; None:
-    each step runs as it comes.
+    `clients`: "key", "each" and "memory" of the client, or of all.
     """
 
     def views(trees: Tree) -> Views:
@@ -190,7 +191,7 @@ def train(
 
     walk = LocalSteps(axis, task, clients["key"], hooks)
     with _matrix_units(task):
-        found = walk(began, inputs) if graphs is None else replayed(graphs, walk, began, inputs)
+        found = walk(began, inputs)
 
     def last(trees: Tree, left: Tree) -> Tree:
         """What is sent, remembered and recorded."""
@@ -247,7 +248,7 @@ def _gathered(
     vmappable = replace(task, network=replace(cast("Any", task.network), plain=False))
 
     def one(
-        step: int | Tensor, client: Tree, batch: Tree, buffers: Params, w: Params
+        step: int, client: Tree, batch: Tree, buffers: Params, w: Params
     ) -> tuple[Params, Tree]:
         seen = views(client)
         steps = LocalSteps(alone, vmappable, client["key"], _hooks(algorithm, client, views, alone))
@@ -308,7 +309,7 @@ def _hooks(
 
     at_once = views(clients) if axis.single or some("gradient_term") else {}
 
-    def penalties(step: int | Tensor, clients: Tree, w: Params, out: Output, batch: Tree) -> Tree:
+    def penalties(step: int, clients: Tree, w: Params, out: Output, batch: Tree) -> Tree:
         found = penalty(
             at_once if axis.single else views(clients), w, out, Batch(**batch, step=step)
         )
@@ -344,13 +345,8 @@ def _hooks(
 
 
 def _fields(of: Batch) -> Tree:
-    """The tensors of a batch, as a tree; without the number of the step, which all clients
-    share."""
-    return {
-        key: leaf
-        for key, leaf in of._asdict().items()
-        if isinstance(leaf, Tensor) and key != "step"
-    }
+    """The tensors of a batch, as a tree."""
+    return {key: leaf for key, leaf in of._asdict().items() if isinstance(leaf, Tensor)}
 
 
 @dataclass(frozen=True)
@@ -362,41 +358,30 @@ class LocalSteps:
     key: Tensor  # of the client, or of each [M]
     hooks: Hooks
 
-    def __call__(self, began: Tree, inputs: StepInputs, first: int | Tensor = 0) -> Descent:
+    def __call__(self, began: Tree, inputs: StepInputs) -> Descent:
         """As `plugins.core.training.descend` for the batches of `inputs`.
 
         `began`: "params", "buffers", the optimiser's "state" and the update's "factor" before the
-        first step, which has the number `first`.
+        first step.
         """
-        steps = inputs.steps
         # The written-out gradient is that of the loss without hooks.
         hooks = self.hooks
         bare = hooks.penalty is None and hooks.logits is None and hooks.gathered is None
         written = self.axis.written(self.task) if bare else None
-        rate = plain_rate(self.task.optimizer)
-        if written is None or rate is None or self.hooks.point is not None or began["own"]:
-            return self._stepped(began, inputs, first, written)
-        unchanged = self.hooks.term is None and not began["factor"]
-        plain = unchanged and steps.read is None and steps.last is steps.personal is None
-        compiled = self.axis.compiled() if plain and len(steps) else None
-        if compiled is not None:
-            params, losses = compiled(began["params"], steps, rate, inputs.out)
-            total = _step_losses(losses.unbind(), steps, True).sum(0)
-            count = torch.zeros_like(total) + _length(steps)
-            return Descent(params, began["buffers"], began["state"], count, total, None)
+        plain = plain_rate(self.task.optimizer) is not None
+        if written is None or not plain or hooks.point is not None or began["own"]:
+            return self._stepped(began, inputs, written)
         # No gradient is ever taken of these steps. In this mode torch keeps no record for one:
         # calls get shorter.
         with torch.inference_mode():
-            found = self._stepped(began, inputs, first, written)
+            found = self._stepped(began, inputs, written)
         # What is made in this mode can't be used where a gradient is taken; a copy can.
         left = {field: tree for field, tree in found._asdict().items() if tree is not None}
         return found._replace(
             **tree_map(lambda leaf: leaf.clone() if leaf.is_inference() else leaf, left)
         )
 
-    def _stepped(
-        self, began: Tree, inputs: StepInputs, first: int | Tensor, written: Written | None
-    ) -> Descent:
+    def _stepped(self, began: Tree, inputs: StepInputs, written: Written | None) -> Descent:
         """As a call, one step after the other. `written`: the gradient, if it is written out."""
         params, buffers, state, own = (
             began[name] for name in ("params", "buffers", "state", "own")
@@ -408,7 +393,7 @@ class LocalSteps:
         losses: list[Tensor] = []
         weight, last = zero, steps.last
         features: Tensor | None = None
-        for step, batch in enumerate(_batches(steps, first)):
+        for step, batch in enumerate(_batches(steps)):
             # In place, because the passes over memory take most of a step's time. The received
             # model belongs to others too, and so do the parameters of a client that has no such
             # step.
@@ -418,7 +403,7 @@ class LocalSteps:
             if own:  # before w's step, which may be in place
                 beside = self._beside(own, params, buffers, batch, draws)
                 own = select(batch.live, beside, own)
-            keyed = batch._replace(keys=self.key, step=first + step)
+            keyed = batch._replace(keys=self.key, step=step)
             if self.hooks.gathered is not None:
                 taken = partial(self.hooks.gathered, keyed, buffers)
             elif written is None:
@@ -542,8 +527,8 @@ def plain_rate(optimizer: Optimizer) -> float | None:
     return optimizer.lr if plain else None
 
 
-def _batches(steps: Pass, first: int | Tensor = 0) -> Iterator[Batch]:
-    """The batches in their order. `first`: the number of the first step.
+def _batches(steps: Pass) -> Iterator[Batch]:
+    """The batches in their order.
 
     Whatever all steps can share is made before the first one: a call of Python
     takes several times as long between two steps, whose tensors have taken the caches.
@@ -553,7 +538,7 @@ def _batches(steps: Pass, first: int | Tensor = 0) -> Iterator[Batch]:
     parts, labels = (
         of.unbind() if sizes is None else torch.split(of, list(sizes)) for of in (index, ys)
     )
-    xs = (steps.inputs(of, first + s) for s, of in enumerate(parts))
+    xs = (steps.inputs(of, s) for s, of in enumerate(parts))
     masks, lives = (repeat(None) if of is None else of.unbind() for of in (steps.mask, steps.live))
     return map(Batch, xs, labels, masks, lives)
 

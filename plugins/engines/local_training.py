@@ -90,7 +90,6 @@ class LocalTraining(Section):
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random
     precision: Annotated[str, OneOf(_precisions)] = "float32"  # of matrix products, convolutions
-    cuda_graphs: bool = False  # whether steps are recorded and replayed as CUDA graphs
 
     @property
     def rate(self) -> Rate:
@@ -136,11 +135,6 @@ class LocalTraining(Section):
             raise UserError(
                 f"precision = tf32 is for NVIDIA's matrix units, the device is {device.type}",
                 allowed="float32, bf16",
-            )
-        if self.cuda_graphs and device.type != "cuda":
-            raise UserError(
-                f"cuda_graphs = true needs device cuda, the device is {device.type}",
-                allowed="false",
             )
         if self.augment and not (len(shape) == 3 and min(shape[1:]) > PAD):
             raise UserError(

@@ -56,7 +56,7 @@ class Preflight:
         self._tried.add((ask.owner, ask.job))
         clients: Any = copy.copy(self.clients)
         clients.algorithm = watched(clients.algorithm, HOOKS)
-        clients.graphs, clients.noised = None, noised  # vmap can't take a silo's own
+        clients.noised = noised  # vmap can't take a silo's own
         clients.trained = dict.fromkeys(ask.to[:1], (self._sent.params, self._sent.buffers))
         if cast("Model", clients.task.network).vmappable:
             Vectorized(clients).try_out(ask, round_)

@@ -19,9 +19,8 @@ from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.data.batches import Order
 from fedml_noniid.plugins.engines.clients import Clients, marked, to_device
-from fedml_noniid.plugins.engines.local import ClientAxis, train
+from fedml_noniid.plugins.engines.local import ClientAxis, StepInputs, train
 from fedml_noniid.plugins.engines.personal import personalized
-from fedml_noniid.plugins.engines.step_inputs import StepInputs
 from fedml_noniid.plugins.engines.storage import replace_row, rows_for, unaliased
 from fedml_noniid.plugins.engines.streaming import Sums
 
@@ -117,9 +116,7 @@ class Sequential:
             "memory": self._memory(client),
         }
         inputs = StepInputs(steps, clients.drawn(ask, host_key, [order]), out)
-        found, answers = train(
-            clients.algorithm, self.task, axis, ask, trees, inputs, clients.graphs
-        )
+        found, answers = train(clients.algorithm, self.task, axis, ask, trees, inputs)
         clients.memory.put_row(client, answers.pop("memory"))
         answers = unaliased(answers, found.params)
         if clients.asked_again(ask):

@@ -159,7 +159,7 @@ class Simulation:
         # Another engine with the same bits may take its place before the first round.
         self.engine: Engine
         if self.engine_name == "vectorized":
-            self.engine = Vectorized(store, plan.memory_mb, plan.rounds * int(per_round.max()))
+            self.engine = Vectorized(store, plan.memory_mb)
         elif processes > 1:
             self.engine = Workers(store, processes, plan.cohort, bool(streams))
         else:

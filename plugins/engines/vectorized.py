@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,17 +18,14 @@ from torch import Tensor
 from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Client, Reply
 from fedml_noniid.plugins.core.data import Pass, Reader, Samples
-from fedml_noniid.plugins.core.losses import CrossEntropy
 from fedml_noniid.plugins.core.task import Task, functional
 from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
 from fedml_noniid.plugins.engines.clients import NO_STEPS, Clients, marked, numbers, to_device
-from fedml_noniid.plugins.engines.compiled import Compiled, compiled_for
-from fedml_noniid.plugins.engines.local import ClientAxis, train
+from fedml_noniid.plugins.engines.local import ClientAxis, StepInputs, train
 from fedml_noniid.plugins.engines.packing import stack
 from fedml_noniid.plugins.engines.personal import personalized
-from fedml_noniid.plugins.engines.step_inputs import StepInputs
 from fedml_noniid.plugins.engines.storage import rows_for, unaliased
 from fedml_noniid.plugins.models.model import Model
 
@@ -57,8 +54,7 @@ class Vectorized:
     As there, the updates and gradients of a round take the memory of the last round's.
     """
 
-    def __init__(self, clients: Clients, memory_mb: int = 2048, planned: int = 0) -> None:
-        """`planned`: about how many steps of all clients the run has, one after the other."""
+    def __init__(self, clients: Clients, memory_mb: int = 2048) -> None:
         self.clients = clients
         self.memory_mb = memory_mb
         self._sizes: dict[str, int] = {}  # of chunks, by job
@@ -66,7 +62,6 @@ class Vectorized:
         # page faults.
         self._updates: Params = {}
         self._gradient: Params = {}
-        self._planned = planned
 
     @property
     def lifted(self) -> Task:
@@ -168,14 +163,6 @@ class Vectorized:
         batch = 3 * outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
         return max(1, (self.memory_mb << 20) // (model + batch))
 
-    @cached_property
-    def _compiled(self) -> Compiled | None:
-        """The steps in C++: found, or even compiled, when they are needed first."""
-        task, on_cpu = self.clients.task, self.clients.device.type == "cpu"
-        if not on_cpu or type(task.loss) is not CrossEntropy:
-            return None
-        return compiled_for(cast("Model", task.network), self._gradient, self._planned)
-
     def _memory(self, ask: Ask) -> Params:
         if not self._updates or len(next(iter(self._updates.values()))) != len(ask.to):
             self._updates = rows_for(ask.params, len(ask.to))
@@ -213,13 +200,9 @@ class Vectorized:
             first = numbers((order.personal for order in orders), clients.device)
             batched["personal"] = at[:, None] < first  # [S, M]
         steps = Pass(clients.train, **batched, read=self._reader(trees["key"]))
-        axis = ClientAxis(
-            partial(self._client, ask, round_), self._gradient, len(orders), lambda: self._compiled
-        )
+        axis = ClientAxis(partial(self._client, ask, round_), self._gradient, len(orders))
         inputs = StepInputs(steps, clients.drawn(ask, host_keys, orders), out)
-        found, answers = train(
-            clients.algorithm, clients.task, axis, ask, trees, inputs, clients.graphs
-        )
+        found, answers = train(clients.algorithm, clients.task, axis, ask, trees, inputs)
         # The models become differences in place. A component that sends one of their tensors sends
         # a copy. Without a step they share the received model's memory.
         params = found.params if len(steps) else tree_map(torch.clone, found.params)
@@ -260,7 +243,7 @@ class Vectorized:
         if self.clients.reads(keys)[0] is None:
             return None
 
-        def read(samples: Samples, index: Tensor, step: int | Tensor) -> Tensor:
+        def read(samples: Samples, index: Tensor, step: int) -> Tensor:
             def one(key: Tensor, index: Tensor) -> Tensor:
                 reading, _ = self.clients.reads(key)
                 assert reading is not None

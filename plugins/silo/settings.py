@@ -97,7 +97,6 @@ class TrainArgs(RunSettings):
     lr: LearningRate = Field(default=0.1, alias="learning_rate")
     # Beside momentum and weight_decay: ours are local_steps, drop_last, augment, precision.
     precision: Literal["float32", "bf16"] = "float32"
-    cuda_graphs: Literal[False] = False
 
     @model_validator(mode="after")
     def _fits(self) -> TrainArgs:

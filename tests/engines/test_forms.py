@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.forms import COMPILED, FORMS
+from benchmarks.forms import FORMS
 from fedml_noniid.contract.checks import close
-from fedml_noniid.plugins.engines.compiled import SWITCH
 from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.rates import Exponential
 from tests import federation
@@ -28,12 +27,8 @@ def run(engine: str, dtype: torch.dtype) -> Outcome:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_a_form_changes_no_result(form: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bit; to rounding in float64 where the form rounds otherwise.
-
-    C++ is on for its own row alone.
-    """
-    monkeypatch.setenv(SWITCH, "1" if form == COMPILED else "0")
+def test_a_form_changes_no_result(form: str, engine: str) -> None:
+    """To the bit; to rounding in float64 where the form rounds otherwise."""
     for dtype in (torch.float32, torch.float64):
         whole = run(engine, dtype)
         with FORMS[form]():

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks import gpu_budget
 from benchmarks.fake_gpu import Counts
 from benchmarks.gpu_budget import SMALL, of_round
+from fedml_noniid.plugins.baselines.fedprox import FedProx
+from fedml_noniid.plugins.core.component import Client
 from fedml_noniid.plugins.core.options import RecipeError
-from tests.engines.test_cuda_graphs import changed
+from fedml_noniid.plugins.core.trees import Params, tree_map
 from tests.recipe_table import ALONE
 
 AGAIN = "if this has to be, `python -m benchmarks budget` writes the table again"
@@ -41,7 +45,7 @@ def test_a_method_keeps_its_budget(entry: str, engine: str) -> None:
     assert allowed is not None, (
         f"{entry} has no line in {gpu_budget.FILE}; `python -m benchmarks budget` writes it"
     )
-    counts, waits, _ = of_round(*ALONE[entry], engine, SMALL, 2)
+    counts, waits = of_round(*ALONE[entry], engine, SMALL, 2)
     for what, found, most in zip(Counts._fields, counts, allowed, strict=True):
         assert found <= most, (
             f"{found} {what} in a round, the budget is {most}; waits: {dict(waits)}; {AGAIN}"
@@ -50,15 +54,25 @@ def test_a_method_keeps_its_budget(entry: str, engine: str) -> None:
 
 def test_the_round_of_pfls_benchmark_meets_the_target() -> None:
     """At most 60 launches a step, and two waits: one look at the uploads, one at the row."""
-    counts, waits, _ = of_round("fedavg", {}, "vectorized", gpu_budget.PFL, 5)
+    counts, waits = of_round("fedavg", {}, "vectorized", gpu_budget.PFL, 5)
     assert counts.waits <= 2, waits
     assert gpu_budget.per_step("fedavg", {}, "vectorized", gpu_budget.PFL) <= 60
+
+
+def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
+    """FedProx with a change to what it adds to the gradient."""
+    term = FedProx.gradient_term
+
+    def gradient_term(self: FedProx, w: Params, client: Client) -> Params:
+        return tree_map(change, term(self, w, client))
+
+    monkeypatch.setattr(FedProx, "gradient_term", gradient_term)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_a_copy_to_the_host_breaks_the_budget(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(monkeypatch, lambda leaf: leaf.cpu().to(leaf.device))
-    counts, *_ = of_round("fedprox", ALONE["fedprox"][1], engine, SMALL, 2)
+    counts, _ = of_round("fedprox", ALONE["fedprox"][1], engine, SMALL, 2)
     assert counts.waits > budget()["fedprox", engine].waits
     assert counts.copies > budget()["fedprox", engine].copies
 

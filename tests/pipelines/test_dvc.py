@@ -247,8 +247,8 @@ ROWS: dict[
         (),
         {"train": BOTH, "evaluate": {"code"}, "deploy": {"fedavg"}},
     ),
-    "the steps in C++": (
-        at_the_end("plugins/engines/steps.cpp", "// words"),
+    "the sums in C++": (
+        at_the_end("plugins/core/sums.cpp", "// words"),
         (),
         {"train": BOTH, "evaluate": {"code"}, "deploy": {"fedavg"}},
     ),

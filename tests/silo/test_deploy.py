@@ -220,7 +220,7 @@ def test_loopback_refuses_what_it_can_not_run_before_dvc_does(
     ("sections", "said"),
     [
         ({"deploy": {"secure_sums": 4}}, "deploy.secure_sums = 4 is refused"),
-        ({"train": {"cuda_graphs": True}}, "train.cuda_graphs = true is refused"),
+        ({"train": {"precision": "tf32"}}, "train.precision = 'tf32' is unknown"),
     ],
 )
 def test_a_mistake_has_the_key_of_params_yaml(prepared, capsys, sections, said):
