@@ -1,4 +1,4 @@
-"""Compiles our C++ files, once per version of a file and kind of machine."""
+"""Compiles sums.cpp, once per version of the file and kind of machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,28 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from fedml_noniid.plugins.core.errors import UserError
+
 LOG = logging.getLogger(__name__)
 SWITCH = "FEDML_NONIID_COMPILED"  # environment variable; 0: everything in Python
 
 
-def library(source: Path, version: str = "") -> Path:
-    """Where the compiled file lies: among torch's extensions, by source, `version` of what it is
-    linked to and of the flags, and kind of processor."""
-    kind = f"{version} {platform.system()} {platform.machine()}"
+def switched_off() -> bool:
+    """Says whether everything runs in Python. UserError for an unknown value of the environment
+    variable."""
+    value = os.environ.get(SWITCH, "")
+    if value not in ("", "0", "1"):
+        raise UserError(
+            f"environment variable {SWITCH}: {value!r} is unknown; allowed: 0 (sums run in "
+            "Python), 1 or nothing (sums run in C++ if there is a compiler)"
+        )
+    return value == "0"
+
+
+def library(source: Path, flags: str) -> Path:
+    """Returns the path of the compiled file: among torch's extensions, by source, flags and kind
+    of processor."""
+    kind = f"{flags} {platform.system()} {platform.machine()}"
     key = hashlib.sha256(source.read_bytes() + kind.encode()).hexdigest()[:16]
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
     return Path(root) / f"fedml_noniid-{key}.so"

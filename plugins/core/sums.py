@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 from collections.abc import Callable, Sequence
 from functools import cache, reduce
 from pathlib import Path
@@ -316,7 +315,7 @@ def _compiled(rows: Tensor, factors: Tensor) -> Tensor | None:
 def _library() -> Callable[..., float] | None:
     """The function of sums.cpp, if this machine has it compiled, or has a compiler."""
     path = native.library(SOURCE, " ".join(FLAGS))
-    if os.environ.get(native.SWITCH) == "0":
+    if native.switched_off():
         return None
     if not path.exists() and not native.built(path, SOURCE, FLAGS):
         return None
