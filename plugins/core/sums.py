@@ -314,16 +314,8 @@ def _compiled(rows: Tensor, factors: Tensor) -> Tensor | None:
 @cache
 def _library() -> Callable[..., float] | None:
     """The function of sums.cpp, if this machine has it compiled, or has a compiler."""
-    path = native.library(SOURCE, " ".join(FLAGS))
-    if native.switched_off():
+    if (library := native.loaded(SOURCE, FLAGS)) is None:
         return None
-    if not path.exists() and not native.built(path, SOURCE, FLAGS):
-        return None
-    try:
-        found = ctypes.CDLL(str(path)).add_rows
-    except OSError as error:
-        native.LOG.warning("sums run in Python: the compiled ones can't be loaded: %s", error)
-        return None
-    found.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2]
-    found.restype = ctypes.c_float
-    return cast("Callable[..., float]", found)
+    library.add_rows.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2]
+    library.add_rows.restype = ctypes.c_float
+    return cast("Callable[..., float]", library.add_rows)
