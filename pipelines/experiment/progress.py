@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.queues import SimpleQueue
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 SHORT_S, EVERY_S = 2, 30  # seconds between two plain lines: about ended items, about running items
@@ -77,11 +77,11 @@ class Display:
         if self._bar is not None:
             self._bar.stop()
 
-    def follow(self, queue: SimpleQueue[RoundReport | None]) -> threading.Thread:
+    def follow(self, reports: Connection) -> threading.Thread:
         """Reads the reports of other processes until None comes."""
 
         def read() -> None:
-            while (news := queue.get()) is not None:
+            while (news := reports.recv()) is not None:
                 self.show(news)
 
         thread = threading.Thread(target=read, daemon=True)

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.queues import SimpleQueue
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import torch
@@ -48,15 +48,16 @@ def side_by_side(
     # torch's threads would not survive the fork.
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
-    queue: SimpleQueue[progress.RoundReport | None] = context.SimpleQueue()
+    # Short messages in a pipe stay whole without a lock, which a killed process would keep.
+    reports, sender = context.Pipe(duplex=False)
     others = multiprocessing.active_children()
-    given = os.getpid(), queue, work
+    given = os.getpid(), sender, work
     pool = concurrent.futures.ProcessPoolExecutor(
         min(processes, len(items)), context, _begin, given
     )
     futures = {pool.submit(_do, item): item for item in items}
     started = [process for process in multiprocessing.active_children() if process not in others]
-    reader = display.follow(queue)
+    reader = display.follow(reports)
     try:
         for future in concurrent.futures.as_completed(futures):
             yield futures[future], future.result()
@@ -66,16 +67,16 @@ def side_by_side(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-        queue.put(None)
+        sender.send(None)
         reader.join()
+        sender.close()
+        reports.close()
 
 
 _work: Callable[[Any], Any]  # of a worker; the process that starts the workers has none
 
 
-def _begin(
-    parent: int, queue: SimpleQueue[progress.RoundReport | None], work: Callable[[Any], Any]
-) -> None:
+def _begin(parent: int, sender: Connection, work: Callable[[Any], Any]) -> None:
     """Runs first in a worker.
 
     The worker ignores interrupts and ends when its parent process ends.
@@ -83,7 +84,7 @@ def _begin(
     global _work
     _work = work
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    progress.report_to(queue.put)
+    progress.report_to(sender.send)
     end_with(parent)
 
 

@@ -64,6 +64,21 @@ def test_an_interrupt_ends_only_the_processes_of_the_work(display: progress.Disp
         other.join()
 
 
+def report_for_ever(number: int) -> None:
+    while number:
+        assert progress._receive is not None
+        progress._receive(progress.RoundReport(str(number), 1, 2, 0.5))
+
+
+@pytest.mark.timeout(60)
+def test_workers_that_are_killed_in_a_report_hold_nothing(display: progress.Display) -> None:
+    for _ in range(5):
+        ended = workers.side_by_side(report_for_ever, [0, 1, 2], 2, display)
+        next(ended)  # item 0; the others report without end
+        with pytest.raises(KeyboardInterrupt):
+            ended.throw(KeyboardInterrupt)  # type: ignore[attr-defined]  # it is a generator
+
+
 def test_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     assert [workers.how_many(None, threads, False) for threads in (1, 2, 4, 12)] == [6, 3, 1, 1]
