@@ -21,8 +21,7 @@ from benchmarks.report import render
 from fedml_noniid.pipelines.experiment import config, results, tuning
 from fedml_noniid.pipelines.experiment.tuning import Point
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.reporting.comparison import evidence
-from fedml_noniid.pipelines.reporting.summary import spread
+from fedml_noniid.pipelines.reporting.comparison import evidence, paired
 from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.pipelines.stages.tune import measured
 from fedml_noniid.pipelines.tools import racing
@@ -248,9 +247,8 @@ def page_of(policies: pd.DataFrame, finals: pd.DataFrame, machine_line: str) -> 
     rounds = policies.pivot(index="scenario", columns="policy", values="rounds").mean()
 
     def against(policy: str, other: str) -> str:
-        found = spread(100 * (tests[policy] - tests[other]))
-        assert found is not None, "there are scenarios"
-        words = evidence(found, unit=" points").replace(" seeds", " scenarios")
+        ours, theirs = ((100 * tests[name]).to_dict() for name in (policy, other))
+        words = evidence(paired("", ours, theirs, 0.0), unit=" points", over="scenarios")
         return "" if policy == other else words
 
     rows = [

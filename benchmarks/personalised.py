@@ -22,8 +22,7 @@ import torch
 
 from benchmarks import machine
 from benchmarks.report import render
-from fedml_noniid.pipelines.reporting.comparison import interval
-from fedml_noniid.pipelines.reporting.summary import spread
+from fedml_noniid.pipelines.reporting.comparison import paired
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import NonFiniteError
 from fedml_noniid.plugins.data import datasets
@@ -249,16 +248,14 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 row[score] = fmean(one[score] for one in mine.values())
                 if method == CONTROL:
                     continue
-                differences = [
-                    one[score] - by_method[CONTROL][seed][score] for seed, one in mine.items()
-                ]
-                ends = interval(spread(differences))
-                assert ends is not None, "there are several seeds"
-                row |= {
-                    f"{score}_difference": fmean(differences),
-                    f"{score}_low": ends[0],
-                    f"{score}_high": ends[1],
-                }
+                ours, theirs = (
+                    {seed: one[score] for seed, one in of.items()}
+                    for of in (mine, by_method[CONTROL])
+                )
+                gain = paired(method, ours, theirs, 0.0)
+                row[f"{score}_difference"] = gain.mean
+                if gain.interval is not None:
+                    row[f"{score}_low"], row[f"{score}_high"] = gain.interval
             rows.append(row)
     return rows
 
@@ -276,8 +273,10 @@ def test_sizes(raw: Path) -> str:
 
 def words(row: Mapping[str, Any], score: str) -> str:
     """A difference with its interval, in points."""
-    if f"{score}_low" not in row:
+    if f"{score}_difference" not in row:
         return "-"
+    if f"{score}_low" not in row:
+        return f"{100 * row[f'{score}_difference']:+.1f} on each seed"
     keys = ("difference", "low", "high")
     middle, low, high = (100 * row[f"{score}_{key}"] for key in keys)
     return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"

@@ -1,7 +1,12 @@
-"""How metrics are written, and which of a run is the main one. Torch is not imported here."""
+"""How metrics are written, and which of a run is the main one. Torch is not imported here.
+
+Text, tables and pictures have accuracies in percent. Files of numbers, data frames and MLflow have
+fractions.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -11,11 +16,18 @@ class Metric(NamedTuple):
 
     words: str
     percent: bool  # whether it is a fraction that is shown in percent
+    least: float = -math.inf  # that it can be
+    most: float = math.inf
 
     @property
     def unit(self) -> str:
         """What stands behind its name in a title."""
         return ", %" if self.percent else ""
+
+    @property
+    def sign(self) -> str:
+        """What stands behind the number."""
+        return " %" if self.percent else ""
 
     @property
     def factor(self) -> int:
@@ -33,17 +45,17 @@ class Metric(NamedTuple):
 
     def shown(self, value: float) -> str:
         """The number with its unit: `91.00 %`, `0.9100`."""
-        return f"{self.number(value)}{' %' if self.percent else ''}"
+        return f"{self.number(value)}{self.sign}"
 
 
 METRICS: Mapping[str, Metric] = {
-    "accuracy": Metric("accuracy", True),
-    "r2": Metric("R²", False),
-    "mae": Metric("mean absolute error", False),
-    "rmse": Metric("root mean squared error", False),
-    "macro_f1": Metric("macro-F1", True),
-    "micro_f1": Metric("micro-F1", True),
-    "auc": Metric("AUC", False),
+    "accuracy": Metric("accuracy", True, 0, 1),
+    "r2": Metric("R²", False, most=1),
+    "mae": Metric("mean absolute error", False, 0),
+    "rmse": Metric("root mean squared error", False, 0),
+    "macro_f1": Metric("macro-F1", True, 0, 1),
+    "micro_f1": Metric("micro-F1", True, 0, 1),
+    "auc": Metric("AUC", False, 0, 1),
 }
 
 

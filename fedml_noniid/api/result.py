@@ -1,4 +1,5 @@
-"""Results: data frames, weights, pictures, comparisons. Accuracies in data frames are fractions."""
+"""Results: data frames, weights, pictures, comparisons. Accuracies in data frames are fractions,
+and in percent where a table is printed."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from fedml_noniid.pipelines.experiment.training import SECONDS
 from fedml_noniid.pipelines.reporting import comparison, summary
 from fedml_noniid.pipelines.reporting.heatmap import verbatim
 from fedml_noniid.pipelines.reporting.summary import MethodSummary, ScenarioSummary
-from fedml_noniid.pipelines.reporting.text import MIB
+from fedml_noniid.pipelines.reporting.text import MIB, NONE, in_unit
 from fedml_noniid.plugins.core.errors import UserError, closest, nearest, shown
 from fedml_noniid.plugins.data.files import replace_folder, write_whole
 from fedml_noniid.plugins.engines.evaluation import BATCH
@@ -270,10 +271,9 @@ class Result:
     @property
     def _scored(self) -> str:
         found = summary.spread(run.tested[-1] for run in self._runs if run.tested)
-        words = metric_of(self.main).words
-        if found is None:
-            return f"{words} unknown"
-        return f"{words} {found.mean:.4f}" + ("" if found.std is None else f" ± {found.std:.4f}")
+        metric = metric_of(self.main)
+        number = "unknown" if found is None else f"{in_unit(found, metric)}{metric.sign}"
+        return f"{metric.words} {number}"
 
     @cached_property
     def _records(self) -> dict[int, dict[str, Any]]:
@@ -318,14 +318,36 @@ class Result:
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["seed"])
 
 
-class Comparison(pd.DataFrame):  # type: ignore[misc]  # pandas has no types
-    """A data frame that is printed with all its columns.
+class Table(pd.DataFrame):  # type: ignore[misc]  # pandas has no types
+    """A data frame that is printed with all its columns, and with fractions in percent.
 
-    pandas would hide the interval on a narrow terminal.
+    pandas would hide the interval on a narrow terminal. `attrs["units"]`: fraction -> the unit in
+    which it is printed, `%` or `points`.
     """
 
     def __repr__(self) -> str:
-        return str(self.to_string(index=False, float_format="{:.4f}".format))
+        return str(self._printed.to_string(index=False))
+
+    def _repr_html_(self) -> str:
+        return str(self._printed.to_html(index=False))
+
+    @property
+    def _printed(self) -> pd.DataFrame:
+        """Its cells as text."""
+        units = self.attrs["units"]
+
+        def cell(value: Any, name: str) -> str:
+            if pd.isna(value):
+                return NONE
+            if name in units:
+                return f"{100 * value:z.2f}"
+            return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+        columns = {
+            f"{name}, {units[name]}" if name in units else name: [cell(x, name) for x in column]
+            for name, column in self.items()
+        }
+        return pd.DataFrame(columns)
 
 
 class Results(Sequence[Result]):
@@ -396,11 +418,12 @@ class Results(Sequence[Result]):
 
     @property
     def summary(self) -> pd.DataFrame:
-        """A row per setting and recipe, the best of a setting first.
+        """A row per setting and recipe, the best of a setting first. It is printed with all
+        columns, in percent; its values are fractions.
 
         `accuracy`, or another main metric: after the last round, mean over seeds, with the standard
         deviation `std` and the ends `low` and `high` of the 95 % interval of the mean by the t
-        distribution.
+        distribution, as far as the metric can have such values.
         `majority_accuracy`: of always naming the most frequent class of the training data.
         `balanced_accuracy`: mean of the accuracies on each class. `macro_f1`: mean of the F1 of
         each class. `worst_client`: the lowest accuracy of a client. All four are means over seeds.
@@ -411,9 +434,10 @@ class Results(Sequence[Result]):
         """
         rows = []
         for point, group in self._scenarios():
+            metric = group.metric
             for one in group.methods:
-                n, std = one.final.n, one.final.std
-                half = None if std is None else comparison.per_deviation(n) * std
+                ends = comparison.interval(one.final) or (None, None)
+                low, high = (x and min(max(x, metric.least), metric.most) for x in ends)
                 seconds = [
                     sum(run.seconds or ()) for run in group.results if run.recipe == one.recipe
                 ]
@@ -421,11 +445,11 @@ class Results(Sequence[Result]):
                     {
                         **point,
                         "recipe": one.recipe,
-                        "seeds": n,
+                        "seeds": one.final.n,
                         group.main: one.final.mean,
-                        "std": std,
-                        "low": None if half is None else one.final.mean - half,
-                        "high": None if half is None else one.final.mean + half,
+                        "std": one.final.std,
+                        "low": low,
+                        "high": high,
                         **{
                             name: one.spreads[name].mean if name in one.spreads else None
                             for name in (MEANS if group.main == "accuracy" else BESIDE)
@@ -440,16 +464,22 @@ class Results(Sequence[Result]):
                 )
         frame = pd.DataFrame(rows)
         floats = {name: float for name in ("std", "low", "high", *MEANS) if name in frame}
-        return frame.astype(floats | {"rank": "Int64"} if rows else {})
+        table = Table(frame.astype(floats | {"rank": "Int64"} if rows else {}))
+        fractions = [name for name in frame if metric_of(name).percent]
+        fractions += self._in_percent("std", "low", "high", *MEANS)
+        table.attrs["units"] = dict.fromkeys(fractions, "%")
+        return table
 
     def compare(self, other: str = "fedavg") -> pd.DataFrame:
-        """Each recipe against `other`, seed by seed, within each setting.
+        """Each recipe against `other`, seed by seed, within each setting. It is printed with all
+        columns, in points; its values are fractions.
 
-        `difference`: of the accuracy, or another main metric, after the last round, with the ends
-        `low` and `high` of the 95 % interval of the paired t test. `p`: of that test. `p_holm`:
-        after Holm's adjustment for all comparisons of the setting; the `verdict` goes by it.
+        `difference`: of the accuracy, or another main metric, after the last round. `p`: of the
+        paired t test. `p_holm`: after Holm's adjustment for all comparisons of the setting. `low`
+        and `high`: the ends of that test's interval, 95 % after the adjustment. The `verdict` goes
+        by both alike.
         `higher`: on how many of the `seeds` the recipe ends above `other`. Recipes that are not
-        federated or have seen the test set are left out. It is printed with all columns. UserError
+        federated or have seen the test set are left out. UserError
         if `other` has no result.
 
         >>> import fedml_noniid as nd
@@ -472,8 +502,7 @@ class Results(Sequence[Result]):
                 n = len(one.differences)
                 values = (
                     one.mean if n else None,
-                    one.low,
-                    one.high,
+                    *(one.interval or (None, None)),
                     one.p,
                     one.holm_p,
                     one.higher,
@@ -484,7 +513,9 @@ class Results(Sequence[Result]):
                     {**point, "recipe": one.recipe, **dict(zip(COMPARED, values, strict=True))}
                 )
         frame = pd.DataFrame(rows, columns=[*self._keys, "recipe", *COMPARED])
-        return Comparison(frame.astype(dict.fromkeys(COMPARED[:5], float)))
+        table = Table(frame.astype(dict.fromkeys(COMPARED[:5], float)))
+        table.attrs["units"] = dict.fromkeys(self._in_percent(*COMPARED[:3]), "points")
+        return table
 
     def plot(self, ax: Axes | None = None) -> list[Axes]:
         """Draws the test accuracy per round, a panel for each setting, into a new figure of pyplot.
@@ -552,6 +583,10 @@ class Results(Sequence[Result]):
             for seed, files in result.files.items():
                 files.write(place, Unit(result.settings.scenario_names[0], result.recipe, seed).key)
         write_whole(place / "summary.csv", self.summary.to_csv(index=False))
+
+    def _in_percent(self, *names: str) -> tuple[str, ...]:
+        """The columns, if the main metric is a fraction that is shown in percent; else none."""
+        return names if all(metric_of(one.main).percent for one in self._found) else ()
 
     @property
     def _recipes(self) -> list[str]:

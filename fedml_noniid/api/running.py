@@ -33,7 +33,6 @@ from fedml_noniid.plugins.core.errors import NonFiniteError, UserError, shown
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.engines.callbacks import Callback, OnRow
 from fedml_noniid.plugins.engines.simulation import resolve_device
-from fedml_noniid.plugins.metrics import metric_of
 from fedml_noniid.plugins.models import name_of
 
 ENTRY = "{'recipe': name, method: {hyper-parameter: value}}"
@@ -300,8 +299,8 @@ def _trained(item: Item, callbacks: Sequence[Callback], workers: int) -> Files |
 
     def on_round(row: Mapping[str, float]) -> None:
         metric = item.loss.metric
-        now, words = row[f"test_{metric}"], metric_of(metric).words
-        report(RoundReport(item.unit.key, int(row["round"]), rounds, now, words))
+        now = row[f"test_{metric}"]
+        report(RoundReport(item.unit.key, int(row["round"]), rounds, now, metric))
 
     try:
         copies = copy.deepcopy(list(callbacks))

@@ -132,9 +132,10 @@ def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> Non
     with exclusively(place.root):
         for recipe, choice in tuned(place, config.load(place.root)).items():
             best, record = choice.trials[0], choice.tuned
+            metric = metric_of(record.metric)
             typer.echo(
-                f"{recipe}: {best.point.words}: validation {metric_of(record.metric).words} "
-                f"{record.validation:.4f}, best of {record.trials} trials"
+                f"{recipe}: {best.point.words}: validation {metric.words} "
+                f"{metric.shown(record.validation)}, best of {record.trials} trials"
             )
 
 

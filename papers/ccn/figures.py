@@ -10,9 +10,8 @@ import numpy as np
 
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.targets import Built, Target, nothing
-from fedml_noniid.pipelines.reporting.comparison import evidence
+from fedml_noniid.pipelines.reporting.comparison import evidence, paired
 from fedml_noniid.pipelines.reporting.figures import Values, look
-from fedml_noniid.pipelines.reporting.summary import spread
 from fedml_noniid.pipelines.reporting.text import as_csv
 from papers import curves
 from papers.curves import Panels
@@ -94,8 +93,11 @@ def _words(before: Values, after: Values, weights: Values, apart: int) -> Iterat
         (f"Client {apart}", [k]),
         ("The other clients", np.delete(np.arange(n), k)),
     ):
-        change = spread((after - before)[:, :, places].mean((1, 2)).tolist())
-        assert change is not None
+        with_it, without = (
+            dict(enumerate(cosines[:, :, places].mean((1, 2)).tolist()))
+            for cosines in (after, before)
+        )
+        change = paired("", with_it, without, 0.0)
         yield (
             f"{who}: over all rounds the cosine with the global model is "
             f"{before[:, :, places].mean():.4f} with FedAvg "

@@ -13,9 +13,9 @@ from fedml_noniid.pipelines.papers import contrasts
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.table import NOT_YET
 from fedml_noniid.pipelines.papers.targets import NOT_HERE, Built, Target, nothing
-from fedml_noniid.pipelines.reporting.comparison import confirmed, evidence
+from fedml_noniid.pipelines.reporting.comparison import Comparison, confirmed, evidence, paired
 from fedml_noniid.pipelines.reporting.figures import BASELINE_COLOUR, COLOURS, Values
-from fedml_noniid.pipelines.reporting.summary import Spread, spread
+from fedml_noniid.pipelines.reporting.summary import spread
 from fedml_noniid.pipelines.reporting.text import as_csv, plus_minus
 from papers.fednlr.activations import activations
 from papers.fednlr.example import example_network
@@ -39,11 +39,12 @@ class _Found(NamedTuple):
         Place, str
     ]  # mean and spread over the seeds that ended, with marks, or the reason for a missing one
     missing: tuple[str, ...]
+    step: float  # one test sample
 
-    def gain(self, place: Place, base: Place) -> Spread | None:
-        """Mean and spread of the difference on the same seeds."""
-        ours, theirs = self.seeds.get(place, {}), self.seeds.get(base, {})
-        return spread(ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys()))
+    def gain(self, place: Place, base: Place) -> Comparison | None:
+        """The difference on the same seeds; None without one."""
+        gain = paired("", self.seeds.get(place, {}), self.seeds.get(base, {}), self.step)
+        return gain if gain.differences else None
 
     def csv(self, *header: str) -> bytes:
         """CSV text with one line per place and seed."""
@@ -55,26 +56,32 @@ class _Found(NamedTuple):
         return as_csv([*header, "seed", "accuracy"], lines)
 
 
+def _gained(gain: Comparison | None) -> str:
+    return plus_minus(gain and gain.spread, sign="+")
+
+
 def _read(target: Target, measured: Measured, places: Mapping[Place, Mapping[str, Any]]) -> _Found:
     """Reads the results at `places`.
 
     Each place has parts of an address, which add to those of the target.
     """
-    seeds, cells = {}, {}
+    seeds, cells, step = {}, {}, 0.0
     missing: list[str] = []
     for place, parts in places.items():
         at = {"study": target.spec.get("study"), "scenario": target.spec["scenario"], **parts}
         cells[place] = NOT_HERE
         if measured.is_wanted(at):
             measured.found(at, ", ".join(filter(None, place)), missing)
-            values = contrasts.level(measured, at, str(target.spec["statistic"]), 100)
+            statistic = str(target.spec["statistic"])
+            values = contrasts.level(measured, at, statistic, 100)
+            step = max(step, 100 * contrasts.step(statistic, measured.group(at).runs))
             without = "diverges" if measured.group(at).diverged else NOT_YET
             cells[place] = (
                 plus_minus(spread(values.values())) + measured.mark(at) if values else without
             )
             if values and not measured.group(at).diverged:
                 seeds[place] = values
-    return _Found(seeds, cells, tuple(missing))
+    return _Found(seeds, cells, tuple(missing), step)
 
 
 def learning_rates(target: Target, measured: Measured) -> Built:
@@ -97,7 +104,7 @@ def learning_rates(target: Target, measured: Measured) -> Built:
             [
                 r,
                 *(found.cells[r, m] for m in names),
-                *(plus_minus(gains[r, m], sign="+") for m in others),
+                *(_gained(gains[r, m]) for m in others),
             ]
         )
     words = [
@@ -126,9 +133,7 @@ def ratios(target: Target, measured: Measured) -> Built:
     }
     gains = {title: gain for title, gain in every.items() if gain is not None}
     table = [["setting of mu", "accuracy, %", "gain over FedAvg"]]
-    table += [
-        [title, found.cells[title,], plus_minus(gain, sign="+")] for title, gain in every.items()
-    ]
+    table += [[title, found.cells[title,], _gained(gain)] for title, gain in every.items()]
     files = {"csv": found.csv("setting")}
     words = []
     if gains:
@@ -141,12 +146,12 @@ def ratios(target: Target, measured: Measured) -> Built:
             f"{confirmed([*gains.values()])[0]}."
         )
         if len(gains) > 1:
-            ends = (f"{title} ({plus_minus(gains[title], sign='+')})" for title in (high, low))
+            ends = (f"{title} ({_gained(gains[title])})" for title in (high, low))
             words.append(f"The highest is {', the lowest '.join(ends)}.")
         figure, (axes,) = panels(
             [""], x="accuracy above FedAvg, points", size=(6.4, 0.6 + 0.36 * len(gains))
         )
-        errors = [gain.std or 0 for gain in gains.values()]
+        errors = [(gain.spread and gain.spread.std) or 0 for gain in gains.values()]
         axes.barh(list(gains), list(means.values()), xerr=errors, color=COLOURS[0], capsize=3)
         axes.invert_yaxis()
         axes.axvline(0, color=RED, linewidth=1.2)

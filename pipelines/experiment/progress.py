@@ -12,6 +12,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from fedml_noniid.plugins.metrics import metric_of
+
 SHORT_S, EVERY_S = 2, 30  # seconds between two plain lines: about ended items, about running items
 
 
@@ -21,8 +23,8 @@ class RoundReport(NamedTuple):
     item: str
     done: int
     rounds: int
-    accuracy: float  # or another metric
-    metric: str = "accuracy"
+    reached: float
+    metric: str = "accuracy"  # the main one, which `reached` is
 
 
 _receive: Callable[[RoundReport], None] | None = None  # receives the reports of this process
@@ -95,7 +97,8 @@ class Display:
                 self._given += (news.done - 1) / news.rounds
             self._running[news.item] = news.done / news.rounds
             where = f"{news.item} in round {news.done} of {news.rounds}"
-            text = f"{where}, {news.metric} {news.accuracy:.4f}{self._left()}"
+            metric = metric_of(news.metric)
+            text = f"{where}, {metric.words} {metric.shown(news.reached)}{self._left()}"
             if self._bar is not None:
                 self._draw(text)
             elif news.done < news.rounds:

@@ -18,7 +18,8 @@ from scipy.stats import linregress
 from fedml_noniid.pipelines.experiment.counts import kappa
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers.runs import Measured
-from fedml_noniid.pipelines.reporting.summary import Spread, spread
+from fedml_noniid.pipelines.reporting.comparison import Comparison, paired
+from fedml_noniid.pipelines.reporting.summary import Spread, spread, test_samples
 from fedml_noniid.plugins.core.errors import UserError
 
 COLUMNS = ["seed", "number", "role", "scenario", "recipe", "value", "item"]
@@ -109,16 +110,28 @@ def gain(
     less: Mapping[str, Any],
     name: str = "final",
     scale: float = 1,
-) -> Spread | None:
-    """Mean and spread over seeds of the difference to the run at `less` with the same seed.
+) -> Comparison | None:
+    """The paired test of a statistic against that of the run at `less` with the same seed.
 
     Both have the same partition and first weights, so the spread of those over seeds drops out.
     None without a value, and if a seed of either diverged: the other seeds' mean would be too high.
     """
-    if measured.group(at).diverged or measured.group(less).diverged:
+    group = measured.group(at)
+    if group.diverged or measured.group(less).diverged:
         return None
-    one = Contrast("", "difference", [("of", at), ("less", less)], name, scale)
-    return spread(by_seed(evaluate(one, measured)).values())
+    ours, theirs = (level(measured, each, name, scale) for each in (at, less))
+    if not ours.keys() & theirs.keys():
+        return None
+    return paired("", ours, theirs, abs(scale) * step(name, group.runs))
+
+
+def step(name: str, runs: Sequence[ItemResult]) -> float:
+    """What one sample of the test set, or one round, makes of a statistic of runs; 0 if that is
+    not known."""
+    if ROUNDS_TO.fullmatch(name):
+        return 1.0
+    samples = test_samples(runs) if ACCURACY.fullmatch(name) else None
+    return 1 / samples if samples else 0.0
 
 
 def statistic(name: str, run: ItemResult, measured: Measured, study: str) -> float | None:
@@ -204,6 +217,11 @@ def _neuron_drift(run: ItemResult, measured: Measured, study: str) -> float | No
     return statistics.fmean(changes) if changes else None
 
 
+# Statistics that are accuracies, or deviations of them. All data sets of the claims have ten
+# classes.
+ACCURACY = re.compile(
+    r"final|best|last\d+|(first\d+|mean):test_accuracy|client_worst|\w*accuracy\w*"
+)
 ROUNDS_TO = re.compile(r"rounds_to:(0\.\d+)")
 PATTERNS: Sequence[tuple[re.Pattern[str], Callable[..., float | None]]] = (
     (re.compile(r"(final|best|last(\d+))"), _accuracy),

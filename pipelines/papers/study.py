@@ -73,9 +73,9 @@ def tuned(place: Workspace, study: studies.Study, settings: config.Config) -> st
         entry = content["recipes"][recipe] = dict(content["recipes"][recipe] or {})
         for section, keys in best.point.values.items():
             entry[section] = (entry.get(section) or {}) | keys
-        means = [None if trial.mean is None else round(trial.mean, 6) for trial in ranked]
         record[recipe] = [
-            [trial.point.words, mean, seeds] for trial, mean in zip(ranked, means, strict=True)
+            [of.point.words, None if of.mean is None else float(f"{of.mean:.6g}"), seeds]
+            for of in ranked
         ]
     text = json.dumps(record, indent=1, sort_keys=True) + "\n"
     write_whole(place.root / study.folder / studies.TUNED, text)

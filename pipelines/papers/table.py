@@ -20,7 +20,7 @@ from scipy.stats import kendalltau
 from fedml_noniid.pipelines.papers import contrasts
 from fedml_noniid.pipelines.papers.runs import Group, Measured
 from fedml_noniid.pipelines.papers.targets import NOT_HERE, Built, Head, Target, address
-from fedml_noniid.pipelines.reporting.comparison import confirmed, evidence
+from fedml_noniid.pipelines.reporting.comparison import Comparison, confirmed, evidence
 from fedml_noniid.pipelines.reporting.summary import Spread
 from fedml_noniid.pipelines.reporting.text import as_csv, plus_minus
 from fedml_noniid.plugins.core.errors import located
@@ -69,7 +69,7 @@ class Cell(NamedTuple):
     measured: Spread | None = None
     mark: str = ""  # leaks, notes and diverged seeds
     group: Group = Group((), ())
-    gain: Spread | None = None  # the difference to another cell, seed by seed
+    gain: Comparison | None = None  # the difference to another cell, seed by seed
     gain_reported: float | None = None
 
     @property
@@ -98,7 +98,7 @@ class Cell(NamedTuple):
             found += f" ({self.reported:g})"
         if self.gain is None:
             return found
-        found += f"\ngain {plus_minus(self.gain, self.decimals, '+')}"
+        found += f"\ngain {plus_minus(self.gain.spread, self.decimals, '+')}"
         if self.gain_reported is not None:
             found += f" ({self.gain_reported:+.{self.decimals}f})"
         return found
@@ -110,7 +110,8 @@ class Cell(NamedTuple):
         notes = "; ".join(note for notes in self.group.notes for note in notes)
         found = [*place, mean, std, n, len(self.group.diverged), self.reported]
         found += [self.reported_spread, difference, "; ".join(self.group.leaks), notes]
-        return [*found, *(self.gain or (None, None))[:2], self.gain_reported]
+        gain = (self.gain and self.gain.spread) or (None, None)
+        return [*found, *gain[:2], self.gain_reported]
 
 
 class Table:
@@ -159,7 +160,7 @@ class Table:
         mark = self.measured.mark(at)
         return cell._replace(instead="", measured=found, mark=mark, group=group, gain=gain)
 
-    def _gain(self, place: Place, base: Place) -> Spread | None:
+    def _gain(self, place: Place, base: Place) -> Comparison | None:
         """The difference of two cells, seed by seed."""
         at = self.at[place]
         return contrasts.gain(self.measured, at, self.at[base], at["statistic"], at["scale"])
@@ -261,7 +262,7 @@ class Table:
                 f"{base}: the mean gain of {len(gains)} methods is "
                 f"{statistics.fmean(gain.mean for gain in gains):+.{decimals}f}{beside}"
             )
-            if any(gain.std is None for gain in gains):
+            if any(gain.p is None for gain in gains):
                 yield f"{text}, on one seed: no evidence either way."
                 continue
             up, down = confirmed(gains)

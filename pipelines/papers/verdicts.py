@@ -24,28 +24,23 @@ import pandas as pd
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers.claims import BESIDE, Claim, Named, Printed
 from fedml_noniid.pipelines.papers.committed import RUNS, VALUES, Committed, stacked
-from fedml_noniid.pipelines.papers.contrasts import ROUNDS_TO, by_seed, evaluate
+from fedml_noniid.pipelines.papers.contrasts import ACCURACY, ROUNDS_TO, by_seed, evaluate, step
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.reporting.comparison import (
     LEVEL,
     MOST_SEEDS,
     Comparison,
     holm,
+    interval,
     paired,
-    per_deviation,
     power,
 )
 from fedml_noniid.pipelines.reporting.looks import T_EXCESS, levels, p_of_look
-from fedml_noniid.pipelines.reporting.summary import TINY
+from fedml_noniid.pipelines.reporting.summary import TINY, Spread
 
 HELD, NOT_HELD, NO_GAIN, UNDECIDED = "held", "not held", "no gain above x", "undecided"
 NOT_TESTABLE, NOT_RUN = "not testable here", "not run"
 VERDICTS = (HELD, NOT_HELD, NO_GAIN, UNDECIDED, NOT_TESTABLE, NOT_RUN)
-# Statistics that are accuracies, or deviations of them. All data sets of the claims have ten
-# classes.
-ACCURACY = re.compile(
-    r"final|best|last\d+|(first\d+|mean):test_accuracy|client_worst|\w*accuracy\w*"
-)
 LEVELS = re.compile(r"final|best|last\d+")  # accuracies of single runs, as papers print them
 CHANCE, NEAR_CHANCE, CEILING = 0.1, 0.05, 0.99
 POWER = 0.8  # of the number of seeds that would decide it
@@ -78,7 +73,7 @@ class Tested(NamedTuple):
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 %, of the tested number itself, for this number alone."""
-        return None if self.compared.low is None else self._around(LEVEL)
+        return None if self.compared.p is None else self._around(LEVEL)
 
     @property
     def adjusted(self) -> tuple[float, float] | None:
@@ -88,10 +83,10 @@ class Tested(NamedTuple):
         """
         return self._around(self.level) if self.compared.deviation else None
 
-    def _around(self, level: float) -> tuple[float, float]:
+    def _around(self, level: float) -> tuple[float, float] | None:
         assert self.mean is not None, "it has a seed"
-        half = per_deviation(len(self.compared.differences), level) * self.compared.deviation
-        return self.mean - half, self.mean + half
+        n = len(self.compared.differences)
+        return interval(Spread(self.mean, self.compared.deviation, n), level)
 
     @property
     def on_side(self) -> int:
@@ -235,7 +230,7 @@ class Verdict(NamedTuple):
             return f"{seeds} of {len(self.named.seeds(self.look))} seeds have the number."
         if self.counted:
             return ""
-        if self.weakest.compared.deviation < TINY:
+        if not self.weakest.compared.deviation:
             return "The number is the same on every seed, so there is no t test."
         return self.gate or self._reason_of_test(self.weakest)
 
@@ -458,9 +453,8 @@ def _tested(
     part reaches the accuracy: that all numbers are equal says nothing then.
     """
     claim, found, is_whole = named.claim, [], True
-    # The smallest step of a number that counts rounds.
-    step = abs(float(claim.scale)) if claim.statistic.startswith("rounds_to:") else 0.0
-    step = 0.0 if claim.contrast == "trend" else step
+    # Committed numbers do not say how many test samples there were. Equal ones have no test then.
+    least = 0.0 if claim.contrast == "trend" else abs(claim.scale) * step(claim.statistic, ())
     for words in [one.words for one in claim.contrasts() if one.places[0][0] != BESIDE]:
         part = values[values["part"] == words]
         late, every = _late(named, part)
@@ -470,7 +464,7 @@ def _tested(
         numbers = by_seed(part)
         is_whole = is_whole and len(numbers) == seeds
         for bound, side in claim.holds.bounds:
-            compared = paired(words, numbers, dict.fromkeys(numbers, bound), step)
+            compared = paired(words, numbers, dict.fromkeys(numbers, bound), least)
             found.append(Tested(words, bound, side, compared))
     return tuple(found), min(found, key=lambda one: one.t) if is_whole and found else None
 

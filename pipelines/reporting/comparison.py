@@ -24,12 +24,10 @@ FOR_TEMPLATES = ("against", "seeds_needed", "LEVEL", "MOST_SEEDS")  # what sente
 
 
 class Comparison(NamedTuple):
-    """Final accuracy of a method minus the other's, on the seeds that both have.
+    """A paired t test: final accuracy of a method minus the other's, on the seeds that both have.
 
-    Accuracies are fractions.
-
-    `low` and `high` are the ends of the 95 % interval of the paired t test. Without two seeds there
-    is no test.
+    Accuracies are fractions. Without two seeds there is no test. Without `deviation` there is none
+    either: the differences are equal, and one test sample is not known. `p` is 1 then.
     """
 
     recipe: str
@@ -37,10 +35,10 @@ class Comparison(NamedTuple):
     step: float  # one test sample; 0 if the size of the test set is not known
     # standard deviation of the differences, at least what one sample on one seed makes
     deviation: float = 0.0
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None  # paired t test
+    p: float | None = None
     holm_p: float | None = None  # `p` after Holm's adjustment for all comparisons of the table
+    # Holm's method compares `p` with it. The interval has 0 in it unless `holm_p` is below LEVEL.
+    level: float = LEVEL
     # whether both end with the same weights on all common seeds; there is no test then
     same: bool = False
 
@@ -48,6 +46,19 @@ class Comparison(NamedTuple):
     def mean(self) -> float:
         """Mean difference. Needs a seed in common."""
         return statistics.fmean(self.differences)
+
+    @property
+    def spread(self) -> Spread | None:
+        """Mean and deviation of the differences as they are; None without a seed in common."""
+        return spread(self.differences)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The interval of the mean at `level`: that of the test. None without a test."""
+        n = len(self.differences)
+        return (
+            interval(Spread(self.mean, self.deviation, n), self.level) if self.deviation else None
+        )
 
     @property
     def higher(self) -> int:
@@ -62,7 +73,12 @@ class Comparison(NamedTuple):
     @property
     def is_below_a_sample(self) -> bool:
         """Whether the mean difference is at most one test sample."""
-        return self.gap <= self.step + TINY
+        return self.step > 0 and self.gap <= self.step + TINY
+
+    @property
+    def rejects(self) -> bool:
+        """Whether the test rejects equal means, after Holm's adjustment."""
+        return self.holm_p is not None and self.holm_p < LEVEL
 
     @property
     def verdict(self) -> str:
@@ -72,12 +88,12 @@ class Comparison(NamedTuple):
         """
         if self.same:
             return "same weights"
-        if self.low is None or self.high is None:
+        if self.p is None:
             return "one seed" if self.differences else "no seed"
-        decided = self.holm_p is not None and self.holm_p < LEVEL
-        if self.is_below_a_sample and (decided or max(-self.low, self.high) <= self.step + TINY):
+        within = self.interval is not None and max(map(abs, self.interval)) <= self.step + TINY
+        if self.is_below_a_sample and (self.rejects or within):
             return "within one sample"
-        if decided:
+        if self.rejects:
             return "better" if self.mean > 0 else "worse"
         return "undecided"
 
@@ -90,71 +106,76 @@ class Comparison(NamedTuple):
 def against(scenario: ScenarioSummary, other: MethodSummary | None) -> dict[str, Comparison]:
     """Every compared method against `other`, by recipe."""
     methods = [one for one in scenario.methods if one.compared and one is not other]
-    found = [_compared(one, other, scenario.step) for one in methods] if other else []
-    tested = [one.p for one in found if one.p is not None]
-    adjusted = iter(holm(tested))
-    return {
-        one.recipe: one if one.p is None else one._replace(holm_p=next(adjusted)) for one in found
-    }
+    compared = [_compared(one, other, scenario.step) for one in methods] if other else []
+    return {one.recipe: one for one in adjusted(compared)}
 
 
 def _compared(one: MethodSummary, other: MethodSummary, step: float) -> Comparison:
     ours, theirs = one.runs["final"].to_dict(), other.runs["final"].to_dict()
-    found = paired(one.recipe, ours, theirs, step)
     common = one.weights.keys() & other.weights.keys()
-    same = bool(common) and all(one.weights[seed] == other.weights[seed] for seed in common)
-    return found._replace(p=None, same=True) if same else found
+    if common and all(one.weights[seed] == other.weights[seed] for seed in common):
+        return Comparison(one.recipe, (0.0,) * len(common), step, same=True)
+    return paired(one.recipe, ours, theirs, step)
 
 
 def paired(
     recipe: str, ours: Mapping[int, float], theirs: Mapping[int, float], step: float
 ) -> Comparison:
-    """Compares final accuracies by seed; `step` is one test sample."""
-    differences = tuple(ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys()))
+    """The paired t test of two methods, by their numbers of each seed; `step` is one test sample.
+
+    Equal differences would give p = 0. The test takes the smallest deviation that these seeds can
+    show instead. Differences that only rounding separates are equal.
+    """
+    pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+    differences = tuple(one - other for one, other in pairs)
     n = len(differences)
     if n < 2:
         return Comparison(recipe, differences, step)
-    found = spread(differences)
-    ends = interval(found)
-    assert found is not None and found.std is not None and ends is not None, (
-        "two values have a deviation"
-    )
-    # Equal differences would give p = 0. The test takes the smallest deviation that these seeds can
-    # show instead.
-    deviation = max(found.std if found.std > TINY else 0.0, step / math.sqrt(n))
-    p = p_value(found._replace(std=deviation))
-    return Comparison(recipe, differences, step, deviation, *ends, p)
+    mean, std = statistics.fmean(differences), statistics.stdev(differences)
+    rounding = TINY * max(abs(number) for pair in pairs for number in pair)
+    deviation = max(std if std > rounding else 0.0, step / math.sqrt(n))
+    p = 2 * stdtr(n - 1, -abs(mean) * math.sqrt(n) / deviation) if deviation else 1.0
+    return Comparison(recipe, differences, step, deviation, float(p))
 
 
-def interval(difference: Spread | None) -> tuple[float, float] | None:
-    """The ends of the 95 % interval of the paired t test, from differences by seed.
+def interval(found: Spread | None, level: float = LEVEL) -> tuple[float, float] | None:
+    """The ends of a mean's interval by the t distribution: 95 %, or 1 - `level`.
 
     None without two seeds.
     """
-    if difference is None or difference.std is None:
+    if found is None or found.std is None:
         return None
-    half = per_deviation(difference.n) * difference.std if difference.std > TINY else 0.0
-    return difference.mean - half, difference.mean + half
-
-
-def p_value(difference: Spread) -> float:
-    """p of the paired t test, from differences by seed. 1 if they do not vary or there is one."""
-    if not difference.std:
-        return 1.0
-    return float(
-        2
-        * stdtr(difference.n - 1, -abs(difference.mean) * math.sqrt(difference.n) / difference.std)
-    )
+    half = per_deviation(found.n, level) * found.std
+    return found.mean - half, found.mean + half
 
 
 def holm(ps: Sequence[float]) -> list[float]:
     """Holm's adjusted p-values: the smallest times their number, the next times one less, ...,
     never descending."""
-    adjusted, highest = [0.0] * len(ps), 0.0
-    for place, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
-        highest = max(highest, min(1.0, (len(ps) - place) * ps[i]))
-        adjusted[i] = highest
-    return adjusted
+    raised, highest = [0.0] * len(ps), 0.0
+    for rank, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
+        raised[i] = highest
+    return raised
+
+
+def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons with Holm's adjustment for all of them that have a test.
+
+    Holm's method ends at the first p that does not reject. All that follow have its level.
+    """
+    ps = sorted(one.p for one in comparisons if one.p is not None)
+    holm_ps = holm(ps)
+    n_rejected = sum(p < LEVEL for p in holm_ps)
+
+    def of_rank(one: Comparison) -> Comparison:
+        if one.p is None:
+            return one
+        rank = ps.index(one.p)
+        level = LEVEL / (len(ps) - min(rank, n_rejected))
+        return one._replace(holm_p=holm_ps[rank], level=level)
+
+    return [of_rank(one) for one in comparisons]
 
 
 def per_deviation(n: int, level: float = LEVEL) -> float:
@@ -186,25 +207,23 @@ def power(mean: float, deviation: float, n: int, level: float) -> float:
     return float(1 - nctdtr(n - 1, mean / deviation * root, per_deviation(n, level) * root))
 
 
-def evidence(difference: Spread, decimals: int = 2, unit: str = "") -> str:
-    """A mean difference with its 95 % interval: `+2.00, 95 % interval -1.00 to +5.00 over 3 seeds:
+def evidence(one: Comparison, decimals: int = 2, unit: str = "", over: str = "seeds") -> str:
+    """A mean difference with its interval: `+2.00, 95 % interval -1.00 to +5.00 over 3 seeds:
     undecided`."""
-    mean, ends = f"{difference.mean:+z.{decimals}f}{unit}", interval(difference)
-    if ends is None:
+    mean, n = f"{one.mean:+z.{decimals}f}{unit}", len(one.differences)
+    if n < 2:
         return f"{mean} on one seed: no evidence either way"
-    low, high = ends
-    if low == high:
-        return f"{mean} on each of {difference.n} seeds"
+    if one.interval is None:
+        return f"{mean} on each of {n} {over}"
+    low, high = one.interval
     undecided = ": undecided" if low <= 0 <= high else ""
     return (
-        f"{mean}, 95 % interval {low:+.{decimals}f} to {high:+.{decimals}f} over "
-        f"{difference.n} seeds{undecided}"
+        f"{mean}, 95 % interval {low:+z.{decimals}f} to {high:+z.{decimals}f} over {n} "
+        f"{over}{undecided}"
     )
 
 
-def confirmed(differences: Sequence[Spread]) -> tuple[int, int]:
-    """How many differences are above 0 and below 0 by the paired t test, after Holm's adjustment
-    for all of them."""
-    adjusted = holm([p_value(difference) for difference in differences])
-    means = [one.mean for one, p in zip(differences, adjusted, strict=True) if p < LEVEL]
+def confirmed(comparisons: Sequence[Comparison]) -> tuple[int, int]:
+    """How many differences are above 0 and below 0, after Holm's adjustment for all of them."""
+    means = [one.mean for one in adjusted(comparisons) if one.rejects]
     return sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)

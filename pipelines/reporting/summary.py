@@ -142,13 +142,13 @@ def scenario(
     results: Sequence[ItemResult],
     recipes: Sequence[str],
     seeds: Sequence[int],
-    test_samples: int | None = None,
+    n_tested: int | None = None,
 ) -> ScenarioSummary | None:
     """Sums up the results of one scenario for the named recipes and seeds.
 
     None if none of them has finished.
 
-    `test_samples`: the size of the test set. Without it, the files of the results have it.
+    `n_tested`: the size of the test set. Without it, the files of the results have it.
     """
     present = [
         run
@@ -163,9 +163,8 @@ def scenario(
     plain = [recipe for recipe, runs in by_recipe.items() if runs[0].composition == BASELINE]
     base = BASELINE if BASELINE in plain else next(iter(plain), None)
     baseline = None if base is None else measured(by_recipe[base])["final"]
-    test_samples = test_samples or next(filter(None, map(_test_samples, present)), None)
-    main = present[0].main
-    step = 1 / test_samples if test_samples and main == "accuracy" else 0.0
+    n_tested, main = n_tested or test_samples(present), present[0].main
+    step = 1 / n_tested if n_tested and main == "accuracy" else 0.0
     own = {recipe: bool(_tag(runs[0], "own_models")) for recipe, runs in by_recipe.items()}
     methods = _ranked(
         [
@@ -193,7 +192,7 @@ def scenario(
             for seed in seeds
             if (recipe, seed) not in ended
         ),
-        test_samples=test_samples,
+        test_samples=n_tested,
         main=main,
     )
 
@@ -270,12 +269,13 @@ def _ranked(methods: Sequence[MethodSummary]) -> tuple[MethodSummary, ...]:
     )
 
 
-def _test_samples(result: ItemResult) -> int | None:
-    """The size of the test set, from the evaluation.
+def test_samples(results: Iterable[ItemResult]) -> int | None:
+    """The size of the test set, from the first evaluation; None without one.
 
     All runs of an experiment have the same test set.
     """
-    path = next((path for path in result.files if path.stem in ("per_class", "per_target")), None)
+    files = (path for result in results for path in result.files)
+    path = next((path for path in files if path.stem in ("per_class", "per_target")), None)
     if path is None:
         return None
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedml_noniid.pipelines.experiment.results import METRIC
 from fedml_noniid.pipelines.reporting.comparison import Comparison, against
-from fedml_noniid.pipelines.reporting.summary import BASELINE, MethodSummary, ScenarioSummary
+from fedml_noniid.pipelines.reporting.summary import BASELINE, TINY, MethodSummary, ScenarioSummary
 from fedml_noniid.pipelines.reporting.text import (
     MIB,
     NONE,
@@ -38,11 +38,10 @@ COLUMNS = (
     "traffic_total_bytes",
 )
 PARTS = ("mean", "std", "seeds")
-# Part of a comparison in summary.csv -> the number.
-TESTS = {"low": "low", "high": "high", "p": "p", "p_holm": "holm_p"}
+TESTS = ("low", "high", "p", "p_holm")  # parts of a comparison in summary.csv
 # Columns that DVC shows, beside the accuracy and what it is compared with.
 METRICS = ("majority_accuracy", "balanced_accuracy", "macro_f1", "worst_client")
-COMPARED = ("method", "difference", "95 %", "t test, p", "Holm, p", "higher", "verdict")
+COMPARED = ("method", "difference", "interval", "t test, p", "Holm, p", "higher", "verdict")
 
 
 def cells(scenario: ScenarioSummary) -> list[list[str]]:
@@ -139,9 +138,8 @@ def _numbers(one: Comparison, metric: Metric, is_constant: bool) -> list[str]:
         verdict = "above, but with a warning"
     if not one.differences:
         return [one.recipe, *[NONE] * 5, verdict]
-    interval = NONE
-    if one.low is not None and one.high is not None:
-        interval = f"{points(one.low, metric)} to {points(one.high, metric)}"
+    ends = one.interval
+    interval = " to ".join(points(end, metric) for end in ends) if ends else NONE
     ps = (
         NONE if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001" for p in (one.p, one.holm_p)
     )
@@ -174,8 +172,9 @@ def summary_csv(scenarios: Iterable[ScenarioSummary]) -> str:
                 numbers = one.spreads.get(column) or (None, None, 0)
                 row |= {f"{column}_{part}": x for part, x in zip(PARTS, numbers, strict=True)}
             for other, comparisons in with_others.items():
-                for part, name in TESTS.items():
-                    value = getattr(comparisons.get(one.recipe), name, None)
+                test = comparisons.get(one.recipe)
+                numbers = (*(test.interval or (None,) * 2), test.p, test.holm_p) if test else ()
+                for part, value in itertools.zip_longest(TESTS, numbers):
                     # Ten digits, so that they don't depend on the machine's exponential function.
                     row[f"{other}_{part}"] = None if value is None else float(f"{value:.10g}")
             rows.append(row)
@@ -199,40 +198,38 @@ def _headline(
     scenario: ScenarioSummary, one: MethodSummary, with_base: Comparison | None
 ) -> dict[str, float]:
     """Accuracy, its standard deviation, other measures, difference to the baseline with its
-    interval, in % where the metric is a fraction that is shown so. MiB.
+    interval: fractions, with six digits. MiB.
 
     Unknown numbers are left out.
     """
-    fractions = {scenario.main: one.final.mean, "spread": one.final.std}
-    fractions |= {name: one.spreads[name].mean for name in METRICS if name in one.spreads}
+    numbers = {scenario.main: one.final.mean, "spread": one.final.std}
+    names = (*METRICS, *scenario.others)
+    numbers |= {name: one.spreads[name].mean for name in names if name in one.spreads}
     if with_base is not None and with_base.differences:
-        fractions["difference"] = with_base.mean
-        fractions |= {"difference_low": with_base.low, "difference_high": with_base.high}
-    factor = scenario.metric.factor
-    numbers = {name: factor * value for name, value in fractions.items() if value is not None}
-    beside = {name: metric_of(name).factor * one.spreads[name].mean for name in scenario.others}
-    numbers |= beside
+        low, high = with_base.interval or (None, None)
+        numbers |= {
+            "difference": with_base.mean,
+            "difference_low": low,
+            "difference_high": high,
+        }
     numbers["mib"] = one.spreads["traffic_total_bytes"].mean / MIB
-    # `+ 0.0`: a rounded zero has no sign.
-    return {name: round(number, 4) + 0.0 for name, number in numbers.items()}
+    rounding = TINY * abs(one.final.mean)  # what the difference of equal numbers may be
+    known = {name: x for name, x in numbers.items() if x is not None}
+    return {name: float(f"{x:.6g}") if abs(x) > rounding else 0.0 for name, x in known.items()}
 
 
 def curves_csv(scenario: ScenarioSummary, recipes: Sequence[str]) -> str:
-    """Test accuracy of each recipe, mean over seeds, by round, for `dvc plots`.
+    """Test accuracy of each recipe, mean over seeds, by round, for `dvc plots`: fractions.
 
-    Empty where it is not known.
+    Empty where it is not known of all seeds.
     """
     rows = [
-        (int(row["round"]), run.recipe, row[f"test_{run.main}"])
+        (int(row["round"]), run.recipe, run.seed, row[f"test_{run.main}"])
         for run in scenario.results
         for row in run.rows
     ]
-    frame = pd.DataFrame(rows, columns=["round", "recipe", "accuracy"])
-    means = frame.groupby(["round", "recipe"])["accuracy"].agg(_mean)
-    return str(means.unstack().reindex(columns=recipes).to_csv())
-
-
-def _mean(values: Iterable[float]) -> float:
-    """The mean of the finite values, NaN without any."""
-    known = list(filter(math.isfinite, values))
-    return statistics.fmean(known) if known else math.nan
+    frame = pd.DataFrame(rows, columns=["round", "recipe", "seed", "accuracy"])
+    table = frame.pivot(index="round", columns=["recipe", "seed"], values="accuracy")
+    ran = [recipe for recipe in recipes if recipe in table]
+    means = {recipe: table[recipe].apply(statistics.fmean, axis=1) for recipe in ran}
+    return str(pd.DataFrame(means).reindex(columns=recipes).to_csv())

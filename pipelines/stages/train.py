@@ -248,7 +248,7 @@ class _Tracked:
                 done,
                 self.settings.train.rounds,
                 row[f"test_{metric}"],
-                metric_of(metric).words,
+                metric,
             )
         )
 

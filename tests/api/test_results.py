@@ -13,6 +13,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import torch
 from matplotlib import pyplot
 
@@ -83,10 +84,26 @@ def test_the_summary_is_that_of_the_rounds(grid: nd.Results) -> None:
         accuracies = last.get_group(point)
         assert row["accuracy"] == pytest.approx(accuracies.mean())
         assert row["std"] == pytest.approx(accuracies.std())
-        assert row["low"] < row["accuracy"] < row["high"] or row["std"] == 0
+        ends = scipy.stats.t.interval(0.95, 1, accuracies.mean(), scipy.stats.sem(accuracies))
+        assert (row["low"], row["high"]) == pytest.approx(tuple(np.clip(ends, 0, 1)))
     for _, group in grid.summary.groupby(["alpha", "lr"]):
         assert group["accuracy"].is_monotonic_decreasing
         assert group["rank"].tolist() == [1, 2]
+
+
+def test_what_is_printed_is_in_percent_and_what_is_held_are_fractions(grid: nd.Results) -> None:
+    one, table, compared = grid[0], grid.summary, grid.compare("fedavg")
+    assert max(table["high"]) <= 1 and max(table["accuracy"]) <= 1
+    row = table[table["recipe"] == one.recipe].iloc[0]
+    words = f"accuracy {100 * row['accuracy']:.2f} ± {100 * row['std']:.2f} %"
+    assert words in repr(one)
+    texts, title = (repr(table), table._repr_html_()), "accuracy, %"
+    for number in (row["accuracy"], row["std"], row["low"], row["high"], row["worst_client"]):
+        assert all(f"{100 * number:.2f}" in text and title in text for text in texts)
+    texts, title = (repr(compared), compared._repr_html_()), "difference, points"
+    for number in compared[["difference", "low", "high"]].to_numpy().flatten():
+        assert all(f"{100 * number:z.2f}" in text and title in text for text in texts)
+    assert f"{compared['p'].iloc[0]:.4g}" in repr(compared)
 
 
 def test_compare_pairs_the_seeds(grid: nd.Results) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
-from scipy.stats import t
+from scipy.stats import t, ttest_1samp
 
 from fedml_noniid.pipelines.reporting.comparison import (
+    LEVEL,
     Comparison,
+    adjusted,
+    confirmed,
     holm,
-    p_value,
+    interval,
     paired,
     per_deviation,
     power,
@@ -27,14 +31,16 @@ def of(samples: Sequence[float], holm_factor: float = 1.0) -> Comparison:
     """A comparison with these differences in test samples. `holm_factor`: what Holm makes of p."""
     theirs = dict.fromkeys(range(len(samples)), 0.25)
     found = paired("a", {seed: 0.25 + STEP * d for seed, d in enumerate(samples)}, theirs, STEP)
-    return found if found.p is None else found._replace(holm_p=min(1.0, holm_factor * found.p))
+    if found.p is None:
+        return found
+    return found._replace(holm_p=min(1.0, holm_factor * found.p), level=LEVEL / holm_factor)
 
 
 def test_one_two_three_by_hand() -> None:
     """Mean 2, deviation 1. Two degrees of freedom: p = 1 - t / sqrt(t^2 + 2), t = 2 sqrt(3)."""
     found = of([1, 2, 3])
-    assert found.mean == pytest.approx(0.02) and found.low is not None and found.high is not None
-    assert (found.low, found.high) == pytest.approx((0.02 - HALF / 100, 0.02 + HALF / 100))
+    assert found.mean == pytest.approx(0.02)
+    assert found.interval == pytest.approx((0.02 - HALF / 100, 0.02 + HALF / 100))
     assert pytest.approx(2.484, abs=0.0005) == HALF
     assert found.p == pytest.approx(1 - 2 * math.sqrt(3) / math.sqrt(14))
     assert found.higher == 3
@@ -50,13 +56,76 @@ def test_only_common_seeds_count() -> None:
 def test_equal_differences_count_as_if_one_seed_were_one_sample_off() -> None:
     """Deviation of 0, 0, 1 samples: 1 / sqrt(3).
 
-    So t = 3 for one sample and 6 for two; the interval is a point.
+    So t = 3 for one sample and 6 for two. The interval is that of the same test.
     """
     one, two = of([1, 1, 1]), of([2, 2, 2])
     assert one.p == pytest.approx(1 - 3 / math.sqrt(11)) and two.p == pytest.approx(
         1 - 6 / math.sqrt(38)
     )
-    assert one.low == one.high == one.mean and two.deviation == pytest.approx(STEP / math.sqrt(3))
+    half = HALF * STEP / math.sqrt(3)
+    assert two.deviation == pytest.approx(STEP / math.sqrt(3))
+    assert two.interval == pytest.approx((2 * STEP - half, 2 * STEP + half))
+
+
+def test_gains_that_only_rounding_separates_are_equal() -> None:
+    """0.3 - 0.1 and 0.4 - 0.2 are 0.2 and 0.2: as floats they differ by 3e-17."""
+    ours, theirs = {0: 30 * 0.01, 1: 40 * 0.01}, {0: 0.1, 1: 0.2}
+    one = paired("a", ours, theirs, 0.0)
+    assert len(set(one.differences)) == 2, "the floats differ"
+    assert (one.p, one.interval, one.deviation) == (1.0, None, 0.0)
+    assert confirmed([one, one]) == (0, 0)
+    # One sample on one of two seeds has the deviation 1 / sqrt(2) samples; t = 0.2 / (0.01 / 2).
+    known = paired("a", ours, theirs, 0.01)
+    assert known.p == pytest.approx(1 - 2 * math.atan(40) / math.pi)
+
+
+def test_small_numbers_are_not_taken_for_rounding() -> None:
+    """1, 2 and 3 times 1e-12, as differences of a metric of that size."""
+    ours = {seed: 1e-12 * (seed + 1) for seed in range(3)}
+    one = paired("a", ours, dict.fromkeys(ours, 0.0), 0.0)
+    assert one.p == pytest.approx(of([1, 2, 3]).p) and one.deviation == pytest.approx(1e-12)
+
+
+def test_the_interval_has_0_in_it_unless_the_adjusted_p_decides() -> None:
+    """Any number of comparisons, of any size."""
+    random = np.random.default_rng(0)
+    decided = {True: 0, False: 0}
+    for _ in range(300):
+        n, seeds = random.integers(1, 7), random.integers(2, 9)
+        shifts = random.choice([0.0, 0.5, 1.5, 4.0], n)
+        every = [
+            paired(
+                "a",
+                dict(enumerate(random.normal(shift, 1, seeds))),
+                dict.fromkeys(range(seeds), 0.0),
+                0.0,
+            )
+            for shift in shifts
+        ]
+        for one in adjusted([*every, Comparison("one seed", (1.0,), 0.0)])[:-1]:
+            assert one.interval is not None and one.holm_p is not None
+            low, high = one.interval
+            assert (low > 0 or high < 0) == (one.holm_p < LEVEL) == one.is_decided
+            decided[one.is_decided] += 1
+    assert min(decided.values()) > 100
+
+
+def test_holms_levels_by_hand() -> None:
+    """Means of 9, 5 and 0.1 deviations over three seeds: p = 0.004, 0.013, 0.88.
+
+    Three, two and one are left where each is tested: 5 % / 3, 5 % / 2, 5 %.
+    """
+    means = (0.1, 9, 5)
+    every = adjusted(
+        [
+            paired("a", {0: mean - 1, 1: mean, 2: mean + 1}, dict.fromkeys(range(3), 0.0), 0.0)
+            for mean in means
+        ]
+    )
+    assert [one.level for one in every] == pytest.approx([0.05, 0.05 / 3, 0.05 / 2])
+    for one, mean in zip(every, means, strict=True):
+        half = t.ppf(1 - one.level / 2, 2) / math.sqrt(3)
+        assert one.interval == pytest.approx((mean - half, mean + half))
 
 
 @pytest.mark.parametrize(
@@ -79,9 +148,12 @@ def test_holm_by_hand(ps: Sequence[float], adjusted: Sequence[float]) -> None:
     [
         ([], 1, "no seed"),
         ([9], 1, "one seed"),
-        ([0, 0, 0], 1, "within one sample"),
-        ([1, 1, 1], 1, "within one sample"),
-        ([-1, -1, -1], 1, "within one sample"),
+        ([0, 0, 0], 1, "undecided"),  # up to 4.30 / 3 samples either way
+        ([0, 0, 0, 0], 1, "within one sample"),  # up to 3.18 / 4
+        ([0, 0, 0, 0], 3, "undecided"),  # up to 4.86 / 4, of three comparisons
+        ([1, 1, 1], 1, "undecided"),
+        ([1, 1, 1, 1], 1, "within one sample"),  # p = 0.028, but one sample
+        ([-1, -1, -1, -1], 1, "within one sample"),
         ([0.8, 1, 1.2, 1, 1], 1, "within one sample"),  # decided, but one sample on average
         ([2, 2, 2], 1, "better"),  # p = 0.027
         ([2, 2, 2], 2, "undecided"),
@@ -129,9 +201,10 @@ def test_seeds_for_a_power_of_80_percent(size: float, seeds: int | None) -> None
 @pytest.mark.parametrize("n", [2, 3, 10, 100])
 def test_the_tests_are_those_of_scipy(n: int) -> None:
     for ratio in (0.01, 1.0, 2.5, 40.0):
-        wanted = 2 * t.sf(ratio * math.sqrt(n), n - 1)
-        assert p_value(Spread(ratio, 1.0, n)) == pytest.approx(wanted, rel=1e-12)
+        numbers = np.random.default_rng(n).normal(ratio, 1, n)
+        one = paired("a", dict(enumerate(numbers)), dict.fromkeys(range(n), 0.0), 0.0)
+        assert one.p == pytest.approx(ttest_1samp(numbers, 0).pvalue, rel=1e-9)
     for level in (0.05, 0.05 / 34):
-        assert per_deviation(n, level) == pytest.approx(
-            t.ppf(1 - level / 2, n - 1) / math.sqrt(n), rel=1e-12
-        )
+        half = t.ppf(1 - level / 2, n - 1) / math.sqrt(n)
+        assert per_deviation(n, level) == pytest.approx(half, rel=1e-12)
+        assert interval(Spread(7.0, 1.0, n), level) == pytest.approx((7 - half, 7 + half))

@@ -242,8 +242,8 @@ def test_a_constant_answer_is_not_praised(tmp_path: Path) -> None:
         assert page.count("WARNING, ONE CLASS") == 1 and "fnr (seed 1)." in page
         assert page.index("WARNING, ONE CLASS") < page.index("No method can be recommended")
     metrics = json.loads((folder / "metrics.json").read_text())["scaffold"]
-    percents = {"majority_accuracy": 97, "balanced_accuracy": 50, "macro_f1": 49}
-    assert percents.items() <= metrics.items()
+    fractions = {"majority_accuracy": 0.97, "balanced_accuracy": 0.5, "macro_f1": 0.49}
+    assert fractions.items() <= metrics.items()
     row = results.table(folder / "summary.csv")[0]
     assert (row["recipe"], row["rank"], row["one_class_seeds"]) == ("scaffold", "0", "0 1 2")
 
@@ -304,9 +304,10 @@ def test_epsilon_is_the_largest_of_the_seeds_and_says_what_it_leaves_out(tmp_pat
 
 
 def test_comparisons_say_no_more_than_the_intervals(root: Path) -> None:
-    """Half an interval is 4.3027 / sqrt(3) = 2.4841 deviations.
+    """Half an interval of the last test is 4.3027 / sqrt(3) = 2.4841 deviations; of the first of
+    two, at 97.5 %, 6.2053 / sqrt(3) = 3.5826.
 
-    11 - 2.48 = 8.52; 2.6458 * 2.4841 = 6.57.
+    11 - 3.58 = 7.42; 2.6458 * 2.4841 = 6.57; -11 + 3.6056 * 2.4841 = -2.04.
 
     scaffold - fnr: 7, 14, 12 points: t = 11 sqrt(3) / sqrt(13) = 5.28, p = 1 - 5.28 / sqrt(27.92 +
     2) = 0.034.
@@ -320,7 +321,7 @@ def test_comparisons_say_no_more_than_the_intervals(root: Path) -> None:
     (base, with_base), (best, with_best) = of["compared"]
     rows = {(name, *row[:1]): row[1:] for name, table in of["compared"] for row in table[1:]}
     assert (base, best) == ("fedavg", "scaffold") and with_base[0] == with_best[0]
-    low, high = "+8.52 to +13.48", "-19.96 to -2.04"
+    low, high = "+7.42 to +14.58", "-19.96 to -2.04"
     assert rows["fedavg", "scaffold"] == ["+11.00", low, "0.003", "0.005", "3 of 3", "better"]
     assert rows["scaffold", "fnr"] == ["-11.00", high, "0.034", "0.034", "0 of 3", "worse"]
     assert rows["fedavg", "fnr"][1] == "-6.57 to +6.57" and rows["fedavg", "fnr"][-1] == "undecided"
@@ -329,19 +330,19 @@ def test_comparisons_say_no_more_than_the_intervals(root: Path) -> None:
 def test_an_interval_that_holms_adjustment_does_not_confirm_decides_nothing(tmp_path: Path) -> None:
     """1, 2 and 2 of 100 samples: t = 5, p = 1 - 5 / sqrt(27) = 0.038, and twice that.
 
-    1.667 +- 2.4841 * 0.5774.
+    At 97.5 %: 1.667 +- 3.5826 * 0.5774. What follows has the same level: 10 * 3.5826.
     """
     of = {"fedavg": [0.5] * 3, "fnr": (0.51, 0.52, 0.52), "scaffold": (0.6, 0.5, 0.4)}
     write_runs(tmp_path, of)
     fnr, scaffold = tables.compared(sum_up(tmp_path))[0][1][1:]
-    assert fnr[2:5] == ["+0.23 to +3.10", "0.038", "0.075"] and fnr[-1] == "undecided"
-    assert scaffold[2] == "-24.84 to +24.84" and scaffold[-1] == "undecided"
+    assert fnr[2:5] == ["-0.40 to +3.74", "0.038", "0.075"] and fnr[-1] == "undecided"
+    assert scaffold[2] == "-35.83 to +35.83" and scaffold[-1] == "undecided"
 
 
 def test_methods_that_differ_by_one_sample_are_not_told_apart(tmp_path: Path) -> None:
-    """One of the 100 test samples on every seed: no seeds would help."""
-    write_runs(tmp_path, {"fedavg": [0.5] * 3, "fnr": [0.51] * 3})
-    scenario = sum_up(tmp_path)
+    """One of the 100 test samples on each of four seeds: no seeds would help."""
+    write_runs(tmp_path, {"fedavg": [0.5] * 4, "fnr": [0.51] * 4})
+    scenario = sum_up(tmp_path, ["fedavg", "fnr"], range(4))
     assert tables.compared(scenario)[0][1][1][-1] == "within one sample"
     _, undecided, needed = report.section(scenario)["answer"]
     assert undecided.startswith("These seeds can't tell it apart from fedavg at 5 % (paired t")
@@ -368,10 +369,10 @@ def test_methods_with_the_same_weights_are_equal_not_undecided(tmp_path: Path) -
     assert shown["method"] == ("fedavg", "b", "fnr") and shown["rank"] == ("1", "1 =", "3")
     assert "= ends with the same weights as the best mean, so it is the same" in said(scenario)
     row = tables.compared(scenario)[0][1][1]
-    assert row == ["b", "+0.00", "+0.00 to +0.00", "-", "-", "0 of 3", "same weights"]
+    assert row == ["b", "+0.00", "-", "-", "-", "0 of 3", "same weights"]
     only = sum_up(tmp_path, ["fedavg", "b"], [0])
     assert len(report.section(only)["answer"]) == 1, "equal methods need no more seeds"
-    assert tables.compared(sum_up(tmp_path, ["fedavg", "c"]))[0][1][1][-1] == "within one sample"
+    assert tables.compared(sum_up(tmp_path, ["fedavg", "c"]))[0][1][1][-1] == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -571,33 +572,39 @@ def test_cost_stands_beside_accuracy_with_the_seconds_of_this_machine(root: Path
 
 def test_headline_metrics_by_hand(root: Path) -> None:
     """scaffold: deviations -0.03, 0.01, 0.02; the worst client has half the accuracy; six rounds of
-    3 or 2 MiB."""
+    3 or 2 MiB.
+
+    t of two degrees of freedom is 6.2053 at 98.75 % and 4.3027 at 97.5 %.
+    """
     metrics = json.loads((report.write(root) / "metrics.json").read_text())
     half = {
-        "scaffold": 4.302652730 / math.sqrt(3),
-        "fnr": 4.302652730 / math.sqrt(3) * math.sqrt(7),
+        "scaffold": 0.01 * 6.205346817 / math.sqrt(3),
+        "fnr": 0.01 * 4.302652730 / math.sqrt(3) * math.sqrt(7),
     }
-    assert metrics == {
+    wanted = {
         "scaffold": {
-            "accuracy": 91,
-            "spread": round(100 * math.sqrt(0.0014 / 2), 4),
-            "worst_client": 45.5,
+            "accuracy": 0.91,
+            "spread": math.sqrt(0.0014 / 2),
+            "worst_client": 0.455,
             "mib": 18,
-            "difference": 11,
-            "difference_low": round(11 - half["scaffold"], 4),
-            "difference_high": round(11 + half["scaffold"], 4),
+            "difference": 0.11,
+            "difference_low": 0.11 - half["scaffold"],
+            "difference_high": 0.11 + half["scaffold"],
         },
-        "fedavg": {"accuracy": 80, "spread": 2, "worst_client": 40, "mib": 12},
+        "fedavg": {"accuracy": 0.8, "spread": 0.02, "worst_client": 0.4, "mib": 12},
         "fnr": {
-            "accuracy": 80,
-            "spread": round(100 * math.sqrt(0.0006 / 2), 4),
-            "worst_client": 40,
+            "accuracy": 0.8,
+            "spread": math.sqrt(0.0006 / 2),
+            "worst_client": 0.4,
             "mib": 12,
             "difference": 0,
-            "difference_low": round(-half["fnr"], 4),
-            "difference_high": round(half["fnr"], 4),
+            "difference_low": -half["fnr"],
+            "difference_high": half["fnr"],
         },
     }
+    assert metrics.keys() == wanted.keys()
+    for recipe, numbers in wanted.items():
+        assert metrics[recipe] == pytest.approx(numbers, rel=1e-5, abs=1e-12)
 
 
 def test_headline_metrics_leave_out_what_is_not_known_and_go_by_scenario(tmp_path: Path) -> None:
@@ -606,8 +613,8 @@ def test_headline_metrics_leave_out_what_is_not_known_and_go_by_scenario(tmp_pat
     write_run(tmp_path, "fedavg", 0, [0.125], scenario="even", mib=4)
     metrics = json.loads((report.write(tmp_path) / "metrics.json").read_text())
     assert metrics == {
-        "skew": {"fedavg": {"accuracy": 25, "mib": 2}},
-        "even": {"fedavg": {"accuracy": 12.5, "worst_client": 6.25, "mib": 5}},
+        "skew": {"fedavg": {"accuracy": 0.25, "mib": 2}},
+        "even": {"fedavg": {"accuracy": 0.125, "worst_client": 0.0625, "mib": 5}},
     }
 
 
@@ -625,19 +632,20 @@ def test_summary_csv_holds_unrounded_numbers(root: Path) -> None:
     assert float(scaffold["vs_baseline_p"]) == pytest.approx(p) and scaffold["vs_best_p"] == ""
     assert float(scaffold["vs_baseline_p_holm"]) == pytest.approx(2 * p)
     assert float(scaffold["vs_baseline_low"]) == pytest.approx(
-        0.11 - 0.01 * 4.302652730 / math.sqrt(3)
+        0.11 - 0.01 * 6.205346817 / math.sqrt(3)
     )
     fedavg: Mapping[str, str] = next(row for row in rows if row["recipe"] == "fedavg")
     assert (fedavg["vs_baseline_mean"], fedavg["vs_baseline_seeds"]) == ("", "0")
 
 
 def test_curves_csv_holds_means_over_seeds_by_round(tmp_path: Path) -> None:
-    for seed, course in ((0, [0.5, math.nan, 0.75]), (1, [0.25, math.nan, 0.25])):
+    """A round that one of the seeds did not reach has no mean."""
+    for seed, course in ((0, [0.5, math.nan, 0.75, 0.9]), (1, [0.25, math.nan, 0.25])):
         write_run(tmp_path, "fedavg", seed, course)
     write_run(tmp_path, "fnr", 0, [0.5])
     names = ["fedavg", "fnr"]
     content = tables.curves_csv(sum_up(tmp_path, names, [0, 1]), names)
-    assert content.splitlines() == ["round,fedavg,fnr", "1,0.375,0.5", "2,,", "3,0.5,"]
+    assert content.splitlines() == ["round,fedavg,fnr", "1,0.375,0.5", "2,,", "3,0.5,", "4,,"]
 
 
 def test_unequal_training_settings_are_named(root: Path) -> None:

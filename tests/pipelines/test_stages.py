@@ -450,7 +450,7 @@ def test_plain_progress_is_a_line_per_item_with_the_time_left(
         now[0] = 8
         display.done("d", "92.00 %", known=False)
     assert capsys.readouterr().out.splitlines() == [
-        "small, training: 1 of 4 done; b in round 2 of 4, accuracy 0.5000, 40 s left",
+        "small, training: 1 of 4 done; b in round 2 of 4, accuracy 50.00 %, 40 s left",
         "small, training: 2 of 4: b 90.00 %, 16 s left",
         "small, training: 4 of 4: d 92.00 %",
         "small, training: 1 known, 3 made in 8 s",

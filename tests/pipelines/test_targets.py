@@ -15,8 +15,7 @@ from fedml_noniid.pipelines.papers.contrasts import statistic
 from fedml_noniid.pipelines.papers.report import build
 from fedml_noniid.pipelines.papers.runs import Measured, series
 from fedml_noniid.pipelines.papers.targets import Built, address, of_targets, paper_of
-from fedml_noniid.pipelines.reporting.comparison import confirmed
-from fedml_noniid.pipelines.reporting.summary import Spread
+from fedml_noniid.pipelines.reporting.comparison import Comparison, confirmed, paired
 from fedml_noniid.pipelines.reporting.text import markdown
 from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines import by_hand
@@ -403,16 +402,40 @@ def test_gains_that_seeds_confirm_are_counted_after_holms_adjustment() -> None:
     Of three tests the smallest p counts three times: 0.06. Of two it counts twice: 0.04, and then
     0.03 is enough.
     """
-    clear, less, none = (
-        Spread(sign * t / math.sqrt(2), 1.0, 2) for sign, t in ((1, 31.82), (-1, 21.2), (1, 0.5))
-    )
+
+    def over_two_seeds(t: float) -> Comparison:
+        """Differences t - 1 and t + 1: their deviation is sqrt(2)."""
+        return paired("a", {0: t - 1, 1: t + 1}, {0: 0, 1: 0}, 0)
+
+    clear, less, none = map(over_two_seeds, (31.82, -21.2, 0.5))
     assert confirmed([clear, less]) == (1, 1) and confirmed([clear, less, none]) == (0, 0)
-    assert (
-        confirmed([Spread(1.0, 0.0, 3)])
-        == confirmed([Spread(1.0, None, 1)])
-        == confirmed([])
-        == (0, 0)
+    same, single = (
+        paired("a", dict.fromkeys(range(n), 1), dict.fromkeys(range(n), 0), 0) for n in (3, 1)
     )
+    assert confirmed([same]) == confirmed([single]) == confirmed([]) == (0, 0)
+
+
+def test_equal_gains_have_the_floor_of_one_test_sample(tmp_path: Path) -> None:
+    """B - A is 2 points on both seeds, but for rounding. With 100 test samples one of them makes a
+    deviation of 1 / sqrt(2) points: t = 2 / (1 / 2) = 4 and p = 1 - 2 atan(4) / pi = 0.16. Of 20
+    points it is 0.016.
+
+    Where the size of the test set is not known, there is no test.
+    """
+
+    def words(gain: float, samples: int) -> str:
+        accuracies = [0.55, 0.57]
+        ends = {"a": accuracies, "b": [accuracy + gain for accuracy in accuracies]}
+        finals(paper(tmp_path, GAINS, REPORTED), "near", ends)
+        place = by_hand.folder(tmp_path) / "evaluation" / "near-b-0"
+        place.mkdir(parents=True, exist_ok=True)
+        text = f"class,samples,accuracy\n0,{samples},0.5\n" if samples else ""
+        (place / "per_class.csv" if samples else place / "none").write_text(text)
+        return made(tmp_path).words[0]
+
+    assert words(0.2, 0).endswith("find it above 0 for 0 and below 0 for 0 of them.")
+    assert words(0.02, 100).endswith("find it above 0 for 0 and below 0 for 0 of them.")
+    assert words(0.2, 100).endswith("find it above 0 for 1 and below 0 for 0 of them.")
 
 
 def test_a_column_s_gain_is_against_the_other_column_and_a_printed_one_comes_first(
