@@ -23,6 +23,7 @@ from fedml_noniid.plugins.core.errors import REFUSED, UNKNOWN, UserError, closes
 from fedml_noniid.plugins.core.options import STRICT, checked_type, validated
 
 T = TypeVar("T")
+PLAIN = bool, int, float, str, type(None)  # values that a file can hold, beside lists of them
 OURS = "fedml_noniid"  # the name that all our modules are imported by
 UNKNOWN_SOURCE = "unknown"  # in place of a hash
 TORCH = "/site-packages/torch/"  # no place for a user to look at
@@ -134,6 +135,21 @@ def check_arguments(
             fields[f"argument_{number}"] = checked_type(hints.get(one.name, Any)), field
     extra = ConfigDict(extra="allow") if takes_all else ConfigDict()
     validated(create_model("Arguments", __config__=STRICT | extra, **fields), values)
+
+
+def defaults_of(function: Callable[..., object], filled: Iterable[str] = ()) -> dict[str, object]:
+    """The defaults of a function's or a class's arguments, of those that a file can hold.
+
+    `filled`: the arguments that no file has, since they are filled in.
+    """
+    given = {one.name: one.default for one in inspect.signature(function).parameters.values()}
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in filled
+        for parts in [value if isinstance(value, tuple | list) else (value,)]
+        if all(isinstance(part, PLAIN) for part in parts)
+    }
 
 
 def call(what: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -213,6 +213,11 @@ def hyper_parameters(name: str) -> dict[str, object]:
     return {field.name: field.default for field in dataclasses.fields(method(name))}
 
 
+def resolved(recipe: str, settings: Settings) -> dict[str, dict[str, object]]:
+    """Method -> all its hyper-parameters: those that are given, and the defaults of the others."""
+    return {name: hyper_parameters(name) | dict(settings.get(name, {})) for name in parse(recipe)}
+
+
 def words(name: str) -> dict[str, tuple[str, ...]]:
     """The allowed words of each hyper-parameter of a method that takes a word."""
     return {

@@ -88,7 +88,7 @@ def of_experiment(name: str, root: Path, more: Sequence[str] = ()) -> dict[str, 
     planned = [unit.key for unit in settings.units()]
     found = [run for run in results.read(root) if run.key in planned]
     for run in found:
-        if not settings.made(config.Unit(run.scenario, run.recipe, run.seed), run.params):
+        if settings.params(config.Unit(run.scenario, run.recipe, run.seed)) != run.params:
             raise UserError(f"{run.key}: has other settings than params.yaml now; run it again")
     used: dict[Address, Group] = {}
     for run in found:

@@ -326,28 +326,22 @@ class Table(pd.DataFrame):  # type: ignore[misc]  # pandas has no types
     """
 
     def __repr__(self) -> str:
-        return str(self._printed.to_string(index=False))
+        return self._printed("to_string")
 
     def _repr_html_(self) -> str:
-        return str(self._printed.to_html(index=False))
+        return self._printed("to_html")
 
-    @property
-    def _printed(self) -> pd.DataFrame:
-        """Its cells as text."""
-        units = self.attrs["units"]
-
-        def cell(value: Any, name: str) -> str:
-            if pd.isna(value):
-                return NONE
-            if name in units:
-                return f"{100 * value:z.2f}"
-            return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-        columns = {
-            f"{name}, {units[name]}" if name in units else name: [cell(x, name) for x in column]
-            for name, column in self.items()
-        }
-        return pd.DataFrame(columns)
+    def _printed(self, form: str) -> str:
+        """Its text. `form`: the method of pandas that writes it."""
+        titles = {name: f"{name}, {unit}" for name, unit in self.attrs["units"].items()}
+        return str(
+            getattr(pd.DataFrame(self).rename(columns=titles), form)(
+                index=False,
+                na_rep=NONE,
+                float_format="{:.4g}".format,
+                formatters=dict.fromkeys(titles.values(), _percent),
+            )
+        )
 
 
 class Results(Sequence[Result]):
@@ -459,7 +453,7 @@ class Results(Sequence[Result]):
                         "mib": one.spreads["traffic_total_bytes"].mean / MIB,
                         "seconds": sum(seconds) / len(seconds),
                         "rank": one.rank or None,
-                        "note": _note(one),
+                        "note": _note(one, group),
                     }
                 )
         frame = pd.DataFrame(rows)
@@ -657,11 +651,18 @@ def _seeds(seeds: Collection[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
-def _note(one: MethodSummary) -> str:
+def _note(one: MethodSummary, group: ScenarioSummary) -> str:
     """What sets a recipe apart from the others."""
     notes = [f"LEAK: {one.leak}"] if one.leak else []
     if one.public and not one.leak:
         notes.append(f"sees {one.public} public data")
     notes += [f"ONE CLASS on {_seeds(one.one_class)}"] if one.one_class else []
     notes += [] if one.is_above_majority else ["no better than the majority class"]
+    items = (item.rpartition("-") for item in group.missing)
+    if lost := [int(seed) for name, _, seed in items if name == f"{group.name}-{one.recipe}"]:
+        notes.append(f"no result of {_seeds(lost)}, so its means are those of the others")
     return "; ".join(notes + ([] if one.federated else ["not federated"]))
+
+
+def _percent(fraction: float) -> str:
+    return NONE if pd.isna(fraction) else f"{100 * fraction:z.2f}"

@@ -6,10 +6,8 @@ for that one, so dask itself gives it to no other worker.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Collection, Mapping
 
-import numpy as np
 import torch
 
 from fedml_noniid.pipelines.experiment import provenance
@@ -28,10 +26,7 @@ def traits(device: torch.device, threads: int) -> dict[str, str]:
     own = {kind.__module__ for kind in recipes.METHODS.values()}
     return {
         "code": provenance.code(CODE, *sorted(own))[:16],
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "threads": str(threads),
-        **provenance.device_kind(device),
+        **provenance.kind_of(device, threads),
     }
 
 

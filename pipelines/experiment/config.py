@@ -31,12 +31,20 @@ from fedml_noniid.plugins.core.options import (
 )
 from fedml_noniid.plugins.data import datasets, user_files
 from fedml_noniid.plugins.data.yaml_files import read_yaml
-from fedml_noniid.plugins.engines import memory, simulation
+from fedml_noniid.plugins.engines import callbacks, memory, metrics, simulation
 from fedml_noniid.plugins.engines.local_training import LearningRate
 from fedml_noniid.plugins.engines.run_settings import RunSettings, filled
+from fedml_noniid.plugins.models import factories
 from fedml_noniid.plugins.models.embed import EmbedSettings
 from fedml_noniid.plugins.models.settings import ModelSettings
-from fedml_noniid.plugins.own_code import is_own, is_path, look_in, source_of
+from fedml_noniid.plugins.own_code import (
+    defaults_of,
+    is_own,
+    is_path,
+    look_in,
+    object_of,
+    source_of,
+)
 
 FILE = "params.yaml"
 DEPLOYS = (
@@ -107,6 +115,13 @@ class DataSettings(OpenSection):
         A null counts as not given.
         """
         return {key: value for key, value in super().options.items() if value is not None}
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """The data set with the defaults of what is not given; not where it lies."""
+        kinds = datasets.find(self.name), datasets.Preprocessing
+        options = {key: value for kind in kinds for key, value in defaults_of(kind).items()}
+        return options | self.model_dump(exclude={"root"}, exclude_none=True)
 
     def reader_code(self) -> dict[str, str]:
         """The user's reader, if it is his own: name -> SHA-256 of its source."""
@@ -186,6 +201,21 @@ class TrainSettings(RunSettings, ModelSettings):
     device: Annotated[str, OneOf(lambda: simulation.DEVICES)] = "auto"
     threads: Annotated[int, Range(1, 256)] = 1
     evaluate_every: Count = 1
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """All settings, with the defaults of what stands in them: of the network, the optimiser,
+        the schedule, the loss, callbacks and metrics."""
+        found = self.model_dump() | {"momentum": self.build().momentum}
+        made = object_of("model", self.model, factories.MODELS, factories.OWN)
+        found["model_options"] = defaults_of(made, factories.FACTS) | self.model_options
+        for key, kind in (("lr", type(self.rate)), ("loss", type(self.built_loss))):
+            if isinstance(found.get(key), Mapping):
+                found[key] = defaults_of(kind) | found[key]
+        for key, ours in (("callbacks", callbacks.CALLBACKS), ("metrics", metrics.METRICS)):
+            for name, options in found.get(key, {}).items():
+                found[key][name] = defaults_of(object_of(key, name, ours, "")) | options
+        return found
 
     def own_code(self) -> dict[str, str]:
         """The user's code and files that a run depends on: name -> SHA-256."""
@@ -413,26 +443,25 @@ class Config(Section):
         ]
 
     def params(self, unit: Unit) -> dict[str, object]:
-        """All settings that determine an item's result, flat.
+        """All settings that determine an item's result, flat, as JSON has them. What params.yaml
+        leaves out has its default.
 
-        MLflow shows them, and the fingerprint covers them.
+        run.json and MLflow show them, and the fingerprint covers them.
         """
+        composition, scenario = self.composition(unit.recipe), self.scenarios[unit.scenario]
         sections: dict[str, Mapping[str, object]] = {
-            "data": self.data.model_dump(exclude={"root"}),
-            "scenario": self.scenarios[unit.scenario].model_dump(),
-            "train": self.train_of(unit.recipe).model_dump(),
-            **self.recipes[unit.recipe].settings,
+            "data": self.data.resolved,
+            "scenario": scenario.resolved,
+            "train": self.train_of(unit.recipe).resolved,
+            **recipes.resolved(composition, self.recipes[unit.recipe].settings),
         }
-        flat: dict[str, object] = unit._asdict() | {"composition": self.composition(unit.recipe)}
+        flat: dict[str, object] = unit._asdict() | {"composition": composition}
         if own := self.own_code(unit.recipe):
             flat["own_code"] = own
         for section, values in sections.items():
             flat |= {f"{section}.{key}": value for key, value in values.items()}
-        return flat
-
-    def made(self, unit: Unit, params: object) -> bool:
-        """Whether the parameters in a run.json are those of an item of this experiment."""
-        return bool(params == json.loads(json.dumps(self.params(unit))))
+        shown: dict[str, object] = json.loads(json.dumps(flat))
+        return shown
 
 
 class Unit(NamedTuple):

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fedml_noniid.pipelines.experiment import user_cache
@@ -80,7 +81,7 @@ def plan(
     entries = {name: settings.recipes[name].model_dump() for name in settings.recipe_names}
     local = settings.train.model_dump()
     reported = [data, split, used, entries, settings.seeds, local, settings.experiment]
-    cut = code("fedml_noniid.pipelines.stages.partition")
+    cut = [code("fedml_noniid.pipelines.stages.partition"), kind_of(torch.device("cpu"), 1)]
     scenarios = {
         name: settings.scenarios[name].model_dump(exclude={"availability"}) for name in used
     }
@@ -89,7 +90,7 @@ def plan(
         "machine": machine_kind(settings),
         "prepare": preparing(settings, user_files),
         "partition": {
-            f"{name}-{seed}": digest(scenarios[name], split, seed, cut, *owns[name])
+            f"{name}-{seed}": digest(scenarios[name], split, seed, *cut, *owns[name])
             for name in used
             for seed in settings.seeds
         },
@@ -104,7 +105,8 @@ def plan(
 
 def preparing(settings: Config, user_files: Mapping[str, str] | None = None) -> dict[str, str]:
     """The entry `prepare` of `plan`."""
-    made_of = [_read(settings), user_files or {}, code("fedml_noniid.pipelines.stages.prepare")]
+    made_of: list[object] = [_read(settings), user_files or {}, user_cache.readers()]
+    made_of += [code("fedml_noniid.pipelines.stages.prepare")]
     made_of += _listed(settings.data.reader_code())
     embed = settings.data.embed
     if embed is not None:
@@ -158,15 +160,21 @@ def training_fingerprint(
 
 
 def machine_kind(settings: Config) -> dict[str, str]:
-    """The facts of the machine and its libraries that may change a result's bits."""
-    return device_kind(resolve_device(settings.train.device))
+    """What decides about the bits of a training, beside its settings, code and data."""
+    return kind_of(resolve_device(settings.train.device), settings.train.threads)
 
 
-def device_kind(device: torch.device) -> dict[str, str]:
-    """As `machine_kind`, for a device."""
+def kind_of(device: torch.device, threads: int) -> dict[str, str]:
+    """All facts of a machine and its libraries that may change what they compute.
+
+    Fingerprints, the workers of a cluster and the certificate have this one list.
+    """
     kind = {
         "device": device.type,
         "torch": torch.__version__,
+        "numpy": np.__version__,  # draws partitions, cohorts, batches and first weights
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "threads": str(threads),
         # Measured: an AMD EPYC gives other bits than an Intel Xeon with the same instructions.
         "vendor": of_cpu("vendor_id"),
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -357,6 +365,7 @@ def machine(device: torch.device) -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "numpy": np.__version__,
         "fedml": extras.version("fedml"),
     }
 

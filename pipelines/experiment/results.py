@@ -155,9 +155,10 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 def _result(root: Path, repository: Path, folder: Path) -> ItemResult:
     path = folder / "run.json"
     run, evaluation = record(path), root / "evaluation" / folder.name
-    partition = root / "partitions" / f"{run.get('scenario')}-{run.get('seed')}" / "heatmap.png"
+    partition = root / "partitions" / f"{run.get('scenario')}-{run.get('seed')}"
     metrics, per_client = evaluation / "metrics.json", evaluation / "per_client.csv"
-    named = [folder / "rounds.csv", folder / "model.safetensors", partition]
+    named = [folder / "rounds.csv", folder / "model.safetensors"]
+    named += [partition / "heatmap.png", *partition.glob("*.safetensors")]
     named += [metrics, evaluation / "per_class.csv", evaluation / "per_target.csv", per_client]
     try:
         tags = {name: str(value) for name, value in run["tags"].items()}

@@ -25,7 +25,7 @@ from fedml_noniid.plugins.data import noise, partitions
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.cohort import cohort_size
-from fedml_noniid.plugins.own_code import is_own, source_with_files
+from fedml_noniid.plugins.own_code import defaults_of, is_own, source_with_files
 
 SKEWS = ("noise", "label_noise", "rotation", "drift")  # beside the options of its partition
 PAIRS = "pairs of two classes such as [[1, 2], [3, 4]]; [] for clients that keep their labels"
@@ -202,6 +202,12 @@ class Scenario(OpenSection):
                             value=values, allowed=f"at most one per client, {self.clients}"
                         )
         return self
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """The scenario with the defaults of its partition, and the cohort."""
+        options = defaults_of(partitions.find(self.partition))
+        return options | self.model_dump() | {"cohort": self.cohort}
 
     def own_code(self) -> dict[str, str]:
         """The user's partition, if it is his own: name -> SHA-256 of its source and

@@ -5,11 +5,13 @@ Settings, data and code determine every byte.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any, NamedTuple
 
 from safetensors.torch import save
 
+from fedml_noniid.pipelines.experiment import provenance
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.results import finals
 from fedml_noniid.plugins.core.component import Public
@@ -36,8 +38,9 @@ def tags_of(item: Item, simulation: Simulation, fingerprint: str) -> dict[str, s
         "composition": item.settings.composition(unit.recipe),
         "fingerprint": fingerprint,
         "data_hash": item.data.checksum,
+        "partition_hash": hashlib.sha256(item.indices.content).hexdigest(),
         "engine": simulation.engine_name,
-        "device": item.device.type,
+        **provenance.machine_kind(item.settings),
         "public": SEEN.get(needs.public, "none"),
         "leak": "; ".join(leaks) or "none",
         "federated": "no" if needs.pooled else "yes",

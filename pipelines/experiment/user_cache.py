@@ -17,11 +17,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fedml_noniid.plugins import extras
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 
 # since a file's last change: clocks of file systems are too coarse for later ones
 SETTLED_NS = 2_000_000_000
+READERS = ("numpy", "pandas", "pillow", "scikit-learn")
 Stamp = list[int]
 
 
@@ -78,6 +80,12 @@ def of_cpu(fact: str) -> str:
     return next(
         (line.partition(":")[2].strip() for line in lines if line.startswith(fact)), "unknown CPU"
     )
+
+
+def readers() -> dict[str, str]:
+    """The versions of the libraries that read data sets, and that split and decode them. None is
+    imported."""
+    return {name: extras.version(name) for name in READERS}
 
 
 def _file(name: str) -> Path:

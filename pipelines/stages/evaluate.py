@@ -14,7 +14,7 @@ from fedml_noniid.pipelines.experiment import cache, config, progress, results
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import measure
-from fedml_noniid.pipelines.experiment.provenance import code, digest
+from fedml_noniid.pipelines.experiment.provenance import code, digest, machine_kind
 from fedml_noniid.pipelines.experiment.workers import how_many, side_by_side
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
@@ -46,9 +46,8 @@ def _get_or_create(place: Workspace, settings: Config, unit: Unit) -> bool:
     """Evaluates an item or takes the result from the store. Returns whether it evaluated."""
     folder = place.run(unit.key)
     cache.check(folder)
-    fingerprint = digest(
-        cache.sha256(folder / cache.RECEIPT), code("fedml_noniid.pipelines.stages.evaluate")
-    )
+    made_of = cache.sha256(folder / cache.RECEIPT), machine_kind(settings)
+    fingerprint = digest(*made_of, code("fedml_noniid.pipelines.stages.evaluate"))
     make = partial(_files, place, settings, unit)
     return cache.get_or_create(place.evaluation(unit.key), place.repository, fingerprint, make)
 
@@ -57,7 +56,7 @@ def _files(place: Workspace, settings: Config, unit: Unit) -> dict[str, bytes]:
     """Measures the model that the train stage wrote."""
     item, folder = Item.load(place, settings, unit), place.run(unit.key)
     run = results.record(folder / "run.json")
-    if not settings.made(unit, run["params"]):
+    if settings.params(unit) != run["params"]:
         raise UserError(
             f"{unit.key}: was trained with other settings than those of {config.FILE} now; "
             "`noniid run` trains it again"

@@ -80,6 +80,7 @@ def _key(root: Path) -> str:
         settings.read_text(errors="replace") if settings.is_file() else "",
         user_cache.stamps(CODE),
         user_cache.stamp(Path(str(torch and torch.origin)).with_name("version.py")),
+        user_cache.readers(),
         sys.version,
         user_cache.of_cpu("vendor_id"),
         user_cache.of_cpu("flags"),

@@ -167,7 +167,8 @@ def certificate(root: Path) -> str:
     if theirs == ours:
         return "dvc.lock is the committed one: the same bits."
     if theirs.get(KIND) != ours.get(KIND):
-        here = ", ".join(json.loads((root / KIND).read_text()).values())
+        kind = json.loads((root / KIND).read_text())
+        here = ", ".join(f"{name} {value}" for name, value in kind.items())
         return (
             "dvc.lock: the committed one was made on another kind of machine than this "
             f"({here}); bits may differ."

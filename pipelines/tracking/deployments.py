@@ -68,6 +68,7 @@ def _params(deployment: Deployment) -> dict[str, object]:
 
     No path, no address.
     """
+    from fedml_noniid.plugins import recipes
     from fedml_noniid.plugins.engines.run_settings import RunSettings
 
     train, model = deployment.train_args, deployment.model_args
@@ -81,7 +82,8 @@ def _params(deployment: Deployment) -> dict[str, object]:
         "train.threads": deployment.device_args.threads,
     }
     found |= {f"train.{key}": value for key, value in model.model_dump().items()}
-    sections = {"train": train.model_dump(include=set(RunSettings.model_fields)), **train.settings}
+    sections = {"train": train.model_dump(include=set(RunSettings.model_fields))}
+    sections |= recipes.resolved(train.recipe, train.settings)
     # A path, an address or a password is text.
     for name, values in deployment.model_dump(include={"comm_args", "dp_args"}).items():
         sections[name] = {

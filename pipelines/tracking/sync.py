@@ -129,7 +129,8 @@ def _of_item(item: ItemResult, root: Path) -> Finished:
         {**item.tags, **about},
         rows,
         {**item.final, **results.numbers(item.evaluation)},
-        files,
+        # An edit of params.yaml that changes no item makes no work. So the digest leaves it out.
+        [*files, *filter(Path.is_file, [root / "params.yaml"])],
         next(path for path in files if path.name == "rounds.csv"),
         item.made.get("run_id", ""),
         item,

@@ -184,6 +184,9 @@ def _facts(
     }
 
 
+FACTS = tuple(_facts((), 0, None))
+
+
 def maker(
     name: str,
     options: Mapping[str, Any],

@@ -254,10 +254,9 @@ class Process:
 def round_line(row: Mapping[str, float], rounds: int, late: Sequence[int]) -> str:
     """The line about a round that is over; `late`: the silos that did not answer."""
     main = main_of(row)
-    metric, reached = metric_of(main), row[f"test_{main}"]
-    line = f"round {row['round']:.0f} of {rounds}: test {metric.words} "
-    if math.isfinite(reached):
-        line += f"{metric.shown(reached)}, loss {row['test_loss']:.4f}"
+    line = f"round {row['round']:.0f} of {rounds}: test {metric_of(main).words} "
+    if math.isfinite(row[f"test_{main}"]):
+        line += f"{metric_of(main).shown(row[f'test_{main}'])}, loss {row['test_loss']:.4f}"
     else:
         line += "not measured"
     without = f", without {', '.join(map(wire.silo, late))}" if late else ""

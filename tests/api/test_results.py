@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -104,6 +105,14 @@ def test_what_is_printed_is_in_percent_and_what_is_held_are_fractions(grid: nd.R
     for number in compared[["difference", "low", "high"]].to_numpy().flatten():
         assert all(f"{100 * number:z.2f}" in text and title in text for text in texts)
     assert f"{compared['p'].iloc[0]:.4g}" in repr(compared)
+
+
+def test_a_mean_without_a_diverged_seed_says_so(grid: nd.Results) -> None:
+    first, second = grid[0], grid[1]
+    left = replace(first, files={3: first.files[3]}, failed={4: "round 1: not finite"})
+    notes = nd.Results([left, second]).summary.set_index("recipe")["note"]
+    assert "no result of seed 4, so its means are those of the others" in notes[first.recipe]
+    assert "no result" not in notes[second.recipe]
 
 
 def test_compare_pairs_the_seeds(grid: nd.Results) -> None:

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fedml_noniid.pipelines.cluster import traits
 from fedml_noniid.pipelines.experiment import config, provenance, user_cache
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import plan
-from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins import extras, recipes
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.simulation import resolve_device
 from tests.files import contents
 from tests.pipelines.small import PARAMS, ROOT, environment
 
@@ -124,6 +127,48 @@ def test_a_cpu_of_another_maker_is_another_kind_of_machine(monkeypatch: pytest.M
     assert first | {"vendor": "AuthenticAMD"} == second and one != other
 
 
+def test_one_list_decides_in_the_store_in_the_cluster_and_in_the_certificate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NumPy draws partitions, cohorts and batches, and does not promise the same draws in every
+    version."""
+    settings = config.load(ROOT)
+
+    def stages() -> dict[str, object]:
+        """The hashes of each stage, and what a worker of a cluster has to be like."""
+        worker = traits.traits(resolve_device(settings.train.device), settings.train.threads)
+        return {**provenance.plan(settings), "worker": worker}
+
+    before = stages()
+    assert before["machine"].items() <= before["worker"].items()
+    assert before["worker"].keys() - before["machine"].keys() == {"code"}
+    monkeypatch.setattr(np, "__version__", "9.9")
+    after = stages()
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"machine", "partition", "train", "deploy", "worker"}
+    for name in ("partition", "train"):
+        assert all(after[name][key] != value for key, value in before[name].items())
+    monkeypatch.undo()
+    threads = settings.train.model_copy(update={"threads": 2})
+    other = provenance.machine_kind(settings.model_copy(update={"train": threads}))
+    assert other == before["machine"] | {"threads": "2"}
+
+
+def test_prepared_data_depend_on_the_libraries_that_read_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """scikit-learn splits the digits."""
+    settings, version = config.load(ROOT), extras.version
+    before = provenance.plan(settings)
+    for library in ("scikit-learn", "numpy", "pandas", "pillow"):
+        other = {library: "9.9"}
+        monkeypatch.setattr(
+            extras, "version", lambda name, other=other: other.get(name) or version(name)
+        )
+        after = provenance.plan(settings)
+        assert {name for name in before if before[name] != after[name]} == {"prepare"}
+
+
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A module that was written long ago, and an empty cache."""
@@ -221,6 +266,11 @@ def test_the_last_plan_holds_until_something_changes(
     (tmp_path / "params.yaml").write_text(mine.replace("p: 0.5", "p: 0.6"))
     assert planned(True)["train.json"] != second["train.json"]
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    with pytest.raises(pytest.fail.Exception):
+        planned(False)
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY")
+    assert planned(False)
+    monkeypatch.setattr(extras, "version", lambda name: "9.9")
     with pytest.raises(pytest.fail.Exception):
         planned(False)
     (tmp_path / "params.yaml").write_text(mine.replace("p: 0.5", "p: 5"))

@@ -250,4 +250,5 @@ def test_the_lock_is_compared_with_the_committed_one(
     (place / repro.KIND).write_text(json.dumps({"device": "cpu", "torch": "2.0"}))
     found = repro.certificate(place)
     assert said in found and "\n" not in found
+    assert "(device cpu, torch 2.0)" in found or said != "kind of machine"
     assert "of runs." in found or said != "WARNING", found

@@ -3,17 +3,19 @@ input is refused."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import shutil
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -26,11 +28,13 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.tracking import live
 from fedml_noniid.pipelines.tracking.store import Store
+from fedml_noniid.pipelines.tracking.sync import sync
 from fedml_noniid.plugins.core.randomness import fold, normal
 from fedml_noniid.plugins.data.indices import INDICES, read_indices
 from fedml_noniid.plugins.data.ragged import Ragged
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines.hashing import weights_sha256
+from fedml_noniid.plugins.fnr.algorithm import FNR
 from tests.files import contents
 from tests.pipelines.small import PARAMS, run_stages
 
@@ -101,6 +105,50 @@ def test_train_writes_rounds_weights_and_what_made_them(made: Path) -> None:
         "tags"
     ].keys()
     assert record["final"]["test_accuracy"] == float(rows[-1]["test_accuracy"])
+
+
+def test_run_json_and_mlflow_have_the_values_that_were_used(workplace: Path) -> None:
+    """Defaults too, which params.yaml leaves out: those of the method, the network, the partition,
+    the optimiser."""
+    record = json.loads((workplace / RUN / "run.json").read_text())
+    used = {
+        "fnr.p": 0.5,  # the only one that is written
+        **{f"fnr.{field.name}": field.default for field in fields(FNR) if field.name != "p"},
+        "train.model_options": {"hidden": 64, "batch_norm": False, "projection": 0},
+        "train.momentum": 0.0,
+        "scenario.min_size": 10,
+        "scenario.cohort": 4,
+        "data.normalise": "channel",
+    }
+    assert used.items() <= record["params"].items()
+    indices = workplace / PARTITION / INDICES
+    known = {
+        "partition_hash": hashlib.sha256(indices.read_bytes()).hexdigest(),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+        "threads": "1",
+    }
+    assert known.items() <= record["tags"].items()
+    store = Store(workplace, None)
+    sync(store, workplace, "small")
+    client = store.client()
+    (experiment,) = client.search_experiments(filter_string="name = 'small'")
+    run = next(
+        run
+        for run in client.search_runs([experiment.experiment_id])
+        if run.data.tags["item"] == Path(RUN).name
+    )
+    assert {key: str(value) for key, value in used.items()}.items() <= run.data.params.items()
+    assert known.items() <= run.data.tags.items()
+    for place, file in (
+        ("params.yaml", workplace / "params.yaml"),
+        (f"partition/{INDICES}", indices),
+    ):
+        copied = Path(client.download_artifacts(run.info.run_id, place))
+        assert copied.read_bytes() == file.read_bytes()
+    # An edit that changes no item makes no work.
+    (workplace / "params.yaml").write_text(ONE + "# a remark\n")
+    assert sync(store, workplace, "small") == []
 
 
 def test_what_differs_from_run_to_run_is_in_the_store_alone(made: Path) -> None:
