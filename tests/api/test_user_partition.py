@@ -69,6 +69,7 @@ def test_held_out_samples_are_those_of_no_client() -> None:
         ([[-1]], r"indices\[0\] = \[-1\] is refused"),
         ([[1, 2], [3, 2]], "indices: 2 is there 2 times; allowed: once"),
         ([[1, 3, 3]], "indices: 3 is there 2 times"),
+        ([np.ma.array([1, 3], mask=[0, 1])], r"indices\[0\]\[1\] is masked"),
     ],
 )
 def test_lists_that_are_no_partition(indices: Any, words: str) -> None:

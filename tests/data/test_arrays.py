@@ -4,7 +4,7 @@ import torch
 
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.datasets import load
-from fedml_noniid.plugins.data.readers.arrays import of_arrays
+from fedml_noniid.plugins.data.readers.arrays import of_arrays, of_named
 from tests.data.reading import refuse
 from tests.files import contents
 
@@ -348,3 +348,86 @@ def test_the_first_pixel_that_is_no_number_is_named(root, bad):
     file = write(root, x=x)
     with refuse(f"{file}: x[3, 1, 2, 4] = ", "is refused; allowed: finite numbers of float32"):
         load("arrays", root)
+
+
+FLOATS = np.linspace(0, 1, 24).reshape(12, 2)
+ENDS = np.arange(12) % 2
+MASK = np.arange(24).reshape(12, 2) == 7  # row 3, column 1
+
+
+class Quantity(np.ndarray):
+    """As arrays with units are."""
+
+
+class Marked(torch.Tensor):
+    """A tensor of somebody's own kind."""
+
+
+class Measured:
+    """As pint's quantities are: no array, but it gives one."""
+
+    units = "mmHg"
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        return FLOATS
+
+
+NO_VALUE = "is masked, so it has no value; allowed: fill or remove it"
+MEANING = "with units or another meaning; allowed: its numbers alone"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.ma.array(FLOATS, mask=MASK)}, f"x[3, 1] {NO_VALUE}"),
+        ({"x": {"a": np.ma.array(FLOATS, mask=MASK)}}, f"x.a[3, 1] {NO_VALUE}"),
+        (
+            {"x": [np.ma.array(row, mask=mask) for row, mask in zip(FLOATS, MASK, strict=True)]},
+            f"x[3][1] {NO_VALUE}",
+        ),
+        ({"y": np.ma.array(ENDS, mask=MASK[:, 1])}, f"y[3] {NO_VALUE}"),
+        ({"y": np.ma.array(ENDS.astype(str), mask=MASK[:, 1])}, f"y[3] {NO_VALUE}"),
+        ({"owner": np.ma.array(ENDS, mask=MASK[:, 1])}, f"owner[3] {NO_VALUE}"),
+        (
+            {"owner": np.where(MASK[:, 1], " ", "a")},
+            "owner[3] is empty; every sample needs an owner",
+        ),
+        ({"x": FLOATS.view(Quantity)}, f"x is a Quantity, {MEANING}"),
+        ({"x": Measured()}, f"x is a Measured, {MEANING}"),
+        ({"x": torch.tensor(FLOATS).as_subclass(Marked)}, f"x is a Marked, {MEANING}"),
+        ({"x": torch.tensor(FLOATS).to("meta")}, "x is no array: Cannot copy out of meta tensor"),
+        (
+            {"x": torch.quantize_per_tensor(torch.tensor(FLOATS).float(), 0.1, 0, torch.qint8)},
+            "x is no array: ",
+        ),
+        ({"x": torch.complex(*torch.tensor(FLOATS).repeat(2, 1, 1)).conj()}, "x is complex128"),
+        ({"x": np.ma.zeros(12, [("a", float), ("b", float)])}, "allowed: uint8"),
+    ],
+)
+def test_what_numbers_alone_cannot_say_is_refused(arrays, message):
+    with refuse(message):
+        of_named({"x": FLOATS, "y": ENDS, **arrays})
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        np.ma.array(FLOATS),
+        np.rec.array(FLOATS),
+        torch.tensor(FLOATS, requires_grad=True),
+        [row.requires_grad_() for row in torch.tensor(FLOATS)],
+        torch.nn.Parameter(torch.tensor(FLOATS)),
+        torch.tensor(FLOATS).to_sparse(),
+        torch.complex(*torch.tensor(np.stack([FLOATS, -FLOATS]))).conj().imag,
+    ],
+)
+def test_what_holds_the_same_numbers_is_read(same):
+    wanted = of_named({"x": FLOATS, "y": ENDS})
+    found = of_named({"x": same, "y": torch.tensor(ENDS)})
+    assert torch.equal(found.train_x, wanted.train_x) and torch.equal(found.test_y, wanted.test_y)
+
+
+def test_bfloat16_is_read():
+    x = torch.arange(24).reshape(12, 2).bfloat16()
+    raw = of_named({"x": x, "y": ENDS})
+    assert sorted(torch.cat([raw.train_x, raw.test_x]).flatten().tolist()) == list(range(24))

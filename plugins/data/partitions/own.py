@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import to_array
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.own_code import call
@@ -74,10 +75,7 @@ def checked(indices: Any, n: int, name: str = "indices") -> tuple[Ints, ...]:
         raise UserError(where=(name,), value=indices, allowed="a list of arrays, one per client")
     found = []
     for k, part in enumerate(parts):
-        try:
-            positions = np.asarray(part)
-        except (ValueError, TypeError):  # rows of unlike length; tensors of another device
-            positions = np.empty(0)
+        positions = to_array(f"{name}[{k}]", part)
         is_whole = positions.ndim == 1 and positions.dtype.kind in "iu" and len(positions) > 0
         if not is_whole or positions.min() < 0 or positions.max() >= n:
             allowed = f"positions in the training set, whole numbers from 0 to {n - 1}"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import MISSING, UserError
 from fedml_noniid.plugins.core.options import check_options
-from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.data.checks import known, to_array
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.inputs import Input, described, is_bytes, joined
 from fedml_noniid.plugins.data.readers import user_data
@@ -118,16 +118,6 @@ def inputs_of(key: str, given: Mapping[Any, Any]) -> dict[str, Array]:
     if not given:
         raise UserError(f"{key} has no input")
     return {f"{INPUT}{name}": to_array(f"{key}.{name}", given[name]) for name in given}
-
-
-def to_array(key: str, values: object) -> NDArray[Any]:
-    """The values as an array. UserError if they are none."""
-    try:
-        return np.asarray(values)
-    except (ValueError, TypeError) as error:  # rows of unlike length; tensors of another device
-        raise UserError(
-            f"{key} is no array: {str(error).splitlines()[0]}; allowed: what numpy.asarray takes"
-        ) from None
 
 
 def of_arrays(
@@ -368,6 +358,10 @@ def _owners(parts: Sequence[_Part]) -> list[Array | list[Any]] | None:
     if missing:
         raise UserError(f"{missing[0]} is missing; allowed: owners of both parts or of none")
     found = _whole_or_text(parts, "client")
+    for part, client in zip(parts, found, strict=True):
+        if client.dtype.kind == "U" and (blank := np.char.strip(client) == "").any():
+            at = f"{part.where('client')}[{blank.argmax()}]"
+            raise UserError(f"{at} is empty; every sample needs an owner")
     return [client if client.dtype.kind in "iu" else client.tolist() for client in found]
 
 

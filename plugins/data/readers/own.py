@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 
 from fedml_noniid.plugins.core.errors import UserError, located, shown
@@ -64,4 +63,4 @@ def _arrays(found: TorchDataset[Any]) -> tuple[Any, Any]:
             item for item in items if not (isinstance(item, tuple | list) and len(item) == 2)
         )
         raise UserError(f"an item of the data set is {shown(odd)}", allowed="(sample, label)")
-    return [np.asarray(x) for x, _ in pairs], [np.asarray(y) for _, y in pairs]
+    return [x for x, _ in pairs], [y for _, y in pairs]
