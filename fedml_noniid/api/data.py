@@ -59,7 +59,9 @@ class Data:
         torch.Size([5, 1, 8, 8])
         """
         found = None if self.reader is None else self.reader(x)
-        return _like(self.dataset, x) if found is None else found
+        if found is None:
+            return _like(self.dataset, x)
+        return found.to(self.dataset.train_x.dtype)
 
     @property
     def name(self) -> str:
@@ -291,7 +293,7 @@ def _like(dataset: Dataset, x: object) -> Tensor:
     if not fits.all():
         at = tuple(np.argwhere(~fits)[0].tolist())
         raise UserError(f"x{list(at)} = {found[at]} is refused; allowed: {allowed}, not normalised")
-    return torch.from_numpy(found.astype(np.float32))
+    return torch.from_numpy(found.astype(dataset.dtype))
 
 
 def _path(key: str, path: object) -> Path:

@@ -67,6 +67,6 @@ def _as_vectors(data: Data, how: EmbedSettings, x: Any) -> Tensor | None:
             return None
         raise
     of = data.dataset
-    x = normalised(samples.to(torch.float32, copy=True), of.mean, of.std)
+    x = normalised(samples, of.mean, of.std)
     with in_turn():
         return how.vectors(x, len(of.classes), of.embedding)

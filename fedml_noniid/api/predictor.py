@@ -38,7 +38,7 @@ class Predictor(nn.Module):
             **dict(self.named_buffers()),
         }
         params, buffers = ({name: tensors[name] for name in names} for names in self._names)
-        x = normalised(x.to(torch.float32, copy=True), *self._scaling)
+        x = normalised(x, *self._scaling)
         return self._network(params, buffers, x, False).logits
 
 

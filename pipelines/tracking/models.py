@@ -97,7 +97,7 @@ def _network(result: ItemResult, root: Path) -> dict[str, Any] | None:
         "model": result.params["train.model"],
         "options": result.params["train.model_options"],
         "shape": data.train_x.shape[1:],
-        "dtype": "float32" if data.std else "int32",
+        "dtype": data.dtype,
         "classes": data.classes,
         "answers": _answers(result),
         "mean": data.mean,

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedml_noniid.plugins.data.dataset import normalised
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.model import Model
 
@@ -34,12 +35,7 @@ class Served(NamedTuple):
     def predict(self, samples: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Probabilities [n, C], or numbers, of samples [n, ...] as the data set's files have them,
         not normalised."""
-        x = torch.from_numpy(np.array(samples, dtype=np.float32))
-        if self.std:
-            mean, std = (
-                torch.tensor(v).view(-1, *[1] * (x.ndim - 2)) for v in (self.mean, self.std)
-            )
-            x = x.sub_(mean).div_(std)
+        x = normalised(torch.from_numpy(np.asarray(samples)), self.mean, self.std)
         with torch.no_grad():
             logits = [
                 self.network(self.params, self.buffers, part, False).logits

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, closest, located
-from fedml_noniid.plugins.data import tensor_file
+from fedml_noniid.plugins.data import precision, tensor_file
 from fedml_noniid.plugins.data.inputs import Input, Inputs, moments, total
 from fedml_noniid.plugins.data.strata import Strata, strata
 from fedml_noniid.plugins.data.types import Floats
@@ -32,9 +32,9 @@ LEAK = "LEAK: "  # begins the note that says which test samples training has see
 class Raw:
     """The result of a reader of files: samples as they are, neither scaled nor normalised."""
 
-    train_x: (
-        Tensor  # [n, channels, ...] or [n, features], uint8 or float32; [n, tokens] int32 for text
-    )
+    # [n, channels, ...] or [n, features], uint8, float32, or float64 where that loses too much
+    # (`precision`); [n, tokens] int32 for text
+    train_x: Tensor
     train_y: Tensor  # [n] int64, in [0, C); or targets that are no classes, [n, t] float32
     test_x: Tensor
     test_y: Tensor
@@ -53,6 +53,7 @@ class Raw:
     inputs: Inputs = field(default_factory=dict)
     # reads new samples by what these were made of, such as columns; None for another thing
     encode: Callable[[Any], Tensor | None] | None = None
+    features: Sequence[str] = ()  # the names of the columns of x [n, features], for notes
 
     @property
     def has_classes(self) -> bool:
@@ -93,7 +94,7 @@ class Dataset(Raw):
         fields = vars(raw) | {
             "classes": tuple(raw.classes),
             "unit": float(raw.unit),
-            "notes": tuple(raw.notes),
+            "notes": (*raw.notes, *_merged(raw, mean, std)),
         }
         return Dataset(name=name, mean=mean, std=std, **fields)
 
@@ -101,6 +102,13 @@ class Dataset(Raw):
     def leak(self) -> str:
         """In words, what training sees of the test set with every method; "" if it sees nothing."""
         return "; ".join(note.removeprefix(LEAK) for note in self.notes if note.startswith(LEAK))
+
+    @property
+    def dtype(self) -> str:
+        """The type of raw samples that loses nothing."""
+        if not self.std:
+            return "int32"
+        return "float64" if self.train_x.dtype is torch.float64 else "float32"
 
     @property
     def scale(self) -> Tensor:
@@ -116,8 +124,7 @@ class Dataset(Raw):
         Tokens become float32 too, which holds them exactly.
         """
         raw = self.train_x if part == "train" else self.test_x
-        # The raw bytes travel: a quarter of the floats.
-        return normalised(raw.to(device).to(torch.float32, copy=True), self.mean, self.std)
+        return normalised(raw.to(device), self.mean, self.std)  # bytes travel: a quarter of floats
 
     def save(self, path: Path) -> None:
         """Writes the data set into one safetensors file, whole or not at all; see `read`."""
@@ -149,16 +156,16 @@ class Dataset(Raw):
 
 
 def normalised(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """The raw samples `x` [n, channels, ...] float32, normalised in place; as they are without
-    `std`, as text is."""
+    """The raw samples `x` [n, channels, ...] as float32, normalised; as they are without `std`, as
+    text is. float64 is centred before it becomes float32."""
+    x = x.to(x.dtype if x.dtype is torch.float64 else torch.float32, copy=True)
     if not std:
         return x
     shape = (-1, *[1] * (x.ndim - 2))
     m, s = (
-        torch.tensor(values, dtype=torch.float32, device=x.device).view(shape)
-        for values in (mean, std)
+        torch.tensor(values, dtype=x.dtype, device=x.device).view(shape) for values in (mean, std)
     )
-    return x.sub_(m).div_(s)
+    return x.sub_(m).div_(s).float()
 
 
 def _dataset(head: dict[str, Any], tensors: dict[str, Tensor]) -> Dataset:
@@ -210,6 +217,21 @@ def _scaling(raw: Raw, normalise: object) -> tuple[tuple[float, ...], tuple[floa
         return _moments(raw.train_x)
     channels = raw.train_x.shape[1]
     return (given[0] * raw.unit,) * channels, (given[1] * raw.unit,) * channels
+
+
+def _merged(raw: Raw, mean: Sequence[float], std: Sequence[float]) -> list[str]:
+    """A note on the features of which float32 holds fewer values, after they are normalised."""
+    if not raw.train_x.is_floating_point():
+        return []
+    x = precision.some(raw.train_x.numpy())
+    narrow = normalised(torch.from_numpy(x), mean, std).numpy()
+    before, after = (precision.different(part).flatten() for part in (x, narrow))
+    return [
+        f"float32 tells only {after[i]} of {before[i]} different values apart in "
+        f"{f'column {raw.features[i]!r}' if raw.features else f'number {i} of each sample'}, after "
+        "`normalise`; subtract a constant, or remove what lies far off"
+        for i in np.flatnonzero(precision.merged(x, narrow).flatten())
+    ]
 
 
 def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -121,7 +121,7 @@ def sampled(
     owner = np.repeat(np.arange(n_taken), sizes)
     classes = torch.from_numpy(data.strata.train)
     raw, labels = skew.applied(clients, data.train_x, classes)
-    x = normalised(raw[positions].to(torch.float32, copy=True), data.mean, data.std)
+    x = normalised(raw[positions], data.mean, data.std)
     y = labels[positions]
     if noise is not None:
         parts = np.split(np.arange(len(positions)), np.cumsum(sizes)[:-1])

@@ -67,7 +67,7 @@ def described(arrays: Mapping[str, Array]) -> dict[str, Input]:
 def joined(
     inputs: Inputs, scaled: Collection[str], arrays: Mapping[str, Array], where: str
 ) -> Array:
-    """The samples [n, total] as float32. `where` begins a message, behind it stands a name.
+    """The samples [n, total] as float32, or as float64 if an input is. `where` begins a message, behind it stands a name.
 
     `scaled`: the inputs that are bytes in training, which become numbers from 0 to 1. UserError for
     other names, shapes or kinds of numbers than in training, and for numbers that are not finite,
@@ -92,10 +92,11 @@ def joined(
         if one.whole and np.abs(array.astype(float)).max() > LARGEST:
             raise UserError(f"{kind}, with numbers beyond 2^24", allowed="-2^24 to 2^24")
         with np.errstate(over="ignore"):  # too large for float32: becomes infinite, and is refused
-            column = array.reshape(n, -1).astype(np.float32)
-        if not np.isfinite(column).all():
+            narrow = array.reshape(n, -1).astype(np.float32)
+        if not np.isfinite(narrow).all():
             raise UserError(f"{kind}, with numbers that are not finite", allowed="finite float32")
-        columns.append(column / 255 if name in scaled else column)
+        wide = array.dtype == np.float64
+        columns.append(narrow / 255 if name in scaled else array.reshape(n, -1) if wide else narrow)
     return np.concatenate(columns, axis=1)
 
 

@@ -77,7 +77,9 @@ class EmbedSettings(NetworkSettings):
         backbone = self._backbone(of, device)
         parts = []
         for raw in (data.train_x, data.test_x):
-            chunks = (_normalised(data, part) for part in torch.split(raw, self.batch))
+            chunks = (
+                normalised(part, data.mean, data.std) for part in torch.split(raw, self.batch)
+            )
             parts.append(self._scaled(backbone, chunks, threads))
         return self._made_of(data, backbone, parts)
 
@@ -277,12 +279,9 @@ def unused_parameters(tap: Tap, x: Tensor) -> set[str]:
 
 
 def _given(data: Dataset) -> Given:
-    return Given(_normalised(data, data.train_x[:1]), len(data.classes), data.embedding)
-
-
-def _normalised(data: Dataset, x: Tensor) -> Tensor:
-    """Raw samples [B, ...] of a data set, normalised as it says."""
-    return normalised(x.to(torch.float32, copy=True), data.mean, data.std)
+    return Given(
+        normalised(data.train_x[:1], data.mean, data.std), len(data.classes), data.embedding
+    )
 
 
 def passed(new: Callable[[], Vectors], chunks: Iterable[Tensor], threads: int) -> Iterable[Tensor]:

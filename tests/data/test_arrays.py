@@ -327,7 +327,7 @@ def test_refused_training_arrays(root, changes, message):
         ({"x": X[:4, :2]}, "x holds samples of uint8 [2], "),
         (
             {"x": X[:4].astype(float)},
-            "x holds samples of float32 [3], ",
+            "x holds samples of float64 [3], ",
         ),
         ({"x": np.zeros((6, 2, 2), np.uint8)[:4]}, "x holds samples of uint8 [1, 2, 2], "),
         ({"x": X[:0], "y": Y[:0]}, "x is uint8 [0, 3]; allowed"),

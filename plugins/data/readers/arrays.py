@@ -18,6 +18,7 @@ from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data.checks import known, to_array
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.inputs import Input, described, is_bytes, joined
+from fedml_noniid.plugins.data.precision import narrowed
 from fedml_noniid.plugins.data.readers import user_data
 
 Array = NDArray[Any]
@@ -67,7 +68,7 @@ def arrays(
     """<root>/train.npz and <root>/test.npz, as np.savez writes them, never pickled objects.
 
     x: samples [n, features], grey images [n, h, w] or images with channels; uint8 (0 to 255), or
-    floats of 16, 32 or 64 bits, which become float32 and have the unit 1. In place of x, several
+    floats of 16, 32 or 64 bits, which have the unit 1. In place of x, several
     inputs of a network of your own, each [n, ...]: x.image, x.age (`plugins.data.inputs`). y:
     labels [n], whole numbers or text, numbered in sorted order; each test label has a training
     sample. Or targets for a loss that is no cross-entropy: numbers, floats [n] or [n, t]; several
@@ -149,6 +150,7 @@ def _encoded(ends: Tensor, layout: str, x: Any) -> Tensor:
     """New samples. UserError unless they are as those of training; `ends`: the least and the
     greatest values of these, [2, ...]."""
     found, _ = _samples(_Part({"x": to_array("x", x)}, ""), layout)
+    found = _as_floats(found, ends)
     _alike("train_x", ends, "x", found)
     return found
 
@@ -170,7 +172,7 @@ def _raw(parts: Sequence[_Part], layout: str, test_share: float | None) -> Raw:
     if inputs:
         return _of_inputs(parts, inputs, test_share)
     read = [_samples(part, layout) for part in parts]
-    xs = [x for x, _ in read]
+    xs = _as_training([x for x, _ in read])
     _alike(names[0], xs[0], names[-1], xs[-1])
     rows = user_data.rows_of(*_labels(parts), _owners(parts), test_share, names)
     unit = 255.0 if xs[0].dtype is torch.uint8 else 1.0
@@ -179,13 +181,26 @@ def _raw(parts: Sequence[_Part], layout: str, test_share: float | None) -> Raw:
     return replace(raw, encode=partial(_encoded, ends, layout))
 
 
+def _as_training(xs: Sequence[Tensor]) -> list[Tensor]:
+    """Samples of floats in the type that those of training need."""
+    first = torch.from_numpy(narrowed(xs[0].numpy())) if xs[0].is_floating_point() else xs[0]
+    return [first, *(_as_floats(x, first) for x in xs[1:])]
+
+
+def _as_floats(x: Tensor, like: Tensor) -> Tensor:
+    """Floats as the floats of training; all others as they are."""
+    return x.to(like.dtype) if x.is_floating_point() and like.is_floating_point() else x
+
+
 def _of_inputs(parts: Sequence[_Part], inputs: dict[str, Input], test_share: float | None) -> Raw:
     """As `_raw`, of several inputs."""
     scaled = frozenset(name for name, x in parts[0].inputs.items() if is_bytes(x))
-    xs = [
-        torch.from_numpy(joined(inputs, scaled, part.inputs, f"{part.prefix}{INPUT}"))
-        for part in parts
-    ]
+    xs = _as_training(
+        [
+            torch.from_numpy(joined(inputs, scaled, part.inputs, f"{part.prefix}{INPUT}"))
+            for part in parts
+        ]
+    )
     names = [part.where("x") for part in parts]
     rows = user_data.rows_of(*_labels(parts), _owners(parts), test_share, names)
     encode = partial(_encoded_inputs, inputs, scaled)
@@ -224,7 +239,7 @@ def _kind(array: Array) -> str:
 
 
 def _samples(part: _Part, layout: str) -> tuple[Tensor, list[str]]:
-    """x as [n, features] or [n, channels, h, w], uint8 or float32, and notes."""
+    """x as [n, features] or [n, channels, h, w], uint8, float32 or float64, and notes."""
     x, where = part.arrays["x"], part.where("x")
     if x.dtype != np.uint8 and (x.dtype.kind != "f" or x.dtype.itemsize > 8):
         raise UserError(
@@ -238,8 +253,8 @@ def _samples(part: _Part, layout: str) -> tuple[Tensor, list[str]]:
         )
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):  # too large for float32: becomes infinite, and is refused
-            x = x.astype(np.float32, copy=False)
-        finite = np.isfinite(x)
+            x = x.astype(np.promote_types(x.dtype, np.float32), copy=False)
+            finite = np.isfinite(x.astype(np.float32, copy=False))
         if not finite.all():
             place = np.unravel_index(int(finite.argmin()), x.shape)
             at = ", ".join(map(str, place))
@@ -253,7 +268,7 @@ def _samples(part: _Part, layout: str) -> tuple[Tensor, list[str]]:
                 "first"
             )
         x = np.moveaxis(x, 3, 1)
-    if x.ndim >= 3 and x.dtype == np.float32 and x.max() > 1:
+    if x.ndim >= 3 and x.dtype != np.uint8 and x.max() > 1:
         notes.append(
             f"images of floats from {x.min():g} to {x.max():g}: the scale of `noise` and of "
             "normalise half, none and [mean, deviation] takes 1 for white; write bytes (uint8) or "
@@ -280,7 +295,7 @@ def _alike(train: str, train_x: Tensor, test: str, test_x: Tensor) -> None:
     if train_x.shape[1:] != test_x.shape[1:] or train_x.dtype != test_x.dtype:
         kinds = [f"{x.dtype} {list(x.shape[1:])}".removeprefix("torch.") for x in (train_x, test_x)]
         raise UserError(f"{test} holds samples of {kinds[1]}, {train} holds {kinds[0]}")
-    if train_x.ndim != 4 or train_x.dtype is not torch.float32:
+    if train_x.ndim != 4 or not train_x.is_floating_point():
         return
     tops = train_x.max().item(), test_x.max().item()
     if min(train_x.min(), test_x.min()) >= 0 and min(tops) <= 1 and max(tops) > BYTES:

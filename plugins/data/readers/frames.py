@@ -268,6 +268,11 @@ def numbers_of(table: Table, column: str) -> Floats:
         i = int(too_large.argmax())
         wrong = refusal(f"in row {i + 1}", found[i].item(), "finite numbers of float32")
         raise ColumnError(table.name, column, str(wrong))
+    for i in np.flatnonzero(np.abs(found) > 2**53):  # up to here, float64 has each whole number
+        digits = str(series[i]).strip()
+        if digits.lstrip("+-").isdigit() and int(digits) != found[i].item():
+            wrong = refusal(f"in row {i + 1}", int(digits), "whole numbers up to 2^53")
+            raise ColumnError(table.name, column, f"{wrong}; subtract a constant")
     return found
 
 

@@ -16,6 +16,7 @@ from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
+from fedml_noniid.plugins.data.precision import narrowed
 from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
     NAMELESS,
@@ -51,13 +52,13 @@ class Feature(NamedTuple):
     categories: list[str] | None  # None: numbers
 
     def block(self, cells: Cells) -> Cells:
-        """The features [n, k] float32 of the cells [n]."""
+        """The features [n, k] of the cells [n]: float64, or float32 of categories."""
         if self.fill is not None:
             cells = np.where(is_missing(cells), self.fill, cells)
         columns = cells[:, None]
         if self.categories is not None:
-            columns = columns == np.array(self.categories, dtype=object)
-        return columns.astype(np.float32)
+            columns = (columns == np.array(self.categories, dtype=object)).astype(np.float32)
+        return columns
 
 
 def table(
@@ -125,7 +126,12 @@ def table(
         made.append(Feature(column, fill, names))
         for block, part in zip(blocks, parts, strict=True):
             block.append(made[-1].block(part))
-    xs = [torch.from_numpy(np.concatenate(block, axis=1)) for block in blocks]
+    # All columns have the type that one of them needs, as new samples will.
+    kind = np.result_type(*map(narrowed, blocks[0]))
+    xs = [
+        torch.from_numpy(np.concatenate(block, axis=1, dtype=kind, casting="same_kind"))
+        for block in blocks
+    ]
     constant = [columns[i] for i in (xs[0] == xs[0][0]).all(0).nonzero().flatten().tolist()]
     if len(constant) == len(columns):
         raise UserError(
@@ -135,7 +141,8 @@ def table(
         listed = user_data.listed(constant)
         notes.append(f"features that are constant in the training rows: {listed}")
     order = f"{len(columns)} features, in this order: {user_data.listed(columns, MAX_NAMED)}"
-    return replace(rows.raw(xs, 1.0, [order], notes), encode=partial(_encoded, made))
+    raw = rows.raw(xs, 1.0, [order], notes)
+    return replace(raw, encode=partial(_encoded, made), features=columns)
 
 
 def _encoded(features: Sequence[Feature], x: object) -> Tensor | None:

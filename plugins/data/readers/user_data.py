@@ -16,6 +16,7 @@ from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.dataset import Raw
+from fedml_noniid.plugins.data.precision import merged
 from fedml_noniid.plugins.data.strata import are_labels, strata
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Floats, Ints
@@ -277,6 +278,11 @@ def targets(
             of = f" ({names[t]})" if len(names) > 1 else ""
             raise UserError(
                 f"{source} is {y[i, t]} in {at(i)}{of}", allowed="finite numbers of float32"
+            )
+        if (alike := merged(y, narrow)).any():
+            name = f" ({names[alike.argmax()]})" if len(names) > 1 else ""
+            raise UserError(
+                f"{source}{name}: float32 can't tell its values apart; subtract a constant"
             )
         found.append(narrow)
     same = np.flatnonzero((found[0] == found[0][0]).all(0)).tolist()
