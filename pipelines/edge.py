@@ -42,6 +42,11 @@ def guarded(work: Callable[[], int | None]) -> int:
             )
         )
         return WRONG_INPUT
+    except RuntimeError as error:
+        if not str(error).startswith("Symlink loop"):  # so says pathlib
+            raise
+        tell(UserError(str(error), allowed="a path that ends at a file or a folder"))
+        return WRONG_INPUT
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on from here\n")
         return INTERRUPTED

@@ -123,7 +123,8 @@ class TableOptions(RowOptions, total=False):
     features: Sequence[str] | None
     one_hot: Sequence[str] | None
     drop: Sequence[str] | None
-    missing: Literal["median", "mode", "drop"] | None
+    missing: Literal["median", "mode", "category", "drop"] | None
+    na: Sequence[str] | None
 
 
 class TextOptions(RowOptions, total=False):
@@ -165,7 +166,9 @@ def from_frame(
     - `one_hot`: columns of categories
     - `drop`: columns that are not used
     - `missing`: what becomes of cells without a value. `median` and `mode` fill them by the
-      training rows, `drop` leaves their rows out; by default they are refused
+      training rows, `drop` leaves their rows out; by default they are refused. `category` is
+      `median`, with a category of their own for missing categories
+    - `na`: texts of cells that count as missing, such as `<0.6`
     - `test_share`: the share of the rows that is the test set, if `test` is not given (0.2)
 
     UserError for columns and values that don't fit.

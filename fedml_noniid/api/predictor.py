@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from fedml_noniid.plugins.core.trees import Params

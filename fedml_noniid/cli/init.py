@@ -163,19 +163,29 @@ def _advised(folder: Path, wanted: StudyOptions, error: UndecidedError, force: b
     undecided = [one for one in error.errors if isinstance(one, ColumnError) and one.option]
     if len(undecided) < len(error.errors):
         return ""
-    given, decided = study.keys_of(wanted.settings).get("data", {}), dict[str, Any]()
+    given = study.keys_of(wanted.settings).get("data", {})
+    decided: dict[str, Any] = {"one_hot": [], "na": [], "missing": given.get("missing"), "drop": []}
     dropped = {one.column for one in undecided if one.option == "drop"}
     for one in undecided:
-        if one.option == "missing":
-            decided["missing"] = "median"
+        if one.option in ("missing", "na"):
+            decided["missing"] = decided["missing"] or "median"
+            decided["na"] += [cell for cell in one.cells if cell not in decided["na"]]
         elif one.option == "drop" or one.column not in dropped:
-            decided.setdefault(one.option, [*given.get(one.option, ())]).append(one.column)
+            decided[one.option].append(one.column)
+    for key in ("one_hot", "na", "drop"):
+        decided[key] = decided[key] and [*given.get(key, ()), *decided[key]]
+    decided = {key: value for key, value in decided.items() if value}
+    settings = [
+        one
+        for one in wanted.settings
+        if one.partition("=")[0] not in {f"data.{key}" for key in decided}
+    ]
     words: Sequence[str] = [
         *(["noniid", "init"] if folder == Path() else ["noniid", "init", str(folder)]),
         *("--data", wanted.data),
         *(word for key, column in wanted.columns.items() for word in (f"--{key}", column)),
         *(["--methods", ",".join(wanted.methods)] if wanted.methods else []),
-        *(word for setting in wanted.settings for word in ("--set", setting)),
+        *(word for setting in settings for word in ("--set", setting)),
         *(["--deploy"] * wanted.deploy + ["--force"] * force),
     ]
     for key, value in decided.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
@@ -29,6 +29,18 @@ class Group(TyperGroup):
         """Without arguments: as with --help."""
         is_whole = args or ctx.resilient_parsing or self.invoke_without_command
         return super().parse_args(ctx, args if is_whole else ["--help"])
+
+
+class Verb(TyperCommand):
+    """A verb that takes each option once, unless it is a list."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """UserError for an option that is there twice: the last would count in silence."""
+        _, _, order = self.make_parser(ctx).parse_args(args=[*args])
+        for option in order:
+            if isinstance(option, TyperOption) and not option.multiple and order.count(option) > 1:
+                raise UserError(f"{option.opts[0]} is there twice", allowed="once")
+        return super().parse_args(ctx, args)
 
 
 def group(words: str, *examples: str, completes: bool = False) -> typer.Typer:
@@ -52,7 +64,7 @@ def verb(of: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
     def add(function: F) -> F:
         first = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
         settings: dict[str, Any] = {"epilog": _epilog(examples), "context_settings": SETTINGS}
-        return of.command(name, short_help=first, **settings)(function)
+        return of.command(name, cls=Verb, short_help=first, **settings)(function)
 
     return add
 

@@ -13,6 +13,7 @@ import numpy as np
 from fedml_noniid.pipelines.experiment.config import DataSettings, Scenario
 from fedml_noniid.plugins.core.errors import UserError, located
 from fedml_noniid.plugins.data import drift, feature_skew, label_noise, rotation, statistics
+from fedml_noniid.plugins.data.checks import class_numbers
 from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
@@ -152,7 +153,8 @@ def skewed(scenario: Scenario, data: Dataset, clients: Sequence[Ints], seed: int
         turns = rotation.turns(scenario.rotation.degrees, len(clients), data.train_x.shape[1:])
     drifts = None
     if (given := scenario.drift) is not None:
+        swap = [class_numbers(("drift", "swap"), data.classes, pair) for pair in given.swap]
         drifts = drift.drift(
-            given.kind, given.at, given.every, given.swap, len(clients), len(data.classes)
+            given.kind, given.at, given.every, swap, len(clients), len(data.classes)
         )
     return Skew(labels, turns, drifts)

@@ -12,9 +12,9 @@ from torch import Tensor
 from fedml_noniid.plugins.core.errors import UserError, located, together
 from fedml_noniid.plugins.core.options import (
     Below1,
+    ClassName,
     Count,
     Fraction,
-    Label,
     NonNegative,
     OneOf,
     OpenSection,
@@ -88,7 +88,7 @@ class DriftSettings(Section):
 
     at: Count  # the first round with other labels
     # Client i swaps the pair number i modulo their number; an empty one swaps nothing.
-    swap: list[list[Label]]
+    swap: list[list[ClassName]]
     kind: Literal["sudden", "incremental", "recurrent"] = "sudden"
     # Rounds from one group of clients to the next, or until the first labels come back.
     every: Count | None = None
@@ -101,7 +101,7 @@ class DriftSettings(Section):
                 needed = f"a number of rounds, which {self.kind} drift needs"
             raise UserError(where=("every",), value=self.every, allowed=needed)
         if not any(self.swap) or any(
-            pair and (len(pair) != 2 or pair[0] == pair[1]) for pair in self.swap
+            pair and (len(pair) != 2 or str(pair[0]) == str(pair[1])) for pair in self.swap
         ):
             raise UserError(where=("swap",), value=self.swap, allowed=PAIRS)
         return self

@@ -45,18 +45,20 @@ def checked(place: Workspace) -> tuple[Config, str]:
 
     UserError with a line per mistake.
     """
-    settings = config.load(place.root)
-    check.check(settings)
-    if (place.root / "dvc.yaml").is_file():
-        _deploys(read_yaml(place.root / "dvc.yaml"), settings)
-    with located("train", "device", source=FILE):
-        resolve_device(settings.train.device)
-    try:
-        data, is_outline = _prepared(place, settings)
-    except DownloadNeededError as error:
-        return settings, f"{error} by stage prepare; the data were not checked"
-    fits(settings, data, is_outline)
-    return settings, ""
+    settings, note = config.load(place.root), ""
+    with together() as each:
+        with each():
+            if (place.root / "dvc.yaml").is_file():
+                _deploys(read_yaml(place.root / "dvc.yaml"), settings)
+        with each():
+            check.check(settings)
+            with located("train", "device", source=FILE):
+                resolve_device(settings.train.device)
+            try:
+                fits(settings, *_prepared(place, settings))
+            except DownloadNeededError as error:
+                note = f"{error} by stage prepare; the data were not checked"
+    return settings, note
 
 
 def fits(settings: Config, data: Dataset, is_outline: bool = False) -> None:

@@ -136,11 +136,15 @@ def keys_of(settings: Sequence[str]) -> dict[str, Any]:
     Raises UserError for text that is not YAML.
     """
     found: dict[str, Any] = {}
+    keys: list[str] = []
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
             allowed = "KEY=VALUE, such as train.rounds=50"
             raise UserError(where=("--set",), value=setting, allowed=allowed)
+        if any(f"{one}.".startswith(f"{key}.") or key.startswith(f"{one}.") for one in keys):
+            raise UserError(f"--set {key} is there twice, as a whole or in part", allowed="once")
+        keys.append(key)
         try:
             value = YAML(typ="safe", pure=True).load(text)
         except YAMLError:
@@ -173,6 +177,12 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
     for name, part in parts.items():
         if not isinstance(part, Mapping):
             raise UserError(where=(name,), value=part, allowed=f"{name}.KEY=VALUE")
+    own = {f"--{key}": f"data.{key}" for key in wanted.columns}
+    own |= {"--data": "data.file"} if wanted.data.endswith(frames.ENDINGS) else {}
+    own |= {"--methods": "recipe_names"} if wanted.methods else {}
+    for option, key in own.items():
+        if {key.removeprefix("data.")} & {*given, *parts["data"]}:
+            raise UserError(f"{key} is there twice, by {option} and by --set", allowed="once")
     section, data = _data(folder, wanted, parts["data"])
     model = parts["train"].get("model") or _model(data)
     entries = list(wanted.methods or (FOR_TEXT if model == "lstm" else METHODS))

@@ -5,6 +5,7 @@ An error is one line that names the key, the value and what is allowed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, bfloat16
 
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, Where
 from fedml_noniid.plugins.core.errors import known as known
+from fedml_noniid.plugins.core.options import unknown
 
 PLAIN = ("numpy", "torch", "torchvision")  # their kinds of arrays are numbers and nothing more
 
@@ -21,6 +23,16 @@ PLAIN = ("numpy", "torch", "torchvision")  # their kinds of arrays are numbers a
 def refusal(key: str, value: object, allowed: str) -> UserError:
     """The error for `key: value`, to be raised by the caller."""
     return UserError(where=(key,), value=value, allowed=allowed)
+
+
+def class_numbers(where: Where, names: Sequence[str], classes: Sequence[object]) -> list[int]:
+    """The numbers of classes by their names. UserError for another name, and for one twice."""
+    for name in classes:
+        unknown(where, str(name), names)
+    numbers = [names.index(str(name)) for name in classes]
+    if len({*numbers}) < len(numbers):
+        raise UserError(where=where, value=classes, allowed="each class once")
+    return numbers
 
 
 def whole_number(key: str, value: object, low: int, high: int, because: str = "") -> int:

@@ -67,7 +67,9 @@ def described(arrays: Mapping[str, Array]) -> dict[str, Input]:
 def joined(
     inputs: Inputs, scaled: Collection[str], arrays: Mapping[str, Array], where: str
 ) -> Array:
-    """The samples [n, total] as float32, or as float64 if an input is. `where` begins a message, behind it stands a name.
+    """The samples [n, total] as float32, or as float64 if an input is.
+
+    `where` begins a message, behind it stands a name.
 
     `scaled`: the inputs that are bytes in training, which become numbers from 0 to 1. UserError for
     other names, shapes or kinds of numbers than in training, and for numbers that are not finite,

@@ -98,12 +98,11 @@ def test_the_settings_fit_the_data_and_pass_the_check(
 
 
 def test_every_setting_of_the_file_can_be_given(folder: Path) -> None:
-    """Keys in keys, of all sections; later ones count."""
+    """Keys in keys, of all sections."""
     given = (
         "seeds=[4]",
         "train.lr.start=0.2",
         "train.lr.decay=cosine",
-        "recipes.fedprox={fedprox: {mu: 1}}",
         "recipes.fedprox.fedprox.mu=0.3",
         "scenario.noise.sigma=0.1",
         "machine.processes=2",
@@ -350,3 +349,79 @@ def test_a_study_of_a_number(folder: Path, capsys: pytest.CaptureFixture[str]) -
     with_classes = [*words.split(), "--force", "--methods", "fedrs"]
     assert main(with_classes) == 2
     assert "'fedrs' needs targets that are classes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--set", "train.rounds=5", "--set", "train.rounds=7"],
+            "--set train.rounds is there twice",
+        ),
+        (["--set", "train.rounds=5", "--set", "train={epochs: 1}"], "--set train is there twice"),
+        (["--set", "train={a: 5}", "--set", "train.rounds=5"], "--set train.rounds is there twice"),
+        (["--set", "train={rounds: 5, rounds: 7}"], "--set train = "),
+        (["--methods", "fedavg", "--set", "recipe_names=[fnr]"], "recipe_names is there twice, by"),
+        (["--methods", "fedavg,fedavg"], "fedavg is named twice"),
+        (["--methods", "fedavg", "--methods", "fnr"], "--methods is there twice; allowed: once"),
+        (["--data", "digits", "--data", "mnist"], "--data is there twice; allowed: once"),
+    ],
+)
+def test_nothing_is_said_twice(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main(["init", "made", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line and not (folder / "made").exists()
+
+
+def lab(path: Path) -> None:
+    """Two columns decide: `crp`, of which some cells are below the limit, and `ward`."""
+    rows = ["crp,ward,note,y"]
+    for i in range(200):
+        crp = {3: "<0.6", 7: "n/a", 11: "not done"}.get(i % 50, f"{i % 90}.5")
+        rows.append(f"{crp},{'' if i % 20 == 1 else 'ab'[i % 2]},text {i},{i % 2}")
+    path.write_text("\n".join(rows))
+
+
+def test_the_proposed_command_keeps_a_column_of_numbers(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab(folder / "lab.csv")
+    command = ["init", "made", "--data", "lab.csv", "--label", "y", "--set", "data.drop=[note]"]
+    assert main(command) == 2
+    proposed = shlex.split(capsys.readouterr().err.splitlines()[-1])
+    assert proposed[:6] == ["noniid", *command[:5]]
+    settings = [word for word in proposed if word.startswith("data.")]
+    assert settings == [
+        "data.drop=[note]",
+        "data.one_hot=[ward]",
+        "data.na=[<0.6, not done]",
+        "data.missing=median",
+    ]
+    assert main(proposed[1:]) == 0
+    notes = capsys.readouterr().out
+    assert "column 'crp': 12 cells without a value are filled with the median" in notes
+
+
+@pytest.mark.parametrize("cell", ["{}.5 mg", "$ {}.5", "{}.5 %", '"{},5"', "1 {}00"])
+def test_no_command_drops_numbers_that_are_written_in_another_way(
+    folder: Path, capsys: pytest.CaptureFixture[str], cell: str
+) -> None:
+    lines = [f"{cell.format(100 + i)},{i % 7},{i % 2}" for i in range(200)]
+    (folder / "t.csv").write_text("\n".join(["dose,b,y", *lines]))
+    assert main(["init", "made", "--data", "t.csv", "--label", "y"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "column 'dose'" in line and "write numbers with a point, without units" in line
+
+
+@pytest.mark.parametrize("links", [("made", "made2"), ("t.csv", "u.csv")])
+def test_a_loop_of_links_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], links: tuple[str, str]
+) -> None:
+    for first, second in (links, links[::-1]):
+        (folder / first).symlink_to(second)
+    data = links[0] if links[0].endswith(".csv") else "digits"
+    assert main(["init", "made", "--data", data, "--label", "y"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Symlink loop" in line and "allowed: a path that ends at a file or a folder" in line

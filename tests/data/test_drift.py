@@ -152,8 +152,8 @@ def test_the_file_holds_the_drift(digits: Dataset, tmp_path: Path) -> None:
 
 def test_the_words_of_tables_and_reports(digits: Dataset, tmp_path: Path) -> None:
     of, place = settings(MIXED), Workspace.of(tmp_path, {})
-    names = ("noise", "rotation", "label_noise", "client", "entropy", "classes", "samples")
-    digits = replace(digits, classes=(*names, "7", "8", "9"))
+    names = ("noise", "1", "rotation", "3", "4", "label_noise", "client", "7", "entropy", "samples")
+    digits = replace(digits, classes=names)
     digits.save(place.dataset("digits"))
     partitions(place, of)
     found = results.table(place.partition("s", 3) / "clients.csv")
@@ -399,6 +399,48 @@ def test_a_drift_after_the_last_round_is_refused(given: dict[str, Any], last: in
 def test_a_class_that_the_data_lack_is_refused(digits: Dataset) -> None:
     of = settings({"drift": {"at": 2, "swap": [[1, 10]]}})
     with pytest.raises(
-        UserError, match=r"^scenarios.s.drift.swap = 10 is refused; allowed: 0 to 9"
+        UserError, match=r"^scenarios.s.drift.swap = '10' is unknown .*; allowed: 0, 1, .*, 9$"
     ):
         partition_of(digits, of.data, of.scenarios["s"], "s", 0)
+
+
+NAMED = ("ant", "bee", "cow", "3", "elk")
+
+
+@pytest.mark.parametrize("skews", [{}, {"drift": {"at": 2, "swap": [["cow", 3]]}}])
+def test_classes_are_named_as_the_data_name_them(skews: dict[str, Any]) -> None:
+    """A position is no name: the class in place 2 is `cow`, and `3` is the name of one."""
+    data = nd.from_arrays(
+        np.random.default_rng(0).normal(size=(200, 3)), np.arange(200) % 5, classes=NAMED
+    )
+    named = [["elk"], ["ant", 3], ["bee", "cow"]]
+    split = nd.partition(data, "by_classes", clients=3, classes=named, **skews)
+    y = data.dataset.train_y.numpy()
+    for client, numbers in zip(split.indices.clients, ([4], [0, 3], [1, 2]), strict=True):
+        assert sorted(set(y[client].tolist())) == numbers
+    if skews:
+        swapped = split.indices.skew.drift
+        assert swapped is not None
+        assert swapped.labels(torch.arange(5), 0, 2).tolist() == [0, 1, 3, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"classes": [[0], ["cow"]]}, r"classes\[0\] = '0' is unknown; allowed: ant, bee, cow, 3"),
+        ({"classes": [["Cow"], ["bee"]]}, r"classes\[0\] = 'Cow' is unknown \(did you mean 'cow'"),
+        ({"classes": [["bee"], ["3", 3]]}, r"classes\[1\] = \['3', 3\] is refused; allowed: each"),
+        ({"classes": [[True], ["bee"]]}, r"classes\[0\]\[0\] = True is refused; allowed: the name"),
+    ],
+)
+def test_what_is_no_name_of_a_class_is_refused(options: dict[str, Any], words: str) -> None:
+    data = nd.from_arrays(np.zeros((200, 3)) + np.eye(200, 3), np.arange(200) % 5, classes=NAMED)
+    with pytest.raises(UserError, match=words):
+        nd.partition(data, "by_classes", clients=2, **options)
+
+
+def test_a_drift_names_two_classes_of_the_data() -> None:
+    data = nd.from_arrays(np.zeros((200, 3)) + np.eye(200, 3), np.arange(200) % 5, classes=NAMED)
+    for pair, words in (([0, "ant"], "'0' is unknown"), (["3", 3], "allowed: pairs of two")):
+        with pytest.raises(UserError, match=words):
+            nd.partition(data, "iid", clients=2, drift={"at": 2, "swap": [pair]})

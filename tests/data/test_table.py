@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedml_noniid as nd
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.datasets import load
@@ -458,7 +460,7 @@ def test_columns_that_need_a_decision_are_named_at_once() -> None:
         ("blood", "one_hot"),
         ("on", "drop"),
         ("at", "drop"),
-        ("lab", "drop"),
+        ("lab", "na"),
         ("age", "missing"),
         ("void", "drop"),
         ("blood", "missing"),
@@ -469,3 +471,57 @@ def test_columns_that_need_a_decision_are_named_at_once() -> None:
         and "Timestamp" in lines[4]
         and "correct the others" in lines[5]
     )
+
+
+def test_a_nul_byte_is_refused(tmp_path: Path) -> None:
+    text = b"a,b,y\n" + b"".join(b"%d,%d,%d\n" % (i, i % 5, i % 2) for i in range(40))
+    for place in (b"3,3,1", b"a,b"):
+        wrong = text.replace(place, place + b"\0")
+        (tmp_path / "t.csv").write_bytes(wrong)
+        (tmp_path / "t.csv.gz").write_bytes(gzip.compress(wrong))
+        for name in ("t.csv", "t.csv.gz"):
+            with refuse(f"{name}: can't be read as CSV (line ", "has a NUL byte); needed: UTF-8"):
+                load("table", tmp_path, file=name, label="y")
+
+
+def blank() -> pd.DataFrame:
+    sex = [None if i % 10 == 3 else "fm"[i % 2] for i in range(60)]
+    lab = ["<0.6" if i % 20 == 5 else str(i % 9) for i in range(60)]
+    return pd.DataFrame({"sex": sex, "lab": lab, "b": np.arange(60) % 7, "y": np.arange(60) % 2})
+
+
+def test_missing_categories_are_a_category() -> None:
+    data = nd.from_frame(
+        blank(), blank(), label="y", one_hot=["sex"], missing="category", na=["<0.6"]
+    )
+    lab = np.array([np.nan if i % 20 == 5 else i % 9 for i in range(60)])
+    lab = np.where(np.isnan(lab), np.nanmedian(lab), lab)
+    sexes = ["" if i % 10 == 3 else "fm"[i % 2] for i in range(60)]
+    wanted = [[lab[i], i % 7, *(sexes[i] == one for one in ("", "f", "m"))] for i in range(60)]
+    order = [f"{name}" for name in ("sex=(missing)", "sex=f", "sex=m", "lab", "b")]
+    assert f"5 features, in this order: {', '.join(order)}" in data.notes
+    found = data.dataset.train_x[:, [3, 4, 0, 1, 2]]
+    assert found.tolist() == np.array(wanted, float).tolist()
+    assert "column 'sex': 12 cells without a value are a category of their own" in data.notes
+    assert any("column 'lab': 6 cells without a value are filled" in note for note in data.notes)
+    assert torch.equal(data.samples(blank()), data.dataset.test_x), "new rows too"
+
+
+def test_na_names_cells_that_there_are() -> None:
+    with refuse("na = '<0.7' is refused", "allowed: texts of cells of frame"):
+        nd.from_frame(blank(), label="y", one_hot=["sex"], na=["<0.7"], missing="median")
+    with refuse("column 'lab' has no value in 3 rows, first in row 6", "(`missing`)"):
+        nd.from_frame(blank(), label="y", drop=["sex"], na=["<0.6"])
+
+
+def test_names_that_look_alike_get_a_note() -> None:
+    n = np.arange(60)
+    rows = {"sex": np.choose(n % 3, ["F", "f", "m"]), "Sex": n % 5, "y": n // 3 % 2}
+    rows["ward"] = np.choose(n // 4 % 3, ["North", "north ", "South"])
+    notes = nd.from_frame(pd.DataFrame(rows), label="y", owner="ward", one_hot=["sex"]).notes
+    for what, names in (
+        ("owners", "'North', 'north '"),
+        ("column 'sex': categories", "'F', 'f'"),
+        ("columns", "'sex', 'Sex'"),
+    ):
+        assert f"{what} that differ only in blanks or case: {names}" in notes

@@ -243,6 +243,17 @@ def test_section_and_stage_of_a_deployment_go_together(
     assert (config.load(tmp_path).deploy is None) is ("deploy:" not in params)
 
 
+def test_a_missing_stage_hides_no_other_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "params.yaml").write_text(PARAMS.replace("public: 50", "public: 5000"))
+    (tmp_path / "dvc.yaml").write_text("stages: {train: {}}\n")
+    assert main(["check", "--root", str(tmp_path)]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "deploy is set, but dvc.yaml has no stage deploy" in first
+    assert "data.public = 5000 is refused" in second
+
+
 def test_the_paths_of_the_settings_start_at_their_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,13 +11,14 @@ user's own is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedml_noniid.plugins.core.errors import UserError, known
 from fedml_noniid.plugins.core.options import check_options
-from fedml_noniid.plugins.data.checks import whole_number
+from fedml_noniid.plugins.data.checks import class_numbers, whole_number
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.partitions import own
 from fedml_noniid.plugins.data.partitions.label import (
@@ -90,6 +91,12 @@ def divided(
     As `partition`.
     """
     labels, source = data.strata.train, f"data set {data.name!r}"
+    if name == "by_classes":
+        check(name, params)
+        params["classes"] = [
+            class_numbers(("classes", k), data.strata.names, classes)
+            for k, classes in enumerate(cast("list[list[object]]", params["classes"]))
+        ]
     if not names_code(name):
         return partition(name, labels, indices, n_clients, seed, data.train_owner, source, **params)
     function = find(name)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.options import Count, Fraction, Label
+from fedml_noniid.plugins.core.options import ClassName, Count, Fraction
 from fedml_noniid.plugins.data.checks import refusal, whole_number
 from fedml_noniid.plugins.data.partitions.assigning import (
     Concentration,
@@ -145,7 +145,7 @@ def by_classes(
     n_clients: int,
     rng: np.random.Generator,
     *,
-    classes: list[Annotated[list[Label], Field(min_length=1)]],
+    classes: list[Annotated[list[ClassName], Field(min_length=1)]],
     sizes: Literal["all", "equal"] = "all",
 ) -> list[Ints]:
     """Gives client k the classes `classes[k]`; each class is divided evenly among its holders.

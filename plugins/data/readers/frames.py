@@ -4,6 +4,7 @@ parts."""
 from __future__ import annotations
 
 import functools
+import gzip
 import math
 import re
 import warnings
@@ -35,6 +36,9 @@ DATE = re.compile(
 )
 
 
+LIKE_NUMBER = re.compile(
+    r"[^\w]*\d+([.,' ]\d+)+\W*|[^\w]*\d+([.,' ]\d+)*\W+[^\d]*"
+)  # 1,5; 5 mg; 7%
 Cells = NDArray[Any]  # [n] of one column: float64 with NaN, or text with NAMELESS
 
 
@@ -62,13 +66,21 @@ class Who(NamedTuple):
 class ColumnError(UserError):
     """A column that can't be used as it is.
 
-    `option`: the one of data set `table` that is advised, "" for none.
+    `option`: the one of data set `table` that is advised, "" for none. `cells`: the texts among
+    its numbers.
     """
 
-    def __init__(self, table: str, column: str, problem: str, option: str = "drop") -> None:
+    def __init__(
+        self,
+        table: str,
+        column: str,
+        problem: str,
+        option: str = "drop",
+        cells: Sequence[str] = (),
+    ) -> None:
         super().__init__(f"{table}: column {column!r} {problem}")
-        self.column, self.option = column, option
-        self.args = (table, column, problem, option)  # of which a copy is made
+        self.column, self.option, self.cells = column, option, cells
+        self.args = (table, column, problem, option, cells)  # of which a copy is made
 
 
 class UndecidedError(UserError):
@@ -134,6 +146,10 @@ def _csv(path: Path) -> pd.DataFrame:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if b"\0" in line:
+                        raise ValueError(f"line {number} has a NUL byte")
             names = [str(name) for name in read(nrows=1).iloc[0]]
             other = next((mark for mark in ";\t|" if mark in names[0]), None)
             if len(names) == 1 and other:
@@ -162,6 +178,14 @@ def _parquet(path: Path) -> pd.DataFrame:
         raise UserError(
             f"{path}: can't be read as parquet ({reason[:200]}); write it again"
         ) from None
+
+
+def without(tables: Sequence[Table], cells: Sequence[str]) -> list[Table]:
+    """The tables without the values that option `na` names. UserError for a cell that none has."""
+    for cell in cells:
+        if not any((table.frame == cell).any(axis=None) for table in tables):
+            raise refusal("na", cell, f"texts of cells of {tables[0].name}")
+    return [table._replace(frame=table.frame.mask(table.frame.isin([*cells]))) for table in tables]
 
 
 def _table(name: str, frame: pd.DataFrame) -> Table:
@@ -290,6 +314,7 @@ def _number(value: Any) -> float:
 def _no_number(table: Table, column: str, i: int, value: object) -> ColumnError:
     """What to do with a column of text, as its cells look."""
     cells = [name for one in table.frame[column] if (name := _name(one))]
+    others = sorted({cell for cell in cells if math.isnan(_number(cell))} - {*MISSING})
     numbers = sum(not math.isnan(_number(cell)) for cell in cells)
     dates = sum(DATE.fullmatch(cell.strip()) is not None for cell in cells)
     different, option = len(set(cells)), "drop"
@@ -298,13 +323,19 @@ def _no_number(table: Table, column: str, i: int, value: object) -> ColumnError:
     elif 2 * dates > len(cells):
         advice = f"dates: {LEAVE_OUT}, or write numbers such as years in their place"
     elif 2 * numbers > len(cells):
-        advice = f"most cells are numbers: correct the others, or {LEAVE_OUT}"
+        advice, option = "most cells are numbers: correct the others", ""
+        if len(others) <= MAX_ADVISED:
+            named = user_data.listed([*map(repr, others)])
+            advice, option = f"{advice}, or name them in `na`, as missing: {named}", "na"
+    elif 2 * sum(LIKE_NUMBER.fullmatch(cell.strip()) is not None for cell in cells) > len(cells):
+        advice = "write numbers with a point, without units and other signs"
+        advice, option = f"{advice}, or {LEAVE_OUT}", ""
     elif different > MAX_ADVISED:
         advice = f"{different} different texts in {len(cells)} rows: {LEAVE_OUT}"
     else:
         advice, option = f"name a column of categories in one_hot, or {LEAVE_OUT}", "one_hot"
     problem = f"is {shown(value)} in row {i + 1}; allowed: numbers; {advice}"
-    return ColumnError(table.name, column, problem, option)
+    return ColumnError(table.name, column, problem, option, others if option == "na" else ())
 
 
 def complete(table: Table, column: str, cells: Cells, options: Sequence[str] = ()) -> None:

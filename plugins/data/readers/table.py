@@ -34,13 +34,14 @@ from fedml_noniid.plugins.data.readers.frames import (
     rows_of,
     tables_of,
     used_columns,
+    without,
 )
 
 if TYPE_CHECKING:  # see frames.py
     import pandas as pd
 
 MAX_CATEGORIES = 1000  # of one column
-Missing = Literal["median", "mode", "drop"]
+Missing = Literal["median", "mode", "category", "drop"]
 MAX_NAMED = 40  # features that the note names
 
 
@@ -74,6 +75,7 @@ def table(
     one_hot: list[str] | None = None,
     drop: list[str] | None = None,
     missing: Missing | None = None,
+    na: list[str] | None = None,
 ) -> Raw:
     """<root>/<file>: a table with one row per sample, .csv or .csv.gz (commas, UTF-8, names first)
     or .parquet.
@@ -87,15 +89,17 @@ def table(
     category of the training rows, sorted. A category that only test rows have is 0 in all of them.
     `drop`: columns that are not used. `missing`: what becomes of cells without a value. `median`,
     `mode` fill a feature by its training rows (categories by their mode), and leave rows out that
-    have no label, target or owner. `drop` leaves out every row without a value in a column that is
-    used. By default they are refused. `normalise: channel` standardises each column by the training
-    rows.
+    have no label, target or owner. `category`: as `median`, but a missing category is a category
+    of its own. `drop` leaves out every row without a value in a column that is
+    used. By default they are refused. `na`: texts of cells that count as missing. `normalise:
+    channel` standardises each column by the training rows.
 
     The test set is <root>/<test_file>, or else the share `test_share` (0.2) of the rows, see
     `user_data.cut`. Raises UserError for missing and damaged files, and for columns and values that
     don't fit; it names the row, counted from 1 below the names.
     """
     tables = tables_of(root, file, test_file)
+    tables = without(tables, na) if na else tables
     targets = _targets(label, target)
     used = used_columns(tables, label=label, owner=owner)
     used |= dict.fromkeys(columns_of(tables, "target", targets, used), "target")
@@ -103,6 +107,7 @@ def table(
     who = Who(label, owner, tuple(targets))
     rows, cells, notes = _read(tables, who, chosen, categories, missing, test_share)
     name = tables[0].name
+    notes += user_data.alike("columns", [*tables[0].frame.columns])
     columns: list[str] = []
     made: list[Feature] = []
     blocks: list[list[Cells]] = [[], []]
@@ -113,8 +118,8 @@ def table(
         notes += more
         names = None
         if column in categories:
-            names, more = _one_hot(name, column, parts)
-            columns += [f"{column}={category}" for category in names]
+            names, more = _one_hot(name, column, parts, missing == "category")
+            columns += [f"{column}={category or '(missing)'}" for category in names]
             notes += more
         else:
             columns.append(column)
@@ -142,10 +147,10 @@ def table(
         notes.append(f"features that are constant in the training rows: {listed}")
     order = f"{len(columns)} features, in this order: {user_data.listed(columns, MAX_NAMED)}"
     raw = rows.raw(xs, 1.0, [order], notes)
-    return replace(raw, encode=partial(_encoded, made), features=columns)
+    return replace(raw, encode=partial(_encoded, made, na or ()), features=columns)
 
 
-def _encoded(features: Sequence[Feature], x: object) -> Tensor | None:
+def _encoded(features: Sequence[Feature], na: Sequence[str], x: object) -> Tensor | None:
     """The samples [n, d] of new rows, which need the columns of the features alone, by name.
 
     None for what is no data frame. UserError for columns and values that don't fit.
@@ -154,7 +159,7 @@ def _encoded(features: Sequence[Feature], x: object) -> Tensor | None:
 
     if not isinstance(x, pd.DataFrame):
         return None
-    table, blocks = of_memory("x", x), []
+    table, blocks = of_memory("x", x.mask(x.isin([*na]))), []
     for one in features:
         known("x: column", one.column, table.frame.columns)
         cells = (numbers_of if one.categories is None else cells_of)(table, one.column)
@@ -294,19 +299,22 @@ def _without_holes(
 def _fill(name: str, column: str, parts: list[Cells], policy: str | None) -> tuple[Any, list[str]]:
     """What a missing cell of a column is filled with, by the training rows, and a note if there is
     one in the cells of both `parts`. None if there can't be one: it is refused or left out."""
-    if policy not in ("median", "mode"):
+    if policy not in ("median", "mode", "category"):
         return None, []
     missing = [is_missing(part) for part in parts]
     there = parts[0][~missing[0]]
     if not len(there):
         problem = "has no value in any training row; leave it out (`drop`)"
         raise ColumnError(name, column, problem)
-    if policy == "median" and there.dtype.kind == "f":
+    count = int(sum(part.sum() for part in missing))
+    if policy == "category" and there.dtype.kind != "f":
+        note = f"column {column!r}: {count} cells without a value are a category of their own"
+        return NAMELESS, [note] * (count > 0)
+    if policy != "mode" and there.dtype.kind == "f":
         how, value = "median", float(np.median(there))
     else:
         values, times = np.unique(there, return_counts=True)
         how, value = "most frequent value", values[times.argmax()]
-    count = int(sum(part.sum() for part in missing))
     shown = f"{value:g}" if isinstance(value, float) else value
     note = (
         f"column {column!r}: {count} cells without a value are filled with the {how} of the "
@@ -315,14 +323,19 @@ def _fill(name: str, column: str, parts: list[Cells], policy: str | None) -> tup
     return value, [note] * (count > 0)
 
 
-def _one_hot(table: str, column: str, parts: list[Cells]) -> tuple[list[str], list[str]]:
-    """(the categories of the training rows, notes) of the cells of training and test rows."""
-    train, test = (set(part) - {NAMELESS} for part in parts)
+def _one_hot(
+    table: str, column: str, parts: list[Cells], nameless: bool
+) -> tuple[list[str], list[str]]:
+    """(the categories of the training rows, notes) of the cells of training and test rows.
+
+    `nameless`: whether a missing one is a category.
+    """
+    train, test = (set(part) - (set() if nameless else {NAMELESS}) for part in parts)
     names = sorted(train)
+    notes = user_data.alike(f"column {column!r}: categories", sorted(train | test))
     if len(names) > MAX_CATEGORIES:
         problem = f"has {len(names)} categories; allowed: at most {MAX_CATEGORIES}"
         raise ColumnError(table, column, f"{problem}; is it an identifier?")
-    notes = []
     if unseen := sorted(test - train):
         lost = int(np.isin(parts[1], unseen).sum())
         notes.append(

@@ -220,11 +220,10 @@ def rows_of(
     their names in all parts. `sources` names the training set and, if it is given, the test set.
     UserError as in `cut`, and for a `test_share` beside a given test set.
     """
-    notes, numbers = [], None
-    alike = Counter(map(_plainly, classes))
-    if same := [repr(name) for name in classes if alike[_plainly(name)] > 1]:
-        notes.append(f"classes that differ only in blanks or case: {', '.join(same)}")
+    notes, numbers = alike("classes", classes), None
     if owners is not None:
+        if not isinstance(owners[0], np.ndarray):
+            notes += alike("owners", sorted(set().union(*owners)))
         numbers = _numbered(owners)
     if len(y) == 2:
         if test_share is not None:
@@ -310,8 +309,12 @@ def _of_targets(ys: Sequence[Floats], names: Sequence[str]) -> list[str]:
     ]
 
 
-def _plainly(name: str) -> str:
-    return " ".join(name.split()).casefold()
+def alike(what: str, names: Sequence[str]) -> list[str]:
+    """A note on the names that a person would read as one."""
+    plain = [" ".join(name.split()).casefold() for name in names]
+    often = Counter(plain)
+    same = [repr(name) for name, one in zip(names, plain, strict=True) if often[one] > 1]
+    return [f"{what} that differ only in blanks or case: {listed(same, 10)}"] if same else []
 
 
 def _owners_apart(train: Ints, test: Ints) -> list[str]:
