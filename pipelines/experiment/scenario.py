@@ -12,7 +12,6 @@ from torch import Tensor
 from fedml_noniid.plugins.core.errors import UserError, located, together
 from fedml_noniid.plugins.core.options import (
     Below1,
-    ClassName,
     Count,
     Fraction,
     NonNegative,
@@ -22,6 +21,7 @@ from fedml_noniid.plugins.core.options import (
     Share,
 )
 from fedml_noniid.plugins.data import noise, partitions
+from fedml_noniid.plugins.data.checks import ClassName
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.cohort import cohort_size

@@ -26,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Strict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Strict, ValidationError, create_model
 from pydantic_core import core_schema
 
 from fedml_noniid.plugins.core.errors import (
@@ -107,13 +107,6 @@ class OneOf:
         return value
 
 
-def _class_name(value: object) -> object:
-    if type(value) not in (int, str):
-        raise UserError(value=value, allowed="the name of a class")
-    return value
-
-
-ClassName = Annotated[Any, AfterValidator(_class_name)]  # text, or a number that is its name
 Positive = Annotated[float, Range(0, LARGEST, open="(")]
 NonNegative = Annotated[float, Range(0, LARGEST)]
 Fraction = Annotated[float, Range(0, 1)]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator
 from torch import Tensor, bfloat16
 
 from fedml_noniid.plugins.core.errors import UserError, Where
@@ -23,6 +24,15 @@ PLAIN = ("numpy", "torch", "torchvision")  # their kinds of arrays are numbers a
 def refusal(key: str, value: object, allowed: str) -> UserError:
     """The error for `key: value`, to be raised by the caller."""
     return UserError(where=(key,), value=value, allowed=allowed)
+
+
+def _class_name(value: object) -> object:
+    if type(value) not in (int, str):
+        raise UserError(value=value, allowed="the name of a class")
+    return value
+
+
+ClassName = Annotated[Any, AfterValidator(_class_name)]  # text, or a number that is its name
 
 
 def class_numbers(where: Where, names: Sequence[str], classes: Sequence[object]) -> list[int]:
@@ -65,7 +75,7 @@ def to_array(key: str, values: Any) -> NDArray[Any]:
     if own or (package != "pandas" and (hasattr(values, "units") or hasattr(values, "unit"))):
         allowed = "its numbers alone, as a numpy.ndarray or a torch.Tensor"
         raise UserError(f"{key} is a {kind}, with units or another meaning", allowed=allowed)
-    mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else np.array(False)
+    mask = np.asarray(values.mask if isinstance(values, np.ma.MaskedArray) else False)
     if mask.dtype == bool and mask.any():
         cell = ", ".join(map(str, np.argwhere(mask)[0]))
         what = f"{key}[{cell}]" if cell else key

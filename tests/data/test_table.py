@@ -525,3 +525,19 @@ def test_names_that_look_alike_get_a_note() -> None:
         ("columns", "'sex', 'Sex'"),
     ):
         assert f"{what} that differ only in blanks or case: {names}" in notes
+
+
+class Milligrams:
+    """As pint's quantities are."""
+
+    units = "mg"
+
+    def __float__(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("cell", [np.complex64(1 + 2j), np.complex128(1 + 2j), 1j, Milligrams()])
+def test_cells_that_are_more_than_a_number_are_refused(cell: object) -> None:
+    frame = pd.DataFrame({"a": pd.Series([cell] * 40, dtype=object), "y": np.arange(40) % 2})
+    with refuse("column 'a' is ", " in row 1; allowed: numbers"):
+        nd.from_frame(frame.assign(b=np.arange(40)), label="y")

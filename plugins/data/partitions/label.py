@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.options import ClassName, Count, Fraction
-from fedml_noniid.plugins.data.checks import refusal, whole_number
+from fedml_noniid.plugins.core.options import Count, Fraction
+from fedml_noniid.plugins.data.checks import ClassName, refusal, whole_number
 from fedml_noniid.plugins.data.partitions.assigning import (
     Concentration,
     assign,

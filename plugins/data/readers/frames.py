@@ -303,10 +303,11 @@ def numbers_of(table: Table, column: str) -> Floats:
 def _number(value: Any) -> float:
     """The number in a cell; NaN if it is missing or something else.
 
-    Python also takes 1_000, tables don't.
+    Python also takes 1_000, NumPy also drops imaginary parts, and others drop units; tables don't.
     """
+    odd = isinstance(value, np.complexfloating) or hasattr(type(value), "units")
     try:
-        return math.nan if isinstance(value, str) and "_" in value else float(value)
+        return math.nan if odd or (isinstance(value, str) and "_" in value) else float(value)
     except (TypeError, ValueError):
         return math.nan
 
