@@ -173,7 +173,7 @@ def failure(what: str, error: Exception, function: str) -> UserError:
 
 
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:260]}"
 
 
 def is_path(name: str) -> bool:
@@ -233,9 +233,10 @@ def place(error: Exception, function: str) -> str:
     lines = [
         at
         for at in passed
-        if at.filename not in (__file__, importlib.__file__)
+        if at.filename != importlib.__file__
         and at.filename[0] != "<"
         and TORCH not in at.filename
+        and not at.filename.startswith(str(Path(__file__).parent))
     ]
     last = next((at for at in lines[::-1] if at.name == function), lines[-1] if lines else None)
     return "" if last is None else f"{last.filename}, line {last.lineno}: "

@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
@@ -35,6 +36,7 @@ from fedml_noniid.plugins.data.files import replace_folder, write_whole
 from fedml_noniid.plugins.engines.evaluation import BATCH
 from fedml_noniid.plugins.engines.personal import client_model
 from fedml_noniid.plugins.metrics import metric_of
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.settings import build_network
 
 if TYPE_CHECKING:
@@ -135,12 +137,23 @@ class Result:
 
     @cached_property
     def weights(self) -> dict[int, dict[str, Tensor]]:
-        """Seed -> name -> tensor: parameters and buffers of the final model, on the CPU."""
+        """Seed -> name -> tensor: parameters and buffers of the final model, on the CPU, in the
+        order of the network."""
         loaded = {
             seed: final_model(load(files.run["model.safetensors"]))
             for seed, files in self.files.items()
         }
-        return {seed: {**params, **buffers} for seed, (params, buffers) in loaded.items()}
+        names = [*chain(*self._network.init(torch.Generator().manual_seed(0)))]
+        return {
+            seed: dict(sorted({**params, **buffers}.items(), key=lambda leaf: names.index(leaf[0])))
+            for seed, (params, buffers) in loaded.items()
+        }
+
+    @cached_property
+    def _network(self) -> Model:
+        data = self.data.dataset
+        shape = tuple(data.train_x.shape[1:])
+        return build_network(self.settings.train, shape, len(data.classes), data.embedding)
 
     def model(self, seed: int | None = None, client: int | None = None) -> Predictor:
         """The final model as a `torch.nn.Module` in eval mode, on the CPU: raw samples [n, ...] ->
@@ -172,10 +185,7 @@ class Result:
             raise UserError(f"model: client = {shown(client)} is refused; allowed: {allowed}")
         if client is not None:
             params, buffers = client_model(params, buffers, parts, client)
-        train, data = self.settings.train, self.data.dataset
-        shape = tuple(data.train_x.shape[1:])
-        network = build_network(train, shape, len(data.classes), data.embedding)
-        return Predictor(network, params, buffers, data)
+        return Predictor(self._network, params, buffers, self.data.dataset)
 
     @torch.no_grad()
     def predict(self, x: Any, seed: int | None = None, client: int | None = None) -> NDArray[Any]:

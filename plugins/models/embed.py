@@ -26,7 +26,8 @@ from fedml_noniid.plugins.core.options import Count
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.dataset import Dataset, Raw, normalised
 from fedml_noniid.plugins.models import factories
-from fedml_noniid.plugins.models.settings import NetworkSettings, fitting, our_name, read_weights
+from fedml_noniid.plugins.models.modules import our_name
+from fedml_noniid.plugins.models.settings import NetworkSettings, fitting, read_weights
 from fedml_noniid.plugins.own_code import running
 
 Vectors = Callable[[Tensor], Tensor]  # normalised samples [B, ...] -> [B, d]

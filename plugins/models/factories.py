@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from fedml_noniid.plugins.core.errors import UserError, located, shown
 from fedml_noniid.plugins.core.options import check_options, unknown
 from fedml_noniid.plugins.data.inputs import Inputs, total
 from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.modules import copied
 from fedml_noniid.plugins.models.networks import (
     cnn,
     fednnnn_cifar,
@@ -204,7 +204,7 @@ def _made(
     """Makes a module; a module is copied."""
     factory = _factory(name)
     if isinstance(factory, nn.Module):
-        return partial(copy.deepcopy, factory)
+        return partial(copied, factory)
     asked = inspect.signature(factory).parameters
     given = {key: value for key, value in facts.items() if key in asked} | dict(options)
     return partial(factory, **given)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.task import Layer, Output
@@ -23,10 +24,12 @@ from fedml_noniid.plugins.models.modules import (
     Bound,
     KeyedDropout,
     LastReLU,
-    MaskedNorm,
     Scope,
+    converted,
+    copied,
+    our_name,
+    prepare,
     refused,
-    replaced,
 )
 
 KEY = "key"  # the one entry of what a step draws ahead
@@ -48,8 +51,8 @@ class Note:
 
     scope: Scope
 
-    def __call__(self, _: nn.Module, args: tuple[Tensor, ...]) -> None:
-        self.scope.features = args[0]
+    def __call__(self, _: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        self.scope.features = args[0] if args else named["input"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,42 +68,43 @@ class OwnNetwork(Model):
     head: str = ""  # "": none, so there are no features
     state: frozenset[str] = frozenset()  # buffers that training changes; the others are constants
     seeded: bool = False  # whether passes draw from torch's generator, which is then seeded
+    dropping: bool = True  # whether the dropouts that draw from keys drop anything
+    channels_last: bool = True  # whether the module takes images in the fastest layout
     out: int = 0  # C
     inputs: Inputs = field(default_factory=dict)  # by name, if there are several
     # `replace` passes it on, because engines replace networks often
     _templates: dict[object, Template] = field(default_factory=dict, repr=False)
 
-    def new(self) -> tuple[nn.Module, Scope]:
-        """A new module, prepared. UserError if it can't be a client's network."""
-        module, scope = self.make(), Scope()
+    def untouched(self, seed: int = 0) -> nn.Module:
+        """A new module as the user's code makes it. UserError if it can't be a client's network."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self.make()
         if not isinstance(module, nn.Module):
             raise UserError(
                 f"model {self.name!r} gives a {type(module).__name__}; allowed: a torch.nn.Module"
             )
         for why in refused(module):
             raise UserError(f"model {self.name!r}: {why}")
-        return replaced(module, scope), scope
+        return module
 
     def template(self, train: bool, like: Tensor | None = None) -> Template:
         """The module of passes in training, or of others; its constants are as `like`."""
-        key = (train, None, None) if like is None else (train, like.device, like.dtype)
+        key = self.head, train, *(() if like is None else (like.device, like.dtype))
         if key not in self._templates:
-            # A copy, as vmap lets no module be drawn.
-            module, _, scope = self._new(train) if like is None else self.template(train)
-            if like is not None:
-                module, scope = copy.deepcopy((module, scope))
-                module.to(like.device, like.dtype)
+            if like is None:
+                module, scope = self.untouched().train(train).requires_grad_(False), Scope()
+                prepare(module, scope)
+                if self.head:
+                    part = module.get_submodule(self.head)
+                    part.register_forward_pre_hook(Note(scope), with_kwargs=True)
+            else:  # a copy, as vmap lets no module be drawn
+                made, _, its_scope = self.template(train)
+                memo: dict[int, Any] = {}
+                module, scope = copied(made, memo), copy.deepcopy(its_scope, memo)
+                converted(module, like)
             self._templates[key] = Template(module, Bound(module), scope)
         return self._templates[key]
-
-    def _new(self, train: bool) -> Template:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            module, scope = self.new()
-        module.train(train).requires_grad_(False)
-        if self.head:
-            module.get_submodule(self.head).register_forward_pre_hook(Note(scope))
-        return Template(module, Bound(module), scope)
 
     @cached_property
     def _module(self) -> nn.Module:
@@ -112,9 +116,9 @@ class OwnNetwork(Model):
 
     @cached_property
     def _classifier(self) -> nn.Linear:
-        found = self._module.get_submodule(self.head)
-        assert isinstance(found, nn.Linear), "the probe has looked"
-        return found
+        classifier = self._module.get_submodule(self.head)
+        assert isinstance(classifier, nn.Linear), "the probe has looked"
+        return classifier
 
     @property
     def feature_size(self) -> int:
@@ -125,15 +129,19 @@ class OwnNetwork(Model):
         return False
 
     @cached_property
+    def dropouts(self) -> dict[str, KeyedDropout]:
+        """The dropouts that draw from keys, by name."""
+        forwards = {name: vars(part).get("forward") for name, part in self._module.named_modules()}
+        return {name: one for name, one in forwards.items() if isinstance(one, KeyedDropout)}
+
+    @cached_property
     def draws(self) -> bool:
-        return self.seeded or any(
-            isinstance(part, KeyedDropout) and part.p > 0 for part in self._module.modules()
-        )
+        return self.seeded or any(one.dropout.p > 0 for one in self.dropouts.values())
 
     @cached_property
     def norms(self) -> frozenset[str]:
-        found = self._module.named_modules()
-        return frozenset(name for name, part in found if isinstance(part, MaskedNorm))
+        parts = self._module.named_modules()
+        return frozenset(name for name, part in parts if isinstance(part, _BatchNorm))
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -144,35 +152,41 @@ class OwnNetwork(Model):
         module, bound, _ = self.template(False)
         order: list[nn.Module] = []
         names = {part: name for name, part in module.named_modules()}
-        kinds = (*WEIGHTED, MaskedNorm)
-        watched = [part for part in names if isinstance(part, kinds)]
+        watched = [
+            part
+            for part in names
+            if isinstance(part, _BatchNorm)
+            or (isinstance(part, WEIGHTED) and "weight" in part._parameters)
+        ]
         hooks = [
             part.register_forward_hook(lambda part, *_: order.append(part)) for part in watched
         ]
         with torch.no_grad(), self._entered(self.template(False), False, torch.zeros(())):
-            self._pass(module, torch.zeros(1, *self.shape))
+            self.apply(module, torch.zeros(1, *self.shape))
         for hook in hooks:
             hook.remove()
-        found: list[Layer] = []
+        layers: list[Layer] = []
         for part in dict.fromkeys(order):
-            place = names[part] and f"{names[part]}."  # the network itself has no name
-            own = [f"{place}{name}" for name, _ in part.named_parameters(recurse=False)]
+            follows = isinstance(part, _BatchNorm)
+            if follows and not layers:
+                continue
+            units = layers[-1].units if follows else cast("Tensor", part.weight).shape[0]
+            path = names[part] and f"{names[part]}."  # the network itself has no name
+            own = dict(part.named_parameters(prefix=path[:-1], recurse=False))
             kept = () if names[part] == self.head else self.frozen
-            trained = tuple(bound.names[name] for name in own if name not in kept)
-            if isinstance(part, MaskedNorm) and found:
-                found[-1] = found[-1]._replace(parameters=found[-1].parameters + trained)
-            elif isinstance(part, WEIGHTED) and trained:
-                found.append(Layer(names[part], trained, part.weight.shape[0]))
-        return tuple(sorted(found, key=lambda layer: layer.name == self.head))
+            rows = (name for name, leaf in own.items() if leaf.shape[:1] == (units,))
+            trained = tuple(bound.names[name] for name in rows if name not in kept)
+            if follows:
+                layers[-1] = layers[-1]._replace(parameters=layers[-1].parameters + trained)
+            elif trained:
+                layers.append(Layer(names[part], trained, units))
+        return tuple(sorted(layers, key=lambda layer: layer.name == self.head))
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         """(parameters, buffers) of a new module. Modules draw from torch's own generator."""
-        seed = int(torch.randint(2**62, (), generator=generator))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            module, _ = self.new()
+        module = self.untouched(int(torch.randint(2**62, (), generator=generator)))
         params = {name: leaf.detach().clone() for name, leaf in module.named_parameters()}
-        buffers = dict(module.named_buffers())
+        buffers = {our_name(name): leaf for name, leaf in module.named_buffers()}
         return params, {name: buffers[name].detach().clone() for name in sorted(self.state)}
 
     def draws_ahead(
@@ -198,9 +212,10 @@ class OwnNetwork(Model):
         key = (drawn or {}).get(KEY, key)
         with (
             self._entered(template, train, x, mask, key) as scope,
-            template.bound.holding(params, buffers) as left,
+            template.bound.holding(params, buffers, train) as left,
         ):
-            logits = self._pass(template.module, scope.run.images(x) if x.ndim == 4 else x)
+            images = x.ndim == 4 and self.channels_last and scope.run is not None
+            logits = self.apply(template.module, scope.run.images(x) if images else x)
         if not self.head:  # NaN: no method can use them unnoticed
             features = logits.new_full((len(logits), 1), torch.nan)
         else:
@@ -208,10 +223,10 @@ class OwnNetwork(Model):
             features = scope.features
         return Output(features.to(some.dtype), logits.to(some.dtype), left)
 
-    def _pass(self, module: nn.Module, x: Tensor) -> Tensor:
-        """The outputs of the user's code; several inputs are its arguments by name."""
-        found: Tensor = module(**split(self.inputs, x)) if self.inputs else module(x)
-        return found
+    def apply(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Returns the outputs of the user's code; several inputs are its arguments by name."""
+        logits: Tensor = module(**split(self.inputs, x)) if self.inputs else module(x)
+        return logits
 
     @contextmanager
     def _entered(
@@ -225,7 +240,7 @@ class OwnNetwork(Model):
         """Inside, the template's modules know the pass."""
         scope = template.scope
         scope.run = Forward({}, {}, train, mask, key, plain=self.plain)
-        scope.features, scope.calls = None, {}
+        scope.features, scope.calls, scope.dropping = None, {}, self.dropping
         with ExitStack() as stack:
             if train and self.precision == "bf16":
                 stack.enter_context(torch.autocast(x.device.type, torch.bfloat16))
@@ -233,7 +248,10 @@ class OwnNetwork(Model):
                 devices = [x.device] if x.device.type == "cuda" else []
                 stack.enter_context(torch.random.fork_rng(devices))
                 torch.manual_seed(int(key))
-            yield scope
+            try:
+                yield scope
+            finally:
+                scope.run = None
 
     def classify(self, params: Params, h: Tensor) -> Tensor:
         names = self.template(False).bound.names

@@ -1,31 +1,40 @@
-"""Tries a user's network in one step of training, before it runs: what is unsound is refused, what
-vmap can't take trains one client at a time.
+"""Tries a user's network before it runs. Plain torch trains the untouched module, and what will
+train is compared with it. What is unsound is refused, what vmap can't take trains one client at a
+time.
 
-All is computed in float64, where a wrong row can't be taken for rounding.
+All is computed in float64, where a wrong row can't be taken for rounding; in float32 if the user's
+code insists on it. Dropouts that draw from keys drop nothing in the comparison with plain torch.
+All else that draws has the same seed on both sides.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_leaves
 
 from fedml_noniid.plugins.core.data import cross_entropy, masked_mean
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.modules import converted, is_plain, our_name
 from fedml_noniid.plugins.models.own import OwnNetwork
 from fedml_noniid.plugins.models.rows import row_of
 from fedml_noniid.plugins.own_code import running
 
 BATCH, PADDED = 4, 1  # samples of the step; those of them that are padding, where some are
-CLOSE = 1e-7  # relative difference that rounding in float64 stays below
+# Relative differences that rounding stays below; other numbers are the same or not.
+CLOSE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 1e-1}
+OURS = vars(nn.Module()).keys()  # attributes that each module has
 T = TypeVar("T")
 
 
@@ -41,10 +50,19 @@ class Given(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step gives."""
+    """What a step gives, or a pass in evaluation."""
 
     gradient: Params
     buffers: Params
+    outputs: Params  # of the submodules in the order of the pass, where they are recorded
+
+
+class Reference(NamedTuple):
+    """What plain torch makes of an untouched module."""
+
+    steps: tuple[Step, ...]  # two in training, then a pass in evaluation
+    seeded: bool  # whether the steps draw from torch's own generator
+    changing: tuple[str, ...]  # plain attributes that the second step changes again
 
 
 def probed(network: OwnNetwork, n_classes: int, tokens: int = 0) -> OwnNetwork:
@@ -52,7 +70,6 @@ def probed(network: OwnNetwork, n_classes: int, tokens: int = 0) -> OwnNetwork:
 
     UserError for a network that can't be trained as it is.
     """
-    x, y = _samples(network, n_classes, tokens)
     asked, network = network.head, _started(replace(network, out=n_classes, head=""))
     params, buffers = network.init(torch.Generator().manual_seed(0))
     others, _ = network.init(torch.Generator().manual_seed(0))
@@ -62,14 +79,20 @@ def probed(network: OwnNetwork, n_classes: int, tokens: int = 0) -> OwnNetwork:
             "its first values differ between two calls with one seed",
             "draws from torch's own generator only",
         )
-    given = Given(_exact(params), _exact(buffers), x.double(), y, torch.tensor(7))
-    network = _passing(network, given)
-    network = _changing(network, given)
-    network = _featured(replace(network, head=asked), given)
+    batches = [_samples(network, n_classes, tokens, seed) for seed in range(2)]
+    first, second = (
+        Given(params, buffers, *batch, torch.tensor(7 + n)) for n, batch in enumerate(batches)
+    )
+    try:
+        network, given = _as_in_torch(network, _exact(first), _exact(second))
+    except UserError:  # perhaps of code that makes float32 by itself
+        network, given = _as_in_torch(network, first, second)
+    network = _featured(network, asked, given)
     given = given._replace(buffers={name: given.buffers[name] for name in network.state})
-    for train in (False, True):
-        network.template(train)
+    kept = network.template(True).scope.kept
+    network.template(False)
     reason = network.sequential_only or _padding(network, given) or _side_by_side(network, given)
+    reason += f" ({', '.join(kept)})" if reason and kept else ""
     return replace(network, sequential_only=reason, plain=False)
 
 
@@ -78,23 +101,26 @@ def as_row(network: OwnNetwork, tokens: int = 0) -> Model:
     row, side = None if network.inputs else row_of(network), replace(network, plain=False)
     if row is None:
         return network
-    x, y = _samples(network, network.n_classes, tokens)
     params, buffers = network.init(torch.Generator().manual_seed(0))
     mask = torch.ones(BATCH)
     mask[-PADDED:] = 0
-    given = Given(_exact(params), _exact(buffers), x.double(), y, torch.tensor(7), mask)
+    samples = _samples(network, network.n_classes, tokens)
+    given = _exact(Given(params, buffers, *samples, torch.tensor(7), mask))
     try:
-        one, two = _step(side, given), _step(row, given)
-        same = _close(_evaluated(side, given).logits, _evaluated(row, given).logits)
-        apart = max(_apart(one.gradient, two.gradient), _apart(one.buffers, two.buffers))
+        one, two = (
+            _step(each, given)._replace(outputs={"": _evaluated(each, given).logits})
+            for each in (side, row)
+        )
     except Exception:  # of many kinds, where a block is another one than it seems
         return network
-    return row if same and apart < CLOSE else network
+    return network if _difference(one, two) else row
 
 
-def _samples(network: OwnNetwork, n_classes: int, tokens: int) -> tuple[Tensor, Tensor]:
+def _samples(
+    network: OwnNetwork, n_classes: int, tokens: int, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     """Samples [B, ...] and labels [B]."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     size = (BATCH, *network.shape)
     x = torch.randint(tokens, size, generator=generator) if tokens else None
     x = torch.randn(size, generator=generator) if x is None else x
@@ -112,10 +138,16 @@ def _refused(network: OwnNetwork, what: str, allowed: str) -> UserError:
     return UserError(f"model {network.name!r}: {what}", allowed=allowed)
 
 
-def _exact(tree: Params) -> Params:
-    return {
-        name: leaf.double() if leaf.is_floating_point() else leaf for name, leaf in tree.items()
-    }
+def _exact(given: Given) -> Given:
+    """In float64."""
+
+    def exact(tree: Params) -> Params:
+        floats = {name for name, leaf in tree.items() if leaf.is_floating_point()}
+        return {name: leaf.double() if name in floats else leaf for name, leaf in tree.items()}
+
+    return given._replace(
+        params=exact(given.params), buffers=exact(given.buffers), x=given.x.double()
+    )
 
 
 def _running(network: OwnNetwork, call: Callable[[], T], what: str) -> T:
@@ -125,10 +157,244 @@ def _running(network: OwnNetwork, call: Callable[[], T], what: str) -> T:
 
 def _started(network: OwnNetwork) -> OwnNetwork:
     """With all buffers, and the parameters that ask for no gradient."""
-    module, _ = _running(network, network.new, "making it")
+    module = _running(network, network.untouched, "making it")
     fixed = {name for name, leaf in module.named_parameters() if not leaf.requires_grad}
-    state = frozenset(name for name, _ in module.named_buffers())
-    return replace(network, frozen=frozenset(fixed), state=state)
+    state = {our_name(name) for name, _ in module.named_buffers()} - {""}
+    if not any(leaf.requires_grad for leaf in module.parameters()):
+        raise _refused(network, "no parameter has a gradient", "one that is trained")
+    return replace(network, frozen=frozenset(fixed), state=frozenset(state))
+
+
+def _as_in_torch(network: OwnNetwork, first: Given, second: Given) -> tuple[OwnNetwork, Given]:
+    """With plain passes that equal those of plain torch, and the arguments of their first step."""
+    reference = _reference(network, first, second)
+    if _not_finite(reference) and not network.tokens:  # perhaps the user's samples have no signs
+        first, second = (given._replace(x=given.x.abs()) for given in (first, second))
+        reference = _reference(network, first, second)
+    if layer := _not_finite(reference):
+        raise _refused(network, f"{layer} is not finite (NaN or infinite)", "finite outputs")
+    again = _reference(network, first, second)
+    if any(map(partial(_difference, close=0), reference.steps, again.steps)):
+        raise _refused(
+            network,
+            "two passes with the same parameters, samples and random numbers differ",
+            "draws in training only, from torch's own generator",
+        )
+    trained = {name for step in reference.steps for name in step.gradient}
+    if not trained:
+        raise _refused(network, "no parameter has a gradient", "one that is trained")
+    network = replace(
+        network,
+        plain=True,
+        dropping=False,
+        frozen=network.frozen | (first.params.keys() - trained),
+        state=_changing(network, first.buffers, reference),
+        seeded=reference.seeded,
+        sequential_only="its pass draws from torch's own generator" if reference.seeded else "",
+    )
+    network = replace(network, channels_last=not _unlike(network, first, second, reference))
+    if error := not network.channels_last and _unlike(network, first, second, reference):
+        raise error
+    return replace(network, dropping=True), first
+
+
+def _unlike(
+    network: OwnNetwork, first: Given, second: Given, reference: Reference
+) -> UserError | None:
+    """The error of passes that are not those of plain torch.
+
+    They run in another order than plain torch's: what a pass leaves behind shows.
+    """
+    after = [first.buffers | step.buffers for step in reference.steps]
+    passes = (
+        (1, second._replace(buffers=after[0]), True),
+        (2, first._replace(buffers=after[1]), False),
+        (0, first, True),
+    )
+    try:
+        for number, given, train in passes:
+            step = _running(network, partial(_watched, network, given, train), "a step of training")
+            if what := _difference(reference.steps[number], step):
+                return _refused(network, *_why(reference, what))
+    except UserError as error:
+        return error
+    return None
+
+
+def _why(reference: Reference, what: str) -> tuple[str, str]:
+    """Why passes are not those of plain torch, and what is allowed. `what` differs first."""
+    if reference.changing:
+        name = reference.changing[0]
+        return f"{what} depends on {name}, which passes change", "a buffer (register_buffer)"
+    return (
+        f"{what} is another one than in plain torch",
+        "passes that find parameters and buffers in their modules, and keep nothing else",
+    )
+
+
+def _changing(network: OwnNetwork, first: Params, reference: Reference) -> frozenset[str]:
+    """The buffers that training changes; the others are constants."""
+    one, two, evaluated = reference.steps
+    changed = {
+        name
+        for name, leaf in first.items()
+        if not (torch.equal(one.buffers[name], leaf) and torch.equal(two.buffers[name], leaf))
+    }
+    for name in sorted(changed):
+        if not first[name].is_floating_point():
+            raise _refused(
+                network,
+                f"training changes {name}, a buffer of whole numbers, of which there is no mean",
+                "a buffer of floating-point numbers",
+            )
+    for name in sorted(first):
+        if not torch.equal(two.buffers[name], evaluated.buffers[name]):
+            raise _refused(
+                network, f"a pass in evaluation changes the buffer {name}", "changes in training"
+            )
+    return frozenset(changed)
+
+
+def _reference(network: OwnNetwork, first: Given, second: Given) -> Reference:
+    """Trains the untouched module by plain torch."""
+    module, some = network.untouched(), next(iter(first.params.values()))
+    converted(module, some)
+    for name, leaf in module.named_parameters():
+        leaf.data = first.params[name].clone()
+    for name, buffer in module.named_buffers():
+        buffer.data = first.buffers.get(our_name(name), buffer).clone()
+    for part in module.modules():
+        if isinstance(part, _DropoutNd) and is_plain(part):
+            part.forward = lambda x: x
+    steps, seeded, attributes = [], False, []
+    for given, train in ((first, True), (second, True), (first, False)):
+        what = f"a {'step of training' if train else 'pass'} with samples of shape {network.shape}"
+        step, draws = _running(network, partial(_torch_step, network, module, given, train), what)
+        if draws and not train:
+            raise _refused(network, "its pass draws in evaluation", "draws in training only")
+        steps.append(step)
+        seeded |= draws
+        attributes.append(_attributes(module))
+    before, after, _ = attributes
+    changing = [name for name, values in after.items() if name in before and values != before[name]]
+    counts = [name for name in changing if isinstance(after[name], int)]
+    if counts:
+        raise _refused(
+            network,
+            f"each pass changes {counts[0]}, a number in an attribute",
+            "a buffer of floating-point numbers",
+        )
+    return Reference(tuple(steps), seeded, tuple(changing))
+
+
+def _torch_step(
+    network: OwnNetwork, module: nn.Module, given: Given, train: bool
+) -> tuple[Step, bool]:
+    """A step by plain torch, or a pass in evaluation; whether it draws from torch's generator."""
+    x = given.x.clone()
+    module.train(train).zero_grad()
+    with (
+        _recorded(module) as outputs,
+        torch.random.fork_rng(devices=[]),
+        torch.set_grad_enabled(train),
+    ):
+        torch.manual_seed(int(given.key))
+        before = torch.get_rng_state()
+        logits = network.apply(module, x)
+        draws = not torch.equal(before, torch.get_rng_state())
+        if not isinstance(logits, Tensor):
+            raise _refused(
+                network,
+                f"its forward gives a {type(logits).__name__}",
+                "one tensor, the logits; a module around it can pick them out",
+            )
+        wanted = [BATCH, network.n_classes]
+        if [*logits.shape] != wanted:
+            raise _refused(
+                network,
+                f"gives {[*logits.shape]} for {BATCH} samples",
+                f"logits {wanted}, one for each class",
+            )
+        if train:
+            _loss(logits, given).backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+    if not torch.equal(x, given.x):
+        raise _refused(network, "its forward changes the samples", "a forward that leaves them")
+    gradient: Params = {}
+    for name, leaf in module.named_parameters():
+        if not torch.equal(leaf, given.params[name]):
+            raise _refused(network, f"its forward changes {name}", "a forward that leaves it")
+        if leaf.grad is not None and leaf.grad.is_sparse:
+            raise _refused(network, f"the gradient of {name} is sparse", "sparse=False")
+        if leaf.grad is not None:
+            gradient[name] = leaf.grad.clone()
+    named = {our_name(name): leaf.clone() for name, leaf in module.named_buffers()}
+    return Step(gradient, {name: named[name] for name in given.buffers}, outputs), draws
+
+
+@contextmanager
+def _recorded(module: nn.Module) -> Iterator[Params]:
+    """Yields the outputs of the submodules, by name, in the order of a pass."""
+    outputs: Params = {}
+
+    def record(name: str, _: nn.Module, __: object, out: object) -> None:
+        if isinstance(out, Tensor):
+            outputs[name] = out.detach().clone()
+
+    hooks = [
+        part.register_forward_hook(partial(record, name)) for name, part in module.named_modules()
+    ]
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _attributes(module: nn.Module) -> dict[str, object]:
+    """Numbers and tensors in plain attributes, the latter as lists of numbers, by name."""
+    values: dict[str, object] = {}
+    for path, part in module.named_modules():
+        for name in vars(part).keys() - OURS:
+            leaves = [
+                leaf.tolist() if isinstance(leaf, Tensor) else leaf
+                for leaf in tree_leaves(vars(part)[name])
+                if isinstance(leaf, Tensor | int | float)
+            ]
+            values[f"{path}.{name}" if path else name] = leaves[0] if len(leaves) == 1 else leaves
+    return values
+
+
+def _not_finite(reference: Reference) -> str:
+    """The first output that is not finite, if the logits are not."""
+    for step in reference.steps:
+        if not step.outputs[""].isfinite().all():
+            return next(
+                _output(name) for name, leaf in step.outputs.items() if not leaf.isfinite().all()
+            )
+    return ""
+
+
+def _output(name: str) -> str:
+    return f"the output of {name}" if name else "its output"
+
+
+def _difference(one: Step, two: Step, close: float | None = None) -> str:
+    """What differs first between two steps; "" if they are the same. `close`: as in `_close`."""
+    kinds = (_output, "the gradient of {}".format, "the buffer {}".format)
+    for kind, field in zip(kinds, ("outputs", "gradient", "buffers"), strict=True):
+        other = getattr(two, field)
+        for name, leaf in getattr(one, field).items():
+            if name not in other or not _close(leaf, other[name], close):
+                return kind(name)
+    return ""
+
+
+def _watched(network: OwnNetwork, given: Given, train: bool) -> Step:
+    """A step of what will train, or a pass in evaluation, with the submodules' outputs."""
+    module = network.template(train, next(iter(given.params.values()))).module
+    with _recorded(module) as outputs:
+        step = _step(network, given) if train else Step({}, _evaluated(network, given).buffers, {})
+    return step._replace(outputs=outputs)
 
 
 def _step(network: Model, given: Given) -> Step:
@@ -139,7 +405,7 @@ def _step(network: Model, given: Given) -> Step:
         loss = _loss(out.logits, given)
         grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
     gradient = {name: leaf for name, leaf in zip(params, grads, strict=True) if leaf is not None}
-    return Step(gradient, tree_map(Tensor.detach, out.buffers))
+    return Step(gradient, tree_map(Tensor.detach, out.buffers), {})
 
 
 def _loss(logits: Tensor, given: Given) -> Tensor:
@@ -154,72 +420,17 @@ def _evaluated(network: Model, given: Given) -> Output:
         return network(given.params, given.buffers, given.x, False)
 
 
-def _passing(network: OwnNetwork, given: Given) -> OwnNetwork:
-    """With plain passes that were run: their output, their generator, what they leave alone."""
-    network = replace(network, plain=True)
-    kept = given._replace(params=tree_map(torch.clone, given.params), x=given.x.clone())
-    out = _running(
-        network, partial(_evaluated, network, given), f"a pass of samples of shape {network.shape}"
-    )
-    wanted = (BATCH, network.n_classes)
-    if tuple(out.logits.shape) != wanted:
-        raise _refused(
-            network,
-            f"gives {list(out.logits.shape)} for {BATCH} samples",
-            f"logits {list(wanted)}, one for each class",
-        )
-    before = torch.get_rng_state()
-    _running(network, partial(_step, network, given), "a step of training")
-    if not torch.equal(before, torch.get_rng_state()):
-        reason = "its pass draws from torch's own generator"
-        network = replace(network, seeded=True, sequential_only=reason)
-    one, two = _step(network, given), _step(network, given)
-    again = _evaluated(network, given)
-    repeats = torch.equal(out.logits, again.logits) and _apart(one.gradient, two.gradient) == 0
-    if not repeats:
-        raise _refused(
-            network,
-            "two passes with the same parameters, samples and random numbers differ",
-            "a forward that keeps nothing from pass to pass but buffers, and draws in training "
-            "only, from torch's own generator",
-        )
-    if any(not torch.equal(kept.params[name], leaf) for name, leaf in given.params.items()):
-        raise _refused(network, "its forward changes parameters", "a forward that leaves them")
-    if not torch.equal(kept.x, given.x):
-        raise _refused(network, "its forward changes the samples", "a forward that leaves them")
-    unused = given.params.keys() - one.gradient.keys()
-    if unused >= given.params.keys() - network.frozen:
-        raise _refused(network, "no parameter has a gradient", "one that is trained")
-    return replace(network, frozen=network.frozen | unused)
-
-
-def _changing(network: OwnNetwork, given: Given) -> OwnNetwork:
-    """With the buffers that training changes; the others are constants."""
-    after = _step(network, given).buffers
-    changed = {name for name, leaf in after.items() if not torch.equal(leaf, given.buffers[name])}
-    counts = sorted(name for name in changed if not given.buffers[name].is_floating_point())
-    if counts:
-        raise _refused(
-            network,
-            f"training changes {counts[0]}, a buffer of whole numbers, of which there is no mean",
-            "a buffer of floating-point numbers",
-        )
-    return replace(network, state=frozenset(changed))
-
-
-def _featured(network: OwnNetwork, given: Given) -> OwnNetwork:
+def _featured(network: OwnNetwork, head: str, given: Given) -> OwnNetwork:
     """With a classifier, if a linear layer makes the logits: `head`, or the last one of a pass."""
-    some = next(iter(given.params.values()))
-    module, _, _ = network.template(False, some)
+    module = network.template(False, next(iter(given.params.values()))).module
     linear = {
         part: name
         for name, part in module.named_modules()
-        if isinstance(part, nn.Linear) and name  # the network itself has no name to go by
+        # The network itself has no name to go by, and a parametrised layer no weight of its own.
+        if isinstance(part, nn.Linear) and name and "weight" in part._parameters
     }
-    if network.head and network.head not in linear.values():
-        raise UserError(
-            where=("head",), value=network.head, allowed=", ".join(linear.values()) or "none"
-        )
+    if head and head not in linear.values():
+        raise UserError(where=("head",), value=head, allowed=", ".join(linear.values()) or "none")
     passed: list[str] = []
     hooks = [
         part.register_forward_hook(lambda part, *_: passed.append(linear[part])) for part in linear
@@ -227,19 +438,18 @@ def _featured(network: OwnNetwork, given: Given) -> OwnNetwork:
     _evaluated(network, given)
     for hook in hooks:
         hook.remove()
-    head = network.head or next(reversed(passed), "")
-    found = replace(network, head=head, _templates={})
-    if head in passed:
+    name = head or next(reversed(passed), "")
+    if name in passed:
+        featured = replace(network, head=name)
         # Other buffers, as they may be added behind the classifier, and may be 0 at first.
         other = given._replace(buffers=tree_map(_moved, given.buffers))
-        out = _evaluated(found, other)
-        if out.features.ndim == 2 and _close(
-            found.classify(given.params, out.features), out.logits
-        ):
-            return found
-    if network.head:
+        out = _evaluated(featured, other)
+        logits = featured.classify(given.params, out.features)
+        if out.features.ndim == 2 and _close(logits, out.logits):
+            return featured
+    if head:
         raise _refused(network, f"{head} does not make the logits", "a linear layer that does")
-    return replace(network, head="", _templates={})
+    return network
 
 
 def _moved(leaf: Tensor) -> Tensor:
@@ -255,8 +465,7 @@ def _padding(network: OwnNetwork, given: Given) -> str:
     side = replace(network, plain=False)
     one = _step(side, given._replace(mask=mask))
     two = _step(side, given._replace(mask=mask, x=other))
-    apart = max(_apart(one.gradient, two.gradient), _apart(one.buffers, two.buffers))
-    return "" if apart < CLOSE else "samples of a batch change each other's numbers"
+    return "samples of a batch change each other's numbers" if _difference(one, two) else ""
 
 
 def _side_by_side(network: OwnNetwork, given: Given) -> str:
@@ -281,7 +490,7 @@ def _side_by_side(network: OwnNetwork, given: Given) -> str:
             with torch.no_grad(), warnings.catch_warnings():
                 # vmap then takes one client at a time, and more slowly than the sequential engine.
                 warnings.filterwarnings("error", "There is a performance drop")
-                found = way(both)
+                lifted = way(both)
         except Exception as error:  # of any kind: the code is the user's
             return f"{what} under vmap: {type(error).__name__}: {' '.join(str(error).split())[:80]}"
         for k in range(2):
@@ -289,11 +498,8 @@ def _side_by_side(network: OwnNetwork, given: Given) -> str:
             left = int(client["mask"].sum())
             client |= {"x": client["x"][:left], "y": client["y"][:left], "mask": None}
             alone = _step(network, Given(**client))
-            apart = max(
-                _apart(alone.gradient, row(found.gradient, k)),
-                _apart(alone.buffers, row(found.buffers, k)),
-            )
-            if apart > CLOSE:
+            beside = Step(row(lifted.gradient, k), row(lifted.buffers, k), {})
+            if _difference(alone, beside):
                 return f"{what} under vmap is another one"
     return ""
 
@@ -312,7 +518,7 @@ def _lifted(network: OwnNetwork, both: Given) -> Step:
         losses, buffers = torch.func.vmap(one)(*both._replace(params=params))
         grads = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True)
     gradient = {name: leaf for name, leaf in zip(params, grads, strict=True) if leaf is not None}
-    return Step(gradient, tree_map(Tensor.detach, buffers))
+    return Step(gradient, tree_map(Tensor.detach, buffers), {})
 
 
 def _inside(network: OwnNetwork, both: Given) -> Step:
@@ -326,20 +532,17 @@ def _inside(network: OwnNetwork, both: Given) -> Step:
             out = side(params, client.buffers, client.x, True, client.mask, client.key)
             return _loss(out.logits, client), out.buffers
 
-        found: tuple[Params, Params] = torch.func.grad(loss, has_aux=True)(client.params)
-        return found
+        grads: tuple[Params, Params] = torch.func.grad(loss, has_aux=True)(client.params)
+        return grads
 
-    return Step(*torch.func.vmap(one)(*both))
-
-
-def _close(one: Tensor, two: Tensor) -> bool:
-    return one.shape == two.shape and _apart({"": one}, {"": two}) < CLOSE
+    return Step(*torch.func.vmap(one)(*both), {})
 
 
-def _apart(one: Params, two: Params) -> float:
-    """The largest difference of two trees, by the largest number of the leaf."""
-    worst = 0.0
-    for name, leaf in one.items():
-        scale = max(float(leaf.abs().max()), 1e-6) if leaf.numel() else 1.0
-        worst = max(worst, float((leaf - two[name]).abs().max()) / scale if leaf.numel() else 0.0)
-    return worst
+def _close(one: Tensor, two: Tensor, close: float | None = None) -> bool:
+    """Whether two tensors are the same, up to `close` of the largest number; None: up to
+    rounding."""
+    if one.shape != two.shape or not one.numel():
+        return one.shape == two.shape
+    close = CLOSE.get(one.dtype, 0) if close is None else close
+    scale = max(float(one.abs().max()), 1e-6)
+    return bool((one - two).abs().max() <= close * scale)

@@ -28,7 +28,6 @@ from fedml_noniid.plugins.models.layers import (
     ReLU,
     Residual,
 )
-from fedml_noniid.plugins.models.modules import KeyedDropout
 from fedml_noniid.plugins.models.own import OwnNetwork
 from fedml_noniid.plugins.models.stacked import Stacked
 
@@ -74,13 +73,14 @@ def row_of(network: OwnNetwork) -> OwnRow | None:
     """The network as blocks; None if it is no row of them."""
     if network.seeded or not network.head:
         return None
-    module = network.make().train()
     try:
+        module = network.untouched().train()
         graph = fx.symbolic_trace(module)
         first, *_, last = graph.graph.nodes
         (end,) = last.all_input_nodes
-        found = _Finder(dict(graph.named_modules()), _dropouts(network))
-        *blocks, head = found.blocks(_chain(end, first))
+        dropouts = {name: one.block() for name, one in network.dropouts.items()}
+        finder = _Finder(dict(graph.named_modules()), dropouts)
+        *blocks, head = finder.blocks(_chain(end, first))
     except Exception:  # of many kinds, the module's too: then it runs as it is
         return None
     if not isinstance(head, Linear) or head.name != network.head:
@@ -93,17 +93,6 @@ def row_of(network: OwnNetwork) -> OwnRow | None:
         tokens=network.tokens,
         frozen=network.frozen,
     )
-
-
-def _dropouts(network: OwnNetwork) -> dict[str, Dropout | None]:
-    """The blocks of dropouts, with the numbers by which they draw; None for one that drops
-    nothing."""
-    parts = network.template(True).module.named_modules()
-    return {
-        name: Dropout(part.number, part.p, part.channels) if part.p else None
-        for name, part in parts
-        if isinstance(part, KeyedDropout)
-    }
 
 
 def _chain(end: fx.Node, start: fx.Node) -> list[fx.Node | Sum]:
@@ -151,7 +140,7 @@ class _Finder:
     """Turns nodes into blocks."""
 
     modules: Mapping[str, nn.Module]
-    dropouts: Mapping[str, Dropout | None]
+    dropouts: Mapping[str, Dropout]
     layer: str = ""  # the last one with a weight
     used: set[str] = field(default_factory=set)
 
@@ -213,7 +202,7 @@ class _Finder:
         if type(part) is nn.ReLU:
             return ReLU(self.layer)
         if path in self.dropouts:
-            return self.dropouts[path]
+            return self.dropouts[path] if self.dropouts[path].p else None
         if type(part) is nn.MaxPool2d:
             size = part.kernel_size
             plain = (part.stride, part.padding, part.dilation) == (size, 0, 1)

@@ -22,11 +22,8 @@ from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.inputs import Input
 from fedml_noniid.plugins.models import factories
 from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.plugins.models.modules import our_name
 from fedml_noniid.plugins.own_code import source_with_files
-
-# Names of torch's batch norms -> ours.
-RENAMED = {"running_mean": "mean", "running_var": "var"}
-COUNTED = "num_batches_tracked"  # which nothing here reads
 
 
 def _empty(value: object) -> bool:
@@ -130,14 +127,6 @@ def read_weights(path: Path) -> Params:
         raise UserError(f"{path} holds no state dict", allowed="names with tensors")
     named = {our_name(str(name)): leaf for name, leaf in found.items()}
     return {name: leaf for name, leaf in named.items() if name}
-
-
-def our_name(name: str) -> str:
-    """Our name of a tensor in a state dict of torch; "" if nothing here reads it."""
-    place, _, last = name.rpartition(".")
-    last = RENAMED.get(last, last)
-    found = f"{place}.{last}" if place else last
-    return "" if last == COUNTED else found
 
 
 def fitting(found: Params, wanted: Params) -> Params:

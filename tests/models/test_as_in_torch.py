@@ -1,0 +1,486 @@
+"""Networks as users write them: each trains as plain torch trains the untouched module, or is
+refused in one line that says which layer and what to do."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn import utils
+from torch.nn.utils import parametrizations, prune
+from torch.utils.checkpoint import checkpoint
+
+import fedml_noniid as nd
+
+CLASSES = 3
+CLIENTS = [list(range(30)), list(range(30, 50)), list(range(50, 60))]  # full batches of each
+Make = Callable[[], nn.Module]
+
+
+def samples(n: int, shape: tuple[int, ...], shift: float) -> nd.Data:
+    rng, y = np.random.default_rng(0), np.arange(n) % CLASSES
+    x = rng.normal(size=(n, *shape)) + shift * y.reshape(-1, *[1] * len(shape))
+    return nd.from_arrays(x.astype(np.float32), y, layout="CHW")
+
+
+DATA = samples(90, (1, 6, 6), 0.5)
+
+
+def in_torch(net: nn.Module, data: nd.Data, clients: Sequence[list[int]], lr: float) -> nn.Module:
+    """Two rounds of FedAvg with one full batch a client and round: the means of state dicts."""
+    x, y = data.dataset.normalised("train"), data.dataset.train_y
+    state, total = copy.deepcopy(net.state_dict()), sum(map(len, clients))
+    for _ in range(2):
+        states = []
+        for rows in clients:
+            net.load_state_dict(state)
+            net.train().zero_grad()
+            loss = F.cross_entropy(net(x[rows]), y[rows])
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+            torch.optim.SGD([leaf for leaf in net.parameters() if leaf.requires_grad], lr).step()
+            states.append({name: leaf.clone() for name, leaf in net.state_dict().items()})
+        for name, leaf in state.items():
+            parts = zip(clients, states, strict=True)
+            mean = sum(len(rows) / total * one[name].double() for rows, one in parts)
+            state[name] = torch.as_tensor(mean).to(leaf.dtype)
+    net.load_state_dict(state)
+    return net.eval()
+
+
+def check(net: nn.Module, data: nd.Data, clients: list[list[int]], lr: float) -> None:
+    """Runs of the product, then plain torch with the module itself: the same within 1e-4."""
+    split = nd.partition(data, indices=clients)
+    how: dict[str, Any] = {"rounds": 2, "epochs": 1, "batch_size": 64, "momentum": 0.0, "lr": lr}
+    results = [nd.run("fedavg", split, model=net, engine="sequential", **how)]
+    model = results[0].model()
+    if model._network.vmappable:
+        results.append(nd.run("fedavg", split, model=net, engine="vectorized", **how))
+    expected, close = in_torch(net, data, clients, lr), {"rtol": 1e-4, "atol": 1e-4}
+    for result in results:
+        trained = result.weights[0]
+        names = [name for name, _ in net.named_parameters()]
+        assert [*trained][: len(names)] == names
+        for name, leaf in expected.named_parameters():
+            torch.testing.assert_close(trained[name], leaf.detach(), **close)
+    with torch.no_grad():
+        logits = expected(data.dataset.normalised("test"))
+        torch.testing.assert_close(model(data.dataset.test_x), logits, **close)
+
+
+class Net(nn.Module):
+    """A function of the module and its samples, with submodules or plain attributes."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Any], **attributes: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+class Frozen(nn.Sequential):
+    """Keeps its batch norms in evaluation, found by the name of their class or by their type."""
+
+    by_type = False
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        for part in self.modules():
+            exact = type(part) is nn.BatchNorm2d
+            if exact if self.by_type else type(part).__name__.startswith("BatchNorm"):
+                part.eval()
+        return self
+
+
+class FrozenByType(Frozen):
+    by_type = True
+
+
+class Active(nn.BatchNorm2d):
+    """Has its activation inside, as timm's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(super().forward(x), 0.2)
+
+
+class Scaled(nn.BatchNorm2d):
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.scale = nn.Parameter(torch.full((1,), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+class Average(nn.Module):
+    """Subtracts a moving average, which is changed in place, or assigned."""
+
+    average: Tensor
+
+    def __init__(self, in_place: bool, persistent: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(1), persistent=persistent)
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = 0.1 * x.detach().mean()
+        if self.training and self.in_place:
+            self.average.mul_(0.9).add_(mean)
+        elif self.training:
+            self.average = 0.9 * self.average + mean
+        return x - self.average
+
+
+class Negative(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return -grads[0]
+
+
+def flat(*layers: nn.Module, n: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(n, CLASSES))
+
+
+def images(*layers: nn.Module, kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:
+    conv = nn.Conv2d(1, 4, 3, padding=1)
+    return kind(conv, *layers, nn.Flatten(), nn.Linear(144, CLASSES))
+
+
+def changed(net: Any, change: Callable[[Any], object]) -> nn.Module:
+    """The network after a change."""
+    change(net)
+    module: nn.Module = net
+    return module
+
+
+def over_rows(body: nn.Module, rows: Callable[[Any, Tensor], Tensor], n: int) -> nn.Module:
+    """A body of sequences [B, 6, 6], and what its output is for the classifier."""
+    return Net(lambda net, x: net.out(rows(net, x[:, 0])), body=body, out=nn.Linear(n, CLASSES))
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def cached(net: Any, x: Tensor) -> Tensor:
+    """Makes a constant in its first pass, and leaves an output that nobody reads."""
+    if net.ramp is None:
+        net.ramp = torch.linspace(0, 1, 36)
+    net.last = net.out(x.flatten(1) * net.ramp)
+    last: Tensor = net.last
+    return last
+
+
+def halved(net: Any, x: Tensor) -> Tensor:
+    h = net.body(x.flatten(1))
+    if h.requires_grad:
+        h.register_hook(lambda grad: 0.5 * grad)
+    out: Tensor = net.out(h)
+    return out
+
+
+def setattr_(net: Any, name: str, value: Any) -> Any:
+    setattr(net, name, value)
+    return value
+
+
+def hidden(net: Any, x: Tensor) -> Tensor:
+    h = net.h if net.h is not None and net.h.shape[1] == len(x) else None
+    rows, last = net.body(x[:, 0], h)
+    net.h = last.detach()
+    out: Tensor = net.out(rows[:, -1])
+    return out
+
+
+def whole(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+def linear(n: int = 36) -> nn.Linear:
+    return nn.Linear(n, CLASSES)
+
+
+# Each has one `Linear` at the end that makes the logits.
+TRAINED: dict[str, Make] = {
+    "batch norms": lambda: images(nn.BatchNorm2d(4), nn.ReLU()),
+    "frozen by name": lambda: images(nn.BatchNorm2d(4), kind=Frozen),
+    "frozen by type": lambda: images(nn.BatchNorm2d(4), kind=FrozenByType),
+    "subclass, activation": lambda: images(Active(4), nn.Conv2d(4, 4, 1), Active(4)),
+    "subclass, parameter": lambda: images(Scaled(4)),
+    "SyncBatchNorm": lambda: images(nn.SyncBatchNorm(4)),
+    "BatchNorm3d": lambda: nn.Sequential(
+        *(nn.Unflatten(1, (1, 1)), nn.Conv3d(1, 2, (1, 3, 3)), nn.BatchNorm3d(2)),
+        *(nn.Flatten(), linear(32)),
+    ),
+    "affine=False, images": lambda: images(nn.BatchNorm2d(4, affine=False)),
+    "affine=False, vectors": lambda: flat(nn.Linear(36, 8), nn.BatchNorm1d(8, affine=False)),
+    "momentum in forward": lambda: Net(
+        lambda net, x: net.body(x) if setattr(net.body[1], "momentum", 0.3) is None else None,
+        body=images(nn.BatchNorm2d(4)),
+    ),
+    "norm, forward hook": lambda: changed(
+        images(nn.BatchNorm2d(4)),
+        lambda net: net[1].register_forward_hook(lambda *args: F.relu(args[2])),
+    ),
+    "norm, pre-hook": lambda: changed(
+        images(nn.BatchNorm2d(4)),
+        lambda net: net[1].register_forward_pre_hook(lambda _, args: (2 * args[0],)),
+    ),
+    "norm, backward hook": lambda: changed(
+        images(nn.BatchNorm2d(4)),
+        lambda net: net[1].register_full_backward_hook(lambda *args: (0.5 * args[1][0],)),
+    ),
+    "norm, parametrised": lambda: images(parametrizations.weight_norm(nn.BatchNorm2d(4), dim=0)),
+    "dropout, forward hook": lambda: changed(
+        flat(nn.Linear(36, 8), nn.Dropout(0.0)),
+        lambda net: net[2].register_forward_hook(lambda *args: 3 * args[2]),
+    ),
+    "GroupNorm": lambda: images(nn.GroupNorm(2, 4)),
+    "LayerNorm": lambda: flat(nn.LayerNorm(36), n=36),
+    "RMSNorm": lambda: flat(nn.RMSNorm(36), n=36),
+    "InstanceNorm": lambda: images(nn.InstanceNorm2d(4, affine=True)),
+    "InstanceNorm, statistics": lambda: images(nn.InstanceNorm2d(4, track_running_stats=True)),
+    "LocalResponseNorm": lambda: images(nn.LocalResponseNorm(2)),
+    "PReLU": lambda: images(nn.PReLU()),
+    "RReLU": lambda: images(nn.RReLU(0.2, 0.2)),
+    "AlphaDropout": lambda: flat(nn.AlphaDropout(0.0), n=36),
+    "ConvTranspose": lambda: nn.Sequential(nn.ConvTranspose2d(1, 2, 3), nn.Flatten(), linear(128)),
+    "Bilinear": lambda: over_rows(
+        nn.Bilinear(6, 6, 4), lambda net, x: net.body(x[:, 0], x[:, 1]), 4
+    ),
+    "GRU": lambda: over_rows(
+        nn.GRU(6, 5, batch_first=True), lambda net, x: net.body(x)[0][:, -1], 5
+    ),
+    "LSTM": lambda: over_rows(
+        nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True),
+        lambda net, x: net.body(x)[1][0][-1],
+        5,
+    ),
+    "LSTMCell": lambda: over_rows(nn.LSTMCell(6, 5), lambda net, x: net.body(x[:, 0])[0], 5),
+    "attention": lambda: over_rows(
+        nn.MultiheadAttention(6, 2, batch_first=True),
+        lambda net, x: net.body(x, x, x)[0].mean(1),
+        6,
+    ),
+    "encoder": lambda: over_rows(encoder(), lambda net, x: net.body(x).mean(1), 6),
+    "EmbeddingBag": lambda: over_rows(
+        nn.EmbeddingBag(2, 5), lambda net, x: net.body((x[:, 0] > 0).long()), 5
+    ),
+    "weight norm": lambda: flat(parametrizations.weight_norm(nn.Linear(36, 8)), nn.Tanh()),
+    "weight norm of the head": lambda: nn.Sequential(
+        nn.Flatten(), parametrizations.weight_norm(linear())
+    ),
+    "old weight norm": lambda: flat(utils.weight_norm(nn.Linear(36, 8)), nn.Tanh()),
+    "spectral norm": lambda: flat(parametrizations.spectral_norm(nn.Linear(36, 8)), nn.Tanh()),
+    "old spectral norm": lambda: flat(utils.spectral_norm(nn.Linear(36, 8)), nn.Tanh()),
+    "orthogonal": lambda: flat(parametrizations.orthogonal(nn.Linear(36, 8)), nn.Tanh()),
+    "pruned": lambda: changed(
+        flat(nn.Linear(36, 8)), lambda net: prune.l1_unstructured(net[1], "weight", 0.5)
+    ),
+    "buffer in place": lambda: flat(Average(in_place=True), n=36),
+    "buffer assigned": lambda: flat(Average(in_place=False), n=36),
+    "buffer of float64": lambda: changed(
+        Net(lambda net, x: net.out((x.flatten(1).double() @ net.eye).float()), out=linear()),
+        lambda net: net.register_buffer("eye", torch.eye(36, dtype=torch.float64)),
+    ),
+    "float32 by itself": lambda: Net(lambda net, x: net.out(x.flatten(1).float()), out=linear()),
+    "tensor in an attribute": lambda: Net(
+        lambda net, x: net.out(x.flatten(1) @ net.eye), eye=torch.eye(36), out=linear()
+    ),
+    "constant made by a pass": lambda: Net(cached, out=linear(), ramp=None, last=None),
+    "view": lambda: Net(
+        lambda net, x: net.out(torch.relu(net.conv(x)).view(x.size(0), -1)),
+        conv=nn.Conv2d(1, 4, 3, padding=1),
+        out=linear(144),
+    ),
+    "head by keyword": lambda: Net(lambda net, x: net.out(input=x.flatten(1)), out=linear()),
+    "tied": lambda: Net(
+        lambda net, x: net.out(F.linear(torch.tanh(net.body(x.flatten(1))), net.body.weight.t())),
+        body=nn.Linear(36, 8),
+        out=linear(),
+    ),
+    "lists and dicts": lambda: Net(
+        lambda net, x: net.parts["out"](x.flatten(1) * net.scales[0] + net.shifts["a"]),
+        parts=nn.ModuleDict({"out": linear()}),
+        scales=nn.ParameterList([torch.ones(36)]),
+        shifts=nn.ParameterDict({"a": torch.zeros(36)}),
+    ),
+    "no gradient in a part": lambda: Net(
+        lambda net, x: net.out(torch.no_grad()(net.body)(x.flatten(1))),
+        body=nn.Linear(36, 8),
+        out=linear(8),
+    ),
+    "a frozen part": lambda: changed(
+        flat(nn.Linear(36, 8)), lambda net: net[1].requires_grad_(requires_grad=False)
+    ),
+    "gradient of its own": lambda: Net(
+        lambda net, x: net.out(Negative.apply(net.body(x.flatten(1)))),
+        body=nn.Linear(36, 8),
+        out=linear(8),
+    ),
+    "hook on an activation": lambda: Net(halved, body=nn.Linear(36, 8), out=linear(8)),
+    "checkpoint": lambda: Net(
+        lambda net, x: net.out(checkpoint(net.body, x.flatten(1), use_reentrant=False)),
+        body=nn.Sequential(nn.Linear(36, 8), nn.Tanh()),
+        out=linear(8),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")  # the old one
+@pytest.mark.parametrize("name", TRAINED)
+def test_it_trains_as_in_torch(name: str) -> None:
+    torch.manual_seed(1)
+    check(TRAINED[name](), DATA, CLIENTS, 0.1)
+
+
+# The message of each, from the layer on.
+REFUSED: dict[str, tuple[Make, str]] = {
+    "hook on a gradient": (
+        lambda: changed(flat(n=36), lambda net: net[1].weight.register_hook(lambda grad: 0 * grad)),
+        "1.weight: a parameter with a hook on its gradient, .* allowed: `freeze`",
+    ),
+    "hook behind a gradient": (
+        lambda: changed(
+            flat(n=36),
+            lambda net: net[1].bias.register_post_accumulate_grad_hook(lambda leaf: None),
+        ),
+        "1.bias: a parameter with a hook on its gradient",
+    ),
+    "state in an attribute": (
+        lambda: Net(
+            lambda net, x: net.out(x.flatten(1)) - setattr_(net, "mu", net.mu + x.mean().detach()),
+            out=linear(),
+            mu=torch.zeros(1),
+        ),
+        r"its output depends on mu, which passes change; allowed: a buffer \(register_buffer\)",
+    ),
+    "hidden state": (
+        lambda: Net(hidden, body=nn.GRU(6, 5, batch_first=True), out=linear(5), h=None),
+        "the output of out depends on h, which passes change",
+    ),
+    "counter": (
+        lambda: Net(
+            lambda net, x: net.out(x.flatten(1)) * (1 + (setattr_(net, "n", net.n + 1) > 99)),
+            out=linear(),
+            n=0,
+        ),
+        "each pass changes n, a number in an attribute; allowed: a buffer of floating-point",
+    ),
+    "count of batches": (
+        lambda: Net(
+            lambda net, x: net.body(x) * (1 + 0.1 * net.body[1].num_batches_tracked),
+            body=images(nn.BatchNorm2d(4)),
+        ),
+        "its output is another one than in plain torch",
+    ),
+    "parameter in a list": (
+        lambda: changed(
+            Net(lambda net, x: F.linear(x.flatten(1), net.weights[0], net.out.bias), out=linear()),
+            lambda net: setattr(net, "weights", [net.out.weight]),
+        ),
+        "the gradient of out.weight is another one than in plain torch",
+    ),
+    "closure": (
+        lambda: changed(
+            Net(lambda net, x: net.again(x.flatten(1)), out=linear()),
+            lambda net: setattr(net, "again", lambda x: net.out(x)),
+        ),
+        "Net: a function in it refers to a module or a tensor.* allowed: a method",
+    ),
+    "NaN": (
+        lambda: Net(
+            lambda net, x: net.out(net.log(x.flatten(1))),
+            log=Net(lambda _, x: torch.log(-x.abs())),
+            out=linear(),
+        ),
+        r"the output of log is not finite \(NaN or infinite\)",
+    ),
+    "draws in evaluation": (
+        lambda: Net(lambda net, x: F.dropout(net.out(x.flatten(1)), 0.5), out=linear()),
+        "its pass draws in evaluation; allowed: draws in training only",
+    ),
+    "draws of NumPy": (
+        lambda: Net(lambda net, x: net.out(x.flatten(1)) + np.random.normal(), out=linear()),
+        "two passes .* differ; allowed: draws in training only, from torch's own generator",
+    ),
+    "tuple": (
+        lambda: Net(lambda net, x: (net.out(x.flatten(1)), x), out=linear()),
+        "its forward gives a tuple; allowed: one tensor, the logits; a module around it",
+    ),
+    "dict": (
+        lambda: Net(lambda net, x: {"logits": net.out(x.flatten(1))}, out=linear()),
+        "its forward gives a dict",
+    ),
+    "whole numbers first": (
+        lambda: changed(
+            flat(n=36), lambda net: net.register_parameter("at", whole(torch.arange(3)))
+        ),
+        "at: a parameter of torch.int64; allowed: real numbers",
+    ),
+    "complex numbers": (
+        lambda: changed(
+            flat(n=36), lambda net: net.register_parameter("at", whole(torch.ones(1) * 1j))
+        ),
+        "at: a parameter of torch.complex64; allowed: real numbers",
+    ),
+    "scripted": (lambda: torch.jit.script(flat(n=36)), "a scripted or traced module"),
+    "scripted part": (
+        lambda: nn.Sequential(torch.jit.script(nn.Flatten()), linear()),
+        "0: a scripted or traced module; allowed: the module that it was made of",
+    ),
+    "compiled": (lambda: torch.compile(flat(n=36)), "a compiled module; allowed: the module"),
+    "several devices": (lambda: nn.DataParallel(flat(n=36)), "a module for several devices"),
+    "lazy": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "1: a lazy module"),
+    "quantised": (
+        lambda: torch.ao.quantization.quantize_dynamic(flat(n=36), {nn.Linear}),
+        "no parameter has a gradient; allowed: one that is trained",
+    ),
+    "sparse gradient": (
+        lambda: over_rows(
+            nn.EmbeddingBag(2, 5, sparse=True), lambda net, x: net.body((x[:, 0] > 0).long()), 5
+        ),
+        "the gradient of body.weight is sparse; allowed: sparse=False",
+    ),
+    "weight changed by a pass": (
+        lambda: over_rows(
+            nn.EmbeddingBag(2, 5, max_norm=0.1), lambda net, x: net.body((x[:, 0] > 0).long()), 5
+        ),
+        "its forward changes body.weight; allowed: a forward that leaves it",
+    ),
+    "checkpoint of a norm": (
+        lambda: Net(
+            lambda net, x: net.out(checkpoint(net.body, x.flatten(1), use_reentrant=False)),
+            body=nn.Sequential(nn.Linear(36, 8), nn.BatchNorm1d(8)),
+            out=linear(8),
+        ),
+        "body.1 runs again in the backward pass; allowed: batch norms and dropouts outside of",
+    ),
+    "statistics of the batch": (
+        lambda: images(nn.BatchNorm2d(4, track_running_stats=False)),
+        "1: a batch norm without running statistics",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, of scripts and quantisation
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_with_the_layer(name: str) -> None:
+    make, message = REFUSED[name]
+    split = nd.partition(DATA, indices=CLIENTS)
+    with pytest.raises(nd.UserError, match=message) as caught:
+        nd.run("fedavg", split, model=make(), rounds=1)
+    assert "\n" not in str(caught.value)
