@@ -144,6 +144,8 @@ class Simulation:
         self.engine_name, self.engine_reason = choose_engine(
             plan.engine, plan.network, device, together
         )
+        if not plan.network.vmappable:
+            LOG.info("%s engine: %s", self.engine_name, self.engine_reason)
         start = Start.of(algorithm, plan, used.train.x)
         store = Clients(start, used)
         processes = min(plan.workers, plan.cohort) if device.type == "cpu" else 1

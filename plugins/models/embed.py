@@ -26,7 +26,7 @@ from fedml_noniid.plugins.core.options import Count
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.dataset import Dataset, Raw, normalised
 from fedml_noniid.plugins.models import factories
-from fedml_noniid.plugins.models.modules import our_name
+from fedml_noniid.plugins.models.modules import copied, our_name
 from fedml_noniid.plugins.models.settings import NetworkSettings, fitting, read_weights
 from fedml_noniid.plugins.own_code import running
 
@@ -170,7 +170,9 @@ class EmbedSettings(NetworkSettings):
                 f"{self._what} gives a {type(module).__name__}", allowed="a torch.nn.Module"
             )
         kind = torch.float32 if of.embedding is None else torch.int64
-        tap, taken = self._tap(module.eval(), of.x.to(kind))
+        module = copied(module, {})  # which may be the user's object
+        module.eval()
+        tap, taken = self._tap(module, of.x.to(kind))
         self._load(tap, of.x.to(kind))
         module.to(device).requires_grad_(False)
 

@@ -15,7 +15,6 @@ from fedml_noniid.plugins.core.errors import UserError, located, shown
 from fedml_noniid.plugins.core.options import check_options, unknown
 from fedml_noniid.plugins.data.inputs import Inputs, total
 from fedml_noniid.plugins.models.model import Model
-from fedml_noniid.plugins.models.modules import copied
 from fedml_noniid.plugins.models.networks import (
     cnn,
     fednnnn_cifar,
@@ -194,17 +193,17 @@ def maker(
     n_classes: int,
     embedding: Tensor | None = None,
 ) -> Callable[[], nn.Module]:
-    """Makes a user's module for such samples; a module is copied."""
+    """Makes a user's module for such samples, or returns it."""
     return _made(name, options, _facts(input_shape, n_classes, embedding))
 
 
 def _made(
     name: str, options: Mapping[str, Any], facts: Mapping[str, object]
 ) -> Callable[[], nn.Module]:
-    """Makes a module; a module is copied."""
+    """Makes a module, or returns the user's."""
     factory = _factory(name)
     if isinstance(factory, nn.Module):
-        return partial(copied, factory)
+        return lambda: factory
     asked = inspect.signature(factory).parameters
     given = {key: value for key, value in facts.items() if key in asked} | dict(options)
     return partial(factory, **given)

@@ -180,7 +180,7 @@ def prepare(module: nn.Module, scope: Scope) -> None:
         if not isinstance(part, _BatchNorm | _DropoutNd):
             continue
         if not is_plain(part):
-            scope.kept.append(f"{path} is a {type(part).__name__} of its own kind")
+            scope.kept.append(f"{path} ({type(part).__name__})")
         elif isinstance(part, _BatchNorm):
             vars(part)["forward"] = MaskedNorm(path, part, scope)
         else:
@@ -188,21 +188,16 @@ def prepare(module: nn.Module, scope: Scope) -> None:
             vars(part)["forward"] = KeyedDropout(path, part, number, scope)
 
 
-def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """A deep copy, with the hooks of parameters. `memo`: as in `copy.deepcopy`.
+def copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A deep copy; `memo` as in `copy.deepcopy`.
 
     Python can't copy tensors that a pass leaves in attributes, as torch's old weight norm does:
     they are cut from their graph.
     """
-    memo = {} if memo is None else memo
     for leaf in tree_leaves([vars(part) for part in module.modules()]):
         if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
             memo[id(leaf)] = leaf.detach().clone()
-    twin = copy.deepcopy(module, memo)
-    for leaf, other in zip(module.parameters(), twin.parameters(), strict=True):
-        other._backward_hooks = leaf._backward_hooks
-        other._post_accumulate_grad_hooks = leaf._post_accumulate_grad_hooks
-    return twin
+    return copy.deepcopy(module, memo)
 
 
 def converted(module: nn.Module, like: Tensor) -> None:

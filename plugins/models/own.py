@@ -73,10 +73,11 @@ class OwnNetwork(Model):
     out: int = 0  # C
     inputs: Inputs = field(default_factory=dict)  # by name, if there are several
     # `replace` passes it on, because engines replace networks often
-    _templates: dict[object, Template] = field(default_factory=dict, repr=False)
+    templates: dict[tuple[object, ...], Template] = field(default_factory=dict, repr=False)
 
     def untouched(self, seed: int = 0) -> nn.Module:
-        """A new module as the user's code makes it. UserError if it can't be a client's network."""
+        """A copy of what the user's code makes, which may be one module every time. UserError if it
+        can't be a client's network."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = self.make()
@@ -86,14 +87,16 @@ class OwnNetwork(Model):
             )
         for why in refused(module):
             raise UserError(f"model {self.name!r}: {why}")
-        return module
+        return copied(module, {})
 
     def template(self, train: bool, like: Tensor | None = None) -> Template:
         """The module of passes in training, or of others; its constants are as `like`."""
         key = self.head, train, *(() if like is None else (like.device, like.dtype))
-        if key not in self._templates:
+        if key not in self.templates:
             if like is None:
-                module, scope = self.untouched().train(train).requires_grad_(False), Scope()
+                module, scope = self.untouched(), Scope()
+                module.train(train)
+                module.requires_grad_(False)
                 prepare(module, scope)
                 if self.head:
                     part = module.get_submodule(self.head)
@@ -103,8 +106,8 @@ class OwnNetwork(Model):
                 memo: dict[int, Any] = {}
                 module, scope = copied(made, memo), copy.deepcopy(its_scope, memo)
                 converted(module, like)
-            self._templates[key] = Template(module, Bound(module), scope)
-        return self._templates[key]
+            self.templates[key] = Template(module, Bound(module), scope)
+        return self.templates[key]
 
     @cached_property
     def _module(self) -> nn.Module:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -34,6 +34,7 @@ from fedml_noniid.plugins.own_code import running
 BATCH, PADDED = 4, 1  # samples of the step; those of them that are padding, where some are
 # Relative differences that rounding stays below; other numbers are the same or not.
 CLOSE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 1e-1}
+LARGE = 100.0  # times first values: beyond a limit that a forward may set
 OURS = vars(nn.Module()).keys()  # attributes that each module has
 T = TypeVar("T")
 
@@ -92,8 +93,12 @@ def probed(network: OwnNetwork, n_classes: int, tokens: int = 0) -> OwnNetwork:
     kept = network.template(True).scope.kept
     network.template(False)
     reason = network.sequential_only or _padding(network, given) or _side_by_side(network, given)
-    reason += f" ({', '.join(kept)})" if reason and kept else ""
-    return replace(network, sequential_only=reason, plain=False)
+    if reason and kept:
+        more = f" and {len(kept) - 3} more" if len(kept) > 3 else ""
+        reason += f"; as it is stays {', '.join(kept[:3])}{more}"
+    # The others hold large tensors in float64.
+    kinds = {key: one for key, one in network.templates.items() if len(key) == 2}
+    return replace(network, sequential_only=reason, plain=False, templates=kinds)
 
 
 def as_row(network: OwnNetwork, tokens: int = 0) -> Model:
@@ -173,8 +178,8 @@ def _as_in_torch(network: OwnNetwork, first: Given, second: Given) -> tuple[OwnN
         reference = _reference(network, first, second)
     if layer := _not_finite(reference):
         raise _refused(network, f"{layer} is not finite (NaN or infinite)", "finite outputs")
-    again = _reference(network, first, second)
-    if any(map(partial(_difference, close=0), reference.steps, again.steps)):
+    again, _ = _torch_step(network, _loaded(network, first), first, train=True)
+    if _difference(reference.steps[0], again, 0):
         raise _refused(
             network,
             "two passes with the same parameters, samples and random numbers differ",
@@ -257,15 +262,7 @@ def _changing(network: OwnNetwork, first: Params, reference: Reference) -> froze
 
 def _reference(network: OwnNetwork, first: Given, second: Given) -> Reference:
     """Trains the untouched module by plain torch."""
-    module, some = network.untouched(), next(iter(first.params.values()))
-    converted(module, some)
-    for name, leaf in module.named_parameters():
-        leaf.data = first.params[name].clone()
-    for name, buffer in module.named_buffers():
-        buffer.data = first.buffers.get(our_name(name), buffer).clone()
-    for part in module.modules():
-        if isinstance(part, _DropoutNd) and is_plain(part):
-            part.forward = lambda x: x
+    module = _loaded(network, first)
     steps, seeded, attributes = [], False, []
     for given, train in ((first, True), (second, True), (first, False)):
         what = f"a {'step of training' if train else 'pass'} with samples of shape {network.shape}"
@@ -275,6 +272,14 @@ def _reference(network: OwnNetwork, first: Given, second: Given) -> Reference:
         steps.append(step)
         seeded |= draws
         attributes.append(_attributes(module))
+    # Some limit their weights, which at first are within the limits.
+    for leaf in module.parameters():
+        leaf.data *= LARGE
+    # It may fail: such weights are no real ones.
+    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        module.train()
+        network.apply(module, first.x.clone())
+    _check_parameters(network, module, first, LARGE)
     before, after, _ = attributes
     changing = [name for name, values in after.items() if name in before and values != before[name]]
     counts = [name for name in changing if isinstance(after[name], int)]
@@ -287,12 +292,27 @@ def _reference(network: OwnNetwork, first: Given, second: Given) -> Reference:
     return Reference(tuple(steps), seeded, tuple(changing))
 
 
+def _loaded(network: OwnNetwork, given: Given) -> nn.Module:
+    """An untouched module with parameters and buffers, whose plain dropouts drop nothing."""
+    module = network.untouched()
+    converted(module, next(iter(given.params.values())))
+    for name, leaf in module.named_parameters():
+        leaf.data = given.params[name].clone()
+    for name, buffer in module.named_buffers():
+        buffer.data = given.buffers.get(our_name(name), buffer).clone()
+    for part in module.modules():
+        if isinstance(part, _DropoutNd) and is_plain(part):
+            part.forward = lambda x: x
+    return module
+
+
 def _torch_step(
     network: OwnNetwork, module: nn.Module, given: Given, train: bool
 ) -> tuple[Step, bool]:
     """A step by plain torch, or a pass in evaluation; whether it draws from torch's generator."""
     x = given.x.clone()
-    module.train(train).zero_grad()
+    module.train(train)
+    module.zero_grad()
     with (
         _recorded(module) as outputs,
         torch.random.fork_rng(devices=[]),
@@ -319,16 +339,23 @@ def _torch_step(
             _loss(logits, given).backward()  # type: ignore[no-untyped-call]  # torch has no types for it
     if not torch.equal(x, given.x):
         raise _refused(network, "its forward changes the samples", "a forward that leaves them")
+    _check_parameters(network, module, given)
     gradient: Params = {}
     for name, leaf in module.named_parameters():
-        if not torch.equal(leaf, given.params[name]):
-            raise _refused(network, f"its forward changes {name}", "a forward that leaves it")
         if leaf.grad is not None and leaf.grad.is_sparse:
             raise _refused(network, f"the gradient of {name} is sparse", "sparse=False")
         if leaf.grad is not None:
             gradient[name] = leaf.grad.clone()
     named = {our_name(name): leaf.clone() for name, leaf in module.named_buffers()}
     return Step(gradient, {name: named[name] for name in given.buffers}, outputs), draws
+
+
+def _check_parameters(
+    network: OwnNetwork, module: nn.Module, given: Given, factor: float = 1
+) -> None:
+    for name, leaf in module.named_parameters():
+        if not torch.equal(leaf, factor * given.params[name]):
+            raise _refused(network, f"its forward changes {name}", "a forward that leaves it")
 
 
 @contextmanager

@@ -74,7 +74,8 @@ def row_of(network: OwnNetwork) -> OwnRow | None:
     if network.seeded or not network.head:
         return None
     try:
-        module = network.untouched().train()
+        module = network.untouched()
+        module.train()
         graph = fx.symbolic_trace(module)
         first, *_, last = graph.graph.nodes
         (end,) = last.all_input_nodes

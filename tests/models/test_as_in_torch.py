@@ -4,7 +4,10 @@ refused in one line that says which layer and what to do."""
 from __future__ import annotations
 
 import copy
+import json
+import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,10 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 import fedml_noniid as nd
+from fedml_noniid.plugins.models import build, name_of
+from fedml_noniid.plugins.models.forward import Forward
+from fedml_noniid.plugins.models.modules import Scope, prepare
+from fedml_noniid.plugins.models.own import OwnNetwork
 
 CLASSES = 3
 CLIENTS = [list(range(30)), list(range(30, 50)), list(range(50, 60))]  # full batches of each
@@ -202,6 +209,13 @@ def hidden(net: Any, x: Tensor) -> Tensor:
     rows, last = net.body(x[:, 0], h)
     net.h = last.detach()
     out: Tensor = net.out(rows[:, -1])
+    return out
+
+
+def limited(net: Any, x: Tensor) -> Tensor:
+    """As EEGNet's layers: a limit that the first values keep."""
+    net.out.weight.data = torch.renorm(net.out.weight.data, 2, 0, maxnorm=5)
+    out: Tensor = net.out(x.flatten(1))
     return out
 
 
@@ -461,6 +475,10 @@ REFUSED: dict[str, tuple[Make, str]] = {
         ),
         "its forward changes body.weight; allowed: a forward that leaves it",
     ),
+    "weight limited by a pass": (
+        lambda: Net(limited, out=linear()),
+        "its forward changes out.weight; allowed: a forward that leaves it",
+    ),
     "checkpoint of a norm": (
         lambda: Net(
             lambda net, x: net.out(checkpoint(net.body, x.flatten(1), use_reentrant=False)),
@@ -484,3 +502,83 @@ def test_it_is_refused_with_the_layer(name: str) -> None:
     with pytest.raises(nd.UserError, match=message) as caught:
         nd.run("fedavg", split, model=make(), rounds=1)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Dropout(0.5), (64, 8)),
+        (nn.Dropout(0.5, inplace=True), (64, 4, 5)),
+        (nn.Dropout1d(0.5), (64, 8)),
+        (nn.Dropout1d(0.5), (64, 8, 5)),
+        (nn.Dropout2d(0.5), (64, 8, 4, 5)),
+        (nn.Dropout2d(0.5, inplace=True), (64, 8, 4)),
+        (nn.Dropout3d(0.5), (64, 8, 2, 3, 4)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:dropout2d")  # torch's, of three axes
+def test_a_dropout_that_draws_from_keys_drops_what_torch_drops(
+    layer: nn.Module, shape: tuple[int, ...]
+) -> None:
+    """Numbers are 0 or 2, and along the same axes all of them are the same."""
+    scope, other = Scope(), copy.deepcopy(layer)
+    prepare(layer, scope)
+    scope.run = Forward({}, {}, train=True, key=torch.tensor(5))
+    x = torch.ones(shape)
+    found, expected = layer(x), other(torch.ones(shape))
+    assert (found is x) is layer.inplace
+    assert set(found.unique().tolist()) == {0.0, 2.0}
+
+    def varies(numbers: Tensor) -> list[bool]:
+        moved = [numbers.transpose(0, axis) for axis in range(numbers.ndim)]
+        return [bool((rows != rows[:1]).any()) for rows in moved]
+
+    assert varies(found) == varies(expected)
+
+
+def test_layers_that_stay_are_named_and_train_alone(caplog: pytest.LogCaptureFixture) -> None:
+    split = nd.partition(DATA, indices=CLIENTS)
+    caplog.set_level(logging.INFO)
+    result = nd.run("fedavg", split, model=images(Active(4)), rounds=1)
+    reason = "samples of a batch change each other's numbers; as it is stays 1 (Active)"
+    assert result._network.sequential_only == reason
+    assert reason in json.loads(result.files[0].run["run.json"])["tags"]["one_by_one"]
+    assert reason in caplog.text
+
+
+def test_samples_may_be_positive_only() -> None:
+    """Random samples of both signs give NaN, and that says nothing about the user's."""
+    make = partial(Net, lambda net, x: net.out(torch.sqrt(x.flatten(1))), out=linear())
+    assert isinstance(build(name_of(make), (1, 6, 6), CLASSES), OwnNetwork)
+
+
+def test_the_generator_stays_where_it_was() -> None:
+    before = torch.get_rng_state()
+    nd.run("fedavg", nd.partition(DATA, indices=CLIENTS), model=lambda: flat(n=36), rounds=1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_head_is_named() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(36, 3), nn.Tanh(), nn.Linear(3, CLASSES))
+
+    split = nd.partition(DATA, indices=CLIENTS)
+    named, by_default = (
+        nd.run("fedper", split, model=make, rounds=1, **how) for how in ({"head": "3"}, {})
+    )
+    assert named.sha256 == by_default.sha256
+    with pytest.raises(nd.UserError, match="1 does not make the logits; allowed: a linear layer"):
+        nd.run("fedavg", split, model=make, rounds=1, head="1")
+
+
+def test_a_function_may_give_one_module_each_time() -> None:
+    """Each run starts from its parameters, and leaves it as it is."""
+    net = images(nn.BatchNorm2d(4))
+    before = copy.deepcopy(net.state_dict())
+    results = [
+        nd.run("fedavg", nd.partition(DATA, indices=CLIENTS), model=model, rounds=1)
+        for model in (net, lambda: net)
+    ]
+    assert results[0].sha256 == results[1].sha256 and not vars(net[1]).get("forward")
+    for name, leaf in net.state_dict().items():
+        assert torch.equal(leaf, before[name]) and leaf.dtype == before[name].dtype
