@@ -152,6 +152,16 @@ def defaults_of(function: Callable[..., object], filled: Iterable[str] = ()) -> 
     }
 
 
+def defaults_by_name(
+    name: str, ours: Mapping[str, Any], filled: Iterable[str] = ()
+) -> dict[str, object]:
+    """As `defaults_of`, of what a name stands for: one of ours, or a user's own. A name of what
+    Python holds, such as a data frame, has none."""
+    if name not in ours and not names_code(name):
+        return {}
+    return defaults_of(object_of("", name, ours, ""), filled)
+
+
 def call(what: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """What a user's function returns. UserError says where it failed; `what` begins it."""
     return running(what, partial(function, *args, **options), getattr(function, "__name__", ""))

@@ -38,11 +38,12 @@ from fedml_noniid.plugins.models import factories
 from fedml_noniid.plugins.models.embed import EmbedSettings
 from fedml_noniid.plugins.models.settings import ModelSettings
 from fedml_noniid.plugins.own_code import (
+    defaults_by_name,
     defaults_of,
     is_own,
     is_path,
     look_in,
-    object_of,
+    names_code,
     source_of,
 )
 
@@ -118,9 +119,11 @@ class DataSettings(OpenSection):
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """The data set with the defaults of what is not given; not where it lies."""
-        kinds = datasets.find(self.name), datasets.Preprocessing
-        options = {key: value for kind in kinds for key, value in defaults_of(kind).items()}
+        """The data set with the defaults of what is not given; not where it lies. What Python holds
+        has no reader."""
+        is_read = self.name in datasets.DATASETS or names_code(self.name)
+        shared = defaults_of(datasets.Preprocessing) if is_read else {}
+        options = defaults_by_name(self.name, datasets.DATASETS) | shared
         return options | self.model_dump(exclude={"root"}, exclude_none=True)
 
     def reader_code(self) -> dict[str, str]:
@@ -207,14 +210,14 @@ class TrainSettings(RunSettings, ModelSettings):
         """All settings, with the defaults of what stands in them: of the network, the optimiser,
         the schedule, the loss, callbacks and metrics."""
         found = self.model_dump() | {"momentum": self.build().momentum}
-        made = object_of("model", self.model, factories.MODELS, factories.OWN)
-        found["model_options"] = defaults_of(made, factories.FACTS) | self.model_options
+        of_model = defaults_by_name(self.model, factories.MODELS, factories.FACTS)
+        found["model_options"] = of_model | self.model_options
         for key, kind in (("lr", type(self.rate)), ("loss", type(self.built_loss))):
             if isinstance(found.get(key), Mapping):
                 found[key] = defaults_of(kind) | found[key]
         for key, ours in (("callbacks", callbacks.CALLBACKS), ("metrics", metrics.METRICS)):
             for name, options in found.get(key, {}).items():
-                found[key][name] = defaults_of(object_of(key, name, ours, "")) | options
+                found[key][name] = defaults_by_name(name, ours) | options
         return found
 
     def own_code(self) -> dict[str, str]:

@@ -25,7 +25,7 @@ from fedml_noniid.plugins.data.checks import ClassName
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.cohort import cohort_size
-from fedml_noniid.plugins.own_code import defaults_of, is_own, source_with_files
+from fedml_noniid.plugins.own_code import defaults_by_name, is_own, source_with_files
 
 SKEWS = ("noise", "label_noise", "rotation", "drift")  # beside the options of its partition
 PAIRS = "pairs of two classes such as [[1, 2], [3, 4]]; [] for clients that keep their labels"
@@ -206,7 +206,7 @@ class Scenario(OpenSection):
     @property
     def resolved(self) -> dict[str, Any]:
         """The scenario with the defaults of its partition, and the cohort."""
-        options = defaults_of(partitions.find(self.partition))
+        options = defaults_by_name(self.partition, partitions.PARTITIONS)
         return options | self.model_dump() | {"cohort": self.cohort}
 
     def own_code(self) -> dict[str, str]:
