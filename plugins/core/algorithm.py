@@ -32,8 +32,14 @@ from fedml_noniid.plugins.core.component import (
     absent,
     overrides,
 )
-from fedml_noniid.plugins.core.contract import call, check_kind, checked, failure
-from fedml_noniid.plugins.core.errors import shown
+from fedml_noniid.plugins.core.contract import (
+    call,
+    check_kind,
+    checked,
+    described,
+    failure,
+    is_sound,
+)
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.randomness import identity
 from fedml_noniid.plugins.core.sums import weighted_mean
@@ -218,9 +224,11 @@ class Algorithm:
         evaluated = self.owned(
             Exclusive.SERVER_STEP, {c: step.evaluated for c, step in steps.items()}
         )
-        buffers = weighted_mean(omega, answers.buffers)
+        buffers = self.owned(Exclusive.SERVER_STEP, {c: step.buffers for c, step in steps.items()})
         now = replace(
-            now, params=add(now.start, now.update) if sent is None else sent, buffers=buffers
+            now,
+            params=add(now.start, now.update) if sent is None else sent,
+            buffers=weighted_mean(omega, answers.buffers) if buffers is None else buffers,
         )
 
         learned = each("learn")
@@ -451,9 +459,12 @@ def _asked(c: Component, hook: str, server: Server) -> Generator[Ask, Reply, Any
             return checked(c, hook, stop.value, server)
         except Exception as error:  # of any kind: the code is the method's
             raise failure(c, hook, error) from error
-        if not isinstance(ask, Ask) or ask.job == TRAIN:
-            words = "an Ask with a word of its own as the job, which is not 'train'"
-            raise RecipeError(f"{c.name!r}: {hook} yielded {shown(ask)}; allowed: {words}")
+        if not is_sound(ask, server) or ask.job == TRAIN:
+            words = (
+                "an Ask with a word of its own as the job, which is not 'train'; to ascending "
+                "clients; with no model or one of the server's shapes; `each` with a row for each"
+            )
+            raise RecipeError(f"{c.name!r}: {hook} yielded {described(ask)}; allowed: {words}")
         reply = yield ask._replace(
             shared={c.name: ask.shared}, each={c.name: ask.each}, owner=c.name
         )

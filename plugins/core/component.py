@@ -12,8 +12,8 @@ One round. Every hook stands where it acts. The list is the order; there is no o
                           gradient_term          added to the gradient
                           update_factor          multiplies the optimiser's update
                          own_model              the client's own model, which trains beside w
-             leaving                the update as it leaves, if not w_k - w_t
              report                 what goes up, what the client keeps
+             leaving                the update as it leaves, if not w_k - w_t
     server   refine *               may ask again, and replace the clients' updates
              weigh                  multiplies the clients' weights
              average                the aggregated update, if it is not the weighted mean

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from types import CodeType
 from typing import Any, NamedTuple, get_args
 
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.component import (
+    START,
     Answer,
+    Ask,
     Change,
     Component,
     Exclusive,
@@ -29,38 +32,99 @@ from fedml_noniid.plugins.core.component import (
 from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.trees import row, tree_map
 
 
-def tree(found: Any) -> bool:
+def _is_plain(leaf: Any) -> bool:
+    """Whether a value is a tensor that an engine can stack, sum and store."""
+    dense = isinstance(leaf, Tensor) and leaf.layout is torch.strided and not leaf.is_meta
+    return dense and not leaf.requires_grad
+
+
+def tree(value: Any, fits: Callable[[Any], bool] = _is_plain) -> bool:
     """Whether a value is a tree: a dict of names, with tensors or trees."""
-    return isinstance(found, dict) and all(
-        isinstance(key, str) and (isinstance(leaf, Tensor) or tree(leaf))
-        for key, leaf in found.items()
+    return isinstance(value, dict) and all(
+        isinstance(key, str) and (tree(leaf, fits) if isinstance(leaf, dict) else fits(leaf))
+        for key, leaf in value.items()
     )
 
 
-def _params(found: Any, like: Any) -> bool:
-    """Whether a value is a tree with names of the parameters `like`."""
-    return tree(found) and found.keys() <= like.keys()
+def _named(value: Any) -> bool:
+    """Whether a value is a tree, in a step: quick, and also inside of autograd."""
+    return tree(value, lambda leaf: isinstance(leaf, Tensor))
 
 
-def _changes(found: Change, server: Any) -> bool:
-    trees = (
-        found.state,
-        found.params or {},
-        found.buffers or {},
-        found.evaluated or {},
-        found.metrics,
+def _alike(value: Any, like: Any, rows: tuple[int, ...] = ()) -> bool:
+    """Whether a value has the names, shapes, dtypes and devices of a tree; `rows`: axes before
+    these shapes."""
+    if isinstance(like, dict):
+        same = isinstance(value, dict) and value.keys() == like.keys()
+        return same and all(_alike(leaf, like[name], rows) for name, leaf in value.items())
+    kind = _is_plain(value) and (value.dtype, value.device) == (like.dtype, like.device)
+    return kind and value.shape == rows + like.shape
+
+
+def _part(value: Any, like: Any) -> bool:
+    """Whether a value is like a tree, of which it may lack names."""
+    return isinstance(value, dict) and _alike(
+        value, {name: leaf for name, leaf in like.items() if name in value}
     )
-    return all(map(tree, trees)) and found.state.keys() <= server.state.keys()
 
 
-def _surveys(found: Change, server: Any) -> bool:
-    return _changes(found, server) and (server.round == 0 or found.params is None)
+def _models(params: Any, buffers: Any, like: Any) -> bool:
+    """Whether these are parameters and buffers like those of `like`, or empty."""
+    return _alike(params or like.params, like.params) and _alike(
+        buffers or like.buffers, like.buffers
+    )
 
 
-def _answers(found: Answer, client: Any) -> bool:
-    return all(map(tree, found)) and found.memory.keys() <= client.memory.keys()
+def _rows(value: Any, m: int) -> bool:
+    """Whether a value is a tree of tensors with a row for each of `m` clients."""
+    return tree(value, lambda leaf: _is_plain(leaf) and leaf.shape[:1] == (m,))
+
+
+def _changes(change: Change, server: Any, fields: Iterable[str]) -> bool:
+    """Whether nothing but these fields is filled in, in the structure of what the server has."""
+    filled = {name for name, part in change._asdict().items() if part is not None and part != {}}
+    return (
+        filled <= {*fields}
+        and _models(change.params, change.buffers, server)
+        and _models(change.evaluated, None, server)
+        and _part(change.state, server.state)
+        and tree(change.metrics)
+    )
+
+
+def _surveys(change: Change, server: Any) -> bool:
+    return _changes(change, server, ("state", "params") if server.round == 0 else ("state",))
+
+
+def _refines(reply: Reply, server: Any) -> bool:
+    clients, rows = server.replies.clients, (len(server.replies.clients),)
+    same = reply.clients == clients and _alike(reply.deltas, server.start, rows)
+    return same and _alike(reply.buffers, server.buffers, rows) and tree(reply.upload)
+
+
+def _answers(answer: Answer, client: Any, returns_model: bool) -> bool:
+    return (
+        tree(answer.upload)
+        and tree(answer.metrics)
+        and _part(answer.memory, client.memory)
+        and (returns_model or not (answer.params or answer.buffers))
+        and _models(answer.params, answer.buffers, client)
+    )
+
+
+def is_sound(ask: Any, server: Any) -> bool:
+    """Whether what a hook yields is an Ask that an engine can answer."""
+    return (
+        isinstance(ask, Ask)
+        and isinstance(ask.job, str)
+        and [*ask.to] == sorted({*ask.to} & {*range(server.n_clients)}) != []
+        and _models(ask.params, ask.buffers, server)
+        and tree(ask.shared)
+        and _rows(ask.each, len(ask.to))
+    )
 
 
 class Returns(NamedTuple):
@@ -70,84 +134,133 @@ class Returns(NamedTuple):
     kind: type
     fits: Callable[..., bool]  # (value, the hook's arguments)
     nothing: bool = True  # whether None is allowed
+    # What is checked once, when a foreign method is tried: too slow for every step.
+    once: Callable[..., bool] = lambda *_: True
 
 
 A_TREE = Returns(
-    "a dict of tensors, which may nest", dict, lambda found, *_: tree(found), nothing=False
+    "a dict of tensors (dense, detached), which may nest",
+    dict,
+    lambda found, *_: tree(found),
+    nothing=False,
 )
-A_CHANGE = "a Change of dicts of tensors, with state that `init_server` made"
+LIKE = "with the names, shapes and dtypes of"
+A_CHANGE = f"a Change of {{}}, tensors {LIKE} the server's, with state that `init_server` made"
 AN_ANSWER = Returns(
-    "an Answer of dicts of tensors, with memory that `init_client` made",
+    f"an Answer of upload, metrics, and memory {LIKE} that `init_client` made",
     Answer,
-    lambda found, *args: _answers(found, args[-1]),
+    lambda found, _, client: _answers(found, client, False),
     nothing=False,
 )
 HOOKS = {
     "init_client": A_TREE,
     "optimizer": Returns("an Optimizer, or None", Optimizer, lambda *_: True),
-    "warm_start": A_TREE._replace(words="a dict of tensors, or None", nothing=True),
+    "warm_start": Returns(
+        f"an optimiser's state, and in 'params' tensors {LIKE} parameters, or None",
+        dict,
+        lambda found, *_: tree(found),
+        once=lambda found, client: _part(
+            found, client.task.optimizer.init(client.params) | {START: client.params}
+        ),
+    ),
     "prepare": A_TREE,
     "gradient_point": Returns(
-        "a dict of tensors with names of parameters, or None",
+        f"a dict of tensors {LIKE} parameters, or None",
         dict,
-        lambda found, w, *_: _params(found, w),
+        lambda found, w, *_: _named(found) and found.keys() <= w.keys(),
+        once=lambda found, w, *_: _part(found, w),
     ),
     "logits": Returns(
         "logits of the shape that it is given, or None",
         Tensor,
-        lambda found, logits, *_: found.shape == logits.shape,
+        lambda found, logits, *_: found.shape == logits.shape and found.is_floating_point(),
     ),
     "penalty": Returns(
-        "a tensor without axes (one number), or None", Tensor, lambda found, *_: found.ndim == 0
+        "a tensor without axes (one number, not an integer), or None",
+        Tensor,
+        lambda found, *_: found.ndim == 0 and found.is_floating_point(),
     ),
     "sample_gradients": Returns(
-        "a dict of tensors with the names of all parameters",
+        f"a dict of tensors {LIKE} all parameters",
         dict,
-        lambda found, grads, *_: tree(found) and found.keys() == grads.keys(),
+        lambda found, grads, *_: _named(found) and found.keys() == grads.keys(),
         nothing=False,
+        once=lambda found, grads, *_: _alike(found, row(grads, 0)),
     ),
     "gradient_term": Returns(
-        "a dict of tensors with names of parameters, or None",
+        f"a dict of tensors {LIKE} parameters, or None",
         dict,
-        lambda found, w, _: _params(found, w),
+        lambda found, w, _: _named(found) and found.keys() <= w.keys(),
+        once=lambda found, w, _: _part(found, w),
     ),
     "update_factor": Returns(
-        "a dict of tensors with names of parameters, or None",
+        "a dict with names of parameters, a number of their dtype for each of their rows, or None",
         dict,
-        lambda found, client: _params(
-            found, client.task.personal.get("params", {}) | client.params
+        lambda found, client: _part(
+            found,
+            {
+                name: leaf.new_empty(leaf.shape[:1])
+                for name, leaf in (client.task.personal.get("params", {}) | client.params).items()
+            },
         ),
     ),
     "own_model": Returns(
-        "an OwnModel with the names of all parameters of w, or None",
+        f"an OwnModel of tensors {LIKE} all parameters of w, or None",
         OwnModel,
-        lambda found, v, w, _: tree(found.params) and found.params.keys() == w.keys(),
+        lambda found, v, w, _: _named(found.params) and found.params.keys() == w.keys(),
+        once=lambda found, v, w, _: _alike(tree_map(Tensor.detach, found.params), w),
     ),
     "leaving": Returns(
-        "a dict of tensors with the names of all parameters, or None",
+        f"a dict of tensors {LIKE} all parameters, or None",
         dict,
-        lambda found, delta, _: tree(found) and found.keys() == delta.keys(),
+        lambda found, delta, _: _alike(found, delta),
     ),
     "report": AN_ANSWER,
-    "answer": AN_ANSWER,
+    "answer": Returns(
+        f"an Answer of upload, metrics, and params, buffers and memory {LIKE} the client's",
+        Answer,
+        lambda found, client: _answers(found, client, True),
+        nothing=False,
+    ),
     "init_server": A_TREE,
     "broadcast": A_TREE,
-    "message": A_TREE,
-    "refine": Returns("a Reply, or None", Reply, lambda *_: True),
+    "message": A_TREE._replace(
+        words="a dict of tensors with a row for each client of server.cohort",
+        fits=lambda found, server: _rows(found, len(server.cohort)),
+    ),
+    "refine": Returns(
+        "a Reply with the clients of server.replies, and deltas and buffers of their shapes; "
+        "or None",
+        Reply,
+        _refines,
+    ),
     "weigh": Returns(
         "a tensor with a number for each client, or None",
         Tensor,
-        lambda found, server: found.shape == server.replies.n.shape,
+        lambda found, server: _is_plain(found) and found.shape == server.replies.n.shape,
     ),
     "average": Returns(
-        "a dict of tensors with the names of all parameters, or None",
+        f"a dict of tensors {LIKE} all parameters, or None",
         dict,
-        lambda found, server: tree(found) and found.keys() == server.start.keys(),
+        lambda found, server: _alike(found, server.start),
     ),
-    "step": Returns(A_CHANGE, Change, _changes, nothing=False),
-    "learn": Returns(f"{A_CHANGE}, or None", Change, _changes),
-    "survey": Returns(f"{A_CHANGE}, and with params in round 0 only, or None", Change, _surveys),
-    "finish": Returns(f"{A_CHANGE}, or None", Change, _changes),
+    "step": Returns(
+        A_CHANGE.format("state, params, buffers and evaluated, and of metrics"),
+        Change,
+        partial(_changes, fields=("state", "params", "buffers", "evaluated", "metrics")),
+        nothing=False,
+    ),
+    "learn": Returns(
+        A_CHANGE.format("state, params and buffers") + ", or None",
+        Change,
+        partial(_changes, fields=("state", "params", "buffers")),
+    ),
+    "survey": Returns(
+        A_CHANGE.format("state, in round 0 params too") + ", or None", Change, _surveys
+    ),
+    "finish": Returns(
+        A_CHANGE.format("params") + ", or None", Change, partial(_changes, fields=("params",))
+    ),
 }
 
 
@@ -163,14 +276,15 @@ def call(c: Component, hook: str, *args: Any) -> Any:
     return found if isinstance(found, Generator) else checked(c, hook, found, *args)
 
 
-def checked(c: Component, hook: str, found: Any, *args: Any) -> Any:
+def checked(c: Component, hook: str, found: Any, *args: Any, once: bool = False) -> Any:
     """What a hook returned. RecipeError if it may not return that."""
     allowed = HOOKS[hook]
     if found is None and allowed.nothing:
         return found
-    if not isinstance(found, allowed.kind) or not allowed.fits(found, *args):
+    fits = allowed.once if once else allowed.fits
+    if not isinstance(found, allowed.kind) or not fits(found, *args):
         raise RecipeError(
-            f"{c.name!r}: {hook} returned {_described(found)}; allowed: {allowed.words}"
+            f"{c.name!r}: {hook} returned {described(found)}; allowed: {allowed.words}"
         )
     return found
 
@@ -191,19 +305,19 @@ def failure(c: Component, hook: str, error: Exception) -> Exception:
     )
 
 
-def _described(found: Any) -> str:
+def described(found: Any) -> str:
     """A value in words: types, names and shapes, not the numbers."""
     if isinstance(found, Tensor):
-        return f"a tensor of shape {list(found.shape)}"
+        kind = str(found.dtype).removeprefix("torch.")
+        kind += ", which requires grad" if found.requires_grad else ""
+        kind += "" if found.layout is torch.strided else ", sparse"
+        return f"a tensor of shape {list(found.shape)}, {kind}, {found.device}"
     if isinstance(found, dict):
-        return (
-            "{" + ", ".join(f"{key!r}: {_described(value)}" for key, value in found.items()) + "}"
-        )
-    if isinstance(found, Answer | Change):
-        given = {
-            key: part for key, part in found._asdict().items() if part is not None and part != {}
-        }
-        return f"{type(found).__name__} of {_described(given)}"
+        return "{" + ", ".join(f"{key!r}: {described(value)}" for key, value in found.items()) + "}"
+    if isinstance(found, Reply) or hasattr(found, "_asdict"):
+        fields = vars(found) if isinstance(found, Reply) else found._asdict()
+        filled = {key: part for key, part in fields.items() if part is not None and part != {}}
+        return f"{type(found).__name__} of {described(filled)}"
     return "None" if found is None else f"{type(found).__name__} {shown(found)}"
 
 

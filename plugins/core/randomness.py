@@ -59,7 +59,7 @@ def identity(component: object) -> int:
     A variant has the number of the method that it inherits. The two then differ only in what the
     variant changes.
     """
-    methods = [kind for kind in type(component).__mro__ if "name" in vars(kind)]
+    methods = [kind for kind in type(component).__mro__ if vars(kind).get("name")]
     return zlib.crc32((methods or [type(component)])[-1].__name__.encode())
 
 

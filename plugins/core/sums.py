@@ -31,7 +31,7 @@ FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 SUM_BITS = 62  # of an int64: one is the sign's, one is left
 # Rows whose numbers don't exceed 2^NEAR are level 0, those up to 2^(NEAR + STEP) are level 1, ...
 NEAR, STEP, LEVELS = 6, 24, 6
-SPLIT = 20  # bits of the lower half of a sum
+SPLIT = 10  # bits of the lower part of a sum: with REST, each part is exact in float64
 REST = 40  # bits behind the point that float64 keeps of an addend
 SHORT = 2.0**24 + 1  # leaves the upper 29 of a float64's 53 bits
 SMALLEST = 2.0**-100  # of all weights together, so that the scale stays finite
@@ -185,6 +185,8 @@ def _total(weights: Tensor | None, stacked: Tree, divided: bool) -> Tree:
 
     def total(given: Tensor | Rows) -> Tensor:
         leaf = opened(given, weights)
+        if weights is not None and weights.shape != leaf.shape[:1]:
+            raise ValueError(f"{list(weights.shape)} weights for rows {list(leaf.shape)}")
         if isinstance(leaf, Growing):
             return leaf.total(divided)
         if leaf.dtype not in made:
@@ -284,11 +286,12 @@ def _value(parts: Parts) -> Tensor:
 
 
 def _exact(whole: Tensor, rest: Tensor | None) -> Tensor:
-    """A sum and what it keeps behind the point as float64."""
+    """The float64 nearest to a sum and what it keeps behind the point."""
     if rest is None:
         return whole.double()
-    upper = whole >> SPLIT << SPLIT  # each half is exact in float64
-    return upper.double() + ((whole - upper).double() + rest.double() / 2.0**REST)
+    whole, rest = whole + (rest >> REST), rest & ((1 << REST) - 1)
+    upper = whole >> SPLIT << SPLIT
+    return upper.double() + (((whole - upper) << REST) + rest).double() / 2.0**REST
 
 
 def _largest(rows: Tensor) -> Tensor:

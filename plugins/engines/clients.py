@@ -216,6 +216,23 @@ class Clients:
         n = [len(self.indices[client]) for client in ask.to]
         return Sums(self.algorithm, torch.tensor(n, device=self.device), positions)
 
+    def model_of(self, ask: Ask, client: int) -> tuple[Params, Params]:
+        """(parameters, buffers) that an Ask of a component is about. UserError if it has none."""
+        if not ask.params and client not in self.trained:  # a silo's server may ask anything
+            raise UserError(
+                f"{ask.owner}.{ask.job}: client {client} trained no model in this round"
+            )
+        return (ask.params, ask.buffers) if ask.params else self.trained[client]
+
+    def moved(self, ask: Ask, params: Params) -> Params:
+        """The models that clients return to a component [...], minus w_t. UserError without w_t."""
+        if params and not self.w_t:
+            raise UserError(
+                f"{ask.owner}.{ask.job}: a client returned a model; allowed: in the exchanges of a "
+                "round, after training"
+            )
+        return tree_map(torch.sub, params, self.w_t) if params else {}
+
     def store(self, client: int, params: Params, buffers: Params) -> None:
         """Stores a client's result of training."""
         # Copies: rows of a stack may be overwritten, and matrix products round differently at their

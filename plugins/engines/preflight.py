@@ -57,12 +57,11 @@ class Preflight:
         clients: Any = copy.copy(self.clients)
         clients.algorithm = watched(clients.algorithm, HOOKS)
         clients.noised = noised  # vmap can't take a silo's own
-        clients.trained = dict.fromkeys(ask.to[:1], (self._sent.params, self._sent.buffers))
+        few = ask._replace(to=ask.to[:2], each=row(ask.each, slice(2)))
+        clients.trained = dict.fromkeys(few.to, (self._sent.params, self._sent.buffers))
         if cast("Model", clients.task.network).vmappable:
-            Vectorized(clients).try_out(ask, round_)
+            Vectorized(clients).try_out(few, round_)
             return
         clients.steps = lambda client, _: self.clients.steps(client, round_).first
         clients.memory = SimpleNamespace(row=clients.memory.row, put_row=lambda *_: None)
-        Sequential(clients).answer(
-            ask._replace(to=ask.to[:1], each=row(ask.each, slice(1))), round_
-        )
+        Sequential(clients).answer(few, round_)

@@ -13,7 +13,6 @@ from torch import Tensor
 from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Client, Reply
 from fedml_noniid.plugins.core.data import Pass, Reader, Samples
-from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
@@ -136,11 +135,7 @@ class Sequential:
     def _answered(self, ask: Ask, position: int, round_: int, key: Tensor) -> Tree:
         """A client's answer to an Ask of a component."""
         clients, client = self.clients, ask.to[position]
-        if not ask.params and client not in clients.trained:  # a silo's server may ask anything
-            raise UserError(
-                f"{ask.owner}.{ask.job}: client {client} trained no model in this round"
-            )
-        params, buffers = (ask.params, ask.buffers) if ask.params else clients.trained[client]
+        params, buffers = clients.model_of(ask, client)
         model = ask._replace(params=params, buffers=buffers)
         view = self._client(model, round_, key, client)
         sent, memory = ask._replace(each=row(ask.each, position)), self._memory(client)
@@ -148,7 +143,7 @@ class Sequential:
         clients.memory.put_row(client, {ask.owner: found.memory})
         zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
         return {
-            "deltas": tree_map(torch.sub, found.params, clients.w_t) if found.params else {},
+            "deltas": clients.moved(ask, found.params),
             "buffers": found.buffers,
             "upload": {ask.owner: found.upload},
             "metrics": {ask.owner: found.metrics},

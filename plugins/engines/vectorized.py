@@ -100,22 +100,31 @@ class Vectorized:
             for position, client in enumerate(ask.to):
                 clients.store(client, row(params, position), row(stacked["buffers"], position))
         if training:
-            deltas = tree_map(lambda w_k, w: w_k.sub_(w), params, ask.params)
-            if clients.changes_updates:
-                trees = {"each": ask.each, "memory": clients.memory.rows(ask.to), "key": keys}
-                deltas = torch.func.vmap(partial(clients.left_as, ask, round_))(trees, deltas)
+            memory = clients.memory.rows(ask.to) if clients.changes_updates else {}
+            deltas = self._leaving(ask, round_, keys, memory, params)
         else:
-            deltas = tree_map(torch.sub, params, clients.w_t) if params else {}
+            deltas = clients.moved(ask, params)
         return Reply(ask.to, deltas, n=n, **stacked)
 
     @torch.no_grad()
     def try_out(self, ask: Ask, round_: int) -> None:
-        """Has the first client answer, with one step where it trains; keeps and returns nothing."""
-        orders = [NO_STEPS]
-        if ask.job == TRAIN:
-            orders = [self.clients.steps(ask.to[0], round_).first]
-        host = self.clients.keys(ask, round_)
-        self._piece(ask, round_, [0], orders, (host, host.to(self.clients.device)), None)
+        """Has the first two clients answer, with one step where they train; keeps nothing."""
+        training, keys = ask.job == TRAIN, self.clients.keys(ask, round_)
+        orders = [NO_STEPS] * len(ask.to)
+        if training:
+            orders = [order.first for order in self.clients.orders(ask.to, round_)]
+        on_device = keys.to(self.clients.device)
+        found = self._piece(ask, round_, [*range(len(ask.to))], orders, (keys, on_device), None)
+        if training:
+            self._leaving(ask, round_, on_device, found["memory"], found["params"])
+
+    def _leaving(self, ask: Ask, round_: int, keys: Tensor, memory: Tree, params: Params) -> Params:
+        """The updates [M, ...] as they leave the clients; `params` is scratch memory afterwards."""
+        deltas = tree_map(lambda w_k, w: w_k.sub_(w), params, ask.params)
+        if self.clients.changes_updates:
+            trees = {"each": ask.each, "memory": memory, "key": keys}
+            deltas = torch.func.vmap(partial(self.clients.left_as, ask, round_))(trees, deltas)
+        return deltas
 
     def _piece(
         self,
@@ -149,8 +158,10 @@ class Vectorized:
         """How many clients fit into the memory bound: copies of the model, and a batch's outputs of
         all layers."""
         clients = self.clients
-        received = ask.params or ask.job == TRAIN
-        params, buffers = (ask.params, ask.buffers) if received else clients.trained[ask.to[0]]
+        training = ask.job == TRAIN
+        params, buffers = (
+            (ask.params, ask.buffers) if training else clients.model_of(ask, ask.to[0])
+        )
         outputs = cast("Model", clients.task.network).outputs(
             *clients.task.model(params, buffers), clients.train.x[:1]
         )
@@ -219,7 +230,7 @@ class Vectorized:
         """The answers to an Ask of a component."""
         clients = self.clients
         if not ask.params:
-            models = [clients.trained[client] for client in ids]
+            models = [clients.model_of(ask, client) for client in ids]
             stacked = stack([{"params": params, "buffers": buffers} for params, buffers in models])
             trees = trees | {"model": stacked}
 

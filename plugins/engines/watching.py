@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Client, Component, Reply, Server, overrides
+from fedml_noniid.plugins.core.contract import checked
 from fedml_noniid.plugins.core.data import Pass
 from fedml_noniid.plugins.core.options import RecipeError
 
@@ -86,7 +87,9 @@ def _watching(kind: type[Component], hook: str) -> Callable[..., Any]:
 
     def watched(self: Component, *args: Any) -> Any:
         found = unchanged(self.name, args, function, self, *args)
-        return exchanging(self, args, found) if isinstance(found, Generator) else found
+        if isinstance(found, Generator):
+            return exchanging(self, args, found)
+        return checked(self, hook, found, *args, once=True)
 
     return watched
 

@@ -108,10 +108,10 @@ RETURNS: list[tuple[str, Callable[..., Any], str]] = [
     (
         "penalty",
         lambda self, w, out, batch, client: out.logits.sum(1),
-        r"a tensor of shape \[\d\]; .*one number",
+        r"a tensor of shape \[\d\], float32, cpu; .*one number",
     ),
     ("penalty", lambda self, w, out, batch, client: 0.5, "float 0.5; allowed: a tensor"),
-    ("gradient_term", lambda self, w, client: twice(w), "{'fc1.weights': .*names of parameters"),
+    ("gradient_term", lambda self, w, client: twice(w), "{'fc1.weights': .*names, shapes"),
     ("gradient_term", lambda self, w, client: list(w.values()), "list .*; allowed: a dict"),
     (
         "update_factor",
@@ -135,7 +135,7 @@ RETURNS: list[tuple[str, Callable[..., Any], str]] = [
     (
         "weigh",
         lambda self, server: server.replies.n[:2],
-        r"a tensor of shape \[2\]; .*number for each client",
+        r"a tensor of shape \[2\], int64, cpu; .*number for each client",
     ),
     ("step", lambda self, server: {"m": server.update}, "{'m': .*; allowed: a Change"),
     (
@@ -192,7 +192,7 @@ VMAP: list[tuple[str, Callable[..., Any], str, dict[str, Any]]] = [
         {},
     ),
     ("penalty", branching, r"failed, .*line \d+: RuntimeError: vmap: .*control flow", {}),
-    ("gradient_term", in_place, "changes in place", {}),
+    ("gradient_term", in_place, r"failed, .*line \d+: RuntimeError: .*written-to", {}),
     ("prepare", in_place_of_the_sent, "changes in place", {}),
     (
         "report",

@@ -9,6 +9,8 @@ from fractions import Fraction
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from fedml_noniid.plugins.core import native, sums
@@ -74,6 +76,39 @@ def test_a_mean_is_that_of_fractions(m: int, dtype: torch.dtype) -> None:
     for mine, exact, size in zip(found, exact_mean(weights, rows), sizes, strict=True):
         bound = 6 * abs(exact) if dtype == torch.float32 else 2 * size
         assert abs(Fraction(mine) - exact) <= bound * Fraction(torch.finfo(dtype).eps)
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(-90, 120), min_size=1, max_size=9)
+    | st.lists(st.integers(-60, -40), min_size=1, max_size=9),
+    sign=st.sampled_from([-1, 1, 0]),
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+    seed=st.integers(0, 99),
+)
+def test_a_mean_is_that_of_fractions_at_every_level(
+    sizes: list[int], sign: int, dtype: torch.dtype, seed: int
+) -> None:
+    """Off by what the grids of docs/scale.md take of each row, by what the products with the
+    weights are rounded by, and by the result's own rounding; to both sides alike."""
+    sizes = [min(size, int(math.log2(torch.finfo(dtype).max)) - 2) for size in sizes]
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(len(sizes), 20, generator=generator, dtype=torch.float64) + 0.5
+    x *= sign or torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
+    rows = (x * 2.0 ** torch.tensor(sizes, dtype=torch.float64)[:, None]).to(dtype)
+    weights = torch.randint(1, 500, (len(sizes),), generator=generator).double()
+    bits = 96 if dtype == torch.float64 else 56  # of the total, per number up to 64
+    ends = [math.frexp(row.abs().max())[1] for row in rows.double()]
+    off = sum(Fraction(2) ** (24 * max(0, math.ceil((end - 6) / 24)) - bits) for end in ends)
+    average = weighted_mean(weights, {"w": rows})["w"]
+    assert torch.equal(weighted_mean(weights, {"w": -rows})["w"], -average)
+    means = exact_mean(weights, rows), exact_mean(weights, rows.abs())
+    smallest = Fraction(torch.finfo(dtype).smallest_normal)
+    for mine, mean, size in zip(average.tolist(), *means, strict=True):
+        # Of float32 and shorter, weights have 29 bits.
+        products = size / 2 ** (51 if dtype == torch.float64 else 28)
+        rounding = Fraction(torch.finfo(dtype).eps) * abs(mean) + products
+        assert abs(Fraction(mine) - mean) <= rounding + off + smallest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -168,6 +203,15 @@ def test_a_common_factor_of_the_weights_changes_no_bit_where_it_is_a_power_of_tw
     first = weighted_mean(weights, {"w": rows})["w"]
     for factor in (2.0**-70, 0.5, 2.0**40):
         assert torch.equal(weighted_mean(weights * factor, {"w": rows})["w"], first)
+
+
+def test_weights_and_rows_are_as_many() -> None:
+    """The compiled lines would read beyond the weights, torch's repeat a single one."""
+    for m in (1, 2, 4):
+        with pytest.raises(ValueError, match=rf"\[{m}\] weights for rows \[3, 2\]"):
+            weighted_mean(torch.ones(m), {"w": torch.ones(3, 2)})
+    with pytest.raises(ValueError, match=r"\[3, 1\] weights"):
+        weighted_sum(torch.ones(3, 1), {"w": torch.ones(3, 2)})
 
 
 def test_nothing_adds_up_to_nothing() -> None:
