@@ -13,6 +13,7 @@ import pandas as pd
 
 from fedml_noniid.api import running, settings
 from fedml_noniid.api.data import Data
+from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.result import Files
 from fedml_noniid.api.split import Split, check_data
 from fedml_noniid.pipelines.experiment import tuning
@@ -71,6 +72,7 @@ class Choice:
         return self.decision.text
 
 
+@in_turn()
 def choose(
     data: Data | Split,
     recipes: Sequence[str] | Mapping[str, Mapping[str, Any]] = racing.RECIPES,

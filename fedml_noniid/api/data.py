@@ -14,6 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.settings import plain
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data import datasets
@@ -47,6 +48,7 @@ class Data:
     # Reads new samples as it read its own; None for what it was not made of.
     reader: Callable[[Any], Tensor | None] | None = None
 
+    @in_turn()
     def samples(self, x: object) -> Tensor:
         """New samples as this data set has its own, raw [n, ...].
 
@@ -90,6 +92,7 @@ class Data:
         return "\n".join(lines + [f"note: {note}" for note in self.notes])
 
 
+@in_turn()
 def load(name: str | Callable[..., Any], *, root: str | Path = "data/raw", **options: Any) -> Data:
     """A data set of params.yaml by its name, or what a function of yours reads.
 
@@ -144,6 +147,7 @@ class ArrayOptions(TypedDict, total=False):
     test_share: float | None
 
 
+@in_turn()
 def from_frame(
     frame: pd.DataFrame,
     test: pd.DataFrame | None = None,
@@ -189,6 +193,7 @@ def from_frame(
     return _of_rows(name, of_frame, (frame, test), columns, normalise)
 
 
+@in_turn()
 def from_texts(
     frame: pd.DataFrame,
     test: pd.DataFrame | None = None,
@@ -218,6 +223,7 @@ def from_texts(
     return _of_rows(name, read, (frame, test), {**columns, **options}, "channel")
 
 
+@in_turn()
 def from_arrays(
     x: ArrayLike | Mapping[str, ArrayLike],
     y: ArrayLike,

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from fedml_noniid.api.data import Data
-from fedml_noniid.api.running import in_turn
+from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.settings import plain
 from fedml_noniid.api.split import check_data
 from fedml_noniid.plugins.core.errors import UserError, located
@@ -22,6 +22,7 @@ from fedml_noniid.plugins.models import name_of
 from fedml_noniid.plugins.models.embed import EmbedSettings
 
 
+@in_turn()
 def embed(
     data: Data,
     model: Any,
@@ -51,8 +52,7 @@ def embed(
     given |= {"model": name_of(model), "batch": plain(batch), "normalise": normalise}
     with located(source="embed"):
         how = validated(EmbedSettings, given)
-        with in_turn():
-            found = how.embedded(data.dataset, len(os.sched_getaffinity(0)))
+        found = how.embedded(data.dataset, len(os.sched_getaffinity(0)))
     settings = {"name": data.name, "checksum": found.checksum}
     return Data(found, settings, from_memory=True, reader=partial(_as_vectors, data, how))
 

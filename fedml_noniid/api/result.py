@@ -23,6 +23,7 @@ from torch import Tensor
 from fedml_noniid.api import plots, settings
 from fedml_noniid.api.data import Data
 from fedml_noniid.api.predictor import Predictor
+from fedml_noniid.api.process import in_turn
 from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.measuring import final_model, personal_parts
@@ -155,6 +156,7 @@ class Result:
         shape = tuple(data.train_x.shape[1:])
         return build_network(self.settings.train, shape, len(data.classes), data.embedding)
 
+    @in_turn()
     def model(self, seed: int | None = None, client: int | None = None) -> Predictor:
         """The final model as a `torch.nn.Module` in eval mode, on the CPU: raw samples [n, ...] ->
         logits [n, C].
@@ -187,6 +189,7 @@ class Result:
             params, buffers = client_model(params, buffers, parts, client)
         return Predictor(self._network, params, buffers, self.data.dataset)
 
+    @in_turn()
     @torch.no_grad()
     def predict(self, x: Any, seed: int | None = None, client: int | None = None) -> NDArray[Any]:
         """The class of each sample by its name in `Data.classes`, [n].

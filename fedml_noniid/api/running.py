@@ -6,20 +6,15 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import os
 import re
-import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedml_noniid.api import settings
 from fedml_noniid.api.data import Data
+from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.result import Files, Result, Results, folder_of
 from fedml_noniid.api.split import Split, check_data
 from fedml_noniid.pipelines.experiment.config import Config, Unit
@@ -42,6 +37,7 @@ CALLBACKS = (
 )
 
 
+@in_turn()
 def run(
     recipe: str,
     data: Data | Split,
@@ -90,6 +86,7 @@ def run(
     return result
 
 
+@in_turn()
 def sweep(
     recipes: Sequence[str] | Mapping[str, Mapping[str, Any]],
     data: Data | Split,
@@ -123,7 +120,7 @@ def sweep(
             "\n".join(f"sweep: {what}: {reason}" for what, reason in results.failed.items())
         )
     for what, reason in results.failed.items():
-        warnings.warn(f"{what} has no result: {reason}", stacklevel=2)
+        warnings.warn(f"{what} has no result: {reason}", stacklevel=3)
     return results
 
 
@@ -258,7 +255,6 @@ def executed(
     known: dict[str, Indices] = {}
     found: dict[int, Files | str] = {}
     with (
-        in_turn(),
         settings.arguments(where),
         Display(where, len(units), bars=progress, lines=False) as display,
     ):
@@ -316,41 +312,3 @@ def _trained(item: Item, callbacks: Sequence[Callback], workers: int) -> Files |
     tensors = {name: leaf.to(item.device) for name, leaf in made.tensors.items()}
     measured = measure(item, tensors, made.rows)
     return Files(made.files(), measured.files(), tuple(row[SECONDS] for row in made.rows))
-
-
-_turn = threading.RLock()  # held by the run that this process works on
-
-
-def _no_turn() -> None:
-    global _turn
-    _turn = threading.RLock()
-
-
-os.register_at_fork(
-    after_in_child=_no_turn
-)  # nobody would give back what a thread of the parent holds
-
-
-@contextmanager
-def in_turn() -> Iterator[None]:
-    """Waits for the runs of other threads. Sets back what a run sets for the whole process.
-
-    torch's threads and precision are settings of the process, and they decide about bits.
-    """
-    with _turn:
-        # torch counts threads for each thread. A new thread has the number that was set last, by
-        # any of them.
-        with ThreadPoolExecutor(1) as new:
-            threads = new.submit(torch.get_num_threads).result()
-        matmul, convolutions = (
-            torch.backends.cuda.matmul.allow_tf32,
-            torch.backends.cudnn.allow_tf32,
-        )
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = (
-                matmul,
-                convolutions,
-            )

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from fedml_noniid.api import settings
 from fedml_noniid.api.data import Data
+from fedml_noniid.api.process import in_turn
 from fedml_noniid.pipelines.experiment.config import SKEWS
 from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_of
 from fedml_noniid.pipelines.reporting import heatmap
@@ -129,6 +130,7 @@ class Split:
         return " ".join([str(self.settings["partition"]), *options])
 
 
+@in_turn()
 def partition(
     data: Data,
     partition: str | Callable[..., Any] | None = None,

@@ -1,0 +1,196 @@
+"""A call has the same bits whatever the caller's process is set to, and leaves that as it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from decimal import localcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+import fedml_noniid as nd
+from fedml_noniid.api import process
+
+X = np.random.default_rng(0).normal(size=(90, 6)) * 1e3
+Y = np.arange(90) % 3
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def drawn(outputs: Any, labels: Any) -> float:
+    return float(torch.rand(())) + float(np.random.rand()) + random.random()
+
+
+def computed() -> tuple[Any, ...]:
+    """Data, partition, weights and predictions."""
+    data = nd.from_arrays(X, Y)
+    split = nd.partition(data, "dirichlet", clients=3, alpha=0.5)
+    found = [nd.run("fedavg", split, model=model, rounds=2) for model in ("mlp", network)]
+    vectors = nd.embed(data, "mlp", model_options={"hidden": 4})
+    return (
+        data.dataset.checksum,
+        [lists.tolist() for lists in split.indices.clients],
+        *(result.sha256 for result in found),
+        *(result.predict(X).tolist() for result in found),
+        vectors.dataset.checksum,
+    )
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return 2 * out if func is torch.nn.functional.linear else out
+
+
+@contextmanager
+def switched(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    before = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
+
+
+@contextmanager
+def default_device() -> Iterator[None]:
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@contextmanager
+def newer_precision() -> Iterator[None]:
+    torch.backends.fp32_precision = "tf32"
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+        torch.backends.cuda.matmul.fp32_precision = "none"
+
+
+def backend(module: Any, name: str, value: Any) -> Any:
+    return switched(partial(getattr, module, name), partial(setattr, module, name), value)
+
+
+def moved_generators() -> Any:
+    torch.rand(3), np.random.rand(3), random.random()
+    return nullcontext()
+
+
+CALLERS: dict[str, Callable[[], Any]] = {
+    "default dtype": lambda: switched(
+        torch.get_default_dtype, torch.set_default_dtype, torch.float64
+    ),
+    "half": lambda: switched(torch.get_default_dtype, torch.set_default_dtype, torch.float16),
+    "default device": default_device,
+    "device": lambda: torch.device("meta"),
+    "no gradients": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "anomalies": torch.autograd.detect_anomaly,
+    "deterministic": lambda: switched(
+        torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 2
+    ),
+    "matmul high": lambda: switched(
+        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"
+    ),
+    "matmul medium": lambda: switched(
+        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"
+    ),
+    "cublas tf32": lambda: backend(torch.backends.cuda.matmul, "allow_tf32", True),
+    "cudnn exact": lambda: backend(torch.backends.cudnn, "allow_tf32", False),
+    "newer precision": newer_precision,
+    "no mkldnn": lambda: backend(torch.backends.mkldnn, "enabled", False),
+    "no fast path": lambda: switched(
+        torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False
+    ),
+    "no denormals": lambda: switched(process._flushes, torch.set_flush_denormal, True),
+    "threads": lambda: switched(torch.get_num_threads, torch.set_num_threads, 3),
+    "function mode": Doubling,
+    "saved tensors": lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+    "NumPy's errors": lambda: np.errstate(all="raise"),
+    "decimals": lambda: localcontext(prec=2),
+    "generators": moved_generators,
+}
+
+
+def state() -> list[Any]:
+    """All that a caller can read."""
+    switches = [process._value(read) for read, *_ in process.SWITCHES]
+    modes = torch._C._len_torch_function_stack(), torch.empty(0).device
+    gradients = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    generators = torch.get_rng_state().numpy().tobytes(), str(np.random.get_state())
+    return [switches, modes, gradients, generators, random.getstate(), torch.get_num_threads()]
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[Any, ...]:
+    return computed()
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("name", CALLERS)
+def test_a_callers_switches_change_no_bit_and_stay(name: str, alone: tuple[Any, ...]) -> None:
+    with CALLERS[name]():
+        before = state()
+        assert computed() == alone
+        assert state() == before
+
+
+@pytest.mark.parametrize("error", [nd.UserError, KeyboardInterrupt])
+def test_a_call_that_fails_leaves_them_too(error: type[BaseException]) -> None:
+    def broken(outputs: Any, labels: Any) -> float:
+        torch.set_default_dtype(torch.float64)
+        np.random.rand()
+        raise error("no more")
+
+    data = nd.from_arrays(X, Y)
+    with torch.inference_mode(), torch.device("meta"), np.errstate(all="raise"):
+        before = state()
+        with pytest.raises(error):
+            nd.run(
+                "fedavg",
+                data,
+                partition="iid",
+                clients=3,
+                rounds=1,
+                metrics=[broken],
+                progress=False,
+            )
+        assert state() == before
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_processes_have_them_too(alone: tuple[Any, ...]) -> None:
+    split = nd.partition(nd.from_arrays(X, Y), "dirichlet", clients=3, alpha=0.5)
+    with CALLERS["default dtype"](), torch.no_grad():
+        found = nd.run("fedavg", split, rounds=2, seeds=[0, 1], processes=2)
+    assert found.sha256[0] == alone[2][0]
+
+
+def test_code_of_the_user_meets_global_generators_with_seed_0() -> None:
+    split = nd.partition(nd.from_arrays(X, Y), "iid", clients=3)
+    found = []
+    for seed in (1, 2):
+        np.random.seed(seed)
+        random.seed(seed)
+        torch.manual_seed(seed)
+        result = nd.run("fedavg", split, rounds=2, metrics=[drawn], progress=False)
+        found.append(result.rounds["test_drawn"].tolist())
+    assert found[0] == found[1]
