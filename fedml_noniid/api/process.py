@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import _pop_mode, _push_mode
+from torch._C import _pop_torch_function_stack, _push_on_torch_function_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 
@@ -94,9 +94,9 @@ def in_turn() -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))  # gradients are on too
         stack.enter_context(_disable_current_modes())
         for _ in range(torch._C._len_torch_function_stack()):  # the default device is the first
-            stack.callback(_push_mode, _pop_mode())
+            stack.callback(_push_on_torch_function_stack, _pop_torch_function_stack())
         _set(stack)
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        devices = range(torch.cuda.device_count()) if torch.cuda._initialized else ()
         stack.enter_context(torch.random.fork_rng([*devices]))
         stack.callback(np.random.set_state, np.random.get_state())
         stack.callback(random.setstate, random.getstate())

@@ -550,6 +550,7 @@ def composes_or_is_refused(recipe: str, other: str, settings: Settings) -> bool:
         assert all(repr(name) in refused for name in named), refused
         return False
     order_and_names_do_not_matter(together, settings, "sequential")
+    order_decides_about_rounding_only(together, settings, "sequential")
     return True
 
 

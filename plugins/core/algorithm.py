@@ -255,7 +255,7 @@ class Algorithm:
         for c in self.components:
             changes[c] = yield from _asked(c, "finish", _view(now, state.slices, c))
         change = self.owned(Exclusive.CLASSIFIER, changes)
-        return state if change is None else state._replace(params=change.params)
+        return state if change is None else state._replace(params=change.params or state.params)
 
     def _survey(
         self, now: Server, slices: Tree
@@ -277,6 +277,11 @@ def _check(c: Component, setting: Setting) -> None:
     for hook, claim in OWNS.items():
         if overrides(c, hook):
             _check_owner(c, claim)
+    if overrides(c, "finish") and not overrides(c, "exchanges"):
+        raise RecipeError(
+            f"{c.name!r} has `finish`, which is called only where `exchanges` counts it",
+            allowed="`exchanges` that returns Exchanges(finish=1)",
+        )
     needs = c.needs
     split = {HEAD, BODY} & needs.personal
     if (needs.features or needs.classifier or split) and not setting.features:

@@ -363,11 +363,14 @@ class Server:
 
 
 class Change(NamedTuple):
-    """Holds what a server's hook changes. Everything that it does not mention is kept."""
+    """Holds what a server's hook changes. Everything that it does not mention is kept.
+
+    `survey` sets the state, and before round 1 params; `finish` sets params.
+    """
 
     state: Tree = {}
     params: Params | None = None
-    buffers: Params | None = None
+    buffers: Params | None = None  # of `step` and `learn`: running statistics
     # `step` only: the model that is evaluated, if it is not the one that is sent
     evaluated: Params | None = None
     # `step` only: 0-d leaves become columns of rounds.csv, others are kept as they are
@@ -493,7 +496,8 @@ class Component:
         return {}
 
     def refine(self, server: Server) -> Asks | None:
-        """Asks the clients again; returns the replies that the others see (exclusive)."""
+        """Asks the clients again; returns the replies that the others see, of the same clients
+        (exclusive)."""
 
     def weigh(self, server: Server) -> Tensor | None:
         """Factors of the clients' weights, [M]; the core divides by the sum."""

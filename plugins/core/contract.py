@@ -308,10 +308,9 @@ def failure(c: Component, hook: str, error: Exception) -> Exception:
 def described(found: Any) -> str:
     """A value in words: types, names and shapes, not the numbers."""
     if isinstance(found, Tensor):
-        kind = str(found.dtype).removeprefix("torch.")
-        kind += ", which requires grad" if found.requires_grad else ""
-        kind += "" if found.layout is torch.strided else ", sparse"
-        return f"a tensor of shape {list(found.shape)}, {kind}, {found.device}"
+        kind = f"{found.dtype}, {found.device}".removeprefix("torch.")
+        kind += ", requires grad" * found.requires_grad + ", sparse" * found.is_sparse
+        return f"a tensor of shape {list(found.shape)}, {kind}"
     if isinstance(found, dict):
         return "{" + ", ".join(f"{key!r}: {described(value)}" for key, value in found.items()) + "}"
     if isinstance(found, Reply) or hasattr(found, "_asdict"):

@@ -6,7 +6,10 @@ import contextlib
 import os
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -75,6 +78,20 @@ def autograd_survives_fork() -> bool:
             os._exit(1)
         os._exit(0)
     return os.waitpid(child, 0)[1] == 0
+
+
+def finalize(owner: object, end: Callable[..., Any], *args: Any) -> None:
+    """Calls `end` when `owner` goes, in this process only.
+
+    A process that is forked has a copy of the owner. What it would end is this process's.
+    """
+    process = os.getpid()
+
+    def ended() -> None:
+        if os.getpid() == process:
+            end(*args)
+
+    weakref.finalize(owner, ended)
 
 
 def end_with(parent: int) -> None:

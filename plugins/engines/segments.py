@@ -19,7 +19,6 @@ import json
 import os
 import shutil
 import tempfile
-import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
 from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.data.files import remove_abandoned, write_whole
+from fedml_noniid.plugins.engines.forks import finalize
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.storage import numbers, replace_row, rows_for, shared
 
@@ -364,7 +364,7 @@ class OnDisk:
     def _path(self, number: int) -> Path:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="noniid-memory-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            finalize(self, shutil.rmtree, self._folder, True)
         return self._folder / f"{number:08}.safetensors"
 
     def _head(self, number: int, checksum: str) -> tuple[list[int], list[str]]:

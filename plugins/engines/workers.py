@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import signal
 import traceback
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
@@ -27,7 +26,7 @@ from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.engines.clients import Clients
-from fedml_noniid.plugins.engines.forks import end_with
+from fedml_noniid.plugins.engines.forks import end_with, finalize
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.storage import SharedStorage, rows_for, shared
 
@@ -163,7 +162,7 @@ class Workers:
             process.start()
             theirs.close()
             self._workers.append(_Worker(process, ours, answers))
-        weakref.finalize(self, _end, self._workers)
+        finalize(self, _end, self._workers)
 
     def _piece(self, ask: Ask, left: list[int], sizes: Sequence[int], number: int) -> list[int]:
         """Takes from `left`, positions in the Ask, what worker `number` does next; large clients

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,22 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_sentence() -> None:
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(UserError, match="a worker process ended without an answer"):
         next(rounds)
+
+
+def test_a_forked_process_that_ends_the_engine_leaves_the_workers() -> None:
+    """It has a copy of the engine and the numbers of processes that are not its own."""
+    kept = [simulation("fedavg")]
+    rounds = kept[0].rounds()
+    next(rounds)
+    engine = weakref.ref(kept[0].engine)
+    child = os.fork()
+    if child == 0:
+        rounds.close()
+        kept.clear()
+        gc.collect()
+        os._exit(engine() is not None)
+    assert os.waitpid(child, 0)[1] == 0, "the engine is gone in the forked process"
+    next(rounds)
 
 
 def test_a_backward_pass_before_the_run_is_no_failure() -> None:

@@ -1,0 +1,311 @@
+"""What a hook returns with another shape, dtype or structure is refused, in both engines.
+
+Otherwise a tensor is broadcast, cast or dropped without a word, and another method trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Ask,
+    Change,
+    Component,
+    Exchanges,
+    Exclusive,
+    Needs,
+    OwnModel,
+    Replies,
+)
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.randomness import identity
+from fedml_noniid.plugins.core.sums import weighted_mean
+from fedml_noniid.plugins.core.trees import Params, scale, tree_map
+from fedml_noniid.plugins.recipes import METHODS
+from tests import federation
+from tests.core.test_enforcement import ENGINES
+from tests.core.test_foreign_methods import made
+
+MODELS = Needs(replies=Replies.MODELS)
+Wrong = Callable[[Params], Any]
+
+
+def first(change: Callable[[Tensor], Tensor]) -> Wrong:
+    """Changes the first tensor of a tree."""
+
+    def wrong(tree: Params) -> Params:
+        name = next(iter(tree))
+        return {**tree, name: change(tree[name])}
+
+    return wrong
+
+
+# Fewer rows fit the others by accident, if a tensor has one row; the other dtype fits vmap's stack.
+WRONG: dict[str, Wrong] = {
+    "rows": first(lambda leaf: leaf[:-1]),
+    "one row": first(lambda leaf: leaf[:1]),
+    "one number": first(lambda leaf: leaf.sum()),
+    "axis": first(lambda leaf: leaf.unsqueeze(0)),
+    "dtype": first(lambda leaf: leaf.double()),
+    "integers": first(lambda leaf: leaf.long()),
+    "device": first(lambda leaf: leaf.to("meta")),
+    "names": lambda tree: {**tree, "other": next(iter(tree.values()))},
+}
+LAID = {"h": torch.zeros(4), "g": torch.zeros(2, 3)}  # a memory, and a state
+
+
+def asking(ask: Callable[[Any], Ask]) -> Any:
+    def survey(self: Any, server: Any) -> Any:
+        yield ask(server)
+
+    return survey
+
+
+def refining(field: str, wrong: Wrong) -> Any:
+    def refine(self: Any, server: Any) -> Any:
+        yield Ask("look", server.cohort)
+        return replace(server.replies, **{field: wrong(getattr(server.replies, field))})
+
+    return refine
+
+
+def rates(client: Any) -> Params:
+    return {name: leaf.new_ones(leaf.shape[:1]) for name, leaf in client.params.items()}
+
+
+# hook, field -> (what it does, what else the component has)
+ASKS: dict[str, Any] = {
+    "exchanges": lambda self, setting: Exchanges(begin=1, round=1),
+    "answer": lambda self, client: Answer(),
+    "needs": MODELS,
+}
+LAST = {"exchanges": lambda self, setting: Exchanges(finish=1)}
+INIT = {
+    "init_client": lambda self, client: LAID,
+    "init_server": lambda self, server: LAID,
+}
+HOOKS: dict[tuple[str, str], tuple[Callable[[Wrong], Any], Exclusive | None, dict[str, Any]]] = {
+    ("warm_start", ""): (
+        lambda wrong: lambda self, client: {"params": wrong(client.params)},
+        Exclusive.START,
+        {},
+    ),
+    ("gradient_point", ""): (
+        lambda wrong: lambda self, w, g, client: wrong(w),
+        Exclusive.GRADIENT_POINT,
+        {},
+    ),
+    ("gradient_term", ""): (lambda wrong: lambda self, w, client: wrong(w), None, {}),
+    ("update_factor", ""): (lambda wrong: lambda self, client: wrong(rates(client)), None, {}),
+    ("own_model", ""): (
+        lambda wrong: lambda self, v, w, client: OwnModel(wrong(v)),
+        Exclusive.OWN_MODEL,
+        {"init_client": lambda self, client: {"v": client.params}},
+    ),
+    ("leaving", ""): (lambda wrong: lambda self, delta, client: wrong(delta), Exclusive.UPDATE, {}),
+    ("report", "memory"): (
+        lambda wrong: lambda self, trace, client: Answer(memory=wrong(LAID)),
+        None,
+        INIT,
+    ),
+    ("answer", "memory"): (
+        lambda wrong: lambda self, client: Answer(memory=wrong(LAID)),
+        None,
+        INIT
+        | {
+            "exchanges": ASKS["exchanges"],
+            "survey": asking(lambda server: Ask("look", server.cohort, server.params)),
+        },
+    ),
+    ("refine", "deltas"): (lambda wrong: refining("deltas", wrong), Exclusive.REFINEMENT, ASKS),
+    ("refine", "buffers"): (lambda wrong: refining("buffers", wrong), Exclusive.REFINEMENT, ASKS),
+    ("average", ""): (
+        lambda wrong: (
+            lambda self, server: wrong(tree_map(lambda leaf: leaf.mean(0), server.replies.deltas))
+        ),
+        Exclusive.AVERAGE,
+        {"needs": MODELS},
+    ),
+    **{
+        ("step", field): (
+            lambda wrong, field=field, of=of: (
+                lambda self, server: Change(**{field: wrong(getattr(server, of))})
+            ),
+            Exclusive.SERVER_STEP,
+            INIT,
+        )
+        for field, of in (
+            ("params", "params"),
+            ("evaluated", "params"),
+            ("buffers", "buffers"),
+            ("state", "state"),
+        )
+    },
+    **{
+        ("learn", of): (
+            lambda wrong, of=of: lambda self, server: Change(**{of: wrong(getattr(server, of))}),
+            Exclusive.SERVER_LEARNING,
+            {},
+        )
+        for of in ("params", "buffers")
+    },
+    ("finish", "params"): (
+        lambda wrong: lambda self, server: Change(params=wrong(server.params)),
+        Exclusive.CLASSIFIER,
+        LAST,
+    ),
+    ("survey", "Ask"): (
+        lambda wrong: asking(lambda server: Ask("look", server.cohort, wrong(server.params))),
+        None,
+        ASKS,
+    ),
+}
+
+
+def run(
+    hook: str,
+    does: Any,
+    claim: Exclusive | None,
+    more: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+) -> Any:
+    owned = frozenset() if claim is None else frozenset({claim})
+    kind = made(**{hook: does, "exclusive": owned, **more})
+    monkeypatch.setitem(METHODS, "made", kind)
+    return federation.run("made", rounds=2, batch_norm=True, engine=engine)
+
+
+@ENGINES
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(("hook", "field"), HOOKS)
+def test_a_wrong_tensor_is_refused_with_method_and_hook(
+    hook: str, field: str, wrong: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    does, claim, more = HOOKS[hook, field]
+    with pytest.raises(RecipeError, match=f"^'made': {hook} (returned|yielded) .*; allowed: "):
+        run(hook, does(WRONG[wrong]), claim, more, monkeypatch, engine)
+
+
+NOWHERE: list[tuple[str, Any, Exclusive | None, dict[str, Any]]] = [
+    # What the hook can't change was dropped.
+    ("report", lambda self, trace, client: Answer(params=trace.params), None, {}),
+    ("survey", lambda self, server: Change(buffers=server.buffers), None, {}),
+    ("survey", lambda self, server: Change(evaluated=server.params), None, {}),
+    ("survey", lambda self, server: Change(metrics={"a": torch.ones(())}), None, {}),
+    (
+        "learn",
+        lambda self, server: Change(evaluated=server.params),
+        Exclusive.SERVER_LEARNING,
+        {},
+    ),
+    (
+        "finish",
+        lambda self, server: Change(params=server.params, buffers=server.buffers),
+        Exclusive.CLASSIFIER,
+        LAST,
+    ),
+    # What no engine can stack, or store.
+    ("broadcast", lambda self, server: {"a": torch.eye(2).to_sparse()}, None, {}),
+    ("broadcast", lambda self, server: {"a": torch.ones(2, requires_grad=True)}, None, {}),
+    ("message", lambda self, server: {"a": torch.ones(len(server.cohort) - 1)}, None, {}),
+    ("penalty", lambda self, w, out, batch, client: torch.tensor(1), None, {}),
+    *(
+        ("survey", asking(ask), None, ASKS)
+        for ask in (
+            lambda server: Ask("look", (), server.params),
+            lambda server: Ask("look", (1, 0), server.params),
+            lambda server: Ask("look", (0, 99), server.params),
+            lambda server: Ask("look", (0, 1), server.params, each={"a": torch.ones(3)}),
+            lambda server: Ask("look", (0, 1), server.params, shared={"a": 1}),
+        )
+    ),
+]
+
+
+@ENGINES
+@pytest.mark.parametrize("number", range(len(NOWHERE)), ids=lambda n: f"{NOWHERE[n][0]}-{n}")
+def test_what_has_no_place_is_refused(
+    number: int, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook, does, claim, more = NOWHERE[number]
+    with pytest.raises(RecipeError, match=f"^'made': {hook} (returned|yielded) .*; allowed: "):
+        run(hook, does, claim, more, monkeypatch, engine)
+
+
+@ENGINES
+def test_a_model_in_answer_to_an_ask_before_round_1_is_refused(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no w_t from which it could differ."""
+    survey = asking(lambda server: Ask("look", server.cohort, server.params, server.buffers))
+    answer = {**ASKS, "answer": lambda self, client: Answer(params=client.params)}
+    with pytest.raises(Exception, match=r"made\.look: a client returned a model; allowed: in the"):
+        run("survey", survey, None, answer, monkeypatch, engine)
+
+
+@ENGINES
+def test_a_server_step_sets_the_running_statistics(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the old ones, half of the clients' mean. In round 1 that is worked out by hand from
+    FedAvg's, which has the mean."""
+
+    def halves(self: Any, server: Any) -> Change:
+        means = weighted_mean(server.omega, server.replies.buffers)
+        return Change(buffers={n: 0.5 * (server.buffers[n] + means[n]) for n in means})
+
+    owned = {"exclusive": frozenset({Exclusive.SERVER_STEP})}
+    monkeypatch.setitem(METHODS, "made", made(step=halves, **owned))
+    how: dict[str, Any] = {"batch_norm": True, "engine": engine}
+    start = federation.simulation("fedavg", **how).loop.state.buffers
+    mean = federation.run("fedavg", rounds=1, **how)
+    half = federation.run("made", rounds=1, **how)
+    assert any(not torch.equal(leaf, start[name]) for name, leaf in mean.buffers.items())
+    for name, leaf in half.buffers.items():
+        assert torch.equal(leaf, 0.5 * (start[name] + mean.buffers[name]))
+    for name, leaf in half.params.items():
+        assert torch.equal(leaf, mean.params[name])
+
+
+@ENGINES
+def test_leaving_is_tried_before_the_first_training(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vmap can't take it, so it would fail after a round of training, in one engine only."""
+
+    def reads(self: Any, delta: Params, client: Any) -> Params:
+        return scale(next(iter(delta.values())).sum().item(), delta)
+
+    with pytest.raises(RecipeError, match=r"^'made': leaving failed, .*item"):
+        run("leaving", reads, Exclusive.UPDATE, {}, monkeypatch, engine)
+
+
+@ENGINES
+def test_finish_that_changes_nothing_leaves_the_model(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = run("finish", lambda *_: Change(), Exclusive.CLASSIFIER, LAST, monkeypatch, engine)
+    plain = federation.run("fedavg", rounds=2, batch_norm=True, engine=engine)
+    assert federation.equal_models(out, plain)
+
+
+def test_finish_that_nobody_would_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecipeError, match=r"'made' has `finish`.*Exchanges\(finish=1\)"):
+        run("finish", lambda *_: Change(), Exclusive.CLASSIFIER, {}, monkeypatch, "sequential")
+
+
+def test_a_shared_base_class_does_not_merge_its_children() -> None:
+    """They have random numbers of their own; a variant of a method has those of the method."""
+    base = type("Base", (Component,), {"name": ""})
+    a, b = (type(name, (base,), {"name": name.lower()}) for name in ("A", "B"))
+    variant = type("C", (a,), {"name": "c"})
+    assert identity(a()) != identity(b())
+    assert identity(variant()) == identity(a())
