@@ -273,6 +273,6 @@ def _fedml(rank: int, deployment: Deployment, folder: Path) -> None:
         args, cpu, (0, 0, None, None, {}, {}, None, shard.n_classes), model, None, aggregator
     )
     if aggregator.server_run.down.ask is not None:
-        raise UserError(f"FedML ended after {args.comm_round} exchanges, before the run was over")
+        raise UserError("FedML ended before the run was over")
     write_whole(folder / results.ROUNDS, rounds_csv(aggregator.server_run.loop.rows))
     results.write_model(folder / results.MODEL, aggregator.server_run.loop.outcome)

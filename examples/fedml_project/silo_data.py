@@ -27,9 +27,14 @@ def arrays() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 def loader(rank: int, silos: int, batch_size: int) -> tuple[str, DataLoader]:
-    """(what the data are for, batches): rank 0 is the server."""
+    """(what the data are for, batches): rank 0 is the server.
+
+    A silo's loader may shuffle. The pair reads it in the order of its data set.
+    """
     x, y = arrays()
     n = len(y) - TEST
     rows = silos_of(y[:n], silos)[rank - 1] if rank else np.arange(n, len(y))
     data = TensorDataset(torch.from_numpy(x[rows]), torch.from_numpy(y[rows]))
-    return ("train" if rank else "test"), DataLoader(data, batch_size=batch_size)
+    return ("train" if rank else "test"), DataLoader(
+        data, batch_size=batch_size, shuffle=bool(rank)
+    )

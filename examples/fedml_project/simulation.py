@@ -26,8 +26,9 @@ def main() -> None:
         model=Net(10, seed=seed),
         engine="sequential",
         seeds=[seed],
+        rounds=train.get("rounds") or train["comm_round"],
         lr=train["learning_rate"],
-        **{key: train[key] for key in ("rounds", "epochs", "batch_size")},
+        **{key: train[key] for key in ("epochs", "batch_size")},
         **train["settings"],
     )
     sys.stdout.write(f"simulation {result.sha256[seed]}\n")

@@ -92,7 +92,7 @@ def args(
         random_seed=SEED,
         model="mlp",
         model_options={"hidden": HIDDEN, "batch_norm": batch_norm},
-        client_id_list="[1, 2, 3]",
+        client_id_list="[]",
         training_type="cross_silo",
         backend="GRPC",
         using_gpu=False,
@@ -255,7 +255,7 @@ def uploads(message: object, trainers: Sequence[Any]) -> list[tuple[int, dict[st
 def run(aggregator: Any, trainers: Sequence[Any]) -> Outcome:
     """All exchanges, in the order in which FedML's managers call the pair."""
     message = aggregator.get_model_params()
-    for _ in range(aggregator.args.comm_round):
+    for _ in range(aggregator.server_run.terms.comm_round):
         kept, _ = aggregator.on_before_aggregation(uploads(message, trainers))
         message = aggregator.on_after_aggregation(aggregator.aggregate(kept))
         aggregator.set_model_params(message)

@@ -121,13 +121,13 @@ def together(
         raise kind.of(found)
 
 
-def closest(word: object, allowed: Iterable[str]) -> str:
+def closest(word: object, allowed: Iterable[str], least: float = 0.6) -> str:
     """The allowed word that is closest to `word`, or "" if none is close.
 
-    Upper and lower case count as the same.
+    Upper and lower case count as the same. `least`: how alike the two must be, 1 for the same word.
     """
     names = {name.casefold(): name for name in allowed}
-    close = difflib.get_close_matches(str(word).casefold(), names, n=1)
+    close = difflib.get_close_matches(str(word).casefold(), names, n=1, cutoff=least)
     return names[close[0]] if close else ""
 
 

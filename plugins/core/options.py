@@ -26,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import BaseModel, ConfigDict, Strict, ValidationError, create_model
+from pydantic import AliasChoices, BaseModel, ConfigDict, Strict, ValidationError, create_model
 from pydantic_core import core_schema
 
 from fedml_noniid.plugins.core.errors import (
@@ -263,11 +263,20 @@ def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator
         yield Mistake(REFUSED, where, one["input"], allowed)
 
 
+def keys_of(kind: type[BaseModel]) -> dict[str, str]:
+    """All keys of a section -> the names of their fields; a field may have several keys."""
+    keys: dict[str, str] = {}
+    for name, field in kind.model_fields.items():
+        choices = field.validation_alias
+        several = choices.choices if isinstance(choices, AliasChoices) else [field.alias or name]
+        keys |= dict.fromkeys(map(str, several), name)
+    return keys
+
+
 def _keys(kind: Any, where: tuple[str | int, ...]) -> list[str]:
     """The keys of the section that `where` leads to below a type."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        fields = kind.model_fields
-        names = {field.alias or name: name for name, field in fields.items()}
+        names, fields = keys_of(kind), kind.model_fields
         return _keys(fields[names[str(where[0])]].annotation, where[1:]) if where else [*names]
     if get_origin(kind) in (dict, list):
         return _keys(get_args(kind)[-1], where[1:])

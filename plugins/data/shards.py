@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
@@ -22,6 +30,8 @@ from fedml_noniid.plugins.data.types import Ints
 
 COUNTS = ("rank", "silos", "n_classes")  # in the head of a file
 OPTIONAL = ("noise", "embedding")  # tensors of a shard
+READ_TWICE = 64  # samples: two readings of what draws random numbers differ in them
+Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,23 +146,90 @@ class Shard:
         return found
 
 
-def of_loaders(
-    rank: int, silos: int, n_classes: int, **parts: Iterable[tuple[torch.Tensor, torch.Tensor]]
-) -> Shard:
+def of_loaders(rank: int, silos: int, n_classes: int, **parts: Batches) -> Shard:
     """The data of one process, from batches (x, y) such as those of a DataLoader.
 
     `parts`: `test` and perhaps `validation` on rank 0, `train` and perhaps `test` on others, and
-    `public` on all if the recipe needs it. UserError for a loader that shuffles: the order of the
-    samples decides about batches, which the silo shuffles itself.
+    `public` on all if the recipe needs it. A loader that shuffles is read in the order of its data
+    set, as a silo shuffles in each round. UserError for a loader that draws in another way.
     """
-    for name, batches in parts.items():
-        if isinstance(getattr(batches, "sampler", None), RandomSampler):
-            raise UserError(
-                f"{name}: its DataLoader shuffles, so each start would train on other batches",
-                allowed="shuffle=False; a silo shuffles in each round",
-            )
-    joined = {name: map(torch.cat, zip(*batches, strict=True)) for name, batches in parts.items()}
-    return Shard(rank, silos, n_classes, {name: Samples(*found) for name, found in joined.items()})
+    read = {name: samples_of(name, batches) for name, batches in parts.items()}
+    if isinstance(parts.get("train"), DataLoader):
+        logging.getLogger().info(
+            "train: %d samples, in the order of the loader's data set; the silo shuffles them in "
+            "each round, into batches of args.batch_size",
+            len(read["train"].y),
+        )
+    return Shard(rank, silos, n_classes, read)
+
+
+def samples_of(name: str, batches: Batches) -> Samples:
+    """The samples of batches (x, y), on the CPU; of a DataLoader, in the order of its data set.
+
+    A single batch is not copied. UserError unless a second reading would give the same.
+    """
+    if isinstance(batches, DataLoader) and not isinstance(batches.dataset, IterableDataset):
+        batches = _in_order(name, batches)
+    try:
+        x, y = (
+            leaves[0] if len(leaves) == 1 else torch.cat(leaves)
+            for leaves in zip(*batches, strict=True)
+        )
+        start = 0
+        for again_x, again_y in () if iter(batches) is batches else batches:
+            end = start + len(again_y)
+            if not (_same(again_x, x[start:end]) and _same(again_y, y[start:end])):
+                raise UserError(
+                    f"{name}: two readings differ: the data set, a transform or collate_fn draws "
+                    "random numbers, so each start would train on other samples",
+                    allowed="data without, such as TensorDataset(x, y); train_args.augment crops "
+                    "and flips images",
+                )
+            if (start := end) >= READ_TWICE:
+                break
+    except UserError:
+        raise
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise UserError(
+            f"{name}: its batches can't be joined to one tensor of inputs and one of labels "
+            f"({' '.join(str(error).split())[:200]})",
+            allowed="batches (x, y) of tensors",
+        ) from None
+    return Samples(x, y)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    same = one.shape == other.shape and one.dtype == other.dtype
+    return same and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def _in_order(name: str, loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A loader of the same batch size that reads the same samples, each once, in a fixed order.
+
+    UserError for a sampler that decides how often a sample is drawn.
+    """
+    batched, size, dataset = loader.batch_sampler, loader.batch_size, loader.dataset
+    sampler: Any = loader.sampler
+    if type(batched) is BatchSampler:
+        sampler, size = batched.sampler, batched.batch_size
+    n = len(dataset)  # type: ignore[arg-type]  # not an IterableDataset
+    shuffles = type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == n
+    order: Sequence[int] | None = None
+    if shuffles or type(sampler) is SequentialSampler:
+        order = range(n)
+    elif type(sampler) is SubsetRandomSampler:
+        order = sampler.indices
+    elif isinstance(sampler, list | tuple | range):
+        order = sampler
+    if order is None or type(batched) not in (BatchSampler, type(None)):
+        kind = type(batched if order is not None else sampler).__name__
+        raise UserError(
+            f"{name}: its DataLoader draws samples by {kind}, so each start would train on others",
+            allowed="shuffle, SubsetRandomSampler, or a loader of Subset(data, indices)",
+        )
+    # A generator of its own: the caller's is left alone.
+    options: dict[str, Any] = {"sampler": order, "batch_size": size}
+    return DataLoader(dataset, collate_fn=loader.collate_fn, generator=torch.Generator(), **options)
 
 
 def split(parts: Parts) -> Iterator[Shard]:

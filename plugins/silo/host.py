@@ -2,8 +2,8 @@
 
 FedML asks the aggregator for a model, sends it to the silos, gives it to their trainers, and
 returns their answers to the aggregator. Here the "model" is a `wire.Down` and an answer is a
-`wire.Up`. FedML calls one such exchange a round. So `comm_round` is the number of exchanges; the
-constructors set it.
+`wire.Up`. FedML calls one such exchange a round. So `comm_round` is the number of exchanges while
+FedML's managers read it, and the number of rounds before and after.
 
 FedML's own hooks act on plain models. On the server they see the parameters of the silos, and the
 new model at the end of a round. In an exchange that moves no model, they see nothing. On a silo,
@@ -13,13 +13,20 @@ leaves the silo but counts and loss: also control variates, and feature means.
 
 from __future__ import annotations
 
+import atexit
+import csv
+import logging
 import math
+import pickle
+import sys
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
+import grpc
 import torch
 from torch import Tensor
 
@@ -31,7 +38,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.files import leaving_nothing
-from fedml_noniid.plugins.data.shards import Shard
+from fedml_noniid.plugins.data.shards import Shard, samples_of
 from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.metrics import main_of
@@ -40,6 +47,7 @@ from fedml_noniid.plugins.models import name_of
 from fedml_noniid.plugins.privacy.ledger import Budget, Ledger, Release
 from fedml_noniid.plugins.privacy.local import Noise, noised_with, run_key
 from fedml_noniid.plugins.silo import settings, wire
+from fedml_noniid.plugins.silo.exit_codes import one_line
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
@@ -47,8 +55,15 @@ from fedml_noniid.plugins.silo.wire import Down, Up
 
 with leaving_nothing():
     from fedml.core import ClientTrainer, ServerAggregator
+    from fedml.core.distributed.communication.constants import CommunicationConstants
+    from fedml.core.distributed.communication.grpc import (
+        grpc_comm_manager_pb2,
+        grpc_comm_manager_pb2_grpc,
+    )
     from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
+    from fedml.core.mlops import MLOpsStore
     from fedml.core.security import constants
+    from fedml.core.security.fedml_attacker import FedMLAttacker
     from fedml.core.security.fedml_defender import FedMLDefender
 
 
@@ -57,6 +72,68 @@ DEFENSES = {
     value for name, value in vars(constants).items() if name.startswith(("DEFENSE", "ANOMALY"))
 }
 DEFENSES -= {constants.DEFENSE_DP, constants.DEFENSE_DIFF_CLIPPING}
+
+
+TELLING_S = 30.0  # how long a silo that ends looks for the server, which may be starting
+
+
+class EndedError(UserError):
+    """Another process of the run has ended before the run was over."""
+
+
+class Ended:
+    """A message that raises EndedError where FedML unpickles it, whatever it waits for there."""
+
+    def __init__(self, rank: int, why: str) -> None:
+        self.rank, self.why = rank, why
+
+    def __reduce__(self) -> tuple[object, tuple[int, str]]:
+        return _raise_ended, (self.rank, self.why)
+
+
+def _raise_ended(rank: int, why: str) -> NoReturn:
+    who = wire.silo(rank - 1) if rank else "the server"
+    raise EndedError(f"{who} has ended before the run was over: {one_line(why)}")
+
+
+class _Process:
+    """What stock FedML runs in this process."""
+
+    unfinished = False  # a pair has begun, and its run is not over
+
+
+def tell_others(args: Any) -> None:
+    """Ends the other processes of the run under stock FedML, which would wait without end.
+
+    A silo tells the server, and the server tells the silos.
+    """
+    error = getattr(sys, "last_value", None)  # which nobody caught
+    addresses = getattr(args, "grpc_ipconfig_path", None)
+    if addresses is None or not (error or _Process.unfinished):
+        return
+    if args.rank and isinstance(error, EndedError):  # the server knows
+        return
+    why = f"{type(error).__name__}: {error}" if error else "see its log"
+    with open(addresses, newline="") as file:
+        _, *rows = csv.reader(file)
+    for rank, address in [(int(row[0]), row[1]) for row in rows]:
+        if rank == args.rank or (args.rank and rank):
+            continue
+        request = grpc_comm_manager_pb2.CommRequest()
+        request.client_id, request.message = args.rank, pickle.dumps(Ended(args.rank, why))
+        port = CommunicationConstants.GRPC_BASE_PORT + rank
+        with (
+            suppress(grpc.RpcError),  # it has ended too
+            grpc.insecure_channel(
+                f"{address}:{port}", options=[("grpc.enable_http_proxy", 0)]
+            ) as line,
+        ):
+            stub = grpc_comm_manager_pb2_grpc.gRPCCommManagerStub(line)
+            stub.sendMessage(request, timeout=TELLING_S, wait_for_ready=not rank)
+
+
+# FedML keeps the `args` that `fedml.init` was called with.
+atexit.register(lambda: tell_others(MLOpsStore.mlops_args))
 
 
 class Model(torch.nn.Module):
@@ -75,6 +152,8 @@ def batches(samples: Samples) -> list[tuple[Tensor, Tensor]]:
 def _agreed(
     pair: type, args: Any, model: torch.nn.Module, shard: Shard
 ) -> tuple[settings.Deployment, settings.Terms]:
+    """Checks `args`, and writes what FedML's managers read into it."""
+    _Process.unfinished = True
     recipe: str = pair.recipe  # type: ignore[attr-defined]  # both hosts have it
     asked = getattr(args, "recipe", recipe)
     if set(recipes.parse(asked)) != set(recipes.parse(recipe)):
@@ -84,14 +163,34 @@ def _agreed(
         )
     own = "" if isinstance(model, Model) else name_of(model)
     deployment = settings.from_args(args, own)
+    silos, mine = deployment.silos, (getattr(args, "rank", shard.rank), deployment.silos)
+    if mine != (shard.rank, shard.silos):
+        raise UserError(
+            f"the shard is of rank {shard.rank} of {shard.silos} silos; args says rank {mine[0]} "
+            f"of {silos} silos (client_num_in_total)"
+        )
     if isinstance(model, Model):
         network = model.network
     else:
         shape = tuple(next(iter(shard.parts.values())).x.shape[1:])
         network = deployment.network(shape, shard.n_classes, shard.embedding)
     terms = settings.terms(deployment, recipe, network, shard.parts.get("public"))
-    args.comm_round = terms.comm_round
+    ids = [shard.rank] if shard.rank else [*range(1, silos + 1)]
+    vars(args).update(rounds=terms.plan.rounds, comm_round=terms.plan.rounds)
+    vars(args).update(client_id_list=str(ids), worker_num=silos, client_num_per_round=silos)
+    if deployment.cohort < silos:
+        args.cohort = deployment.cohort
+    logging.getLogger().info(
+        "recipe %s: %d rounds, in %d exchanges; %d of %d silos train in a round",
+        *(terms.algorithm.name, terms.plan.rounds, terms.comm_round, deployment.cohort, silos),
+    )
     return deployment, terms
+
+
+def _refuse_other(args: Any, own: Any) -> None:
+    """UserError unless FedML runs with the pair's `args`, whose rounds it has counted."""
+    if args is not own:
+        raise UserError("FedMLRunner and the pair have different args; give both the same object")
 
 
 class HostTrainer(ClientTrainer):
@@ -105,10 +204,14 @@ class HostTrainer(ClientTrainer):
         `shard`: the silo's data; FedML's data set has its training samples again. Raises UserError.
         """
         _, self.terms = _agreed(type(self), args, model, shard)
-        super().__init__(model, args)
+        args.comm_round = self.terms.comm_round  # FedML's attacks on a silo count its answers
+        try:
+            super().__init__(model, args)
+        finally:
+            args.comm_round = args.rounds
         self.shard = shard
         self.silo: Silo | None = None
-        self.set_id(shard.rank - 1)
+        self.id = shard.rank - 1
         self._noise: Noise | None = None
         self._sigma = 0.0  # of local noise
         self._mechanism: Mechanism | None = None  # of the recipe's local training
@@ -117,9 +220,16 @@ class HostTrainer(ClientTrainer):
         self._data: object = None  # what `silo` has read
         self._down: Down | None = None
         self._reply: Tree | None = None
+        _Process.unfinished = False
+
+    def set_id(self, trainer_id: int) -> None:
+        """FedML calls it before its manager reads `comm_round`."""
+        super().set_id(trainer_id)
+        self.args.comm_round, _Process.unfinished = self.terms.comm_round, True
 
     def set_model_params(self, model_parameters: Any) -> None:
-        self._down = model_parameters
+        self._down, self.args.comm_round = model_parameters, self.args.rounds
+        _Process.unfinished = self._down.ask is not None
 
     def get_model_params(self) -> Up:
         assert self._down is not None, "FedML sets a model first"
@@ -131,12 +241,13 @@ class HostTrainer(ClientTrainer):
         FedML's `update_dataset` has stored the data, poisoned if an attack says so.
         """
         assert self._down is not None, "FedML sets a model first"
-        data = self.local_train_dataset or train_data
+        _refuse_other(args, self.args)
+        data = train_data if self.local_train_dataset is None else self.local_train_dataset
         if self.silo is None:
             self.begin()
         assert self.silo is not None, "made by now"
         if data is not self._data:
-            self.silo.read(_samples(data))
+            self.silo.read(self._samples(data))
             self._data = data
         self._reply = self.silo.answer(self._down)
 
@@ -158,10 +269,29 @@ class HostTrainer(ClientTrainer):
         if self._sigma or self._mechanism is not None:
             self._noise = Noise.of(key(), sensitivity, self._sigma)
         self._ledger = self._opened(secret) if counted else None
-        self._data = self.local_train_dataset or self._batches
-        shard = self.shard.with_train(_samples(self._data))
+        given = self.local_train_dataset
+        self._data = self._batches if given is None else given
+        shard = self.shard.with_train(self._samples(self._data))
         self.silo = Silo(self.terms, self.id, shard, file)
         self.silo.engine.clients.noised = noised_with(key)
+
+    def _samples(self, data: Any) -> Samples:
+        """FedML's training data. UserError if they are not the shard's, but for an attack."""
+        samples, own = samples_of("train", data), self.shard.parts["train"]
+        if data is self._batches or FedMLAttacker.get_instance().is_data_poisoning_attack():
+            return samples
+        if not all(map(torch.equal, samples[:2], own[:2])):
+            raise UserError(
+                "the training data of FedMLRunner are not the shard's, or draw random numbers; "
+                "allowed: the loader that of_loaders has read"
+            )
+        for key in ("batch_size", "drop_last"):
+            loaders, ours = getattr(data, key, None), getattr(self.terms.plan.local, key)
+            if loaders not in (None, ours):
+                logging.getLogger().warning(
+                    "args.%s = %s is used, not %s of the loader", key, ours, loaders
+                )
+        return samples
 
     def _opened(self, secret: Path | None) -> Ledger | None:
         """The ledger beside the secret. UserError if a budget could not be kept."""
@@ -243,7 +373,7 @@ class HostAggregator(ServerAggregator):
 
         `file`: of the checkpoint, see `ServerRun`. Raises UserError.
         """
-        # First, since it sets `comm_round`: FedML's defences read that.
+        # First, since it sets `comm_round`: FedML's defences read that, and count rounds.
         deployment, terms = _agreed(type(self), args, model, shard)
         if getattr(args, "enable_defense", False):
             known("defense_args.defense_type", args.defense_type, sorted(DEFENSES))
@@ -253,8 +383,15 @@ class HostAggregator(ServerAggregator):
             _refuse_what_sees_models(args, file)
         every = [*deployment.train_args.built_callbacks(), *callbacks]
         self.server_run = ServerRun(terms, shard, every, self._hook_model, file)
+        _Process.unfinished = False
+
+    def set_id(self, aggregator_id: int) -> None:
+        """FedML calls it before its manager reads `comm_round`."""
+        super().set_id(aggregator_id)
+        self.args.comm_round, _Process.unfinished = self.server_run.terms.comm_round, True
 
     def get_model_params(self) -> Down | OrderedDict[str, Tensor]:
+        self.args.comm_round = self.args.rounds
         return self.server_run.down if self._shown is None else self._shown
 
     def set_model_params(self, model_parameters: Any) -> None:
@@ -300,7 +437,9 @@ class HostAggregator(ServerAggregator):
 
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[int, Tree]]) -> Down:
         """The next message: of this round, of the next round, or that the run is over."""
-        return self.server_run.feed(dict(raw_client_model_or_grad_list))
+        down = self.server_run.feed(dict(raw_client_model_or_grad_list))
+        _Process.unfinished = down.ask is not None
+        return down
 
     def on_after_aggregation(self, aggregated_model_or_grad: Any) -> Any:
         """FedML's hook (central privacy noise, defences) acts on models.
@@ -323,6 +462,7 @@ class HostAggregator(ServerAggregator):
     ) -> tuple[float, float, None, None]:
         """(accuracy or another main metric, loss, -, -) of the last round; it was evaluated when it
         ended."""
+        _refuse_other(args, self.args)
         rows = self.server_run.loop.rows
         if not rows:
             return 0.0, 0.0, None, None
@@ -339,16 +479,6 @@ def _differences(model: Params, start: Params, deltas: Params) -> Params:
         key: delta if torch.equal(model[key], start[key] + delta) else model[key] - start[key]
         for key, delta in deltas.items()
     }
-
-
-def _samples(data: Any) -> Samples:
-    """FedML's batches as one tensor each, on the CPU; a single batch is not copied."""
-    return Samples(
-        *(
-            leaves[0] if len(leaves) == 1 else torch.cat(leaves)
-            for leaves in zip(*data, strict=True)
-        )
-    )
 
 
 def _refuse_what_sees_models(args: Any, file: RunFile | None) -> None:

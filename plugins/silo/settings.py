@@ -6,20 +6,29 @@ import hashlib
 import json
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 import yaml
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import UserError, located
+from fedml_noniid.plugins.core.errors import (
+    MISSING,
+    REFUSED,
+    UNKNOWN,
+    Mistake,
+    UserError,
+    closest,
+    located,
+    shown,
+)
 from fedml_noniid.plugins.core.options import (
     Count,
     CountOrNone,
@@ -29,9 +38,11 @@ from fedml_noniid.plugins.core.options import (
     Section,
     Seed,
     Share,
+    keys_of,
     validated,
 )
 from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.data.batches import MOST_READ
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import streaming
 from fedml_noniid.plugins.engines.callbacks import Callback
@@ -63,11 +74,86 @@ def _address(server: str) -> str:
 Template = Annotated[str, AfterValidator(_template)]  # a path of each process
 
 
-class CommonArgs(Section):
-    training_type: Literal["cross_silo"] = "cross_silo"
+def _only(allowed: str, instead: str) -> BeforeValidator:
+    """Allows one text; `instead`: what to use in place of the others."""
+
+    def check(value: object) -> object:
+        if value == allowed:
+            return value
+        what = UNKNOWN if isinstance(value, str) else REFUSED
+        raise UserError(what, value=value, allowed=f"{allowed}; {instead}")
+
+    return BeforeValidator(check)
+
+
+# The one table of FedML's keys that have a key of ours: each line is a setting's keys. A file may
+# write any of them, and several only with the same value.
+ROUNDS = AliasChoices("rounds", "comm_round")
+RATE = AliasChoices("learning_rate", "lr")
+OPTIMIZER = AliasChoices("client_optimizer", "optimizer")
+DECAY = AliasChoices("weight_decay", "wd")
+STEPS = AliasChoices("local_steps", "local_iterations")
+SEED = AliasChoices("random_seed", "seed")
+# FedML's keys that change its training and have no key of ours -> what to write.
+ELSEWHERE = {
+    **dict.fromkeys(("nesterov", "dampening"), "momentum, without it"),
+    **dict.fromkeys(
+        ("server_optimizer", "server_lr", "server_momentum", "gmf"),
+        "a recipe with a server optimiser, such as fedavgm or fedadam, and its `settings`",
+    ),
+    **dict.fromkeys(("fedprox", "fedprox_mu", "mu"), "recipe: fedprox, settings: {fedprox: {mu}}"),
+    "feddyn_alpha": "recipe: feddyn, settings: {feddyn: {alpha}}",
+    "mimelite": "another recipe, see `noniid methods`",
+    **dict.fromkeys(
+        ("lr_schedule", "lr_scheduler", "lr_decay_rate", "lr_step_size", "lr_milestones"),
+        "learning_rate: {start: 0.1, decay: cosine}, a schedule",
+    ),
+    **dict.fromkeys(("grad_clip", "group_comm_round", "epochs_client"), "without it"),
+    "test_on_clients": "no; the server tests in each round",
+    "use_customized_hierarchical": "false",
+    "ml_engine": "torch",
+}
+NEUTRAL = (None, False, 0, "", "no", "None", "torch")  # values with which they change nothing
+# Of our own transport, without effect under FedML's.
+WAITING = ("quorum", "deadline_s", "patience_s", "gone_s", "lost_s")
+FEDMLS = ("mode", "server_id", "test_batch_size")  # FedML's keys that look like ours
+LIKE = 0.8  # of a key that is a misspelt one, not one of the user's own
+
+
+class FedMLSection(Section):
+    """A section in which a setting may have FedML's key, ours, or both with the same value."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _once(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        first: dict[str, str] = {}  # field -> its first key
+        for key, name in keys_of(cls).items():
+            if key in values and values[key] != values[first.setdefault(name, key)]:
+                raise UserError(
+                    f"contradicts {first[name]} = {shown(values[first[name]])}, which is the same "
+                    "setting",
+                    where=(key,),
+                    value=values[key],
+                    allowed="one of the two keys, or one value",
+                )
+        repeated = keys_of(cls).keys() - first.values()
+        return {key: value for key, value in values.items() if key not in repeated}
+
+
+class CommonArgs(FedMLSection):
+    training_type: Annotated[
+        str,
+        _only(
+            "cross_silo",
+            "to simulate in one process: `fedml_noniid.run(...)` in Python, or `noniid run`, as "
+            "FedML's simulators ignore a pair",
+        ),
+    ] = "cross_silo"
     scenario: Literal["horizontal"] = "horizontal"
     using_mlops: Literal[False] = False
-    random_seed: Seed = 0
+    random_seed: Seed = Field(default=0, validation_alias=SEED)
 
 
 class DataArgs(Section):
@@ -79,49 +165,62 @@ class ModelArgs(ModelSettings):
     model: str = "mlp"  # all other keys are ours
 
 
-class TrainArgs(RunSettings):
-    federated_optimizer: Literal["FedAvg"] = "FedAvg"  # what FedML runs; what we run is `recipe`
+class TrainArgs(RunSettings, FedMLSection):
+    federated_optimizer: Annotated[str, _only("FedAvg", "the method that runs is `recipe`")] = (
+        "FedAvg"
+    )
     recipe: str = "fedavg"  # ours
     # Ours: method -> hyper-parameter -> value.
     settings: dict[str, dict[str, Any]] = Field(default={})
-    rounds: Count = 2  # ours; FedML's comm_round is computed from it
+    rounds: Count = Field(default=2, validation_alias=ROUNDS)
     cohort: CountOrNone = 0  # ours: silos per round, 0 for all
     # Ours: the least silos of a sum that the server may see; 0: it sees each silo's upload.
     secure_sums: CountOrNone = 0
-    client_id_list: Literal["[]"] = "[]"  # a list here would give every silo the first id
+    # A list here would give every silo the first id.
+    client_id_list: Annotated[str, _only("[]", "the id of a silo is its rank")] = "[]"
     client_num_in_total: Count = 3
-    client_num_per_round: Count = 3
+    # All silos are connected; fewer are FedML's way to write `cohort`.
+    client_num_per_round: CountOrNone = 0
     epochs: Count = 1
     batch_size: Count = 32
-    optimizer: Optimizer = Field(default="sgd", alias="client_optimizer")
-    lr: LearningRate = Field(default=0.1, alias="learning_rate")
-    # Beside momentum and weight_decay: ours are local_steps, drop_last, augment, precision.
+    optimizer: Optimizer = Field(
+        default="sgd", alias="client_optimizer", validation_alias=OPTIMIZER
+    )
+    lr: LearningRate = Field(default=0.1, alias="learning_rate", validation_alias=RATE)
+    weight_decay: NonNegative = Field(default=0.0, validation_alias=DECAY)
+    local_steps: Annotated[int, Range(0, MOST_READ)] = Field(default=0, validation_alias=STEPS)
+    # Beside momentum: ours are drop_last, augment, precision.
     precision: Literal["float32", "bf16"] = "float32"
 
     @model_validator(mode="after")
     def _fits(self) -> TrainArgs:
-        silos = self.client_num_in_total
-        if self.client_num_per_round != silos:
+        silos, per_round = self.client_num_in_total, self.client_num_per_round
+        if per_round > silos or (self.cohort and per_round not in (0, silos, self.cohort)):
             raise UserError(
                 where=("client_num_per_round",),
-                value=self.client_num_per_round,
-                allowed=f"client_num_in_total = {silos}: every silo is connected; cohort says how "
-                "many train in a round",
+                value=per_round,
+                allowed=f"client_num_in_total = {silos}, as every silo is connected; or the silos "
+                "that train in a round, as cohort",
             )
         if self.cohort > silos:
             raise UserError(
                 where=("cohort",), value=self.cohort, allowed=f"0 (all) to {silos} silos"
             )
-        if self.secure_sums == 1 or self.secure_sums > (self.cohort or silos):
+        if self.secure_sums == 1 or self.secure_sums > self.per_round:
             raise UserError(
                 where=("secure_sums",),
                 value=self.secure_sums,
                 allowed="0 (the server sees each silo's upload), or 2 to the "
-                f"{self.cohort or silos} silos of a round",
+                f"{self.per_round} silos of a round",
             )
         with located("settings"):
             recipes.check_settings(self.recipe, self.settings)
         return self
+
+    @property
+    def per_round(self) -> int:
+        """M, silos per round."""
+        return self.cohort or self.client_num_per_round or self.client_num_in_total
 
 
 class ValidationArgs(Section):
@@ -253,7 +352,7 @@ class Deployment(Section):
     @property
     def cohort(self) -> int:
         """M, silos per round."""
-        return self.train_args.cohort or self.silos
+        return self.train_args.per_round
 
     def plan(self, network: Model) -> Plan:
         """How the run trains; `network`: for the samples of this process."""
@@ -303,20 +402,63 @@ def from_args(args: object, model: str = "") -> Deployment:
 
     `model`: the name of a module that the user gave in place of a network of `args`.
     """
+    written = vars(args)
+    sections = {name: keys_of(type(own)) for name, own in Deployment() if isinstance(own, Section)}
     content = {
-        section: {
-            key: getattr(args, key)
-            for name, field in type(default).model_fields.items()
-            if hasattr(args, key := field.alias or name)
-        }
-        for section, default in Deployment()
-        if isinstance(default, Section)
+        section: {key: written[key] for key in keys if key in written}
+        for section, keys in sections.items()
     }
-    # FedML overwrites them by ids that it made up.
-    content["train_args"]["client_id_list"] = "[]"
+    ids = content["train_args"].pop("client_id_list", None)
     if model:
-        content["model_args"] = {"model": model}
-    return check(content, "args")
+        content["model_args"]["model"] = model
+    with located(source="args"):
+        _refuse_elsewhere(written, {key for keys in sections.values() for key in keys})
+    try:
+        deployment = check(content, "args")
+    except UserError as error:
+        raise error.changed(_of_text) from None
+    silos, some = deployment.silos, deployment.train_args.client_num_per_round
+    # FedML writes the ranks of all into the server's list, and into a silo's its own.
+    lists = [None, [], [written.get("rank")], [*range(1, silos + 1)], [*range(1, some + 1)]]
+    with located("train_args", source="args"):
+        if str(ids).replace(" ", "") not in {str(known).replace(" ", "") for known in lists}:
+            raise UserError(
+                where=("client_id_list",),
+                value=ids,
+                allowed=f"[] or {lists[3]}; the id of a silo is its rank",
+            )
+        if (workers := written.get("worker_num", silos)) not in (silos, some):
+            allowed = f"client_num_in_total = {silos}; a process for each silo"
+            raise UserError(where=("worker_num",), value=workers, allowed=allowed)
+    return deployment
+
+
+def _refuse_elsewhere(written: Mapping[str, object], own: set[str]) -> None:
+    """UserError for keys of `args` that look misspelt, or that would have no effect."""
+    refused, mistakes = ELSEWHERE, []
+    if "grpc_ipconfig_path" in written:
+        why = "FedML's transport waits for all silos, without end; `noniid deploy` has it"
+        refused = ELSEWHERE | dict.fromkeys(WAITING, f"without it; {why}")
+    if not written.keys() & set(ROUNDS.choices):
+        mistakes.append(Mistake(MISSING, ("train_args", "comm_round")))
+    for key, value in written.items():
+        if key in refused:
+            if value not in NEUTRAL:
+                mistakes.append(Mistake(REFUSED, (key,), value, refused[key]))
+        elif key not in own and key not in FEDMLS and (meant := closest(key, own, LIKE)):
+            mistakes.append(Mistake(UNKNOWN, (key,), meant=meant))
+    if mistakes:
+        raise UserError.of(mistakes)
+
+
+def _of_text(mistake: Mistake) -> Mistake:
+    """The mistake, with a hint if a number was written as text, such as 1e-3 for PyYAML."""
+    try:
+        float(mistake.value if isinstance(mistake.value, str) else "")
+    except ValueError:
+        return mistake
+    hint = f"{mistake.allowed}; this is text for YAML: no quotes, and 1.0e-3 for 1e-3"
+    return replace(mistake, allowed=hint)
 
 
 @dataclass(frozen=True)
@@ -380,8 +522,12 @@ def terms(
             "frozen": weights_sha256({name: initial[name] for name in kept}),
         },
         "train": train.model_dump(
-            exclude={"recipe", "settings", "client_id_list", "callbacks", "metrics"}
-        ),
+            exclude={
+                *("recipe", "settings", "callbacks", "metrics"),
+                *("client_id_list", "client_num_per_round"),
+            }
+        )
+        | {"cohort": deployment.cohort},
         "seed": plan.seed,
         "device": deployment.device_args.model_dump(),
         "own_code": own,

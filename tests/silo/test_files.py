@@ -104,13 +104,13 @@ def test_the_shipped_file_is_the_default_and_fedml_reads_it():
         (
             "train_args",
             {"comm_round": 3},
-            "train_args.comm_round is unknown",
+            "train_args.comm_round = 3: contradicts rounds = 2, which is the same setting; allow",
         ),
         ("train_args", {"client_id_list": "[1, 2]"}, "train_args.client_id_list = '[1, 2]' is"),
         (
             "train_args",
-            {"client_num_per_round": 2},
-            "client_num_per_round = 2 is refused; allowed: client_num_in_total = 3: every silo",
+            {"client_num_per_round": 4},
+            "client_num_per_round = 4 is refused; allowed: client_num_in_total = 3, as every silo",
         ),
         (
             "train_args",

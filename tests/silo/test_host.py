@@ -189,7 +189,7 @@ def plain(message: object, recipe: str, settings: dict, **more: object) -> dict[
     """The tensors that the first silo would send without noise."""
     _, trainers = world.pair(recipe, settings, **more)
     trainers[0].set_model_params(message)
-    trainers[0].train(trainers[0]._batches, torch.device("cpu"), None)
+    trainers[0].train(trainers[0]._batches, torch.device("cpu"), trainers[0].args)
     return trainers[0].get_model_params()["leaves"]
 
 
@@ -399,6 +399,9 @@ def test_a_poisoned_shard_is_what_is_trained_on():
 
 def test_the_last_evaluation_is_fedmls_metric():
     aggregator, trainers = world.pair("fedavg", {})
-    assert aggregator.test(None, torch.device("cpu"), None) == (0.0, 0.0, None, None)
+    assert aggregator.test(None, torch.device("cpu"), aggregator.args) == (0.0, 0.0, None, None)
     outcome = world.run(aggregator, trainers)
-    assert aggregator.test(None, torch.device("cpu"), None)[0] == outcome.rows[-1]["test_accuracy"]
+    assert (
+        aggregator.test(None, torch.device("cpu"), aggregator.args)[0]
+        == outcome.rows[-1]["test_accuracy"]
+    )
