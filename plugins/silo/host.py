@@ -17,6 +17,7 @@ import atexit
 import csv
 import logging
 import math
+import os
 import pickle
 import sys
 from collections import OrderedDict
@@ -81,59 +82,66 @@ class EndedError(UserError):
     """Another process of the run has ended before the run was over."""
 
 
-class Ended:
+class Ended(str):
     """A message that raises EndedError where FedML unpickles it, whatever it waits for there."""
 
-    def __init__(self, rank: int, why: str) -> None:
-        self.rank, self.why = rank, why
-
-    def __reduce__(self) -> tuple[object, tuple[int, str]]:
-        return _raise_ended, (self.rank, self.why)
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return _raise_ended, (str(self),)
 
 
-def _raise_ended(rank: int, why: str) -> NoReturn:
-    who = wire.silo(rank - 1) if rank else "the server"
-    raise EndedError(f"{who} has ended before the run was over: {one_line(why)}")
+def _raise_ended(why: str) -> NoReturn:
+    raise EndedError(one_line(why))
 
 
 class _Process:
     """What stock FedML runs in this process."""
 
-    unfinished = False  # a pair has begun, and its run is not over
+    unfinished = False  # a pair is being made, or its run is not over
+    joined = False  # FedML has the pair, and its threads run
 
 
-def tell_others(args: Any) -> None:
-    """Ends the other processes of the run under stock FedML, which would wait without end.
+def tell_others(args: Any) -> bool:
+    """Ends the other processes of the run if this one fails; FedML would wait without end.
 
-    A silo tells the server, and the server tells the silos.
+    A silo tells the server, and the server tells the silos. `args`: FedML's. Returns whether this
+    one fails.
     """
-    error = getattr(sys, "last_value", None)  # which nobody caught
+    error, joined = getattr(sys, "last_value", None), _Process.joined  # which nobody caught
     addresses = getattr(args, "grpc_ipconfig_path", None)
-    if addresses is None or not (error or _Process.unfinished):
-        return
-    if args.rank and isinstance(error, EndedError):  # the server knows
-        return
+    if addresses is None or not (_Process.unfinished or (error and not joined)):
+        return False
     why = f"{type(error).__name__}: {error}" if error else "see its log"
+    who = wire.silo(args.rank - 1) if args.rank else "the server"
+    ended = pickle.dumps(Ended(f"{who} has ended before the run was over: {why}"))
     with open(addresses, newline="") as file:
         _, *rows = csv.reader(file)
     for rank, address in [(int(row[0]), row[1]) for row in rows]:
-        if rank == args.rank or (args.rank and rank):
+        knows = isinstance(error, EndedError) and args.rank  # the server told this silo
+        if knows or rank == args.rank or (args.rank and rank):
             continue
-        request = grpc_comm_manager_pb2.CommRequest()
-        request.client_id, request.message = args.rank, pickle.dumps(Ended(args.rank, why))
-        port = CommunicationConstants.GRPC_BASE_PORT + rank
+        request = grpc_comm_manager_pb2.CommRequest(client_id=args.rank, message=ended)
+        server = f"{address}:{CommunicationConstants.GRPC_BASE_PORT + rank}"
+        # A process that can't be reached has ended, but a server may be starting.
         with (
-            suppress(grpc.RpcError),  # it has ended too
-            grpc.insecure_channel(
-                f"{address}:{port}", options=[("grpc.enable_http_proxy", 0)]
-            ) as line,
+            suppress(grpc.RpcError),
+            grpc.insecure_channel(server, options=[("grpc.enable_http_proxy", 0)]) as line,
         ):
             stub = grpc_comm_manager_pb2_grpc.gRPCCommManagerStub(line)
-            stub.sendMessage(request, timeout=TELLING_S, wait_for_ready=not rank)
+            starting = not (rank or joined)
+            limit_s = TELLING_S if starting else 5.0
+            stub.sendMessage(request, timeout=limit_s, wait_for_ready=starting)
+    return True
 
 
-# FedML keeps the `args` that `fedml.init` was called with.
-atexit.register(lambda: tell_others(MLOpsStore.mlops_args))
+def _leave() -> None:
+    # FedML keeps the `args` that `fedml.init` was called with.
+    if tell_others(MLOpsStore.mlops_args) and _Process.joined:
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(1)  # gRPC's threads would keep the process alive
+
+
+atexit.register(_leave)
 
 
 class Model(torch.nn.Module):
@@ -187,12 +195,6 @@ def _agreed(
     return deployment, terms
 
 
-def _refuse_other(args: Any, own: Any) -> None:
-    """UserError unless FedML runs with the pair's `args`, whose rounds it has counted."""
-    if args is not own:
-        raise UserError("FedMLRunner and the pair have different args; give both the same object")
-
-
 class HostTrainer(ClientTrainer):
     """A silo: answers each Ask from its own shard, with the memory of the recipe's methods."""
 
@@ -225,7 +227,8 @@ class HostTrainer(ClientTrainer):
     def set_id(self, trainer_id: int) -> None:
         """FedML calls it before its manager reads `comm_round`."""
         super().set_id(trainer_id)
-        self.args.comm_round, _Process.unfinished = self.terms.comm_round, True
+        self.args.comm_round = self.terms.comm_round
+        _Process.unfinished = _Process.joined = True
 
     def set_model_params(self, model_parameters: Any) -> None:
         self._down, self.args.comm_round = model_parameters, self.args.rounds
@@ -241,7 +244,8 @@ class HostTrainer(ClientTrainer):
         FedML's `update_dataset` has stored the data, poisoned if an attack says so.
         """
         assert self._down is not None, "FedML sets a model first"
-        _refuse_other(args, self.args)
+        if args is not self.args:  # whose rounds are counted
+            raise UserError("FedMLRunner and the pair have different args; give both one object")
         data = train_data if self.local_train_dataset is None else self.local_train_dataset
         if self.silo is None:
             self.begin()
@@ -388,7 +392,8 @@ class HostAggregator(ServerAggregator):
     def set_id(self, aggregator_id: int) -> None:
         """FedML calls it before its manager reads `comm_round`."""
         super().set_id(aggregator_id)
-        self.args.comm_round, _Process.unfinished = self.server_run.terms.comm_round, True
+        self.args.comm_round = self.server_run.terms.comm_round
+        _Process.unfinished = _Process.joined = True
 
     def get_model_params(self) -> Down | OrderedDict[str, Tensor]:
         self.args.comm_round = self.args.rounds
@@ -462,7 +467,6 @@ class HostAggregator(ServerAggregator):
     ) -> tuple[float, float, None, None]:
         """(accuracy or another main metric, loss, -, -) of the last round; it was evaluated when it
         ended."""
-        _refuse_other(args, self.args)
         rows = self.server_run.loop.rows
         if not rows:
             return 0.0, 0.0, None, None

@@ -446,7 +446,8 @@ def _refuse_elsewhere(written: Mapping[str, object], own: set[str]) -> None:
             if value not in NEUTRAL:
                 mistakes.append(Mistake(REFUSED, (key,), value, refused[key]))
         elif key not in own and key not in FEDMLS and (meant := closest(key, own, LIKE)):
-            mistakes.append(Mistake(UNKNOWN, (key,), meant=meant))
+            allowed = "that key, or a less similar name for a key of your own"
+            mistakes.append(Mistake(UNKNOWN, (key,), allowed=allowed, meant=meant))
     if mistakes:
         raise UserError.of(mistakes)
 

@@ -107,7 +107,7 @@ def test_a_list_of_all_ids_is_what_fedml_makes_itself(ids):
     ],
 )
 def test_a_misspelt_key_is_named(key, meant):
-    assert refusal(**{key: 3}) == f"args: {key} is unknown (did you mean {meant!r}?)"
+    assert refusal(**{key: 3}).startswith(f"args: {key} is unknown (did you mean {meant!r}?); a")
 
 
 def test_keys_of_fedml_and_of_the_user_are_no_misspelt_ones():
@@ -216,5 +216,3 @@ def test_other_args_than_fedmls_are_refused():
     copied = SimpleNamespace(**vars(silo.args))
     with pytest.raises(UserError, match="have different args"):
         silo.train(silo._batches, torch.device("cpu"), copied)
-    with pytest.raises(UserError, match="have different args"):
-        aggregator.test(None, torch.device("cpu"), copied)
