@@ -217,8 +217,9 @@ class OwnNetwork(Model):
             self._entered(template, train, x, mask, key) as scope,
             template.bound.holding(params, buffers, train) as left,
         ):
-            images = x.ndim == 4 and self.channels_last and scope.run is not None
-            logits = self.apply(template.module, scope.run.images(x) if images else x)
+            if x.ndim == 4 and self.channels_last and scope.run is not None:
+                x = scope.run.images(x)
+            logits = self.apply(template.module, x)
         if not self.head:  # NaN: no method can use them unnoticed
             features = logits.new_full((len(logits), 1), torch.nan)
         else:

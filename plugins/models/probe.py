@@ -97,8 +97,11 @@ def probed(network: OwnNetwork, n_classes: int, tokens: int = 0) -> OwnNetwork:
         more = f" and {len(kept) - 3} more" if len(kept) > 3 else ""
         reason += f"; as it is stays {', '.join(kept[:3])}{more}"
     # The others hold large tensors in float64.
-    kinds = {key: one for key, one in network.templates.items() if len(key) == 2}
-    return replace(network, sequential_only=reason, plain=False, templates=kinds)
+    templates = network.templates.copy()
+    for key in network.templates:
+        if len(key) > 2:
+            del templates[key]
+    return replace(network, sequential_only=reason, plain=False, templates=templates)
 
 
 def as_row(network: OwnNetwork, tokens: int = 0) -> Model:
