@@ -146,6 +146,8 @@ def refused(module: nn.Module) -> Iterator[str]:
                 f"{name}: a parameter of {leaf.dtype}; allowed: real numbers (a buffer for whole "
                 "numbers, torch.view_as_complex in forward for complex ones)"
             )
+        elif leaf.dtype != torch.float32:
+            yield f"{name}: a parameter of {leaf.dtype}; allowed: torch.float32 (`.float()`)"
         elif leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
             yield (
                 f"{name}: a parameter with a hook on its gradient, which would not run; allowed: "
