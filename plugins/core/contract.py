@@ -256,7 +256,7 @@ HOOKS = {
         partial(_changes, fields=("state", "params", "buffers")),
     ),
     "survey": Returns(
-        A_CHANGE.format("state, in round 0 params too") + ", or None", Change, _surveys
+        A_CHANGE.format("state, and params in round 0 only") + ", or None", Change, _surveys
     ),
     "finish": Returns(
         A_CHANGE.format("params") + ", or None", Change, partial(_changes, fields=("params",))

@@ -18,6 +18,7 @@ from fedml_noniid.plugins.core.component import (
     Change,
     Client,
     Component,
+    Exchanges,
     Exclusive,
     Needs,
     OwnModel,
@@ -149,7 +150,9 @@ def test_overriding_what_only_one_may_own_is_refused_when_composed(hook: str) ->
     with pytest.raises(RecipeError, match=words):
         Algorithm.compose([made(hook, does)()], SETTING)
     models = Needs(replies=Replies.MODELS)
-    Algorithm.compose([made(hook, does, exclusive=frozenset({owned}), needs=models)()], SETTING)
+    counted = {"exchanges": lambda self, setting: Exchanges(finish=1)}
+    kind = made(hook, does, exclusive=frozenset({owned}), needs=models, **counted)
+    Algorithm.compose([kind()], SETTING)
 
 
 RESULTS: list[tuple[str, Callable[..., Any], Exclusive]] = [
