@@ -32,7 +32,7 @@ ROUNDS = 12
 FORMS = ("ram", "disk")
 
 
-def made(recipe: str, path: Path | None, form: str = "disk", **options: Any) -> Simulation:
+def made(recipe: str, path: Path, form: str = "disk", **options: Any) -> Simulation:
     """Two of six clients a round: after some rounds, half of the stored rows are out of date."""
     given: dict[str, Any] = {"rounds": ROUNDS, "cohort": 2, "clients_memory": form} | options
     return federation.simulation(recipe, checkpoint=path, **given)
@@ -126,27 +126,6 @@ def test_the_form_goes_by_size_and_the_log_says_it(caplog: pytest.LogCaptureFixt
     assert "2049 clients (2.1 GB) lie on disk; memory_mb is 2048" in caplog.text
     with pytest.raises(UserError, match=r"clients_memory.*tape.*auto, ram, disk"):
         federation.simulation("scaffold", clients_memory="tape")
-
-
-def test_a_forked_process_leaves_the_folder_of_this_one() -> None:
-    kept = [made("scaffold", None, "disk")]
-    next(kept[0].rounds())
-    memory = kept[0].engine.clients.memory
-    assert isinstance(memory, OnDisk)
-    folder = memory._folder
-    assert folder is not None
-    child = os.fork()
-    if child == 0:
-        del memory
-        kept.clear()
-        gc.collect()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert folder.exists()
-    del memory
-    kept.clear()
-    gc.collect()
-    assert not folder.exists()
 
 
 def test_a_checkpoint_costs_a_cohort_and_untouched_clients_take_no_space(tmp_path: Path) -> None:
