@@ -50,8 +50,8 @@ def tree(value: Any, fits: Callable[[Any], bool] = _is_plain) -> bool:
 
 
 def _named(value: Any) -> bool:
-    """Whether a value is a tree, in a step: quick, and also inside of autograd."""
-    return tree(value, lambda leaf: isinstance(leaf, Tensor))
+    """Whether a value is a dict of tensors, in a step: quick, and also inside of autograd."""
+    return isinstance(value, dict) and all(isinstance(leaf, Tensor) for leaf in value.values())
 
 
 def _alike(value: Any, like: Any, rows: tuple[int, ...] = ()) -> bool:
@@ -73,8 +73,8 @@ def _part(value: Any, like: Any) -> bool:
 
 def _models(params: Any, buffers: Any, like: Any) -> bool:
     """Whether these are parameters and buffers like those of `like`, or empty."""
-    return _alike(params or like.params, like.params) and _alike(
-        buffers or like.buffers, like.buffers
+    return (not params or _alike(params, like.params)) and (
+        not buffers or _alike(buffers, like.buffers)
     )
 
 
@@ -85,11 +85,12 @@ def _rows(value: Any, m: int) -> bool:
 
 def _changes(change: Change, server: Any, fields: Iterable[str]) -> bool:
     """Whether nothing but these fields is filled in, in the structure of what the server has."""
+    params, buffers = server.params, server.buffers
+    models = (change.params, params), (change.evaluated, params), (change.buffers, buffers)
     filled = {name for name, part in change._asdict().items() if part is not None and part != {}}
     return (
         filled <= {*fields}
-        and _models(change.params, change.buffers, server)
-        and _models(change.evaluated, None, server)
+        and all(model is None or _alike(model, like) for model, like in models)
         and _part(change.state, server.state)
         and tree(change.metrics)
     )

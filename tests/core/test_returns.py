@@ -212,6 +212,7 @@ NOWHERE: list[tuple[str, Any, Exclusive | None, dict[str, Any]]] = [
         Exclusive.CLASSIFIER,
         LAST,
     ),
+    ("step", lambda self, server: Change(params={}), Exclusive.SERVER_STEP, {}),
     # What no engine can stack, or store.
     ("broadcast", lambda self, server: {"a": torch.eye(2).to_sparse()}, None, {}),
     ("broadcast", lambda self, server: {"a": torch.ones(2, requires_grad=True)}, None, {}),
