@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from fedml_noniid.pipelines.experiment.config import TrainSettings
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers.runs import leak_of, notes_of
+from fedml_noniid.plugins import recipes
 
 # Settings that are left out: those of the machine, and the defaults.
 SILENT = {"train.engine", "train.device", "train.threads", "train.observe"}
@@ -55,10 +56,12 @@ def _settings(runs: Sequence[ItemResult], *sections: str) -> str:
     found = {}
     for key in dict.fromkeys(key for run in runs for key in run.params if key.startswith(sections)):
         values = {run.key: run.params.get(key) for run in runs}
-        shown = {
-            run: "" if value in (None, False, DEFAULTS.get(key)) else str(value)
-            for run, value in values.items()
-        }
+        section, _, name = key.partition(".")
+        # Of a method, 0 may be a choice. Elsewhere it is none.
+        silent = [None, False, DEFAULTS.get(key)]
+        if section in recipes.METHODS:
+            silent = [recipes.hyper_parameters(section).get(name)]
+        shown = {run: "" if value in silent else str(value) for run, value in values.items()}
         if key not in SILENT and any(shown.values()):
             name = key.removeprefix(sections[0]) if len(sections) == 1 else key
             found[name] = _by_run(shown)
