@@ -73,7 +73,7 @@ class OwnNetwork(Model):
     out: int = 0  # C
     inputs: Inputs = field(default_factory=dict)  # by name, if there are several
     # `replace` passes it on, because engines replace networks often
-    templates: dict[tuple[object, ...], Template] = field(default_factory=dict, repr=False)
+    templates: dict[object, Template] = field(default_factory=dict, repr=False)
 
     def untouched(self, seed: int = 0) -> nn.Module:
         """A copy of what the user's code makes, which may be one module every time. UserError if it
@@ -217,9 +217,8 @@ class OwnNetwork(Model):
             self._entered(template, train, x, mask, key) as scope,
             template.bound.holding(params, buffers, train) as left,
         ):
-            if x.ndim == 4 and self.channels_last and scope.run is not None:
-                x = scope.run.images(x)
-            logits = self.apply(template.module, x)
+            images = x.ndim == 4 and self.channels_last
+            logits = self.apply(template.module, scope.entered("").images(x) if images else x)
         if not self.head:  # NaN: no method can use them unnoticed
             features = logits.new_full((len(logits), 1), torch.nan)
         else:

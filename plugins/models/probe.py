@@ -27,7 +27,7 @@ from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.modules import converted, is_plain, our_name
-from fedml_noniid.plugins.models.own import OwnNetwork
+from fedml_noniid.plugins.models.own import OwnNetwork, Template
 from fedml_noniid.plugins.models.rows import row_of
 from fedml_noniid.plugins.own_code import running
 
@@ -90,17 +90,15 @@ def probed(network: OwnNetwork, n_classes: int, tokens: int = 0) -> OwnNetwork:
         network, given = _as_in_torch(network, first, second)
     network = _featured(network, asked, given)
     given = given._replace(buffers={name: given.buffers[name] for name in network.state})
-    kept = network.template(True).scope.kept
-    network.template(False)
+    templates: dict[object, Template] = {
+        (network.head, train): network.template(train) for train in (False, True)
+    }
+    kept = templates[network.head, True].scope.kept
     reason = network.sequential_only or _padding(network, given) or _side_by_side(network, given)
     if reason and kept:
         more = f" and {len(kept) - 3} more" if len(kept) > 3 else ""
         reason += f"; as it is stays {', '.join(kept[:3])}{more}"
     # The others hold large tensors in float64.
-    templates = network.templates.copy()
-    for key in network.templates:
-        if len(key) > 2:
-            del templates[key]
     return replace(network, sequential_only=reason, plain=False, templates=templates)
 
 
