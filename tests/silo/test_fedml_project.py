@@ -86,8 +86,12 @@ def copied(folder: Path, *changes: tuple[str, str, str]) -> Path:
 @pytest.mark.slow
 @pytest.mark.usefixtures("ports")
 def test_the_project_ends_with_the_weights_of_the_simulation(tmp_path: Path) -> None:
-    """With FedML's name of the rounds, and with loaders that shuffle."""
-    folder = copied(tmp_path, ("fedml_config.yaml", "rounds: 4 ", "comm_round: 3 "))
+    """With FedML's name of the rounds, several exchanges in each, and loaders that shuffle."""
+    folder = copied(
+        tmp_path,
+        ("fedml_config.yaml", "rounds: 4 ", "comm_round: 3 "),
+        ("fedml_config.yaml", "scaffold+ccn", "scaffold+rfedavg_plus+ccn"),
+    )
     with project(folder) as processes:
         codes = [process.wait(DEADLINE_S) for process in processes]
         assert codes == [0] * 4, folder / f"{codes.index(next(filter(None, codes)))}.log"
@@ -101,7 +105,8 @@ def test_the_project_ends_with_the_weights_of_the_simulation(tmp_path: Path) -> 
     )
     (_, simulated), (_, deployed) = (line.split() for line in made.stdout.splitlines()[-2:])
     assert simulated == deployed and len(simulated) == 64
-    assert "recipe scaffold+ccn: 3 rounds, in " in (folder / "0.log").read_text()
+    # rFedAvg+ asks for means first, and then twice in a round.
+    assert ": 3 rounds, in 7 exchanges; 3 of 3 silos" in (folder / "0.log").read_text()
 
 
 WEIGHTED = "sampler=torch.utils.data.WeightedRandomSampler([1.0] * len(rows), len(rows))"
