@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fedml_noniid.pipelines.experiment.tuning import Point
+from fedml_noniid.pipelines.tools.racing import RECIPES, Decision, Final, Ran
 
 from benchmarks import choosing
 from benchmarks.choosing import AVERAGE, CHOOSE, FEDAVG, LEADER, SEARCH, Measured
-from fedml_noniid.pipelines.experiment.tuning import Point
-from fedml_noniid.pipelines.tools.racing import RECIPES, Decision, Final, Ran
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 

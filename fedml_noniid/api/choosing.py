@@ -1,4 +1,4 @@
-"""Chooses a method for one's own data in this process: the race of `noniid choose`."""
+"""Chooses a method for one's own data in this process, as `noniid choose` does."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedml_noniid.api import running, settings
 from fedml_noniid.api.data import Data
 from fedml_noniid.api.result import Files
 from fedml_noniid.api.split import Split, check_data
-from fedml_noniid.pipelines.experiment import tuning
 from fedml_noniid.pipelines.experiment.config import ChooseSettings
-from fedml_noniid.pipelines.tools import racing
-from fedml_noniid.pipelines.tools.racing import Accuracies, Decision, Heat
+from fedml_noniid.pipelines.experiment.results import numbers
+from fedml_noniid.pipelines.experiment.search import Answers, Request, choosing
+from fedml_noniid.pipelines.reporting.decision import RECIPES, Decision, decide
 from fedml_noniid.plugins.core.options import unknown, validated
 from fedml_noniid.plugins.engines.simulation import drive
 
-RACE = ("grid", "seeds", "fresh", "eta", "finalists")
+SEARCH = ("grid", "seeds", "fresh", "finalists")
 HELD_OUT = 0.1  # of the training samples, for validation
 
 
@@ -32,11 +32,11 @@ class Choice:
 
     >>> import fedml_noniid as nd
     >>> how = {"partition": "dirichlet", "clients": 5, "alpha": 0.5, "rounds": 2}
-    >>> race = {"seeds": [10], "fresh": [20, 21], "grid": {"train": {"lr": [0.1]}}}
-    >>> choice = nd.choose(nd.load("digits"), ["fednova"], race=race, **how)
+    >>> search = {"seeds": [10], "fresh": [20, 21], "grid": {"train": {"lr": [0.1]}}}
+    >>> choice = nd.choose(nd.load("digits"), ["fednova"], search=search, **how)
     >>> choice.values
     {'train': {'lr': 0.1}}
-    >>> sorted(choice.heats["recipe"])
+    >>> sorted(choice.rungs["recipe"])
     ['fedavg', 'fednova']
     """
 
@@ -58,14 +58,14 @@ class Choice:
         return self.decision.sentence
 
     @cached_property
-    def heats(self) -> pd.DataFrame:
-        """A line for each candidate of each heat, on the validation split."""
-        return racing.frame_of_heats(self.decision)
+    def rungs(self) -> pd.DataFrame:
+        """A line for each candidate of each rung, on the validation split."""
+        return pd.DataFrame(self.decision.rungs)
 
     @cached_property
     def final(self) -> pd.DataFrame:
         """FedAvg and the recipes that met it, on the test split, over fresh seeds."""
-        return racing.frame_of_final(self.decision)
+        return pd.DataFrame(self.decision.table)
 
     def __repr__(self) -> str:
         return self.decision.text
@@ -73,28 +73,27 @@ class Choice:
 
 def choose(
     data: Data | Split,
-    recipes: Sequence[str] | Mapping[str, Mapping[str, Any]] = racing.RECIPES,
+    recipes: Sequence[str] | Mapping[str, Mapping[str, Any]] = RECIPES,
     *,
-    race: Mapping[str, Any] | None = None,
+    search: Mapping[str, Any] | None = None,
     processes: int = 1,
     progress: bool = True,
     folder: str | Path | None = None,
     **options: Any,
 ) -> Choice:
-    """Races recipes on the validation split, and compares the best with FedAvg on the test split.
+    """Tunes recipes on the validation split, and compares the best with FedAvg on the test split.
 
-    `recipes`: as in `sweep`; FedAvg always takes part. `race`: settings of the race, all of which
-    may be left out: `grid` (the values to try, such as `{"train": {"lr": [0.03, 0.1]}}`, by default
-    a third of `lr`, `lr`, and three times `lr`), `seeds` (a heat for each), `fresh` (seeds of the
-    final), `eta` (after a heat, one in `eta` goes on), `finalists`. The other arguments are those
-    of `run`. `validation` is 0.1 by default.
+    `recipes`: as in `sweep`; FedAvg always takes part. `search`: settings that may be left out:
+    `grid` (the values to try, such as `{"train": {"lr": [0.03, 0.1]}}`, by default a third of `lr`,
+    `lr`, and three times `lr`), `seeds` (of the search), `fresh` (seeds of the final), `finalists`.
+    The other arguments are those of `run`. `validation` is 0.1 by default.
 
-    UserError for mistakes in the arguments, and if FedAvg diverges at all of its values.
+    UserError for mistakes in the arguments, and if FedAvg diverges.
 
     >>> import fedml_noniid as nd
     >>> how = {"partition": "dirichlet", "clients": 5, "alpha": 0.1, "rounds": 4}
-    >>> race = {"seeds": [10, 11], "fresh": [20, 21]}
-    >>> choice = nd.choose(nd.load("digits"), ["scaffold", "fednova"], race=race, **how)
+    >>> search = {"seeds": [10, 11], "fresh": [20, 21]}
+    >>> choice = nd.choose(nd.load("digits"), ["scaffold", "fednova"], search=search, **how)
     >>> choice.recipe in ("fedavg", "scaffold", "fednova")
     True
     >>> choice.final["recipe"].iloc[0]
@@ -109,25 +108,26 @@ def choose(
     entries = running.entries_of(where, recipes)
     config = running.settings_of(where, data, entries, given, "")
     with settings.arguments(where):
-        for key in race or {}:
-            unknown((), key, RACE)
-        wanted = validated(ChooseSettings, settings.plain(race or {}))
-        config = config.model_copy(update={"choose": wanted})
-        racing.tried(config)
+        for key in search or {}:
+            unknown((), key, SEARCH)
+        wanted = validated(ChooseSettings, settings.plain(search or {}))
+        plan = choosing(config.model_copy(update={"choose": wanted}))
 
-    def answer(heat: Heat) -> Accuracies:
-        laid = heat.laid_out(config)
-        units = [(laid, unit) for unit in laid.units()]
-        made = running.executed(where, data, units, callbacks, progress, folder)
-        reached: dict[str, list[float]] = {entry: [] for entry in laid.recipe_names}
-        for (_, unit), files in zip(units, made, strict=True):
-            if isinstance(files, Files):
-                final = json.loads(files.run["run.json"])["final"]
-                if heat.column not in final:
-                    raise tuning.not_defined(where, unit.recipe, heat.column)
-                reached[unit.recipe].append(final[heat.column])
-        whole = {entry for entry, found in reached.items() if len(found) == len(heat.seeds)}
-        return {entry: found if entry in whole else () for entry, found in reached.items()}
+    def answer(request: Request) -> Answers:
+        laid_out = plan.laid_out(request)
+        units = [(laid_out, unit) for unit in laid_out.units()]
+        files = running.executed(where, data, units, callbacks, progress, folder)
+        finals: dict[str, list[dict[str, float]]] = {entry: [] for entry in laid_out.recipe_names}
+        for (_, unit), one in zip(units, files, strict=True):
+            if isinstance(one, Files):
+                finals[unit.recipe].append(numbers(json.loads(one.run["run.json"])["final"]))
+        n = len(request.seeds)
+        return {entry: own if len(own) == n else [] for entry, own in finals.items()}
 
-    whole = data.data if isinstance(data, Split) else data
-    return Choice(drive(racing.race(config, len(whole.dataset.test_y)), answer))
+    unit = next(iter(config.units()))
+    with settings.arguments(where):
+        samples = len(
+            running.indices_of(data, config, unit._replace(scenario=plan.scenario), {}).validation
+        )
+        whole = data.data if isinstance(data, Split) else data
+        return Choice(drive(decide(plan, samples, len(whole.dataset.test_y)), answer))

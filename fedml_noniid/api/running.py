@@ -263,7 +263,7 @@ def executed(
         settings.arguments(where),
         Display(where, len(units), bars=progress, lines=False) as display,
     ):
-        indices = [_indices(data, *unit, known) for unit in units]
+        indices = [indices_of(data, *unit, known) for unit in units]
 
         def work(number: int) -> Files | str:
             config, unit = units[number]
@@ -278,7 +278,9 @@ def executed(
     return [found[number] for number in range(len(units))]
 
 
-def _indices(data: Data | Split, config: Config, unit: Unit, known: dict[str, Indices]) -> Indices:
+def indices_of(
+    data: Data | Split, config: Config, unit: Unit, known: dict[str, Indices]
+) -> Indices:
     """The partition of an item. Items whose settings make the same partition share one."""
     scenario, held_out = config.scenarios[unit.scenario], config.data
     partitioned = scenario.model_dump(exclude={"availability", "participation"})

@@ -121,39 +121,40 @@ def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> Non
     """
     train_on(cluster, kit)
     place = workspace(root)
-    from fedml_noniid.pipelines.experiment import config, tuning
+    from fedml_noniid.pipelines.experiment import config, search
 
-    tuning.points(config.load(place.root))  # refuses before the data are prepared
+    search.tuning(config.load(place.root))  # refuses before the data are prepared
     _repro(place, "prepare")
+    from fedml_noniid.pipelines.experiment.search import in_words
     from fedml_noniid.pipelines.stages.tune import tune as tuned
     from fedml_noniid.pipelines.tools.repro import exclusively
     from fedml_noniid.plugins.metrics import metric_of
 
     with exclusively(place.root):
-        for recipe, choice in tuned(place, config.load(place.root)).items():
-            best, record = choice.trials[0], choice.tuned
+        outcome = tuned(place, config.load(place.root))
+        for recipe, record in outcome.records.items():
             typer.echo(
-                f"{recipe}: {best.point.words}: validation {metric_of(record.metric).words} "
-                f"{record.validation:.4f}, best of {record.trials} trials"
+                f"{recipe}: {in_words(record.chosen)}: validation loss {record.loss}, "
+                f"{metric_of(record.metric).words} {record.validation:.4f}, best of "
+                f"{record.trials} trials"
             )
+        typer.echo("\n".join(outcome.notes))
 
 
 def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> None:
-    """Find the method for your data: race the recipes, and say what the winner gains over FedAvg.
+    """Find the method for your data: tune the recipes, and say what the best gain over FedAvg.
 
-    Recipes x a few step sizes run in heats on the validation split, and two in three drop out after
-    each. The best then meet FedAvg on fresh seeds, once, on the test split. The section `choose` of
-    params.yaml says what runs, if the defaults don't fit. params.yaml is not changed. Tables lie in
-    choose/.
+    Recipes x a few step sizes run in rungs of successive halving on the validation split. The best
+    then meet FedAvg on fresh seeds, once, on the test split. The section `choose` of params.yaml
+    says what runs, if the defaults don't fit. params.yaml is not changed. Tables lie in choose/.
     """
     train_on(cluster, kit)
     place = workspace(root)
-    from fedml_noniid.pipelines.experiment import config
-    from fedml_noniid.pipelines.tools import racing
+    from fedml_noniid.pipelines.experiment import config, search
     from fedml_noniid.plugins.core.errors import located
 
     with located(source=config.FILE):
-        racing.tried(config.load(place.root))  # refuses before the data are prepared
+        search.choosing(config.load(place.root))  # refuses before the data are prepared
     _repro(place, "prepare")
     from fedml_noniid.pipelines.tools.choose import choose as chosen
     from fedml_noniid.pipelines.tools.repro import exclusively

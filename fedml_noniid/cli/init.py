@@ -156,9 +156,9 @@ def _asked(wanted: StudyOptions) -> StudyOptions:
 def _advised(folder: Path, wanted: StudyOptions, error: UndecidedError, force: bool) -> str:
     """The same command with a decision for each column, to paste; "" if an error is about something
     else."""
-    from fedml_noniid.pipelines.experiment.tuning import in_one_line
     from fedml_noniid.pipelines.tools import init as study
     from fedml_noniid.plugins.data.readers.frames import ColumnError
+    from fedml_noniid.plugins.data.yaml_files import in_one_line
 
     undecided = [one for one in error.errors if isinstance(one, ColumnError) and one.option]
     if len(undecided) < len(error.errors):

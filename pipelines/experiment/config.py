@@ -143,11 +143,14 @@ class Tuned(Section):
 
     chosen: Values
     trials: Count
+    extended: CountOrNone = 0  # those of them that lie beyond the grid
     tried: Axes  # all values that the trials had
     diverged: CountOrNone = 0  # trials that ended without a model
     scenario: str
     seeds: Seeds
     metric: str  # of the two numbers below
+    # mean validation loss, which chose them; None: an earlier release chose by the metric
+    loss: float | None = None
     validation: float  # on the validation split after the last round, mean over seeds
     runner_up: float | None  # the same of the second best; None if no other trial has a model
     samples: Count  # of the validation split
@@ -246,14 +249,13 @@ class TuneSettings(Section):
 
 
 class ChooseSettings(Section):
-    """The race of `noniid choose`: what runs, and how many drop out."""
+    """What `noniid choose` tries, and how many recipes it compares with FedAvg."""
 
     scenario: Name | None = None  # None: the first
     recipes: Names | None = None  # None: all of recipe_names; FedAvg always takes part
     grid: Grid | None = None  # None: a third of train.lr, train.lr, three times train.lr
-    seeds: Seeds = Field(default_factory=lambda: [1000, 1001, 1002])  # a heat for each
+    seeds: Seeds = Field(default_factory=lambda: [1000, 1001, 1002])  # of the search
     fresh: Seeds = Field(default_factory=lambda: [*range(2000, 2005)])  # of the final
-    eta: Annotated[int, Range(2, 100)] = 3  # after a heat, one in `eta` goes on
     finalists: Annotated[int, Range(1, 100)] = 2  # recipes that meet FedAvg in the final
 
     @model_validator(mode="after")

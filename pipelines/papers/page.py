@@ -126,8 +126,8 @@ class Page:
         if len(tuned):
             best = tuned[tuned["chosen"] == "yes"]
             each = "; ".join(f"{one.recipe} {one.values}" for one in best.itertuples())
-            most = max(tuned["recipe"].value_counts())
-            found = f"tuned on the validation split, {most} trials for each method: {each}. "
+            least = min(tuned["recipe"].value_counts())
+            found = f"tuned on the validation split, {least} trials for each method: {each}. "
         diverged = measured.diverged_items(study)
         return f"{found}{plan.what}: {what_ran(measured.of_study(study), plan.items, diverged)}"
 

@@ -15,9 +15,10 @@ import json
 import logging
 import shutil
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from fedml_noniid.pipelines.experiment import check, config, tuning
+from fedml_noniid.pipelines.experiment import check, config, search
 from fedml_noniid.pipelines.experiment.provenance import preparing
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import studies
@@ -25,9 +26,10 @@ from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.pipelines.stages.evaluate import evaluated
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.stages.train import train
-from fedml_noniid.pipelines.stages.tune import tried
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.pipelines.stages.tune import measured
+from fedml_noniid.plugins.core.errors import located
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.engines.simulation import drive
 
 log = logging.getLogger(__name__)
 
@@ -63,19 +65,18 @@ def tuned(place: Workspace, study: studies.Study, settings: config.Config) -> st
     seeds = " ".join(map(str, content.pop("tune")["seeds"]))
     inside = workspace(place, replace(study, kind="tune"))
     record: dict[str, list[list[Any]]] = {}
-    for recipe, trials in tried(inside, settings, f"{study.paper} {study.name}, tuning").items():
-        best, *_ = ranked = tuning.ranked(trials)
-        if best.mean is None:
-            raise UserError(
-                f"claims.yaml: tune: all trials of {recipe} diverged; add smaller values of "
-                "train.lr"
-            )
+    plan = search.tuning(settings)
+    with located(source="claims.yaml"):
+        result = drive(plan.run(), partial(measured, inside, plan))
+    for recipe in plan.points:
+        best, *_ = ranked = result.ranked(recipe)
         entry = content["recipes"][recipe] = dict(content["recipes"][recipe] or {})
         for section, keys in best.point.values.items():
             entry[section] = (entry.get(section) or {}) | keys
-        means = [None if trial.mean is None else round(trial.mean, 6) for trial in ranked]
+        # A mean of fewer rounds or seeds is no number beside the others.
         record[recipe] = [
-            [trial.point.words, mean, seeds] for trial, mean in zip(ranked, means, strict=True)
+            [one.point.words, round(one.metric, 6) if one in result.finals else None, seeds]
+            for one in ranked
         ]
     text = json.dumps(record, indent=1, sort_keys=True) + "\n"
     write_whole(place.root / study.folder / studies.TUNED, text)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedml_noniid.pipelines.experiment import tuning
+from fedml_noniid.pipelines.experiment import search
 from fedml_noniid.pipelines.experiment.config import Config, Tuned
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting.text import NONE, seeds
@@ -39,19 +39,16 @@ class Chosen:
         """The chosen numbers that are the smallest or the largest of those tried."""
         if self.tuned is None:
             return []
-        found = []
-        for section, keys in self.tuned.chosen.items():
-            for key, value in keys.items():
-                tried = [x for x in self.tuned.tried[section][key] if _is_number(x)]
-                if len(tried) > 1 and _is_number(value) and value in (min(tried), max(tried)):
-                    words = tuning.in_words({section: {key: value}})
-                    end = "smallest" if value == min(tried) else "largest"
-                    found.append(f"{words} is the {end}")
-        return found
+        return search.edges(self.tuned.chosen, self.tuned.tried)
+
+    @property
+    def budget(self) -> int | None:
+        """The number of trials that the grid and `trials` gave it."""
+        return None if self.tuned is None else self.tuned.trials - self.tuned.extended
 
     @property
     def is_close(self) -> bool:
-        """Whether at most one validation sample decided."""
+        """Whether it is at most one validation sample ahead of the second best."""
         if self.tuned is None or self.tuned.runner_up is None:
             return False
         step = 1 / self.tuned.samples if self.tuned.metric == "accuracy" else 0.0
@@ -63,7 +60,7 @@ def chosen(settings: Config) -> list[Chosen]:
     return [
         Chosen(
             name,
-            tuning.in_words(_values(settings, name)),
+            search.in_words(_values(settings, name)),
             tuple(_changed(settings, name)),
             settings.recipes[name].tuned,
             _state(settings, name),
@@ -140,9 +137,5 @@ def _state(settings: Config, name: str) -> str:
         values.get(section, {}) | keys != values.get(section) for section, keys in chosen.items()
     ):
         return CHANGED
-    now = tuning.fingerprint(settings, name, chosen, entry.tuned.scenario)
+    now = search.fingerprint(settings, name, chosen, entry.tuned.scenario)
     return YES if now == entry.tuned.settings else OTHER
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

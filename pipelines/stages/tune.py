@@ -7,113 +7,145 @@ trained once, and a kill loses at most the rounds since its last checkpoint.
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from fedml_noniid.pipelines.experiment import check, results, tuning
+import pandas as pd
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.util import load_yaml_guess_indent
+
+from fedml_noniid.pipelines.experiment import check, results, search
 from fedml_noniid.pipelines.experiment.config import FILE, Config, Tuned, Unit
-from fedml_noniid.pipelines.experiment.tuning import Trial
+from fedml_noniid.pipelines.experiment.search import Answers, Request, Result, Search
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.stages.train import train
-from fedml_noniid.plugins.core.errors import UserError, together
+from fedml_noniid.plugins.core.errors import UserError, located
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.indices import INDICES, read_indices
+from fedml_noniid.plugins.data.yaml_files import in_one_line
+from fedml_noniid.plugins.engines.simulation import drive
 
 FOLDER, TRIALS = "tune", "trials.csv"
+WIDTH = 120  # of params.yaml
 
 
-class Choice(NamedTuple):
-    """A recipe's trials, the best first, and the record of its choice."""
+class Tuning(NamedTuple):
+    """The outcome of `noniid tune`."""
 
-    trials: list[Trial]
-    tuned: Tuned
+    result: Result
+    records: Mapping[str, Tuned]  # by recipe
+    notes: Sequence[str]
 
 
-def tune(place: Workspace, settings: Config) -> dict[str, Choice]:
+def tune(place: Workspace, settings: Config) -> Tuning:
     """Tunes the recipes of an experiment whose data are prepared.
 
-    Returns recipe -> choice, as written to params.yaml. tune/trials.csv gets all trials.
+    Writes the choices to params.yaml. tune/trials.csv gets all trials.
 
     Raises UserError if `tune` makes no sense, or if all trials of a recipe diverge; params.yaml
     stays as it was then.
     """
-    tuning.points(settings)
-    if not place.dataset(settings.data.name).is_file():
-        raise UserError(f"{place.dataset(settings.data.name)}: is missing; stage prepare makes it")
-    trials_place, scenario = replace(place, root=place.root / FOLDER), tuning.scenario_of(settings)
-    found = tried(trials_place, settings, f"{settings.experiment}, tuning")
-    seeds = tuning.wanted(settings).seeds
-    write_whole(trials_place.root / TRIALS, _csv(found, seeds))
-    indices = read_indices(trials_place.partition(scenario, seeds[0]) / INDICES)
-    samples = len(indices.validation)
-    choices = {}
-    with together() as checked:
-        for recipe, trials in found.items():
-            with checked():
-                record = tuning.record(settings, trials, samples)
-                choices[recipe] = Choice(tuning.ranked(trials), record)
-    tuning.write(place.root, {recipe: choice.tuned for recipe, choice in choices.items()})
-    return choices
+    plan = search.tuning(settings)
+    place = replace(place, root=place.root / FOLDER)
+    samples = samples_of(place, plan)
+    with located(source=FILE):
+        result = drive(plan.run(), partial(measured, place, plan))
+    write_whole(place.root / TRIALS, csv_of(result.table(plan.metric)))
+    records = {recipe: search.record(plan, result, recipe, samples) for recipe in plan.points}
+    write(place.root.parent, records)
+    return Tuning(result, records, result.notes(records, plan.metric, samples))
 
 
-def _csv(found: Mapping[str, Sequence[Trial]], seeds: Sequence[int]) -> bytes:
-    """A line per trial and seed, the best trial of a recipe first."""
-    lines = [
-        [recipe, rank, trial.point.words, seed, score]
-        for recipe, trials in found.items()
-        for rank, trial in enumerate(tuning.ranked(trials), 1)
-        for seed, score in zip(seeds, trial.accuracies or [None] * len(seeds), strict=True)
-    ]
-    return as_csv(("recipe", "rank", "values", "seed", "validation"), lines, digits=6)
+def samples_of(place: Workspace, plan: Search) -> int:
+    """The number of validation samples. Makes the partition. UserError if there are no data."""
+    path = place.dataset(plan.settings.data.name)
+    if not path.is_file():
+        raise UserError(f"{path}: is missing; stage prepare makes it")
+    first = next(iter(plan.points.values()))[0]
+    partitions(place, plan.laid_out(Request("", (first,), tuple(plan.seeds), 1)))
+    folder = place.partition(plan.scenario, plan.seeds[0])
+    return len(read_indices(folder / INDICES).validation)
 
 
-def tried(place: Workspace, settings: Config, title: str) -> dict[str, list[Trial]]:
-    """Recipe -> trials, in the order of the grid, with accuracies on the validation split.
-
-    Trains those that are missing, in the folders of `place`.
-    """
-    found, scenario = tuning.points(settings), tuning.scenario_of(settings)
-    points = [point for own in found.values() for point in own]
-    seeds = tuning.wanted(settings).seeds
-    laid = tuning.laid_out(settings, points, "tune", scenario, seeds)
-    for recipe in found:
-        algorithm = check.compose(settings, recipe, scenario)
-        if algorithm.needs.personal or algorithm.own_model is not None:
-            raise UserError(
-                f"{FILE}: tune: recipe {recipe!r} has no validation accuracy, as each client has "
-                "a model of its own and the validation samples are no client's; allowed: recipes "
-                "without such methods (fedbn, fedper, ditto)"
-            )
-    column = f"validation_{settings.train.built_loss.metric}"
-    accuracies = measured(place, laid, title, column)
+def measured(place: Workspace, plan: Search, request: Request) -> Answers:
+    """Trains what is missing of a request, in the folders of `place`."""
+    laid = plan.laid_out(request)
+    check.check(laid)
+    partitions(place, laid)
+    train(place, laid, f"{laid.experiment}, {request.name}")
+    runs = {run.key: run.final for run in results.read(place.root, place.repository)}
+    keys = {
+        entry: [Unit(plan.scenario, entry, seed).key for seed in laid.seeds]
+        for entry in laid.recipe_names
+    }
     return {
-        recipe: [Trial(point, accuracies[point.entry]) for point in points]
-        for recipe, points in found.items()
+        entry: [runs[key] for key in own] if runs.keys() >= {*own} else []
+        for entry, own in keys.items()
     }
 
 
-def measured(
-    place: Workspace, laid: Config, title: str, column: str
-) -> dict[str, tuple[float, ...]]:
-    """Entry -> accuracy after the last round by seed, empty if a seed diverged.
+def csv_of(lines: Sequence[Mapping[str, Any]]) -> bytes:
+    """Lines as a file."""
+    return str(pd.DataFrame(lines).to_csv(index=False, lineterminator="\n")).encode()
 
-    Trains what is missing of an experiment with one scenario, in the folders of `place`.
+
+def write(root: Path, records: Mapping[str, Tuned]) -> None:
+    """Writes the chosen values and how they were chosen into the entries of params.yaml.
+
+    Its comments stay.
     """
-    check.check(laid)
-    partitions(place, laid)
-    diverged = train(place, laid, title)
-    found = {run.key: run.column(column) for run in results.read(place.root, place.repository)}
-    (scenario,) = laid.scenario_names
+    path = root / FILE
+    text = path.read_text()
+    _, indent, offset = load_yaml_guess_indent(text)
+    yaml = YAML()
+    yaml.width, yaml.preserve_quotes = WIDTH, True
+    yaml.indent(mapping=2, sequence=indent or 2, offset=offset or 0)
+    yaml.representer.add_representer(
+        type(None), lambda r, _: r.represent_scalar("tag:yaml.org,2002:null", "null")
+    )
+    content, written = yaml.load(text), io.StringIO()
+    for name, tuned in records.items():
+        _put(content["recipes"], name, tuned)
+    yaml.dump(content, written, transform=lambda text: text.replace(", \n", ",\n"))
+    # ruamel keeps comments, but a file may be laid out in a way that it does not write back.
+    if YAML(typ="safe", pure=True).load(written.getvalue()) != content:
+        raise UserError(
+            f"{FILE}: the chosen values can't be written into it; write each entry of recipes "
+            "on one line"
+        )
+    write_whole(path, written.getvalue())
 
-    def accuracies(entry: str) -> tuple[float, ...]:
-        keys = [Unit(scenario, entry, seed).key for seed in laid.seeds]
-        if any(key in diverged for key in keys):
-            return ()
-        if not all(found[key] for key in keys):
-            raise tuning.not_defined(f"{FILE}: {title}", entry, column)
-        return tuple(found[key][-1] for key in keys)
 
-    return {entry: accuracies(entry) for entry in laid.recipe_names}
+def _put(entries: CommentedMap, name: str, tuned: Tuned) -> None:
+    """One entry with its new values, a line per section."""
+    # A copy: an alias may stand for the entry, or for a section, elsewhere too.
+    entry = CommentedMap() if entries[name] is None else _copied(entries[name])
+    for section, keys in tuned.chosen.items():
+        if entry.get(section):
+            entry[section] = _copied(entry[section])
+            entry[section].update(keys)
+        else:
+            entry[section] = _flow(keys)
+    record = tuned.model_dump()
+    entry["tuned"] = CommentedMap({key: _flow(value) for key, value in record.items()})
+    entry.fa.set_block_style()
+    entries[name] = entry
+
+
+def _copied(old: CommentedMap) -> CommentedMap:
+    """A copy without the name that aliases have for it."""
+    new = copy.copy(old)
+    new.yaml_set_anchor(None)
+    return new
+
+
+def _flow(value: object) -> Any:
+    """A value that is written on one line."""
+    return YAML().load(in_one_line(value))

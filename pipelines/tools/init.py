@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 import fedml_noniid
-from fedml_noniid.pipelines.experiment import cache, check, config, tuning
+from fedml_noniid.pipelines.experiment import cache, check, config
 from fedml_noniid.pipelines.experiment.config import Config, DataSettings
 from fedml_noniid.pipelines.tools import fits
 from fedml_noniid.plugins import recipes
@@ -34,6 +34,7 @@ from fedml_noniid.plugins.data.readers import frames
 from fedml_noniid.plugins.data.readers.download import DownloadNeededError, forbidden
 from fedml_noniid.plugins.data.splits import hold_out
 from fedml_noniid.plugins.data.strata import are_labels
+from fedml_noniid.plugins.data.yaml_files import in_one_line
 from fedml_noniid.plugins.own_code import look_in, names_code, split_path
 
 STAGES = Path(fedml_noniid.__file__).with_name(
@@ -320,7 +321,7 @@ def _written(content: Mapping[str, Any]) -> str:
     templates = jinja2.Environment(
         trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    templates.filters["yaml"] = tuning.in_one_line
+    templates.filters["yaml"] = in_one_line
     return templates.from_string(TEMPLATE.read_text()).render(content=content)
 
 

@@ -1,8 +1,13 @@
-"""Reads files of settings in YAML; what is wrong with one is said with its line and the remedy."""
+"""Reads files of settings in YAML; what is wrong with one is said with its line and the remedy.
+
+`in_one_line` writes one value.
+"""
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -78,3 +83,13 @@ def loaded(content: bytes, name: str) -> object:
         ) from None
     except YAMLError as error:
         raise UserError(f"{name}: is not YAML ({' '.join(str(error).split())})") from None
+
+
+def in_one_line(value: object) -> str:
+    """A value in YAML, on one line."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.default_flow_style, yaml.width = True, sys.maxsize
+    yaml.sort_base_mapping_type_on_output = False
+    text = io.StringIO()
+    yaml.dump({"v": value}, text)
+    return text.getvalue().strip()[len("{v: ") : -1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
+import yaml
+from hypothesis import given
+from hypothesis import settings as of_hypothesis
+from hypothesis import strategies as st
 
 import fedml_noniid as nd
 from fedml_noniid.pipelines.experiment import cache, config
 from fedml_noniid.pipelines.experiment.config import Config
+from fedml_noniid.pipelines.experiment.search import Answers, Request, Search, choosing
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.stages import prepare
+from fedml_noniid.pipelines.reporting.decision import Decision, decide
+from fedml_noniid.pipelines.stages import prepare, tune
 from fedml_noniid.pipelines.tools import choose as stage
-from fedml_noniid.pipelines.tools import racing
-from fedml_noniid.pipelines.tools.racing import TEST, VALIDATION, Accuracies, Decision, Heat
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.simulation import drive
 
@@ -49,6 +55,9 @@ CONTENT: dict[str, Any] = {
     },
     "choose": CHOOSE,
 }
+# (request, recipe, lr, seed) -> (loss, accuracy) on both splits; None: it diverged
+Score = Callable[[Request, str, float, int], "tuple[float, float] | None"]
+GRID = (0.033, 0.1, 0.3)
 
 
 def settings(**changes: Any) -> Config:
@@ -61,55 +70,184 @@ def settings(**changes: Any) -> Config:
     return config.checked(content | lists, config.FILE)
 
 
-def raced(
-    of: Config, accuracy: Callable[[Heat, str, int], float | None]
-) -> tuple[Decision, list[Heat]]:
-    """The race, and its heats, where `accuracy` of (heat, "recipe lr", seed) is given."""
-    heats = []
+def decided(experiment: Config, score: Score) -> tuple[Decision, list[Request]]:
+    """The decision and all that was requested, where `score` stands in place of training."""
+    requests = []
 
-    def answer(heat: Heat) -> Accuracies:
-        heats.append(heat)
-        found = {}
-        for point in heat.points:
-            key = f"{point.recipe} {point.values['train']['lr']}"
-            reached = [accuracy(heat, key, seed) for seed in heat.seeds]
-            whole = [value for value in reached if value is not None]
-            found[point.entry] = whole if len(whole) == len(reached) else []
-        return found
+    def answer(request: Request) -> Answers:
+        requests.append(request)
+        answers = {}
+        for point in request.points:
+            lr = point.values["train"]["lr"]
+            scores = [score(request, point.recipe, lr, seed) for seed in request.seeds]
+            finals = [
+                {f"{split}_loss": one[0], f"{split}_accuracy": one[1]}
+                for one in scores
+                if one is not None
+                for split in ("test" if request.name == "final" else "validation",)
+            ]
+            answers[point.entry] = finals if len(finals) == len(scores) else []
+        return answers
 
-    return drive(racing.race(of, 1000), answer), heats
+    return drive(decide(choosing(experiment), 144, 1000), answer), requests
 
 
-def test_heats_grow_and_the_worst_drop_out_but_never_fedavg() -> None:
-    """Nine candidates, five, four: the best third and the best of each; rounds double, a seed is
-    added."""
-    level = {"scaffold": 0.9, "pull": 0.8, "plain": 0.5}
-    decision, heats = raced(
-        settings(), lambda heat, key, seed: level[key.split()[0]] + 0.01 * ("0.1" in key.split())
-    )
-    assert [(heat.rounds, heat.seeds, heat.split) for heat in heats] == [
-        (3, (100,), VALIDATION),
-        (5, (100, 101), VALIDATION),
-        (10, (100, 101, 102), VALIDATION),
-        (10, (200, 201, 202), TEST),
+def best_at(best: float, recipe: str = "", bonus: float = 0.0) -> Score:
+    """A loss that is least at one step size, for all recipes and seeds; one recipe is better."""
+
+    def score(request: Request, name: str, lr: float, seed: int) -> tuple[float, float]:
+        loss = 1 + abs(math.log(lr / best)) - bonus * (name == recipe)
+        return loss, 0.9 + bonus * (name == recipe)
+
+    return score
+
+
+def named(request: Request) -> set[str]:
+    """`pull 0.1` for each point."""
+    return {f"{point.recipe} {point.values['train']['lr']}" for point in request.points}
+
+
+def test_all_recipes_advance_equally_many_values_and_nothing_is_trained_twice() -> None:
+    """The best of nine candidates is in the middle: two of each recipe go on, and each rung asks
+    only for seeds that it lacks. The final has fresh seeds."""
+    decision, requests = decided(settings(), best_at(0.11))
+    assert [(one.name, one.seeds, one.rounds) for one in requests] == [
+        ("rung 1", (100, 101), 3),
+        ("rung 2", (100, 101), 10),
+        ("rung 3", (102,), 10),
+        ("final", (200, 201, 202), 10),
     ]
-    names = [[f"{p.recipe} {p.words}" for p in heat.points] for heat in heats]
-    assert sorted(names[0]) == sorted(
-        f"{name} lr {lr}" for name in level for lr in (0.033, 0.1, 0.3)
-    )
-    assert names[1] == [
-        "scaffold lr 0.1",
-        "scaffold lr 0.033",
-        "scaffold lr 0.3",
-        "pull lr 0.1",
-        "plain lr 0.1",
-    ]
-    assert names[2] == ["scaffold lr 0.1", "scaffold lr 0.033", "pull lr 0.1", "plain lr 0.1"]
-    assert names[3] == ["plain lr 0.1", "scaffold lr 0.1", "pull lr 0.1"]
-    assert decision.rounds == 9 * 3 + 5 * 2 * 5 + 4 * 3 * 10 + 3 * 3 * 10
+    recipes = ("scaffold", "pull", "plain")
+    assert named(requests[0]) == {f"{name} {lr}" for name in recipes for lr in GRID}
+    for request in requests[1:3]:
+        assert named(request) == {f"{name} {lr}" for name in recipes for lr in (0.1, 0.3)}
+    assert named(requests[3]) == {f"{name} 0.1" for name in recipes}
+    assert decision.rounds == 9 * 2 * 3 + 6 * 2 * 10 + 6 * 10 + 3 * 3 * 10
     assert decision.exhaustive == 9 * 3 * 10 + 3 * 3 * 10
-    frame = racing.frame_of_heats(decision)
-    assert frame.groupby("heat", sort=False)["goes_on"].sum().tolist() == [5, 4, 3]
+    frame = pd.DataFrame(decision.rungs)
+    assert frame.groupby("rung", sort=False)["goes_on"].sum().tolist() == [6, 6, 3]
+
+
+def test_all_ties_keep_all_and_extend_nothing() -> None:
+    """Though the accuracies tie in README's example, no value drops out by its place in a list."""
+    decision, requests = decided(settings(), lambda *_: (0.5, 43 / 46))
+    assert all(len(request.points) == 9 for request in requests[:-1])
+    assert not decision.result.extended and decision.taken == decision.base.trial.point
+
+
+def test_a_tie_in_accuracy_is_no_tie_in_loss() -> None:
+    """The accuracies are those of README's example: all equal in the first rung."""
+    decision, _ = decided(settings(), lambda r, name, lr, seed: (1 + (lr - 0.1) ** 2, 43 / 46))
+    for name in ("plain", "pull", "scaffold"):
+        assert decision.result.ranked(name)[0].point.values == {"train": {"lr": 0.1}}
+
+
+def test_a_value_drops_out_if_it_is_worse_by_more_than_a_standard_error() -> None:
+    """Gaps to the best of (0.1, 0.5): mean 0.3, standard error 0.2, so worse. Of (-0.1, 0.5): mean
+    0.2, standard error 0.3, so it goes on, and as many of the other recipes."""
+    gaps = {("pull", 0.033): (0.1, 0.5), ("plain", 0.033): (-0.1, 0.5)}
+
+    def score(request: Request, name: str, lr: float, seed: int) -> tuple[float, float]:
+        pair = gaps.get((name, lr), (0.9, 0.9) if lr == 0.033 else (0.0, 0.0))
+        return 1 + pair[seed % 2] + 0.01 * (lr == 0.3), 0.5
+
+    alone = settings(recipe_names=["pull", "plain"], choose={"recipes": ["plain"]})
+    assert named(decided(alone, score)[1][1]) == {f"plain {lr}" for lr in GRID}
+    gaps["plain", 0.033] = (0.1, 0.5)
+    assert named(decided(alone, score)[1][1]) == {"plain 0.1", "plain 0.3"}
+    gaps["plain", 0.033] = (-0.1, 0.5)
+    assert len(decided(settings(), score)[1][1].points) == 9
+
+
+def test_one_seed_has_no_standard_error_and_trains_all_in_full() -> None:
+    _, requests = decided(settings(choose={"seeds": [100]}), best_at(0.1))
+    assert [(one.name, len(one.points), one.rounds) for one in requests] == [
+        ("rung 1", 9, 10),
+        ("final", 3, 10),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("best", "added"),
+    [
+        (0.1, []),
+        (0.02, [0.0109]),
+        (0.005, [0.0109, 0.0036]),
+        (0.8, [0.9, 2.7]),
+        (50, [0.9, 2.7]),
+    ],
+)
+def test_a_best_value_at_an_edge_extends_the_grid_at_most_twice(
+    best: float, added: list[float]
+) -> None:
+    """By the ratio of the last two values. The text says it, and what is still at an edge."""
+    decision, _ = decided(settings(), best_at(best))
+    for name in ("plain", "pull", "scaffold"):
+        new = [p.values["train"]["lr"] for p in decision.result.extended if p.recipe == name]
+        assert new == added
+        line = f"{name}: the best was at an edge of the grid, so"
+        assert (line in decision.text) == bool(added)
+        still = f"{name}: lr 2.7 is the largest that was tried"
+        assert (still in decision.text) == (best == 50)
+
+
+def test_only_values_that_a_recipe_takes_extend_its_grid() -> None:
+    """mu is at least 0 and momentum below 1: the next numbers beyond would be -0.1 and 1.8."""
+    grid = {"train": {"momentum": [0.0, 0.9]}, "fedprox": {"mu": [0.0, 0.1, 1.0]}}
+    content = settings(choose={"grid": grid, "recipes": ["pull"]})
+    search = choosing(content)
+
+    def answer(request: Request) -> Answers:
+        return {
+            point.entry: [
+                {
+                    "validation_loss": 1
+                    - point.values["train"]["momentum"]
+                    + point.values.get("fedprox", {}).get("mu", 0.0),
+                    "validation_accuracy": 0.5,
+                }
+            ]
+            * len(request.seeds)
+            for point in request.points
+        }
+
+    result = drive(search.run(), answer)
+    assert not result.extended
+    assert result.ranked("pull")[0].point.words == "momentum 0.9, fedprox.mu 0.0"
+    assert result.notes(["pull"], "accuracy", 144) == [
+        "pull: momentum 0.9 is the largest that was tried; a wider `grid` may find better ones.",
+        "pull: fedprox.mu 0.0 is the smallest that was tried; a wider `grid` may find better ones.",
+    ]
+
+
+@of_hypothesis(max_examples=40, deadline=None)
+@given(
+    names=st.permutations(CONTENT["recipe_names"]),
+    grid=st.permutations(GRID),
+    seed=st.integers(0, 1000),
+    levels=st.integers(1, 40),
+)
+def test_the_order_of_recipes_and_values_changes_no_answer(
+    names: Sequence[str], grid: Sequence[float], seed: int, levels: int
+) -> None:
+    """Losses and accuracies have few levels, so that they tie often."""
+
+    def score(request: Request, name: str, lr: float, of_seed: int) -> tuple[float, float]:
+        draw = np.random.default_rng([seed, request.rounds, of_seed, int(1e6 * lr), *name.encode()])
+        loss, accuracy = draw.integers(1, levels + 1, 2) / levels
+        return float(loss), float(accuracy)
+
+    first, requests = decided(settings(choose={"grid": {"train": {"lr": [*GRID]}}}), score)
+    changed = settings(recipe_names=names, choose={"grid": {"train": {"lr": [*grid]}}})
+    again, others = decided(changed, score)
+    assert again.text == first.text and again.taken == first.taken
+    assert [named(one) for one in others] == [named(one) for one in requests]
+    for before, after in itertools.pairwise(("rung 1", "rung 2", "rung 3")):
+        first_of = next(one for one in requests if one.name == after)
+        advanced = Counter(point.recipe for point in first_of.points)
+        tried = Counter(t.point.recipe for t in first.result.trials if t.rung == before)
+        most = max(advanced.values())
+        assert most >= 2 and advanced == {n: min(most, tried[n]) for n in names}
 
 
 def test_the_intervals_of_the_final_are_those_of_paired_t_tests_for_all_together() -> None:
@@ -118,82 +256,118 @@ def test_the_intervals_of_the_final_are_those_of_paired_t_tests_for_all_together
         "pull": {200: 0.61, 201: 0.70, 202: 0.67},
         "scaffold": {200: 0.52, 201: 0.58, 202: 0.60},
     }
-    level = {"plain": 0.5, "pull": 0.6, "scaffold": 0.7}
+    level = {"plain": 0.5, "pull": 0.4, "scaffold": 0.3}
 
-    def accuracy(heat: Heat, key: str, seed: int) -> float:
-        name = key.split()[0]
-        return tests[name][seed] if heat.split == TEST else level[name]
+    def score(request: Request, name: str, lr: float, seed: int) -> tuple[float, float]:
+        tested = tests[name][seed] if request.name == "final" else 0.5
+        return level[name] + abs(lr - 0.1), tested
 
-    decision, _ = raced(settings(choose={"eta": 2}), accuracy)
-    assert [final.point.recipe for final in decision.finals] == ["scaffold", "pull"]
+    decision, _ = decided(settings(), score)
+    assert [one.trial.point.recipe for one in decision.finalists] == ["scaffold", "pull"]
     base = np.array([*tests["plain"].values()])
-    for final in decision.finals:
-        gaps = np.array([*tests[final.point.recipe].values()]) - base
+    for one in decision.finalists:
+        gaps = np.array([*tests[one.trial.point.recipe].values()]) - base
         wanted = scipy.stats.t.interval(0.975, 2, gaps.mean(), scipy.stats.sem(gaps))
-        assert (final.low, final.high) == pytest.approx(wanted, abs=1e-12)
-    pull = decision.finals[1]
-    assert pull.low > 0 > decision.finals[0].low
-    assert decision.taken == pull.point
+        assert (one.low, one.high) == pytest.approx(wanted, abs=1e-12)
+    pull = decision.finalists[1]
+    assert pull.low > 0 > decision.finalists[0].low
+    assert decision.taken == pull.trial.point
     assert decision.sentence.startswith(
-        f"Take pull (lr 0.033): {100 * pull.low:.2f} to {100 * pull.high:.2f} points over plain"
+        f"Take pull (lr 0.1): {100 * pull.low:.2f} to {100 * pull.high:.2f} points over plain"
     )
+
+
+def test_better_is_said_of_the_recipes_of_the_final_alone() -> None:
+    """The loss of `scaffold` is the highest, so with one finalist it is not in the final."""
+    level = {"plain": 0.3, "pull": 0.4, "scaffold": 0.5}
+
+    def score(request: Request, name: str, lr: float, seed: int) -> tuple[float, float]:
+        return level[name] + abs(lr - 0.1), 0.9 - level[name] + 0.001 * (seed % 3)
+
+    decision, _ = decided(settings(choose={"finalists": 1}), score)
+    assert decision.sentence.startswith("Take plain (lr 0.1): it is better than pull (lr 0.1) (")
+    assert "Not compared: scaffold." in decision.text
+    assert decision.text.count("scaffold") == 1
+
+
+@pytest.mark.parametrize(("samples", "said"), [(46, True), (99, True), (100, False)])
+def test_few_validation_samples_are_noted(samples: int, said: bool) -> None:
+    decision, _ = decided(settings(), best_at(0.1))
+    text = decision._replace(samples=samples).text
+    assert (f"{samples} validation samples: one of them is" in text) == said
+    if samples == 46:
+        assert "one of them is 2.17 points of accuracy." in text
 
 
 @pytest.mark.parametrize(("gain", "least", "most"), [(0.0, 0, 0.06), (0.07, 0.9, 1)])
 def test_how_often_it_leaves_fedavg(gain: float, least: float, most: float) -> None:
-    """Many races with noise: without any gain it leaves FedAvg in at most about 5 %, though it
+    """Many answers with noise: without any gain it leaves FedAvg in at most about 5 %, though it
     takes the best of several; a gain of two deviations of a difference is found."""
-    of = settings(choose={"fresh": [*range(200, 208)]})
-    generator, left, races = np.random.default_rng(0), 0, 300
-    for _ in range(races):
+    experiment = settings(choose={"fresh": [*range(200, 208)]})
+    generator, left, answers = np.random.default_rng(0), 0, 300
 
-        def accuracy(heat: Heat, key: str, seed: int) -> float:
-            return 0.7 + gain * key.startswith("scaffold") + 0.025 * generator.standard_normal()
+    def score(request: Request, name: str, lr: float, seed: int) -> tuple[float, float]:
+        noise = 0.025 * generator.standard_normal()
+        accuracy = 0.7 + gain * (name == "scaffold") + noise
+        return 1 - accuracy, accuracy
 
-        decision, _ = raced(of, accuracy)
-        left += decision.taken != decision.base.point
-    slack = 2 * math.sqrt(0.05 * 0.95 / races)
-    assert least <= left / races <= most + slack * (gain == 0)
+    for _ in range(answers):
+        decision, _ = decided(experiment, score)
+        left += decision.taken != decision.base.trial.point
+    slack = 2 * math.sqrt(0.05 * 0.95 / answers)
+    assert least <= left / answers <= most + slack * (gain == 0)
 
 
 def test_what_diverges_drops_out_and_is_named() -> None:
-    def accuracy(heat: Heat, key: str, seed: int) -> float | None:
-        if key == "plain 0.3" or (key.startswith("pull") and heat.split == TEST and seed == 201):
+    def score(request: Request, name: str, lr: float, seed: int) -> tuple[float, float] | None:
+        if name == "plain" and lr == 0.3:
             return None
-        return {"pull": 0.9, "scaffold": 0.8, "plain": 0.5}[key.split()[0]]
+        if name == "pull" and request.name == "final" and seed == 201:
+            return None
+        return {"pull": 0.1, "scaffold": 0.2, "plain": 0.5}[name] + abs(lr - 0.1), 0.5
 
-    decision, heats = raced(settings(choose={"eta": 2}), accuracy)
-    assert "plain lr 0.3" not in [f"{p.recipe} {p.words}" for p in heats[1].points]
+    decision, requests = decided(settings(), score)
+    assert "plain 0.3" not in named(requests[1])
     assert [point.recipe for point in decision.diverged] == ["pull"]
-    assert "pull (lr 0.033) diverged on fresh seeds." in decision.text
-    assert decision.taken.recipe == "scaffold" and len(decision.finals) == 1
-    with pytest.raises(UserError, match="FedAvg diverged at all of its values"):
-        raced(settings(), lambda heat, key, seed: None if key.startswith("plain") else 0.5)
+    assert "pull (lr 0.1) diverged on fresh seeds." in decision.text
+    assert [one.trial.point.recipe for one in decision.finalists] == ["scaffold"]
+    lost = decided(settings(), lambda r, name, *_: None if name == "pull" else (0.5, 0.5))[0]
+    assert "Not compared: pull." in lost.text
+    with pytest.raises(UserError, match="choose: no value of plain is left, as all"):
+        decided(settings(), lambda r, name, *_: None if name == "plain" else (0.5, 0.5))
+    with pytest.raises(UserError, match=r"choose: plain \(lr 0.1\) diverged on fresh seeds"):
+        decided(
+            settings(),
+            lambda r, name, lr, seed: None if seed == 202 else (abs(lr - 0.1), 0.5),
+        )
 
 
 def test_equal_accuracies_show_no_more_than_the_test_set_can() -> None:
     """Three seeds of 1,000 test samples: a sample on one seed is the least deviation."""
-    decision, _ = raced(settings(), lambda heat, key, seed: 0.5)
-    assert decision.taken == decision.base.point
+    decision, _ = decided(settings(), lambda *_: (0.5, 0.5))
+    assert decision.taken == decision.base.trial.point
     half = scipy.stats.t.ppf(1 - 0.025 / 2, 2) * 0.001 / 3
-    assert decision.finals[0].high == pytest.approx(half) and decision.finals[0].difference == 0
-    assert f"no other is more than {100 * half:.2f} points better" in decision.sentence
+    first = decision.finalists[0]
+    assert first.high == pytest.approx(half) and first.difference == 0
+    assert f"is more than {100 * half:.2f} points better" in decision.sentence
 
 
 def test_a_drift_keeps_its_rounds() -> None:
     drift = {"at": 8, "swap": [[1, 2]]}
-    of = settings(scenarios={"skewed": CONTENT["scenarios"]["skewed"] | {"drift": drift}})
-    _, heats = raced(of, lambda heat, key, seed: 0.5)
-    assert {heat.rounds for heat in heats} == {10}
+    experiment = settings(scenarios={"skewed": CONTENT["scenarios"]["skewed"] | {"drift": drift}})
+    _, requests = decided(experiment, lambda *_: (0.5, 0.5))
+    assert {request.rounds for request in requests} == {10}
 
 
 def test_fedavg_takes_part_though_it_is_not_named() -> None:
-    of = settings(recipe_names=["scaffold"], choose=CHOOSE | {"recipes": ["scaffold"]})
-    assert [point.recipe for point in racing.tried(of)] == ["plain"] * 3 + ["scaffold"] * 3
-    entries = {"scaffold": {}}
+    def recipes(search: Search) -> dict[str, int]:
+        return {name: len(points) for name, points in search.points.items()}
+
+    experiment = settings(recipe_names=["scaffold"], choose=CHOOSE | {"recipes": ["scaffold"]})
+    assert recipes(choosing(experiment)) == {"scaffold": 3, "plain": 3}
     alone = settings(recipe_names=["scaffold"])
     alone = alone.model_copy(update={"recipes": {"scaffold": alone.recipes["scaffold"]}})
-    assert [p.recipe for p in racing.tried(alone)] == ["fedavg"] * 3 + [*entries] * 3
+    assert recipes(choosing(alone)) == {"scaffold": 3, "fedavg": 3}
 
 
 @pytest.mark.parametrize(
@@ -221,44 +395,35 @@ def test_fedavg_takes_part_though_it_is_not_named() -> None:
 )
 def test_what_is_refused(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as error:
-        racing.tried(settings(**changes))
+        choosing(settings(**changes))
     assert told in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.fixture(scope="module")
 def chosen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Decision]:
-    """A small race that was interrupted in its second heat, and went on."""
+    """A small decision that was interrupted in its second rung, and went on."""
     root = tmp_path_factory.mktemp("chosen")
-    nd_yaml(root, CONTENT)
+    (root / config.FILE).write_text(yaml.safe_dump(CONTENT))
     place = Workspace.of(root, {})
     prepare.run(place)
-    calls = []
+    real = tune.train
 
-    def interrupted(*args: Any) -> dict[str, tuple[float, ...]]:
-        calls.append(args)
-        if len(calls) == 2:
+    def interrupted(place: Workspace, settings: Config, title: str) -> dict[str, str]:
+        if "rung 2" in title:
             raise KeyboardInterrupt
-        return real(*args)
+        return real(place, settings, title)
 
-    real = stage.measured
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage, "measured", interrupted)
+        patch.setattr(tune, "train", interrupted)
         with pytest.raises(KeyboardInterrupt):
             stage.choose(place, config.load(root))
     before = items(root)
-    assert len(before) == 9 and not (root / "choose/final.csv").exists()
+    assert len(before) >= 18 and not (root / "choose/final.csv").exists()
     decision = stage.choose(place, config.load(root))
     assert {path: items(root)[path] for path in before} == before, (
-        "the first heat did not run again"
+        "the first rung did not run again"
     )
     return root, decision
-
-
-def nd_yaml(root: Path, content: Mapping[str, Any]) -> None:
-    """Writes params.yaml."""
-    import yaml
-
-    (root / config.FILE).write_text(yaml.safe_dump(dict(content)))
 
 
 def items(root: Path) -> dict[Path, int]:
@@ -267,25 +432,20 @@ def items(root: Path) -> dict[Path, int]:
 
 
 def test_nothing_is_trained_twice(chosen: tuple[Path, Decision]) -> None:
+    """An item is a point with its rounds and a seed; a later rung has the seeds of an earlier one
+    too."""
     root, decision = chosen
-    before, table = items(root), (root / "choose/heats.csv").read_bytes()
-    assert (
-        len(before)
-        == sum(len(heat) for heat in heats_of(decision))
-        + len([decision.base, *decision.finals]) * 3
-    )
+    before, table = items(root), (root / "choose/rungs.csv").read_bytes()
+    trained = {
+        (trial.point.entry, trial.rounds, seed)
+        for trial in decision.result.trials
+        for seed in CHOOSE["seeds"][: len(trial.losses)]
+    }
+    assert len(before) == len(trained) + len([decision.base, *decision.finalists]) * 3
     again = stage.choose(Workspace.of(root, {}), config.load(root))
     assert items(root) == before and again == decision
-    assert (root / "choose/heats.csv").read_bytes() == table
+    assert (root / "choose/rungs.csv").read_bytes() == table
     assert (root / config.FILE).exists() and not (root / "runs").exists()
-
-
-def heats_of(decision: Decision) -> Sequence[list[str]]:
-    """Of each heat, a name for each of its runs."""
-    runs: dict[str, list[str]] = {}
-    for ran in decision.heats:
-        runs.setdefault(ran.heat, []).extend([ran.point.entry] * ran.seeds)
-    return [*runs.values()]
 
 
 def test_python_chooses_the_same(chosen: tuple[Path, Decision]) -> None:
@@ -294,7 +454,7 @@ def test_python_chooses_the_same(chosen: tuple[Path, Decision]) -> None:
     choice = nd.choose(
         nd.load("digits"),
         {name: CONTENT["recipes"][name] for name in CONTENT["recipe_names"]},
-        race=CHOOSE,
+        search=CHOOSE,
         progress=False,
         partition="dirichlet",
         clients=3,
@@ -302,14 +462,14 @@ def test_python_chooses_the_same(chosen: tuple[Path, Decision]) -> None:
         **train,
     )
     assert repr(choice) == decision.text
-    pd.testing.assert_frame_equal(choice.heats, racing.frame_of_heats(decision))
-    pd.testing.assert_frame_equal(choice.final, racing.frame_of_final(decision))
+    pd.testing.assert_frame_equal(choice.rungs, pd.DataFrame(decision.rungs))
+    pd.testing.assert_frame_equal(choice.final, pd.DataFrame(decision.table))
     assert choice.recipe == decision.taken.recipe and choice.sentence in repr(choice)
     with pytest.raises(UserError, match="'eat' is unknown"):
-        nd.choose(nd.load("digits"), race={"eat": 2}, partition="dirichlet", clients=3, alpha=0.5)
+        nd.choose(nd.load("digits"), search={"eat": 2}, partition="dirichlet", clients=3, alpha=0.5)
 
 
-def test_numbers_are_chosen_by_r2() -> None:
+def test_numbers_are_chosen_by_their_loss() -> None:
     """A loss without classes has another main metric, higher where a model is better."""
     generator = np.random.default_rng(0)
     x = generator.standard_normal((240, 4)).astype("float32")
@@ -317,7 +477,7 @@ def test_numbers_are_chosen_by_r2() -> None:
     choice = nd.choose(
         nd.from_arrays(x[:200], y[:200], x[200:], y[200:]),
         ["scaffold"],
-        race={"seeds": [10], "fresh": [20, 21], "grid": {"train": {"lr": [0.001, 0.05]}}},
+        search={"seeds": [10], "fresh": [20, 21], "grid": {"train": {"lr": [0.001, 0.05]}}},
         progress=False,
         partition="iid",
         clients=4,
@@ -325,5 +485,8 @@ def test_numbers_are_chosen_by_r2() -> None:
         loss="mse",
         model="logistic_regression",
     )
-    assert choice.values == {"train": {"lr": 0.05}}
+    rungs = choice.rungs
+    best = rungs.loc[rungs["recipe"] == choice.recipe, "validation_loss"].idxmin()
+    assert rungs.loc[best, "values"] == f"lr {choice.values['train']['lr']}"
+    assert choice.values["train"]["lr"] >= 0.05
     assert choice.final["test_r2"].min() > 0.9 and "R²" in repr(choice)

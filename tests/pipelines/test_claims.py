@@ -19,9 +19,9 @@ from scipy.stats import nct, ttest_1samp
 from scipy.stats import t as student
 
 from fedml_noniid.cli import claims as cli
-from fedml_noniid.pipelines.experiment.config import checked
+from fedml_noniid.pipelines.experiment.config import Config, checked
 from fedml_noniid.pipelines.experiment.results import table
-from fedml_noniid.pipelines.experiment.tuning import Point, Trial, points
+from fedml_noniid.pipelines.experiment.search import Answers, Point, Request, Search, tuning
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import answers, committed, verbs
 from fedml_noniid.pipelines.papers import study as running
@@ -1054,17 +1054,31 @@ def test_a_tuned_study_runs_with_the_best_trial_of_each_method(
     """b's second trial is the best; a's first diverged. The study keeps what no trial changes."""
     claims = of_paper("fednnnn", by_hand.SIZE, ROOT)
     study = claims.studies["claims-mnist-tuned"]
-    trials = {
-        "fedavg": [
-            _trial("fedavg", {"train": {"lr": 0.5}}),
-            _trial("fedavg", {"train": {"lr": 0.1}}, 0.3),
-        ],
+    scores: dict[str, list[tuple[dict[str, Any], float | None]]] = {
+        "fedavg": [({"train": {"lr": 0.5}}, None), ({"train": {"lr": 0.1}}, 0.3)],
         "fednnnn": [
-            _trial("fednnnn", {"train": {"lr": 0.2}, "fednnnn": {"beta": 1.0}}, 0.4),
-            _trial("fednnnn", {"train": {"lr": 0.1}, "fednnnn": {"beta": 0.5}}, 0.6),
+            ({"train": {"lr": 0.2}, "fednnnn": {"beta": 1.0}}, 0.4),
+            ({"train": {"lr": 0.1}, "fednnnn": {"beta": 0.5}}, 0.6),
         ],
     }
-    monkeypatch.setattr(running, "tried", lambda place, settings, title: trials)
+
+    def tuning(settings: Config) -> Search:
+        points = {
+            name: [Point(name, f"{name}-{n}", values) for n, (values, _) in enumerate(own)]
+            for name, own in scores.items()
+        }
+        return Search(settings, "tune", settings.scenario_names[0], [100], points, [*points])
+
+    def measured(place: Workspace, plan: Search, request: Request) -> Answers:
+        trained = {p.entry: scores[p.recipe][int(p.entry[-1])][1] for p in request.points}
+        return {
+            entry: [] if x is None else [{"validation_loss": 1 - x, "validation_accuracy": x}]
+            for entry, x in trained.items()
+        }
+
+    monkeypatch.setattr(running.search, "tuning", tuning)
+    monkeypatch.setattr(running, "measured", measured)
+    monkeypatch.setattr(Search, "_beyond", lambda *_: ())
     settings = checked(study.content, "claims.yaml")
     found = running.tuned(Workspace.of(tmp_path, {}), study, settings)
     assert found.content["recipes"]["fedavg"] == {"train": {"lr": 0.1}}
@@ -1083,13 +1097,9 @@ def test_a_tuned_study_runs_with_the_best_trial_of_each_method(
         "fednnnn,claims-mnist-tuned,fedavg,lr 0.5,100,,",
     ]
     assert "| fedavg | lr 0.1 | 2 | lr: the smallest |" in page_.details()
-    trials["fedavg"].pop()
-    with pytest.raises(UserError, match="all trials of fedavg diverged"):
+    scores["fedavg"].pop()
+    with pytest.raises(UserError, match=r"claims.yaml: tune: no value of fedavg is left"):
         running.tuned(Workspace.of(tmp_path, {}), study, settings)
-
-
-def _trial(recipe: str, values: dict[str, dict[str, Any]], *accuracies: float) -> Trial:
-    return Trial(Point(recipe, f"{recipe}-x", values), accuracies)
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -1099,7 +1109,7 @@ def test_tuned_methods_have_equal_budgets(ours: dict[str, dict[str, Claims]], pa
         if "tune" in study.content:
             tune = study.content["tune"]
             assert tune["trials"] >= 6 and not set(tune["seeds"]) & set(study.content["seeds"])
-            found = points(checked(study.content, "claims.yaml"))
+            found = tuning(checked(study.content, "claims.yaml")).points
             assert {len(own) for own in found.values()} == {tune["trials"]}
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedml_noniid.pipelines.experiment import config, provenance, tuning
+from fedml_noniid.pipelines.experiment import config, provenance, search
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.training import trained
 from fedml_noniid.pipelines.experiment.workspace import Workspace
@@ -164,7 +164,7 @@ def test_tuning_takes_its_hyper_parameters(study: Path) -> None:
     tune = "tune: {seeds: [9], recipes: [mine], grid: {fedx: {mu: [0.1, 0.2]}}}\n"
     params.write_text(params.read_text() + tune)
     settings = config.load(study)
-    assert [len(points) for points in tuning.points(settings).values()] == [2]
+    assert [len(points) for points in search.tuning(settings).points.values()] == [2]
     params.write_text(params.read_text().replace("[0.1, 0.2]", "[-1, 0.2]"))
     with pytest.raises(UserError, match=r"tune\.grid\.fedx\.mu = -1 is refused"):
         config.load(study)

@@ -17,7 +17,7 @@ from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import final_model
 from fedml_noniid.pipelines.experiment.results import table
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.stages.tune import tried
+from fedml_noniid.pipelines.stages.tune import tune
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.rotation import turned
 from fedml_noniid.plugins.engines.evaluation import evaluate
@@ -153,11 +153,12 @@ def test_a_common_model_after_a_drift_is_measured_on_the_labels_of_each_client(
 
 
 def test_tuning_on_the_validation_split_is_refused_before_it_trains(tmp_path: Path) -> None:
-    tune = "tune: {trials: 2, seeds: [100], grid: {train: {lr: [0.1, 0.2]}}}\n"
-    (tmp_path / "params.yaml").write_text(TEXT.replace(", SKEW", "") + tune)
+    section = "tune: {trials: 2, seeds: [100], grid: {train: {lr: [0.1, 0.2]}}}\n"
+    (tmp_path / "params.yaml").write_text(TEXT.replace(", SKEW", "") + section)
     run_stages(tmp_path, ("prepare",))
     with pytest.raises(
-        UserError, match=r"params.yaml: tune: recipe 'fedbn' has no validation accuracy"
+        UserError,
+        match=r"params.yaml: recipes.fedbn: fedbn can't be chosen: each client has a model",
     ):
-        tried(Workspace.of(tmp_path, {}), config.load(tmp_path), "tuning")
+        tune(Workspace.of(tmp_path, {}), config.load(tmp_path))
     assert not (tmp_path / "runs").exists()

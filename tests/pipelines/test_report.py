@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedml_noniid.pipelines.experiment import cache, config, results, tuning
+from fedml_noniid.pipelines.experiment import cache, config, results, search
 from fedml_noniid.pipelines.reporting import chosen, cost, figures, pages, report, summary, tables
 from fedml_noniid.pipelines.reporting.summary import ScenarioSummary, Spread
 from fedml_noniid.pipelines.reporting.text import NONE, plain
@@ -673,7 +673,7 @@ def tuned(root: Path, values: Mapping[str, Any], **records: Mapping[str, Any] | 
             "validation": 0.9,
             "runner_up": 0.8,
             "samples": 100,
-            "settings": tuning.fingerprint(plain, name, entry, "skew"),
+            "settings": search.fingerprint(plain, name, entry, "skew"),
         }
         changed = records.get(name, {})
         if changed is not None:
@@ -752,7 +752,15 @@ def test_an_answer_needs_methods_that_were_tuned_alike(
         ),
         (
             {"fnr": {"runner_up": 0.89}, "fedavg": {"runner_up": 0.889}},
-            "Chosen by at most one validation sample, so the second best may be as good: fnr.",
+            "At most one validation sample ahead of the second best, which may be as good: fnr.",
+        ),
+        (
+            {"fnr": {"trials": 5, "extended": 2}},
+            "The grid of fnr was extended, as its best value was at an edge: 2 more trials.",
+        ),
+        (
+            {"fnr": {"trials": 5, "extended": 2}},
+            "Tuned on the validation split, 3 trials for each method: fedavg, scaffold, fnr.",
         ),
     ],
 )

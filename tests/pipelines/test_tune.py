@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from fedml_noniid.pipelines.experiment import cache, config, provenance, tuning
+from fedml_noniid.pipelines.experiment import cache, config, provenance, search
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.results import table
-from fedml_noniid.pipelines.experiment.tuning import Point, Trial
+from fedml_noniid.pipelines.experiment.search import Point, Request, Result, Trial
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import prepare
-from fedml_noniid.pipelines.stages.tune import Choice, tune
+from fedml_noniid.pipelines.stages import tune as stage
+from fedml_noniid.pipelines.stages.tune import Tuning, tune
 from fedml_noniid.plugins.core.errors import UserError
 
 # A warning of mlflow's own use of SQLAlchemy.
@@ -73,6 +74,11 @@ def of(tmp_path: Path) -> Config:
     return settings(tmp_path)
 
 
+def points(experiment: Config) -> Mapping[str, Sequence[Point]]:
+    """What each recipe tries."""
+    return search.tuning(experiment).points
+
+
 def values(points: Sequence[Point]) -> list[tuple[object, object]]:
     """The learning rate and mu of each point."""
     return [(one.values["train"]["lr"], one.values.get("fedprox", {}).get("mu")) for one in points]
@@ -80,7 +86,7 @@ def values(points: Sequence[Point]) -> list[tuple[object, object]]:
 
 def test_the_points_of_whole_grids(tmp_path: Path) -> None:
     """Without trials every point; a method's values only where the recipe has that method."""
-    found = tuning.points(settings(tmp_path, trials=None))
+    found = points(settings(tmp_path, trials=None))
     assert values(found["fedavg"]) == [(0.001, None), (0.2, None)]
     assert values(found["pull"]) == [(lr, mu) for lr in (0.001, 0.2) for mu in (0, 0.1, 1)]
     assert [point.words for point in found["pull"]][1] == "lr 0.001, fedprox.mu 0.1"
@@ -94,12 +100,12 @@ def test_every_recipe_has_the_same_number_of_trials_and_no_value_is_left_out(
 
     Six trials keep the points of two.
     """
-    found = tuning.points(settings(tmp_path, seeds=[seed]))
+    found = points(settings(tmp_path, seeds=[seed]))
     assert [len(points) for points in found.values()] == [2, 2]
     assert {lr for lr, _ in values(found["pull"])} == {0.001, 0.2} and len(
         {mu for _, mu in values(found["pull"])}
     ) == 2
-    more = tuning.points(settings(tmp_path, seeds=[seed], trials=3, recipes=["pull"]))["pull"]
+    more = points(settings(tmp_path, seeds=[seed], trials=3, recipes=["pull"]))["pull"]
     assert set(values(found["pull"])) < set(values(more)) and {mu for _, mu in values(more)} == {
         0,
         0.1,
@@ -108,8 +114,9 @@ def test_every_recipe_has_the_same_number_of_trials_and_no_value_is_left_out(
 
 
 def test_a_point_has_the_other_values_of_its_entry(of: Config, tmp_path: Path) -> None:
-    found = tuning.points(of)
-    laid = tuning.laid_out(of, [p for own in found.values() for p in own], "tune", "skewed", [100])
+    found = points(of)
+    every = tuple(p for own in found.values() for p in own)
+    laid = search.tuning(of).laid_out(Request("", every, (100,), 1))
     assert laid.seeds == [100] and laid.recipe_names == [
         point.entry for own in found.values() for point in own
     ]
@@ -127,7 +134,7 @@ def test_a_point_has_the_other_values_of_its_entry(of: Config, tmp_path: Path) -
     # The name of a point goes by its values, so that a larger grid trains only what is new.
     larger = settings(tmp_path, trials=None, grid={**GRID, "train": {"lr": [0.05, 0.001, 0.2]}})
     assert {point.entry for point in found["pull"]} < {
-        point.entry for point in tuning.points(larger)["pull"]
+        point.entry for point in points(larger)["pull"]
     }
 
 
@@ -147,13 +154,13 @@ def test_a_point_has_the_other_values_of_its_entry(of: Config, tmp_path: Path) -
         ),
         (
             {"trials": None, "grid": {"train": {"lr": [0.1]}}},
-            "tune.grid has one point for each recipe",
+            "tune.grid: has one point for each recipe",
         ),
     ],
 )
 def test_unequal_budgets_are_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as error:
-        tuning.points(settings(tmp_path, **changes))
+        points(settings(tmp_path, **changes))
     assert str(error.value).startswith("params.yaml: tune.grid") and told in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -164,7 +171,7 @@ def test_unequal_budgets_are_refused(tmp_path: Path, changes: dict[str, Any], to
         (
             "validation: 0.1",
             "validation: 0",
-            "tune: data.validation = 0 leaves no samples to choose values on",
+            "data.validation: 0 leaves no samples to choose on",
         ),
         (
             PARAMS[PARAMS.index("tune:") : PARAMS.index("deploy:")],
@@ -177,43 +184,58 @@ def test_what_tuning_needs(tmp_path: Path, old: str, new: str, told: str) -> Non
     assert old in PARAMS
     (tmp_path / config.FILE).write_text(PARAMS.replace(old, new))
     with pytest.raises(UserError, match=re.escape(f"params.yaml: {told}")):
-        tuning.points(config.load(tmp_path))
+        points(config.load(tmp_path))
 
 
-def trials(of: Config, accuracies: Mapping[int, Sequence[float]]) -> list[Trial]:
-    """The trials of recipe pull with these accuracies by seed; the others end with 0.1."""
-    return [
-        Trial(point, tuple(accuracies.get(place, (0.1,))))
-        for place, point in enumerate(tuning.points(of)["pull"])
-    ]
+def outcome(of: Config, scores: Mapping[int, Sequence[tuple[float, float]]]) -> Result:
+    """The result of a search with these losses and accuracies of the points of recipe pull by
+    place, and (2.5, 0.1) of all others."""
+
+    def trial(point: Point, by_seed: Sequence[tuple[float, float]]) -> Trial:
+        losses, accuracies = zip(*by_seed, strict=True) if by_seed else ((), ())
+        return Trial("rung 1", 1, point, losses, accuracies)
+
+    every = points(of)
+    default = [(2.5, 0.1)]
+    own = [trial(p, scores.get(place, default)) for place, p in enumerate(every["pull"])]
+    others = [trial(p, default) for name in every if name != "pull" for p in every[name]]
+    return Result((*own, *others), (), 0)
 
 
-def test_the_best_mean_wins_the_first_of_the_grid_a_tie_and_a_diverged_trial_never(
+def record(of: Config, scores: Mapping[int, Sequence[tuple[float, float]]]) -> config.Tuned:
+    """The record of recipe pull."""
+    return search.record(search.tuning(of), outcome(of, scores), "pull", 144)
+
+
+def test_the_least_mean_loss_wins_then_the_accuracy_and_a_diverged_trial_never(
     tmp_path: Path,
 ) -> None:
     of = settings(tmp_path, trials=None)
-    found = trials(of, {1: (0.5, 0.7), 2: (), 3: (0.6, 0.6), 4: (0.9, 0.2)})
-    order = tuning.ranked(found)
-    assert order[:3] == [found[1], found[3], found[4]] and order[-1] == found[2]
-    record = tuning.record(of, found, 144)
+    scores = {
+        1: ((0.5, 0.7), (0.7, 0.7)),  # mean loss 0.6
+        2: (),
+        3: ((0.6, 0.8), (0.6, 0.8)),  # the same loss, more accurate
+        4: ((0.9, 0.99), (0.9, 0.99)),  # the most accurate of all
+    }
+    result = outcome(of, scores)
+    order = [trial.point for trial in result.ranked("pull")]
+    every = points(of)["pull"]
+    assert order[:3] == [every[3], every[1], every[4]] and order[-1] == every[2]
     wanted = {
-        "chosen": {"train": {"lr": 0.001}, "fedprox": {"mu": 0.1}},
+        "chosen": {"train": {"lr": 0.2}, "fedprox": {"mu": 0}},
         "tried": GRID,
         "metric": "accuracy",
-        "validation": 0.6,
-        "runner_up": 0.6,
+        "loss": 0.6,
+        "validation": 0.8,
+        "runner_up": 0.7,
         "trials": 6,
+        "extended": 0,
         "diverged": 1,
         "samples": 144,
         "scenario": "skewed",
         "seeds": [100],
     }
-    assert record.model_dump(include=set(wanted)) == wanted
-
-
-def test_values_are_not_written_if_all_trials_diverge(of: Config) -> None:
-    with pytest.raises(UserError, match="all 2 trials of pull diverged"):
-        tuning.record(of, trials(of, {0: (), 1: ()}), 144)
+    assert record(of, scores).model_dump(include=set(wanted)) == wanted
 
 
 def pull(mu: float, **train: float) -> dict[str, Any]:
@@ -239,14 +261,12 @@ def test_the_hash_of_what_was_tuned_on(
 ) -> None:
     """All settings that choose values, but not the chosen values themselves, seeds, or how a
     machine computes."""
-    record = tuning.record(of, trials(of, {}), 144)
+    tuned = record(of, {})
     content = config.read_yaml(tmp_path / config.FILE)
     for key, part in change.items():
         content[key] = content[key] | part if isinstance(part, dict) else part
     now = config.checked(content, config.FILE)
-    assert (
-        tuning.fingerprint(now, "pull", record.chosen, record.scenario) == record.settings
-    ) is same
+    assert (search.fingerprint(now, "pull", tuned.chosen, tuned.scenario) == tuned.settings) is same
 
 
 def test_the_chosen_values_are_written_beside_the_others_and_comments_stay(
@@ -257,12 +277,10 @@ def test_the_chosen_values_are_written_beside_the_others_and_comments_stay(
         "  scaffold: {}", "  scaffold: {train: *own}"
     )
     (tmp_path / config.FILE).write_text(aliased)
-    point = tuning.points(of)["fedavg"][1]
-    found = {"pull": tuning.record(of, trials(of, {1: (0.5,)}), 144)}
-    found["fedavg"] = tuning.record(
-        of, [Trial(point, (0.7,)), Trial(tuning.points(of)["fedavg"][0], (0.6,))], 144
-    )
-    tuning.write(tmp_path, found)
+    plan, result = search.tuning(of), outcome(of, {1: [(0.5, 0.5)]})
+    point = result.ranked("fedavg")[0].point
+    found = {name: search.record(plan, result, name, 144) for name in ("pull", "fedavg")}
+    stage.write(tmp_path, found)
     text = (tmp_path / config.FILE).read_text()
     for comment in re.findall(r"#.*", PARAMS):
         assert comment in text
@@ -279,13 +297,13 @@ def test_the_chosen_values_are_written_beside_the_others_and_comments_stay(
     }
     assert now.recipes["pull"].recipe == "fedprox"
     assert now.recipes["scaffold"].values == {"train": {"weight_decay": 0.001}}, "it was an alias"
-    tuning.write(tmp_path, found)
+    stage.write(tmp_path, found)
     assert (tmp_path / config.FILE).read_text() == text, "once more changes nothing"
 
 
 def test_how_values_were_chosen_changes_the_report_only(of: Config) -> None:
-    record = tuning.record(of, trials(of, {}), 144)
-    entry = of.recipes["pull"].model_copy(update={"tuned": record})
+    tuned = record(of, {})
+    entry = of.recipes["pull"].model_copy(update={"tuned": tuned})
     other = of.model_copy(update={"recipes": of.recipes | {"pull": entry}, "tune": None})
     before, after = provenance.plan(of), provenance.plan(other)
     assert [stage for stage in before if before[stage] != after[stage]] == ["report"]
@@ -297,7 +315,7 @@ def items(root: Path) -> dict[Path, int]:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Choice]]:
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tuning]:
     """The small experiment, tuned."""
     root = tmp_path_factory.mktemp("tuned")
     (root / config.FILE).write_text(PARAMS)
@@ -306,46 +324,47 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Cho
     return root, tune(place, config.load(root))
 
 
-def test_validation_decides(tuned: tuple[Path, dict[str, Choice]]) -> None:
-    """The trial with the highest validation accuracy in its own run.json is chosen and written
-    down."""
-    root, choices = tuned
+def test_validation_loss_decides(tuned: tuple[Path, Tuning]) -> None:
+    """The trial with the least validation loss in its own run.json is chosen and written down. The
+    grid was extended where it was at an edge, and everything that was tried is in the table."""
+    root, tuning = tuned
     now = config.load(root)
-    for recipe, choice in choices.items():
-        final = {}
-        for trial in choice.trials:
-            run = json.loads(
-                (root / f"tune/runs/skewed-{trial.point.entry}-100/run.json").read_text()
-            )
-            final[trial.point.entry] = run["final"]["validation_accuracy"]
-            assert run["params"]["train.lr"] == trial.point.values["train"]["lr"]
-            assert trial.mean == run["final"]["validation_accuracy"]
-        best = max(final, key=lambda entry: final[entry])
-        assert choice.trials[0].point.entry == best and choice.tuned.validation == round(
-            final[best], 6
-        )
-        assert choice.tuned.samples == 144 and now.recipes[recipe].tuned == choice.tuned
-        assert choice.tuned.chosen["train"] == {"lr": 0.2}, (
-            "a hundredth of the other rate hardly learns in a round"
-        )
-        assert {
-            (recipe, str(rank), trial.point.words, "100", f"{final[trial.point.entry]:.6g}")
-            for rank, trial in enumerate(choice.trials, 1)
-        } < {tuple(line.values()) for line in table(root / "tune/trials.csv")}
+    finals = {}
+    for path in (root / cache.STORE).glob("*/run.json"):
+        run = json.loads(path.read_text())
+        values = run["params"]["train.lr"], run["params"].get("fedprox.mu")
+        finals[run["composition"], values] = run["final"]
+    lines = [one for one in table(root / "tune/trials.csv") if one["validation_loss"]]
+    for name, record in tuning.records.items():
+        method = "fedprox" if name == "pull" else name
+        own = {key[1]: final for key, final in finals.items() if key[0] == method}
+        best = min(own, key=lambda key: own[key]["validation_loss"])
+        assert record.chosen["train"]["lr"] == best[0]
+        assert record.chosen.get("fedprox", {}).get("mu") == best[1]
+        assert record.loss == round(own[best]["validation_loss"], 6)
+        assert record.validation == round(own[best]["validation_accuracy"], 6)
+        assert record.samples == 144 and now.recipes[name].tuned == record
+        assert record.chosen["train"]["lr"] >= 0.2, "the other rate hardly learns in a round"
+        assert record.extended > 0 and record.trials == 2 + record.extended
+        assert any(f"{name}: the best was at an edge of the grid" in note for note in tuning.notes)
+        losses = {
+            float(line["validation_loss"] or "inf") for line in lines if line["recipe"] == name
+        }
+        assert losses >= {final["validation_loss"] for final in own.values()}
     assert now.recipes["scaffold"].tuned is None
     assert not (root / "runs").exists() and not (root / "report").exists()
 
 
-def test_nothing_is_trained_twice(tuned: tuple[Path, dict[str, Choice]]) -> None:
+def test_nothing_is_trained_twice(tuned: tuple[Path, Tuning]) -> None:
     """Though params.yaml now has other values, and the folder of the trials is gone.
 
     More trials train the new ones.
     """
-    root, choices = tuned
+    root, tuning = tuned
     before, text = items(root), (root / config.FILE).read_text()
-    assert len(before) == 4
+    assert len(before) == sum(record.trials for record in tuning.records.values())
     shutil.rmtree(root / "tune")
-    assert tune(Workspace.of(root, {}), config.load(root)) == choices
+    assert tune(Workspace.of(root, {}), config.load(root)) == tuning
     assert items(root) == before and (root / config.FILE).read_text() == text
     (root / config.FILE).write_text(
         text.replace("trials: 2\n  seeds", "trials: 3\n  seeds").replace(
@@ -353,4 +372,14 @@ def test_nothing_is_trained_twice(tuned: tuple[Path, dict[str, Choice]]) -> None
         )
     )
     tune(Workspace.of(root, {}), config.load(root))
-    assert before.items() <= items(root).items() and len(items(root)) <= 4 + 4
+    assert before.items() <= items(root).items()
+
+
+def test_a_recipe_whose_trials_all_diverge_leaves_params_yaml_as_it_was(tmp_path: Path) -> None:
+    text = PARAMS.replace("lr: [0.001, 0.2]", "lr: [1.0e+30, 1.0e+31]")
+    (tmp_path / config.FILE).write_text(text)
+    place = Workspace.of(tmp_path, {})
+    prepare.run(place)
+    with pytest.raises(UserError, match=r"params.yaml: tune: no value of fedavg is left"):
+        tune(place, config.load(tmp_path))
+    assert (tmp_path / config.FILE).read_text() == text

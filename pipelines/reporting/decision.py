@@ -1,0 +1,199 @@
+"""Decides which recipe to take on one's own data, and by how much: the answer of `noniid choose`.
+
+The search finds the best values of each recipe on the validation split. The best recipes then meet
+FedAvg at its best values: on fresh seeds, once, on the test split, of which the search uses
+nothing. The intervals of this final hold together at 95 % (Bonferroni), so it is covered to take
+the best finalist.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+from fedml_noniid.pipelines.experiment.search import (
+    BASE,
+    Answers,
+    Point,
+    Request,
+    Result,
+    Search,
+    Trial,
+)
+from fedml_noniid.pipelines.reporting.comparison import LEVEL, paired, per_deviation, seeds_needed
+from fedml_noniid.pipelines.reporting.text import plain
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.metrics import metric_of
+
+# What `nd.choose` compares if nothing else is named: methods that need no public data and hold back
+# nothing of a model, one or two for each kind of remedy.
+RECIPES = ("fedavg", "fedprox", "scaffold", "fednova", "fedavgm", "fedadam", "feddyn", "fedlc")
+
+
+class Finalist(NamedTuple):
+    """A recipe in the final. `low` and `high`: of the difference to FedAvg, all intervals together
+    at 95 %; all 0 for FedAvg itself."""
+
+    trial: Trial  # of the search: all rounds on all seeds
+    tested: tuple[float, ...]  # the main metric on the test split, by fresh seed
+    difference: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    enough: int | None = None  # seeds that would decide, if mean and deviation stay
+
+    @property
+    def name(self) -> str:
+        """`scaffold (lr 0.1)`."""
+        return _named(self.trial.point)
+
+
+class Decision(NamedTuple):
+    """The outcome of search and final."""
+
+    base: Finalist  # FedAvg at its best values
+    finalists: tuple[Finalist, ...]  # the others, the best on the validation split first
+    diverged: tuple[Point, ...]  # in the final
+    result: Result
+    rounds: int  # of training, final included
+    exhaustive: int  # the same if every point had trained all rounds on all seeds of the search
+    metric: str  # the main one
+    samples: int  # of the validation split
+
+    @property
+    def taken(self) -> Point:
+        """The finalist with the highest lower end, if it is above 0; or else FedAvg."""
+        best = max(self.finalists, key=lambda one: one.low, default=self.base)
+        return best.trial.point if best.low > 0 else self.base.trial.point
+
+    @property
+    def sentence(self) -> str:
+        """What to take, and how sure that is."""
+        base, metric = self.base.name, metric_of(self.metric)
+        unit = "points" if metric.percent else metric.words
+        over = f"95 % interval over {len(self.base.tested)} fresh seeds"
+        if len(self.finalists) > 1:
+            over += f", for {len(self.finalists)} comparisons together"
+        if not self.finalists:
+            return f"Take {base}: nothing else was left to compare it with."
+        for one in self.finalists:
+            if one.trial.point == self.taken:
+                gain = f"{metric.number(one.low)} to {metric.number(one.high)} {unit}"
+                return f"Take {one.name}: {gain} over {base} ({over})."
+        most = max(one.high for one in self.finalists)
+        if most < 0:
+            others = " and ".join(one.name for one in self.finalists)
+            return f"Take {base}: it is better than {others} ({over})."
+        ahead = max(self.finalists, key=lambda one: one.difference)
+        sentence = (
+            f"Take {base}: no other of the final is more than {metric.number(most)} {unit} better "
+            f"({over})."
+        )
+        if ahead.difference > 0 and ahead.enough:
+            sentence += (
+                f" {ahead.name} is ahead by {metric.number(ahead.difference)} {unit} on average; "
+                f"about {ahead.enough} fresh seeds would decide."
+            )
+        return sentence
+
+    @property
+    def text(self) -> str:
+        """The final's table, the cost, what to know of the search, and the sentence."""
+        metric = metric_of(self.metric)
+        header = "validation loss", f"validation{metric.unit}", f"test{metric.unit}"
+        rows = [["", *header, f"against {BASE}, 95 % interval"]]
+        for one in (self.base, *self.finalists):
+            numbers = one.trial.metric, statistics.fmean(one.tested)
+            against = (metric.number(x, "+") for x in (one.difference, one.low, one.high))
+            shown = "" if one is self.base else "{} ({} to {})".format(*against)
+            rows.append([one.name, f"{one.trial.loss:.4f}", *map(metric.number, numbers), shown])
+        final = [one.trial.point.recipe for one in (self.base, *self.finalists)]
+        every = dict.fromkeys(trial.point.recipe for trial in self.result.trials)
+        others = ", ".join(name for name in every if name not in final)
+        share = 100 * self.rounds / self.exhaustive
+        lines = [
+            plain(rows),
+            *(f"{_named(point)} diverged on fresh seeds." for point in self.diverged),
+            f"{self.rounds} rounds trained, {share:.0f} % of the {self.exhaustive} that all "
+            "candidates on all seeds would take.",
+            f"Not compared: {others}." if others else "",
+            *self.result.notes(final, self.metric, self.samples),
+            self.sentence,
+        ]
+        return "\n".join(filter(None, lines))
+
+    @property
+    def rungs(self) -> list[dict[str, Any]]:
+        """A line for each point of each rung; of the validation split, not scaled."""
+        return self.result.table(self.metric)
+
+    @property
+    def table(self) -> list[dict[str, Any]]:
+        """A line for each recipe of the final, FedAvg first; of the test split, not scaled."""
+        return [
+            {
+                "recipe": one.trial.point.recipe,
+                "values": one.trial.point.words,
+                f"test_{self.metric}": statistics.fmean(one.tested),
+                "seeds": len(one.tested),
+                "difference": None if one is self.base else one.difference,
+                "low": None if one is self.base else one.low,
+                "high": None if one is self.base else one.high,
+                "taken": one.trial.point == self.taken,
+            }
+            for one in (self.base, *self.finalists)
+        ]
+
+
+def decide(
+    search: Search, samples: int, test_samples: int
+) -> Generator[Request, Answers, Decision]:
+    """Yields what has to be trained, and receives its results.
+
+    `samples`: of the validation split. UserError if FedAvg diverges.
+    """
+    choose, rounds = search.settings.choose, search.settings.train.rounds
+    assert choose is not None, "`choosing` has filled it in"
+    result = yield from search.run()
+    best: dict[str, Trial] = {}
+    for trial in result.finals:
+        is_base = trial.point.recipe in search.required
+        best.setdefault(BASE if is_base else trial.point.recipe, trial)
+    trials = [best.pop(BASE), *[*best.values()][: choose.finalists]]
+    request = Request("final", tuple(one.point for one in trials), tuple(choose.fresh), rounds)
+    answers = yield request
+    base, *others = [
+        Finalist(one, tuple(metric for _, metric in search.scores(one.point, answers, "test")))
+        for one in trials
+    ]
+    if not base.tested:
+        raise UserError(
+            f"choose: {base.name} diverged on fresh seeds", allowed="smaller values of train.lr"
+        )
+    ended = [one for one in others if one.tested]
+    step = 1 / test_samples if search.metric == "accuracy" else 0.0
+    candidates = len({trial.point.entry for trial in result.trials})
+    return Decision(
+        base=base,
+        finalists=tuple(_compared(one, base, step, len(ended)) for one in ended),
+        diverged=tuple(one.trial.point for one in others if not one.tested),
+        result=result,
+        rounds=result.rounds + request.cost,
+        exhaustive=candidates * len(search.seeds) * rounds + request.cost,
+        metric=search.metric,
+        samples=samples,
+    )
+
+
+def _compared(one: Finalist, base: Finalist, step: float, comparisons: int) -> Finalist:
+    """Compares a finalist with FedAvg. `step`: one test sample."""
+    ours, theirs = (dict(enumerate(each.tested)) for each in (one, base))
+    comparison = paired(one.name, ours, theirs, step)
+    half = per_deviation(len(ours), LEVEL / comparisons) * comparison.deviation
+    ends = comparison.mean - half, comparison.mean + half
+    needed = seeds_needed(comparison, comparisons)
+    return Finalist(one.trial, one.tested, comparison.mean, *ends, needed)
+
+
+def _named(point: Point) -> str:
+    return f"{point.recipe} ({point.words})"
