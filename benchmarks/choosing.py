@@ -183,12 +183,12 @@ def settings_of(name: str, work: Path, raw: Path) -> dict[str, Any]:
 def trained(place: Workspace, plan: Search, request: Request, split: str) -> dict[str, Trial]:
     """Entry -> its results on a split, without what diverged."""
     answers = measured(place, plan, request)
-    trials = {}
-    for point in request.points:
-        if scores := plan.scores(point, answers, split):
-            losses, metrics = zip(*scores, strict=True)
-            trials[point.entry] = Trial(request.name, request.rounds, point, losses, metrics)
-    return trials
+    scores = {point.entry: plan.scores(point, answers, split) for point in request.points}
+    return {
+        point.entry: Trial.from_scores(request, point, scores[point.entry])
+        for point in request.points
+        if scores[point.entry]
+    }
 
 
 def searched(place: Workspace, plan: Search, decision: Decision) -> dict[str, Trial]:

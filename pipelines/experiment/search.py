@@ -52,6 +52,7 @@ EXAMPLE = "tune: {trials: 3, seeds: [100], grid: {train: {lr: [0.03, 0.1, 0.3]}}
 MAX_EXTENSIONS = 2  # of each number of a recipe
 MIN_VALUES = 2  # of each recipe in each rung
 FIRST_PART = 4  # the first rung trains the rounds divided by this
+Scores = tuple[float, float]  # loss, main metric
 Answers = Mapping[str, Sequence[Mapping[str, float]]]  # entry -> final by seed; () if it diverged
 
 
@@ -88,24 +89,24 @@ class Request(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A point in a rung. Losses and metrics on the validation split by seed, none if it
-    diverged."""
+    """A point in a rung, measured on the validation split."""
 
     rung: str
     rounds: int
     point: Point
-    losses: tuple[float, ...]
-    metrics: tuple[float, ...]  # the main one, not scaled
+    losses: tuple[float, ...]  # by seed; none if it diverged
+    metric: float  # the main one, mean over seeds, not scaled
+
+    @classmethod
+    def from_scores(cls, request: Request, point: Point, scores: Sequence[Scores]) -> Trial:
+        """`scores`: by seed."""
+        losses, metrics = zip(*scores, strict=True) if scores else ((), (-math.inf,))
+        return cls(request.name, request.rounds, point, losses, statistics.fmean(metrics))
 
     @property
     def loss(self) -> float:
         """The mean; infinite for a diverged trial."""
         return statistics.fmean(self.losses) if self.losses else math.inf
-
-    @property
-    def metric(self) -> float:
-        """The mean; minus infinite for a diverged trial."""
-        return statistics.fmean(self.metrics) if self.metrics else -math.inf
 
     @property
     def rank(self) -> tuple[float, float, str]:
@@ -168,22 +169,21 @@ class Result(NamedTuple):
         """All values that a recipe tried."""
         return _axes(trial.point for trial in self.trials if trial.point.recipe == recipe)
 
-    def notes(self, recipes: Iterable[str], metric: str, samples: int) -> list[str]:
+    def notes(self, recipes: Collection[str], metric: str, samples: int) -> list[str]:
         """What a reader must know of the best values of these recipes.
 
         `samples`: of the validation split.
         """
-        lines = []
-        for recipe in recipes:
-            if new := [one.words for one in self.extended if one.recipe == recipe]:
-                lines.append(
-                    f"{recipe}: the best was at an edge of the grid, so {', '.join(new)} "
-                    "was tried too."
-                )
-            lines += [
-                f"{recipe}: {edge} that was tried; a wider `grid` may find better ones."
-                for edge in edges(self.ranked(recipe)[0].point.values, self.axes(recipe))
-            ]
+        lines = [
+            f"{recipe}: the best was at an edge of the grid, so {tried} was tried too."
+            for recipe in recipes
+            if (tried := " and ".join(one.words for one in self.extended if one.recipe == recipe))
+        ]
+        lines += [
+            f"{recipe}: {edge} that was tried; a wider `grid` may find better ones."
+            for recipe in recipes
+            for edge in edges(self.ranked(recipe)[0].point.values, self.axes(recipe))
+        ]
         if metric == "accuracy" and samples < 100:
             lines.append(
                 f"{samples} validation samples: one of them is {100 / samples:.2f} points of "
@@ -211,16 +211,17 @@ class Search:
     def laid_out(self, request: Request) -> Config:
         """The experiment that trains what is requested: an entry per point."""
         entries = {point.entry: self._entry(point) for point in request.points}
-        changed = {
-            "experiment": f"{self.settings.experiment}-{self.kind}",
-            "scenario_names": [self.scenario],
-            "seeds": list(request.seeds),
-            "recipes": self.settings.recipes | entries,
-            "recipe_names": list(entries),
-            "tune": None,
-            "train": self.settings.train.model_copy(update={"rounds": request.rounds}),
-        }
-        return self.settings.model_copy(update=changed)
+        return self.settings.model_copy(
+            update={
+                "experiment": f"{self.settings.experiment}-{self.kind}",
+                "scenario_names": [self.scenario],
+                "seeds": list(request.seeds),
+                "recipes": self.settings.recipes | entries,
+                "recipe_names": list(entries),
+                "tune": None,
+                "train": self.settings.train.model_copy(update={"rounds": request.rounds}),
+            }
+        )
 
     def _entry(self, point: Point) -> Recipe:
         """The recipe's entry with the values of a point."""
@@ -234,9 +235,9 @@ class Search:
         n, rounds = len(self.seeds), self.settings.train.rounds
         first = math.ceil(rounds / FIRST_PART)
         # A drift of labels needs its rounds.
-        drifts = self.settings.scenarios[self.scenario].drift is not None
-        short = [] if n < 2 or drifts or first == rounds else [(2, first)]
-        return [*short, *((count, rounds) for count in range(min(2, n), n + 1))]
+        if n == 1 or first == rounds or self.settings.scenarios[self.scenario].drift is not None:
+            return [(count, rounds) for count in range(min(2, n), n + 1)]
+        return [(2, first), *((count, rounds) for count in range(2, n + 1))]
 
     def run(self) -> Generator[Request, Answers, Result]:
         """Yields what has to be trained, and receives its results. Nothing is requested twice.
@@ -261,8 +262,7 @@ class Search:
                     fresh = self.scores(point, answers, "validation")
                     earlier = finals.get((point.entry, rounds), ())
                     finals[point.entry, rounds] = both = (*earlier, *fresh) if fresh else ()
-                    losses, metrics = zip(*both, strict=True) if both else ((), ())
-                    ended.append(Trial(request.name, rounds, point, losses, metrics))
+                    ended.append(Trial.from_scores(request, point, both))
                 running = list(self._beyond(ended, tried))
                 tried += running
             trials += sorted(ended, key=lambda one: one.rank)
@@ -320,9 +320,6 @@ class Search:
                     )
 
 
-Scores = tuple[float, float]  # validation loss, main metric
-
-
 def _ranked(trials: Iterable[Trial]) -> list[Trial]:
     """The trials that did not diverge, the best first."""
     return sorted((one for one in trials if one.losses), key=lambda one: one.rank)
@@ -371,10 +368,9 @@ def tuning(settings: Config) -> Search:
             trials = tune.trials or len(grid)
             with checked("tune", "grid"):
                 if len(grid) < trials:
-                    keys = ", ".join(_named(*key) for key in _keys(grid[0].values)) or "no key"
                     raise UserError(
-                        f"{name} has {len(grid)} points ({keys}), {trials - len(grid)} fewer "
-                        f"than tune.trials = {trials}; add values, or lower tune.trials"
+                        f"{name} has {len(grid)} points, {trials - len(grid)} fewer than "
+                        f"tune.trials = {trials}; add values, or lower tune.trials"
                     )
                 if len(grid) > 1:
                     points[name] = _drawn(grid, tune.seeds[0], trials)
@@ -435,15 +431,14 @@ def _scenario(
                 raise UserError("0 leaves no samples to choose on", allowed="above 0")
         for recipe in names:
             with checked("recipes", recipe):
-                algorithm, reason = check.compose(settings, recipe, name), ""
+                algorithm = check.compose(settings, recipe, name)
+                leaks = algorithm.leak or ("it is not federated" if algorithm.needs.pooled else "")
+                reason = leaks if compared else ""
                 if algorithm.needs.personal or algorithm.own_model is not None:
                     reason = (
                         "each client has a model of its own, and the validation samples are no "
                         "client's"
                     )
-                elif compared:
-                    pooled = "it is not federated" if algorithm.needs.pooled else ""
-                    reason = algorithm.leak or pooled
                 if reason:
                     raise UserError(f"{recipe} can't be chosen: {reason}", allowed="other recipes")
     return name
@@ -473,16 +468,14 @@ def _drawn(grid: Sequence[Point], seed: int, trials: int) -> list[Point]:
     """
     remaining = sorted(grid, key=lambda point: digest(seed, point.values))
     axes, times = _axes(grid), Counter[tuple[str, str, str]]()
-    drawn: list[Point] = []
-
-    def repeats(point: Point) -> float:
-        return sum(times[cell] * len(axes[cell[0]][cell[1]]) for cell in _cells(point))
-
-    while len(drawn) < trials:
-        drawn.append(min(remaining, key=repeats))
-        remaining.remove(drawn[-1])
-        times.update(_cells(drawn[-1]))
-    return [point for point in grid if point in drawn]
+    for _ in range(trials):
+        fresh = min(
+            remaining,
+            key=lambda one: sum(times[c] * len(axes[c[0]][c[1]]) for c in _cells(one)),
+        )
+        times.update(_cells(fresh))
+        remaining.remove(fresh)
+    return [point for point in grid if point not in remaining]
 
 
 def _cells(point: Point) -> list[tuple[str, str, str]]:
@@ -492,7 +485,10 @@ def _cells(point: Point) -> list[tuple[str, str, str]]:
 
 def in_words(values: Mapping[str, Mapping[str, Any]]) -> str:
     """`lr 0.1, fnr.p 0.5`: those of `train` by their key alone."""
-    return ", ".join(f"{_named(*key)} {values[key[0]][key[1]]}" for key in _keys(values))
+    return ", ".join(
+        f"{key if section == 'train' else f'{section}.{key}'} {values[section][key]}"
+        for section, key in _keys(values)
+    )
 
 
 def edges(values: Values, tried: Axes) -> list[str]:
@@ -502,10 +498,6 @@ def edges(values: Values, tried: Axes) -> list[str]:
         for part, key in _keys(values)
     ]
     return [f"{words} is the {end}" for words, end in ends if end]
-
-
-def _named(section: str, key: str) -> str:
-    return key if section == "train" else f"{section}.{key}"
 
 
 def _keys(sections: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -574,13 +566,10 @@ def fingerprint(settings: Config, recipe: str, chosen: Values, scenario: str) ->
         section: {key: value for key, value in keys.items() if key not in chosen.get(section, {})}
         for section, keys in settings.recipes[recipe].values.items()
     }
-    train = settings.train.model_dump(exclude=OF_MACHINE | set(chosen.get("train", {})))
-    place = settings.scenarios[scenario].model_dump() if scenario in settings.scenarios else None
-    parts = (
+    return digest(
         settings.data.model_dump(exclude={"root"}),
-        place,
-        train,
+        settings.scenarios[scenario].model_dump() if scenario in settings.scenarios else None,
+        settings.train.model_dump(exclude=OF_MACHINE | set(chosen.get("train", {}))),
         settings.composition(recipe),
         {section: keys for section, keys in others.items() if keys},
     )
-    return digest(*parts)

@@ -143,14 +143,11 @@ def test_a_point_has_the_other_values_of_its_entry(of: Config, tmp_path: Path) -
     [
         (
             {"trials": 4},
-            (
-                "fedavg has 2 points (lr), 2 fewer than tune.trials = 4; add values, or lower "
-                "tune.trials"
-            ),
+            ("fedavg has 2 points, 2 fewer than tune.trials = 4; add values, or lower tune.trials"),
         ),
         (
             {"recipes": ["scaffold"], "grid": {"fedprox": {"mu": [1, 0.5]}}},
-            "scaffold has 1 points (no key), 1 fewer than",
+            "scaffold has 1 points, 1 fewer than",
         ),
         (
             {"trials": None, "grid": {"train": {"lr": [0.1]}}},
@@ -192,8 +189,7 @@ def outcome(of: Config, scores: Mapping[int, Sequence[tuple[float, float]]]) -> 
     place, and (2.5, 0.1) of all others."""
 
     def trial(point: Point, by_seed: Sequence[tuple[float, float]]) -> Trial:
-        losses, accuracies = zip(*by_seed, strict=True) if by_seed else ((), ())
-        return Trial("rung 1", 1, point, losses, accuracies)
+        return Trial.from_scores(Request("rung 1", (), (), 1), point, by_seed)
 
     every = points(of)
     default = [(2.5, 0.1)]
