@@ -105,7 +105,7 @@ def choose(
         list[str] | None, typer.Option(help="Only these scenarios, and no page.")
     ] = None,
 ) -> None:
-    """Measure `noniid choose` on 14 scenarios and 20 sets of seeds, beside the exhaustive search.
+    """Measure `noniid choose` on 13 scenarios and 20 sets of seeds, beside the exhaustive search.
 
     Takes half an hour. Interrupted, it goes on where it was.
     """

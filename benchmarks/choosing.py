@@ -75,7 +75,9 @@ POLICIES = (CHOOSE, LEADER, SEARCH, AVERAGE, FEDAVG)
 NAMES = [
     *(f"{name}-owner" for name in TABLES),
     *(f"digits-{skew}" for skew in ("label", "feature", "noisy", "sampled")),
-    *("mnist-label", "mnist-sampled", "cifar10-label", "cifar10-feature"),
+    "mnist-label",
+    "mnist-sampled",
+    "cifar10-label",
 ]
 OF_PAGE = "choose.csv", "choose-finals.csv", "choose-values.csv", "choose-example.csv"
 FOLDER = Path("docs") / "results"

@@ -60,7 +60,7 @@ class Choice:
     @cached_property
     def rungs(self) -> pd.DataFrame:
         """A line for each candidate of each rung, on the validation split."""
-        return pd.DataFrame(self.decision.rungs)
+        return pd.DataFrame(self.decision.result.table(self.decision.metric))
 
     @cached_property
     def final(self) -> pd.DataFrame:
@@ -121,13 +121,10 @@ def choose(
         for (_, unit), one in zip(units, files, strict=True):
             if isinstance(one, Files):
                 finals[unit.recipe].append(numbers(json.loads(one.run["run.json"])["final"]))
-        n = len(request.seeds)
-        return {entry: own if len(own) == n else [] for entry, own in finals.items()}
+        return {e: own if len(own) == len(request.seeds) else [] for e, own in finals.items()}
 
-    unit = next(iter(config.units()))
     with settings.arguments(where):
-        samples = len(
-            running.indices_of(data, config, unit._replace(scenario=plan.scenario), {}).validation
-        )
+        indices = running.indices_of(data, config, config.units()[0], {})
         whole = data.data if isinstance(data, Split) else data
-        return Choice(drive(decide(plan, samples, len(whole.dataset.test_y)), answer))
+        sizes = len(indices.validation), len(whole.dataset.test_y)
+        return Choice(drive(decide(plan, *sizes), answer))

@@ -131,14 +131,14 @@ def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> Non
     from fedml_noniid.plugins.metrics import metric_of
 
     with exclusively(place.root):
-        outcome = tuned(place, config.load(place.root))
-        for recipe, record in outcome.records.items():
+        records, notes = tuned(place, config.load(place.root))
+        for recipe, record in records.items():
             typer.echo(
                 f"{recipe}: {in_words(record.chosen)}: validation loss {record.loss}, "
                 f"{metric_of(record.metric).words} {record.validation:.4f}, best of "
                 f"{record.trials} trials"
             )
-        typer.echo("\n".join(outcome.notes))
+        typer.echo("\n".join(notes))
 
 
 def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> None:

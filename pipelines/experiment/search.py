@@ -68,6 +68,11 @@ class Point(NamedTuple):
         """`lr 0.1, fnr.p 0.5`."""
         return in_words(self.values) or "as it is"
 
+    @property
+    def name(self) -> str:
+        """`scaffold (lr 0.1)`."""
+        return f"{self.recipe} ({self.words})"
+
     @classmethod
     def from_values(cls, recipe: str, values: Values) -> Point:
         """The point's name depends on its values alone, so a larger grid trains only new points."""
@@ -226,9 +231,9 @@ class Search:
     def _entry(self, point: Point) -> Recipe:
         """The recipe's entry with the values of a point."""
         recipe = self.settings.recipes[point.recipe]
-        entry: dict[str, Any] = {"recipe": recipe.recipe or point.recipe, **recipe.values}
-        changed = {part: entry.get(part, {}) | keys for part, keys in point.values.items()}
-        return validated(Recipe, entry | changed)
+        values = recipe.values
+        values |= {part: values.get(part, {}) | keys for part, keys in point.values.items()}
+        return validated(Recipe, {"recipe": recipe.recipe or point.recipe, **values})
 
     def rungs(self) -> list[tuple[int, int]]:
         """(seeds, rounds) of each rung."""
@@ -267,7 +272,12 @@ class Search:
                 tried += running
             trials += sorted(ended, key=lambda one: one.rank)
             running = _advancing(ended)
-            self._refuse_diverged(running)
+            if lost := sorted({*self.required} - {point.recipe for point in running}):
+                raise UserError(
+                    f"no value of {', '.join(lost)} is left, as all that ran last diverged",
+                    where=(self.kind,),
+                    allowed="smaller values of train.lr",
+                )
         return Result(tuple(trials), tuple(tried[planned:]), cost)
 
     def scores(self, point: Point, answers: Answers, split: str) -> tuple[Scores, ...]:
@@ -309,15 +319,6 @@ class Search:
         except UserError:
             return False
         return True
-
-    def _refuse_diverged(self, running: Sequence[Point]) -> None:
-        with together() as checked:
-            for recipe in {*self.required} - {point.recipe for point in running}:
-                with checked(self.kind):
-                    raise UserError(
-                        f"no value of {recipe} is left, as all that ran last diverged",
-                        allowed="smaller values of train.lr",
-                    )
 
 
 def _ranked(trials: Iterable[Trial]) -> list[Trial]:
@@ -392,7 +393,7 @@ def choosing(settings: Config) -> Search:
             where=("recipes", BASE),
             allowed="FedAvg, with which `choose` compares the others",
         )
-    recipes = settings.recipes if bases else settings.recipes | {BASE: Recipe()}
+    recipes = ({} if bases else {BASE: Recipe()}) | settings.recipes
     settings = settings.model_copy(update={"recipes": recipes, "choose": choose})
     names = list(choose.recipes or settings.recipe_names)
     if not {*names} & {*bases}:
@@ -412,9 +413,8 @@ def choosing(settings: Config) -> Search:
 
 def around(lr: float | Rate | Mapping[str, Any]) -> list[Any]:
     """A third of a step size, it, and three times it. A schedule stays alone."""
-    if isinstance(lr, Rate | Mapping):
-        return [lr]
-    return [float(f"{lr * factor:.2g}") for factor in (1 / 3, 1, 3)]
+    alone = isinstance(lr, Rate | Mapping)
+    return [lr] if alone else [float(f"{lr * factor:.2g}") for factor in (1 / 3, 1, 3)]
 
 
 def _scenario(
@@ -493,11 +493,11 @@ def in_words(values: Mapping[str, Mapping[str, Any]]) -> str:
 
 def edges(values: Values, tried: Axes) -> list[str]:
     """`lr 0.3 is the largest`, for each number that is at an end of those tried."""
-    ends = [
-        (in_words({part: {key: values[part][key]}}), _edge(values[part][key], tried[part][key]))
-        for part, key in _keys(values)
+    return [
+        f"{in_words({section: {key: values[section][key]}})} is the {end}"
+        for section, key in _keys(values)
+        if (end := _edge(values[section][key], tried[section][key]))
     ]
-    return [f"{words} is the {end}" for words, end in ends if end]
 
 
 def _keys(sections: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
+from fedml_noniid.pipelines.experiment.config import ChooseSettings
 from fedml_noniid.pipelines.experiment.search import (
     BASE,
     Answers,
@@ -42,11 +43,6 @@ class Finalist(NamedTuple):
     high: float = 0.0
     enough: int | None = None  # seeds that would decide, if mean and deviation stay
 
-    @property
-    def name(self) -> str:
-        """`scaffold (lr 0.1)`."""
-        return _named(self.trial.point)
-
 
 class Decision(NamedTuple):
     """The outcome of search and final."""
@@ -69,7 +65,7 @@ class Decision(NamedTuple):
     @property
     def sentence(self) -> str:
         """What to take, and how sure that is."""
-        base, metric = self.base.name, metric_of(self.metric)
+        base, metric = self.base.trial.point.name, metric_of(self.metric)
         unit = "points" if metric.percent else metric.words
         over = f"95 % interval over {len(self.base.tested)} fresh seeds"
         if len(self.finalists) > 1:
@@ -79,10 +75,10 @@ class Decision(NamedTuple):
         for one in self.finalists:
             if one.trial.point == self.taken:
                 gain = f"{metric.number(one.low)} to {metric.number(one.high)} {unit}"
-                return f"Take {one.name}: {gain} over {base} ({over})."
+                return f"Take {one.trial.point.name}: {gain} over {base} ({over})."
         most = max(one.high for one in self.finalists)
         if most < 0:
-            others = " and ".join(one.name for one in self.finalists)
+            others = " and ".join(one.trial.point.name for one in self.finalists)
             return f"Take {base}: it is better than {others} ({over})."
         ahead = max(self.finalists, key=lambda one: one.difference)
         sentence = (
@@ -91,8 +87,8 @@ class Decision(NamedTuple):
         )
         if ahead.difference > 0 and ahead.enough:
             sentence += (
-                f" {ahead.name} is ahead by {metric.number(ahead.difference)} {unit} on average; "
-                f"about {ahead.enough} fresh seeds would decide."
+                f" {ahead.trial.point.name} is ahead by {metric.number(ahead.difference)} {unit} "
+                f"on average; about {ahead.enough} fresh seeds would decide."
             )
         return sentence
 
@@ -103,29 +99,28 @@ class Decision(NamedTuple):
         header = "validation loss", f"validation{metric.unit}", f"test{metric.unit}"
         rows = [["", *header, f"against {BASE}, 95 % interval"]]
         for one in (self.base, *self.finalists):
-            numbers = one.trial.metric, statistics.fmean(one.tested)
             against = (metric.number(x, "+") for x in (one.difference, one.low, one.high))
-            shown = "" if one is self.base else "{} ({} to {})".format(*against)
-            rows.append([one.name, f"{one.trial.loss:.4f}", *map(metric.number, numbers), shown])
+            rows.append(
+                [
+                    one.trial.point.name,
+                    f"{one.trial.loss:.4f}",
+                    metric.number(one.trial.metric),
+                    metric.number(statistics.fmean(one.tested)),
+                    "" if one is self.base else "{} ({} to {})".format(*against),
+                ]
+            )
         final = [one.trial.point.recipe for one in (self.base, *self.finalists)]
-        every = dict.fromkeys(trial.point.recipe for trial in self.result.trials)
-        others = ", ".join(name for name in every if name not in final)
-        share = 100 * self.rounds / self.exhaustive
+        others = sorted({one.point.recipe for one in self.result.trials} - {*final})
         lines = [
             plain(rows),
-            *(f"{_named(point)} diverged on fresh seeds." for point in self.diverged),
-            f"{self.rounds} rounds trained, {share:.0f} % of the {self.exhaustive} that all "
-            "candidates on all seeds would take.",
-            f"Not compared: {others}." if others else "",
+            *(f"{point.name} diverged on fresh seeds." for point in self.diverged),
+            f"{self.rounds} rounds trained, {100 * self.rounds / self.exhaustive:.0f} % of the "
+            f"{self.exhaustive} that all candidates on all seeds would take.",
+            f"Not compared: {', '.join(others)}." if others else "",
             *self.result.notes(final, self.metric, self.samples),
             self.sentence,
         ]
         return "\n".join(filter(None, lines))
-
-    @property
-    def rungs(self) -> list[dict[str, Any]]:
-        """A line for each point of each rung; of the validation split, not scaled."""
-        return self.result.table(self.metric)
 
     @property
     def table(self) -> list[dict[str, Any]]:
@@ -152,13 +147,11 @@ def decide(
 
     `samples`: of the validation split. UserError if FedAvg diverges.
     """
-    choose, rounds = search.settings.choose, search.settings.train.rounds
-    assert choose is not None, "`choosing` has filled it in"
+    choose, rounds = search.settings.choose or ChooseSettings(), search.settings.train.rounds
     result = yield from search.run()
-    best: dict[str, Trial] = {}
+    best, bases = dict[str, Trial](), dict.fromkeys(search.required, BASE)
     for trial in result.finals:
-        is_base = trial.point.recipe in search.required
-        best.setdefault(BASE if is_base else trial.point.recipe, trial)
+        best.setdefault(bases.get(trial.point.recipe, trial.point.recipe), trial)
     trials = [best.pop(BASE), *[*best.values()][: choose.finalists]]
     request = Request("final", tuple(one.point for one in trials), tuple(choose.fresh), rounds)
     answers = yield request
@@ -168,10 +161,11 @@ def decide(
     ]
     if not base.tested:
         raise UserError(
-            f"choose: {base.name} diverged on fresh seeds", allowed="smaller values of train.lr"
+            f"choose: {base.trial.point.name} diverged on fresh seeds",
+            allowed="smaller values of train.lr",
         )
     ended = [one for one in others if one.tested]
-    step = 1 / test_samples if search.metric == "accuracy" else 0.0
+    step = (search.metric == "accuracy") / test_samples
     candidates = len({trial.point.entry for trial in result.trials})
     return Decision(
         base=base,
@@ -188,12 +182,8 @@ def decide(
 def _compared(one: Finalist, base: Finalist, step: float, comparisons: int) -> Finalist:
     """Compares a finalist with FedAvg. `step`: one test sample."""
     ours, theirs = (dict(enumerate(each.tested)) for each in (one, base))
-    comparison = paired(one.name, ours, theirs, step)
+    comparison = paired(one.trial.point.name, ours, theirs, step)
     half = per_deviation(len(ours), LEVEL / comparisons) * comparison.deviation
     ends = comparison.mean - half, comparison.mean + half
     needed = seeds_needed(comparison, comparisons)
     return Finalist(one.trial, one.tested, comparison.mean, *ends, needed)
-
-
-def _named(point: Point) -> str:
-    return f"{point.recipe} ({point.words})"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 from ruamel.yaml import YAML
@@ -22,7 +22,7 @@ from ruamel.yaml.util import load_yaml_guess_indent
 
 from fedml_noniid.pipelines.experiment import check, results, search
 from fedml_noniid.pipelines.experiment.config import FILE, Config, Tuned, Unit
-from fedml_noniid.pipelines.experiment.search import Answers, Request, Result, Search
+from fedml_noniid.pipelines.experiment.search import Answers, Request, Search
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.stages.train import train
@@ -36,18 +36,10 @@ FOLDER, TRIALS = "tune", "trials.csv"
 WIDTH = 120  # of params.yaml
 
 
-class Tuning(NamedTuple):
-    """The outcome of `noniid tune`."""
-
-    result: Result
-    records: Mapping[str, Tuned]  # by recipe
-    notes: Sequence[str]
-
-
-def tune(place: Workspace, settings: Config) -> Tuning:
+def tune(place: Workspace, settings: Config) -> tuple[dict[str, Tuned], list[str]]:
     """Tunes the recipes of an experiment whose data are prepared.
 
-    Writes the choices to params.yaml. tune/trials.csv gets all trials.
+    Returns recipe -> record, as written to params.yaml, and notes. tune/trials.csv gets all trials.
 
     Raises UserError if `tune` makes no sense, or if all trials of a recipe diverge; params.yaml
     stays as it was then.
@@ -60,7 +52,7 @@ def tune(place: Workspace, settings: Config) -> Tuning:
     write_whole(place.root / TRIALS, csv_of(result.table(plan.metric)))
     records = {recipe: search.record(plan, result, recipe, samples) for recipe in plan.points}
     write(place.root.parent, records)
-    return Tuning(result, records, result.notes(records, plan.metric, samples))
+    return records, result.notes(records, plan.metric, samples)
 
 
 def samples_of(place: Workspace, plan: Search) -> int:
@@ -68,10 +60,9 @@ def samples_of(place: Workspace, plan: Search) -> int:
     path = place.dataset(plan.settings.data.name)
     if not path.is_file():
         raise UserError(f"{path}: is missing; stage prepare makes it")
-    first = next(iter(plan.points.values()))[0]
-    partitions(place, plan.laid_out(Request("", (first,), tuple(plan.seeds), 1)))
-    folder = place.partition(plan.scenario, plan.seeds[0])
-    return len(read_indices(folder / INDICES).validation)
+    partitions(place, plan.laid_out(Request("", (), tuple(plan.seeds), 1)))
+    indices = read_indices(place.partition(plan.scenario, plan.seeds[0]) / INDICES)
+    return len(indices.validation)
 
 
 def measured(place: Workspace, plan: Search, request: Request) -> Answers:

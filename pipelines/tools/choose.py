@@ -33,6 +33,6 @@ def choose(place: Workspace, settings: Config) -> Decision:
         samples = samples_of(place, plan)
         test_samples = len(Dataset.read(place.dataset(settings.data.name)).test_y)
         decided = drive(decide(plan, samples, test_samples), partial(measured, place, plan))
-    for name, lines in {"rungs": decided.rungs, "final": decided.table}.items():
-        write_whole(place.root / f"{name}.csv", csv_of(lines))
+    write_whole(place.root / "rungs.csv", csv_of(decided.result.table(plan.metric)))
+    write_whole(place.root / "final.csv", csv_of(decided.table))
     return decided

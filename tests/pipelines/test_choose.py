@@ -124,7 +124,7 @@ def test_all_recipes_advance_equally_many_values_and_nothing_is_trained_twice() 
     assert named(requests[3]) == {f"{name} 0.1" for name in recipes}
     assert decision.rounds == 9 * 2 * 3 + 6 * 2 * 10 + 6 * 10 + 3 * 3 * 10
     assert decision.exhaustive == 9 * 3 * 10 + 3 * 3 * 10
-    frame = pd.DataFrame(decision.rungs)
+    frame = pd.DataFrame(decision.result.table("accuracy"))
     assert frame.groupby("rung", sort=False)["goes_on"].sum().tolist() == [6, 6, 3]
 
 
@@ -462,7 +462,7 @@ def test_python_chooses_the_same(chosen: tuple[Path, Decision]) -> None:
         **train,
     )
     assert repr(choice) == decision.text
-    pd.testing.assert_frame_equal(choice.rungs, pd.DataFrame(decision.rungs))
+    pd.testing.assert_frame_equal(choice.rungs, pd.DataFrame(decision.result.table("accuracy")))
     pd.testing.assert_frame_equal(choice.final, pd.DataFrame(decision.table))
     assert choice.recipe == decision.taken.recipe and choice.sentence in repr(choice)
     with pytest.raises(UserError, match="'eat' is unknown"):

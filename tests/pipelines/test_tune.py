@@ -18,7 +18,7 @@ from fedml_noniid.pipelines.experiment.search import Point, Request, Result, Tri
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.pipelines.stages import tune as stage
-from fedml_noniid.pipelines.stages.tune import Tuning, tune
+from fedml_noniid.pipelines.stages.tune import tune
 from fedml_noniid.plugins.core.errors import UserError
 
 # A warning of mlflow's own use of SQLAlchemy.
@@ -72,6 +72,9 @@ def settings(root: Path, text: str = PARAMS, **tune: object) -> Config:
 def of(tmp_path: Path) -> Config:
     """The experiment as it stands."""
     return settings(tmp_path)
+
+
+Tuning = tuple[dict[str, config.Tuned], list[str]]
 
 
 def points(experiment: Config) -> Mapping[str, Sequence[Point]]:
@@ -323,7 +326,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tuning]:
 def test_validation_loss_decides(tuned: tuple[Path, Tuning]) -> None:
     """The trial with the least validation loss in its own run.json is chosen and written down. The
     grid was extended where it was at an edge, and everything that was tried is in the table."""
-    root, tuning = tuned
+    root, (records, notes) = tuned
     now = config.load(root)
     finals = {}
     for path in (root / cache.STORE).glob("*/run.json"):
@@ -331,7 +334,7 @@ def test_validation_loss_decides(tuned: tuple[Path, Tuning]) -> None:
         values = run["params"]["train.lr"], run["params"].get("fedprox.mu")
         finals[run["composition"], values] = run["final"]
     lines = [one for one in table(root / "tune/trials.csv") if one["validation_loss"]]
-    for name, record in tuning.records.items():
+    for name, record in records.items():
         method = "fedprox" if name == "pull" else name
         own = {key[1]: final for key, final in finals.items() if key[0] == method}
         best = min(own, key=lambda key: own[key]["validation_loss"])
@@ -342,7 +345,7 @@ def test_validation_loss_decides(tuned: tuple[Path, Tuning]) -> None:
         assert record.samples == 144 and now.recipes[name].tuned == record
         assert record.chosen["train"]["lr"] >= 0.2, "the other rate hardly learns in a round"
         assert record.extended > 0 and record.trials == 2 + record.extended
-        assert any(f"{name}: the best was at an edge of the grid" in note for note in tuning.notes)
+        assert any(f"{name}: the best was at an edge of the grid" in note for note in notes)
         losses = {
             float(line["validation_loss"] or "inf") for line in lines if line["recipe"] == name
         }
@@ -356,11 +359,11 @@ def test_nothing_is_trained_twice(tuned: tuple[Path, Tuning]) -> None:
 
     More trials train the new ones.
     """
-    root, tuning = tuned
+    root, (records, notes) = tuned
     before, text = items(root), (root / config.FILE).read_text()
-    assert len(before) == sum(record.trials for record in tuning.records.values())
+    assert len(before) == sum(record.trials for record in records.values())
     shutil.rmtree(root / "tune")
-    assert tune(Workspace.of(root, {}), config.load(root)) == tuning
+    assert tune(Workspace.of(root, {}), config.load(root)) == (records, notes)
     assert items(root) == before and (root / config.FILE).read_text() == text
     (root / config.FILE).write_text(
         text.replace("trials: 2\n  seeds", "trials: 3\n  seeds").replace(
@@ -376,6 +379,6 @@ def test_a_recipe_whose_trials_all_diverge_leaves_params_yaml_as_it_was(tmp_path
     (tmp_path / config.FILE).write_text(text)
     place = Workspace.of(tmp_path, {})
     prepare.run(place)
-    with pytest.raises(UserError, match=r"params.yaml: tune: no value of fedavg is left"):
+    with pytest.raises(UserError, match=r"params.yaml: tune: no value of fedavg, pull is left"):
         tune(place, config.load(tmp_path))
     assert (tmp_path / config.FILE).read_text() == text
