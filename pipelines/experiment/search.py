@@ -11,7 +11,7 @@ The rank is by the mean validation loss, then by the main metric. The accuracy o
 split has few different values, so it ties, and no tie is broken by position. A value drops out if
 it is worse than the best of its recipe by more than one standard error of the paired difference.
 All recipes advance equally many values, at least two. Where the best value is the smallest or the
-largest that was tried, the grid grows by one value beyond it, at most `MAX_EXTENSIONS` times.
+largest that was tried, the grid grows by a point beyond it: at most `MAX_EXTENSIONS` of a recipe.
 
 `tune` may draw `trials` points of each recipe's grid without replacement. So a method with more
 hyper-parameters has no more chances than another one. (Dodge, Gururangan, Card, Schwartz, Smith:
@@ -49,7 +49,7 @@ BASE = "fedavg"
 # Settings of `train` that choose no values: how a machine computes, and what it also measures.
 OF_MACHINE = {"engine", "device", "threads", "cuda_graphs", "observe", "evaluate_every"}
 EXAMPLE = "tune: {trials: 3, seeds: [100], grid: {train: {lr: [0.03, 0.1, 0.3]}}}"
-MAX_EXTENSIONS = 2  # of each number of a recipe
+MAX_EXTENSIONS = 2  # points of a recipe beyond its grid
 MIN_VALUES = 2  # of each recipe in each rung
 FIRST_PART = 4  # the first rung trains the rounds divided by this
 Scores = tuple[float, float]  # loss, main metric
@@ -180,9 +180,9 @@ class Result(NamedTuple):
         `samples`: of the validation split.
         """
         lines = [
-            f"{recipe}: the best was at an edge of the grid, so {tried} was tried too."
+            f"{recipe}: the best was at an edge of the grid; tried beyond it: {tried}."
             for recipe in recipes
-            if (tried := " and ".join(one.words for one in self.extended if one.recipe == recipe))
+            if (tried := "; ".join(one.words for one in self.extended if one.recipe == recipe))
         ]
         lines += [
             f"{recipe}: {edge} that was tried; a wider `grid` may find better ones."
@@ -296,21 +296,23 @@ class Search:
         return tuple((final[loss], final[metric]) for final in finals)
 
     def _beyond(self, ended: Sequence[Trial], tried: Sequence[Point]) -> Iterator[Point]:
-        """The points that extend the grids, of recipes whose best value is at an edge."""
+        """The points that extend the grids, of recipes whose best value is at an edge.
+
+        The best point is changed in one number each time.
+        """
         for recipe, ranked in _by_recipe(ended).items():
             own = [point for point in tried if point.recipe == recipe]
-            axes, planned = _axes(own), _axes(self.points[recipe])
             best = [one.point for one in ranked if one.rank[:2] == ranked[0].rank[:2]]
+            axes, points = _axes(own), []
             for section, key in _keys(axes):
                 values = axes[section][key]
                 ends = {_edge(point.values[section][key], values) for point in best}
-                grown = len(values) - len(planned[section][key])
-                if len(ends) == 1 and None not in ends and grown < MAX_EXTENSIONS:
+                if len(ends) == 1 and None not in ends:
                     beyond = {key: _next(values, "largest" in ends)}
                     changed = best[0].values | {section: best[0].values[section] | beyond}
-                    point = Point.from_values(recipe, changed)
-                    if point not in own and self._is_valid(point):
-                        yield point
+                    points.append(Point.from_values(recipe, changed))
+            fresh = [point for point in points if point not in own and self._is_valid(point)]
+            yield from fresh[: MAX_EXTENSIONS + len(self.points[recipe]) - len(own)]
 
     def _is_valid(self, point: Point) -> bool:
         """Whether the recipe takes the values."""

@@ -185,10 +185,35 @@ def test_a_best_value_at_an_edge_extends_the_grid_at_most_twice(
     for name in ("plain", "pull", "scaffold"):
         new = [p.values["train"]["lr"] for p in decision.result.extended if p.recipe == name]
         assert new == added
-        line = f"{name}: the best was at an edge of the grid, so"
+        line = f"{name}: the best was at an edge of the grid; tried beyond it:"
         assert (line in decision.text) == bool(added)
         still = f"{name}: lr 2.7 is the largest that was tried"
         assert (still in decision.text) == (best == 50)
+
+
+def test_a_recipe_with_more_numbers_gets_no_more_points() -> None:
+    """Both numbers of `pull` and the one of the others are best at an edge: two points each."""
+    grid = {"train": {"lr": [0.1, 0.3]}, "fedprox": {"mu": [0.1, 1.0]}}
+
+    def answer(request: Request) -> Answers:
+        return {
+            point.entry: [
+                {
+                    "validation_loss": 1 / point.values["train"]["lr"]
+                    + 1 / point.values.get("fedprox", {}).get("mu", 1.0),
+                    "validation_accuracy": 0.5,
+                }
+            ]
+            * len(request.seeds)
+            for point in request.points
+        }
+
+    result = drive(choosing(settings(choose={"grid": grid})).run(), answer)
+    assert {(point.recipe, point.words) for point in result.extended} == {
+        *((name, f"lr {lr}") for name in ("plain", "scaffold") for lr in (0.9, 2.7)),
+        ("pull", "lr 0.9, fedprox.mu 1.0"),
+        ("pull", "lr 0.3, fedprox.mu 10.0"),
+    }
 
 
 def test_only_values_that_a_recipe_takes_extend_its_grid() -> None:
