@@ -111,6 +111,8 @@ class Decision(NamedTuple):
             )
         final = [one.trial.point.recipe for one in (self.base, *self.finalists)]
         others = sorted({one.point.recipe for one in self.result.trials} - {*final})
+        alive = {one.point.recipe for one in self.result.finals}
+        others = [name if name in alive else f"{name} (diverged)" for name in others]
         lines = [
             plain(rows),
             *(f"{point.name} diverged on fresh seeds." for point in self.diverged),

@@ -357,7 +357,7 @@ def test_what_diverges_drops_out_and_is_named() -> None:
     assert "pull (lr 0.1) diverged on fresh seeds." in decision.text
     assert [one.trial.point.recipe for one in decision.finalists] == ["scaffold"]
     lost = decided(settings(), lambda r, name, *_: None if name == "pull" else (0.5, 0.5))[0]
-    assert "Not compared: pull." in lost.text
+    assert "Not compared: pull (diverged)." in lost.text
     with pytest.raises(UserError, match="choose: no value of plain is left, as all"):
         decided(settings(), lambda r, name, *_: None if name == "plain" else (0.5, 0.5))
     with pytest.raises(UserError, match=r"choose: plain \(lr 0.1\) diverged on fresh seeds"):
