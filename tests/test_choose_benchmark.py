@@ -22,7 +22,7 @@ def measured(name: str, best: str, elsewhere: str) -> Measured:
 
     def trial(recipe: str, lr: float, loss: float) -> Trial:
         point = Point(recipe, f"{recipe}-{lr}", {"train": {"lr": lr}})
-        return Trial("rung 1", 32, point, (loss,), 0.5)
+        return Trial("rung 1", point, (loss,), 0.5)
 
     def loss(recipe: str, lr: float) -> float:
         return 0.5 - 0.1 * (recipe == best) - 0.01 * (lr == 0.3)

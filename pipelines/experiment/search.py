@@ -1,11 +1,11 @@
 """Searches the best values of each recipe on the validation split: for `tune` and for `choose`.
 
 Successive halving (Jamieson, Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter
-Optimization, AISTATS 2016, https://arxiv.org/abs/1502.07943) over rungs. The first rung trains a
-quarter of the rounds on two seeds. The next ones train all rounds: on two seeds, on three, until
-all seeds have run. So each rung has a standard error over seeds. With one seed there is none, and
-the spread over validation samples says nothing about another partition or other first weights: one
-rung trains all values in full.
+Optimization, AISTATS 2016, https://arxiv.org/abs/1502.07943) over rungs, with seeds as the
+resource: the first rung has two seeds, each further one has one more. All trainings have all
+rounds, because the best step size of the first rounds is often too large for the rest. So each rung
+has a standard error over seeds. With one seed there is none, and the spread over validation samples
+says nothing about another partition or other first weights: no value drops out.
 
 The rank is by the mean validation loss, then by the main metric. The accuracy on a small validation
 split has few different values, so it ties, and no tie is broken by position. A value drops out if
@@ -51,7 +51,6 @@ OF_MACHINE = {"engine", "device", "threads", "cuda_graphs", "observe", "evaluate
 EXAMPLE = "tune: {trials: 3, seeds: [100], grid: {train: {lr: [0.03, 0.1, 0.3]}}}"
 MAX_EXTENSIONS = 2  # points of a recipe beyond its grid
 MIN_VALUES = 2  # of each recipe in each rung
-FIRST_PART = 4  # the first rung trains the rounds divided by this
 Scores = tuple[float, float]  # loss, main metric
 Answers = Mapping[str, Sequence[Mapping[str, float]]]  # entry -> final by seed; () if it diverged
 
@@ -97,7 +96,6 @@ class Trial(NamedTuple):
     """A point in a rung, measured on the validation split."""
 
     rung: str
-    rounds: int
     point: Point
     losses: tuple[float, ...]  # by seed; none if it diverged
     metric: float  # the main one, mean over seeds, not scaled
@@ -106,7 +104,7 @@ class Trial(NamedTuple):
     def from_scores(cls, request: Request, point: Point, scores: Sequence[Scores]) -> Trial:
         """`scores`: by seed."""
         losses, metrics = zip(*scores, strict=True) if scores else ((), (-math.inf,))
-        return cls(request.name, request.rounds, point, losses, statistics.fmean(metrics))
+        return cls(request.name, point, losses, statistics.fmean(metrics))
 
     @property
     def loss(self) -> float:
@@ -159,7 +157,6 @@ class Result(NamedTuple):
         return [
             {
                 "rung": trial.rung,
-                "rounds": trial.rounds,
                 "seeds": len(trial.losses),
                 "recipe": trial.point.recipe,
                 "values": trial.point.words,
@@ -235,15 +232,6 @@ class Search:
         values |= {part: values.get(part, {}) | keys for part, keys in point.values.items()}
         return validated(Recipe, {"recipe": recipe.recipe or point.recipe, **values})
 
-    def rungs(self) -> list[tuple[int, int]]:
-        """(seeds, rounds) of each rung."""
-        n, rounds = len(self.seeds), self.settings.train.rounds
-        first = math.ceil(rounds / FIRST_PART)
-        # A drift of labels needs its rounds.
-        if n == 1 or first == rounds or self.settings.scenarios[self.scenario].drift is not None:
-            return [(count, rounds) for count in range(min(2, n), n + 1)]
-        return [(2, first), *((count, rounds) for count in range(2, n + 1))]
-
     def run(self) -> Generator[Request, Answers, Result]:
         """Yields what has to be trained, and receives its results. Nothing is requested twice.
 
@@ -251,13 +239,14 @@ class Search:
         """
         running = [point for points in self.points.values() for point in points]
         tried, planned = list(running), len(running)
-        finals: dict[tuple[str, int], tuple[Scores, ...]] = {}  # (entry, rounds) -> by seed
+        finals: dict[str, tuple[Scores, ...]] = {}  # entry -> by seed
         trials: list[Trial] = []
         cost = 0
-        for number, (n, rounds) in enumerate(self.rungs(), 1):
+        rounds, seeds = self.settings.train.rounds, len(self.seeds)
+        for number, n in enumerate(range(min(2, seeds), seeds + 1), 1):
             ended: list[Trial] = []
             while running:
-                known = len(finals.get((running[0].entry, rounds), ()))
+                known = len(finals.get(running[0].entry, ()))
                 request = Request(
                     f"rung {number}", tuple(running), tuple(self.seeds[known:n]), rounds
                 )
@@ -265,8 +254,8 @@ class Search:
                 cost += request.cost
                 for point in running:
                     fresh = self.scores(point, answers, "validation")
-                    earlier = finals.get((point.entry, rounds), ())
-                    finals[point.entry, rounds] = both = (*earlier, *fresh) if fresh else ()
+                    earlier = finals.get(point.entry, ())
+                    finals[point.entry] = both = (*earlier, *fresh) if fresh else ()
                     ended.append(Trial.from_scores(request, point, both))
                 running = list(self._beyond(ended, tried))
                 tried += running
