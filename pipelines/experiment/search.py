@@ -404,8 +404,9 @@ def choosing(settings: Config) -> Search:
 
 def around(lr: float | Rate | Mapping[str, Any]) -> list[Any]:
     """A third of a step size, it, and three times it. A schedule stays alone."""
-    alone = isinstance(lr, Rate | Mapping)
-    return [lr] if alone else [float(f"{lr * factor:.2g}") for factor in (1 / 3, 1, 3)]
+    if isinstance(lr, Rate | Mapping):
+        return [lr]
+    return [float(f"{lr * factor:.2g}") for factor in (1 / 3, 1, 3)]
 
 
 def _scenario(
