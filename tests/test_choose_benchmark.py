@@ -97,9 +97,9 @@ def test_the_page_has_the_numbers_of_its_tables() -> None:
 
 
 def test_the_example_of_the_readme_is_answered_as_by_the_exhaustive_search() -> None:
-    """Over 20 sets of seeds: at least nine in ten step sizes are the same, and FedProx is never
-    shown to be worse than FedAvg, of which it is a neighbour."""
+    """Over 20 sets of seeds: of each recipe at least nine in ten step sizes are the same, and
+    FedProx is never shown to be worse than FedAvg, of which it is a neighbour."""
     lines = pd.read_csv(RESULTS / "choose-example.csv")
     assert lines["set"].nunique() == 20
-    assert lines["is_same"].mean() >= 0.9
+    assert (lines.groupby("recipe")["is_same"].mean() >= 0.9).all()
     assert not (lines.loc[lines["recipe"] == "fedprox", "high"] < 0).any()
