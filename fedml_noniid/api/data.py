@@ -18,8 +18,8 @@ from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.settings import plain
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data import datasets
-from fedml_noniid.plugins.data.checks import to_array
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
+from fedml_noniid.plugins.data.inputs import to_array
 from fedml_noniid.plugins.data.readers.arrays import of_named
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import of_texts

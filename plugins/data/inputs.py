@@ -20,6 +20,7 @@ from torch import Tensor
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import Count, Section
 
+PLAIN = ("numpy", "torch", "torchvision")  # their kinds of arrays are numbers and nothing more
 LARGEST = 2**24  # up to here, float32 has each whole number
 Array = NDArray[Any]
 
@@ -126,3 +127,38 @@ def moments(inputs: Inputs, x: Tensor) -> tuple[tuple[float, ...], tuple[float, 
         mean += [0.0] * one.size if one.whole else m.tolist()
         std += [1.0] * one.size if one.whole else np.where(constant, 1.0, s).tolist()
     return tuple(mean), tuple(std)
+
+
+def to_array(key: str, values: Any) -> Array:
+    """The values as an array, on the CPU and without gradient.
+
+    UserError for masked cells, for units and other meanings that numbers alone lack, and for what
+    is no array.
+    """
+    if isinstance(values, list | tuple):
+        values = [
+            to_array(f"{key}[{i}]", value)
+            if isinstance(value, list | tuple) or hasattr(value, "__array__")
+            else value
+            for i, value in enumerate(values)
+        ]
+    kind, package = type(values).__qualname__, type(values).__module__.partition(".")[0]
+    own = isinstance(values, np.ndarray | Tensor) and package not in PLAIN
+    if own or (package != "pandas" and (hasattr(values, "units") or hasattr(values, "unit"))):
+        allowed = "its numbers alone, as a numpy.ndarray or a torch.Tensor"
+        raise UserError(f"{key} is a {kind}, with units or another meaning", allowed=allowed)
+    mask = np.asarray(values.mask if isinstance(values, np.ma.MaskedArray) else False)
+    if mask.dtype == bool and mask.any():
+        cell = ", ".join(map(str, np.argwhere(mask)[0]))
+        what = f"{key}[{cell}]" if cell else key
+        raise UserError(f"{what} is masked, so it has no value", allowed="fill or remove it")
+    try:
+        if isinstance(values, Tensor):
+            values = values.detach().to_dense().cpu().resolve_conj().resolve_neg()
+            values = values.float() if values.dtype == torch.bfloat16 else values
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:  # rows of unlike length; quantised
+        raise UserError(
+            f"{key} is no array: {str(error).splitlines()[0]}",
+            allowed="what numpy.asarray takes",
+        ) from None

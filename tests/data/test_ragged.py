@@ -68,7 +68,7 @@ def data_of(n_owners: int) -> Dataset:
     [
         {"partition": "natural"},
         {"partition": "natural_grouped"},
-        {"partition": "natural", "drift": {"at": 2, "swap": [[0, 1]]}},
+        {"partition": "natural", "drift": {"at": 2, "swap": [["a", "b"]]}},
     ],
     ids=["natural", "natural_grouped", "drift"],
 )

@@ -66,7 +66,8 @@ def test_every_partition_divides_them(name: str, y: Any) -> None:
     present, options = np.unique(data.dataset.strata.train).tolist(), OPTIONS.get(name, {})
     clients = len(present) if name in ("mixed", "two_classes") else 4
     if name == "by_classes":
-        options = {"classes": [present[k::2] for k in (0, 1, 0, 1)]}
+        names = [data.dataset.strata.names[one] for one in present]
+        options = {"classes": [names[k::2] for k in (0, 1, 0, 1)]}
     split = nd.partition(data, name, clients=clients, validation=0.1, **options)
     held = np.concatenate(split.indices.clients)
     assert len(np.unique(held)) == len(held) and split.table.to_numpy().sum() == len(held)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import to_array
+from fedml_noniid.plugins.data.inputs import to_array
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.own_code import call

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import MISSING, UserError
 from fedml_noniid.plugins.core.options import check_options
-from fedml_noniid.plugins.data.checks import known, to_array
+from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
-from fedml_noniid.plugins.data.inputs import Input, described, is_bytes, joined
+from fedml_noniid.plugins.data.inputs import Input, described, is_bytes, joined, to_array
 from fedml_noniid.plugins.data.precision import narrowed
 from fedml_noniid.plugins.data.readers import user_data
 
