@@ -29,7 +29,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEVICE = torch.device("cuda")
@@ -127,6 +127,8 @@ def _item(value: Tensor) -> float | int | bool:
 def _list(values: Tensor) -> Any:
     """One wait, where the stand-in for a value would be one per value."""
     values.cpu()
+    if values.dtype == torch.int64:  # positions, such as those of clients, of which none is twice
+        return (1 + np.arange(values.numel())).reshape(values.shape).tolist()
     return np.full(values.shape, _item(values)).tolist()
 
 
@@ -168,7 +170,7 @@ def fake_gpu() -> Iterator[Watch]:
         patch("torch._functorch.eager_transforms._autograd_grad", _zeros),
         patch.object(torch.Tensor, "pin_memory", lambda self, *_: self),
         patch.object(torch.cuda, "_lazy_init", lambda: None),
-        patch.object(torch.Tensor, "tolist", _list),
+        patch.object(FakeTensor, "tolist", _list),
         warnings.catch_warnings(),
         FakeTensorMode(allow_non_fake_inputs=True),
         watch,

@@ -125,7 +125,7 @@ def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> Non
 
     search.tuning(config.load(place.root))  # refuses before the data are prepared
     _repro(place, "prepare")
-    from fedml_noniid.pipelines.experiment.search import in_words
+    from fedml_noniid.pipelines.experiment.values import in_words
     from fedml_noniid.pipelines.stages.tune import tune as tuned
     from fedml_noniid.pipelines.tools.repro import exclusively
     from fedml_noniid.plugins.metrics import metric_of

@@ -41,13 +41,19 @@ from fedml_noniid.pipelines.experiment.config import (
     Values,
 )
 from fedml_noniid.pipelines.experiment.provenance import digest
+from fedml_noniid.pipelines.experiment.values import (
+    cells,
+    edge,
+    edges,
+    fingerprint,
+    in_words,
+    numbers,
+)
 from fedml_noniid.plugins.core.errors import UserError, together
 from fedml_noniid.plugins.core.options import validated
 from fedml_noniid.plugins.rates import Rate
 
 BASE = "fedavg"
-# Settings of `train` that choose no values: how a machine computes, and what it also measures.
-OF_MACHINE = {"engine", "device", "threads", "observe", "evaluate_every"}
 EXAMPLE = "tune: {trials: 3, seeds: [100], grid: {train: {lr: [0.03, 0.1, 0.3]}}}"
 MAX_EXTENSIONS = 2  # points of a recipe beyond its grid
 MIN_VALUES = 2  # of each recipe in each rung
@@ -293,9 +299,9 @@ class Search:
             own = [point for point in tried if point.recipe == recipe]
             best = [one.point for one in ranked if one.rank[:2] == ranked[0].rank[:2]]
             axes, points = _axes(own), []
-            for section, key in _keys(axes):
+            for section, key in cells(axes):
                 values = axes[section][key]
-                ends = {_edge(point.values[section][key], values) for point in best}
+                ends = {edge(point.values[section][key], values) for point in best}
                 if len(ends) == 1 and None not in ends:
                     beyond = {key: _next(values, "largest" in ends)}
                     changed = best[0].values | {section: best[0].values[section] | beyond}
@@ -472,59 +478,26 @@ def _drawn(grid: Sequence[Point], seed: int, trials: int) -> list[Point]:
 
 def _cells(point: Point) -> list[tuple[str, str, str]]:
     """(section, key, value as text) of all its values."""
-    return [(*key, repr(point.values[key[0]][key[1]])) for key in _keys(point.values)]
-
-
-def in_words(values: Mapping[str, Mapping[str, Any]]) -> str:
-    """`lr 0.1, fnr.p 0.5`: those of `train` by their key alone."""
-    return ", ".join(
-        f"{key if section == 'train' else f'{section}.{key}'} {values[section][key]}"
-        for section, key in _keys(values)
-    )
-
-
-def edges(values: Values, tried: Axes) -> list[str]:
-    """`lr 0.3 is the largest`, for each number that is at an end of those tried."""
-    return [
-        f"{in_words({section: {key: values[section][key]}})} is the {end}"
-        for section, key in _keys(values)
-        if (end := _edge(values[section][key], tried[section][key]))
-    ]
-
-
-def _keys(sections: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    return [(section, key) for section, keys in sections.items() for key in keys]
+    return [(*key, repr(point.values[key[0]][key[1]])) for key in cells(point.values)]
 
 
 def _axes(points: Iterable[Point]) -> Axes:
     """All values of the points, each once, numbers in ascending order."""
     axes: Axes = {}
     for point in points:
-        for section, key in _keys(point.values):
+        for section, key in cells(point.values):
             values, value = axes.setdefault(section, {}), point.values[section][key]
             values[key] = sorted(
                 [value, *(x for x in values.get(key, ()) if x != value)],
-                key=lambda x: (_numbers([x]), repr(x)),
+                key=lambda x: (numbers([x]), repr(x)),
             )
     return axes
-
-
-def _numbers(values: Iterable[Any]) -> list[float]:
-    return [x for x in values if isinstance(x, int | float) and not isinstance(x, bool)]
-
-
-def _edge(value: Any, tried: Sequence[Any]) -> str | None:
-    """`smallest` or `largest`, if a number is at an end of at least two."""
-    numbers = _numbers(tried)
-    if len(numbers) < 2 or not _numbers([value]) or min(numbers) < value < max(numbers):
-        return None
-    return "smallest" if value == min(numbers) else "largest"
 
 
 def _next(tried: Sequence[Any], at_top: bool) -> float:
     """The next number beyond an end: the last ratio again, or the last difference if one of the
     two is not above 0."""
-    *_, inner, edge = sorted(_numbers(tried), reverse=not at_top)
+    *_, inner, edge = sorted(numbers(tried), reverse=not at_top)
     is_ratio = min(inner, edge) > 0
     value = float(f"{edge * edge / inner if is_ratio else 2 * edge - inner:.3g}")
     return int(value) if {type(inner), type(edge)} == {int} and value.is_integer() else value
@@ -548,20 +521,4 @@ def record(search: Search, result: Result, recipe: str, samples: int) -> Tuned:
         runner_up=round(full[1].metric, 6) if len(full) > 1 else None,
         samples=samples,
         settings=fingerprint(search.settings, recipe, values, search.scenario),
-    )
-
-
-def fingerprint(settings: Config, recipe: str, chosen: Values, scenario: str) -> str:
-    """Hash of the settings under which values were chosen: data, scenario, training, the recipe's
-    other values."""
-    others = {
-        section: {key: value for key, value in keys.items() if key not in chosen.get(section, {})}
-        for section, keys in settings.recipes[recipe].values.items()
-    }
-    return digest(
-        settings.data.model_dump(exclude={"root"}),
-        settings.scenarios[scenario].model_dump() if scenario in settings.scenarios else None,
-        settings.train.model_dump(exclude=OF_MACHINE | set(chosen.get("train", {}))),
-        settings.composition(recipe),
-        {section: keys for section, keys in others.items() if keys},
     )

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedml_noniid.pipelines.experiment import search
 from fedml_noniid.pipelines.experiment.config import Config, Tuned
 from fedml_noniid.pipelines.experiment.results import ItemResult
+from fedml_noniid.pipelines.experiment.values import edges, fingerprint, in_words
 from fedml_noniid.pipelines.reporting.text import NONE, seeds
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.metrics import metric_of
@@ -39,7 +39,7 @@ class Chosen:
         """The chosen numbers that are the smallest or the largest of those tried."""
         if self.tuned is None:
             return []
-        return search.edges(self.tuned.chosen, self.tuned.tried)
+        return edges(self.tuned.chosen, self.tuned.tried)
 
     @property
     def budget(self) -> int | None:
@@ -60,7 +60,7 @@ def chosen(settings: Config) -> list[Chosen]:
     return [
         Chosen(
             name,
-            search.in_words(_values(settings, name)),
+            in_words(_values(settings, name)),
             tuple(_changed(settings, name)),
             settings.recipes[name].tuned,
             _state(settings, name),
@@ -137,5 +137,5 @@ def _state(settings: Config, name: str) -> str:
         values.get(section, {}) | keys != values.get(section) for section, keys in chosen.items()
     ):
         return CHANGED
-    now = search.fingerprint(settings, name, chosen, entry.tuned.scenario)
+    now = fingerprint(settings, name, chosen, entry.tuned.scenario)
     return YES if now == entry.tuned.settings else OTHER
