@@ -71,7 +71,7 @@ def simulated(engine: str, form: str, timed: Timed) -> Simulation:
         drawn = {k for t in range(1, ROUNDS + 1) for k in plan.draw_cohort(t, n)}
         for client in sorted(drawn):
             memory.put_row(client, one)
-        memory.end_round(())
+        memory.committed()
     return made
 
 

@@ -6,10 +6,10 @@ dead and still computes disturbs nobody. Whoever goes on takes the newest checkp
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import shutil
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -19,7 +19,8 @@ from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 
 RESUME = ".resume"
 STATE, ROUNDS = "checkpoint.safetensors", "checkpoint.rounds"  # the two files of a checkpoint
-MEMORY = "checkpoint.memory"  # and its folder, where clients' memories lie on disk
+MEMORY = "checkpoint.memory"  # and its file, where clients' memories lie on disk
+COPIED = 2**24  # bytes at a time
 
 
 def folder_of(repository: Path, fingerprint: str) -> Path:
@@ -38,22 +39,33 @@ def checkpoints(folder: Path, fingerprint: str, attempt: str = "") -> Checkpoint
     if rounds_at(newest) > rounds_at(own):
         # The state comes first: what the other attempt adds to its rounds meanwhile is cut off.
         state, rounds = (newest / STATE).read_bytes(), (newest / ROUNDS).read_bytes()
-        _link_all(newest / MEMORY, own / MEMORY)
+        if (newest / MEMORY).exists():
+            write_whole(own / MEMORY, partial(_copy_sparse, newest / MEMORY))
         if (newest / STATE).read_bytes() != state:
-            # It still runs, and may have removed files before they had a second name.
+            # It still runs, and may have replaced rows before they were copied.
             return checkpoints(folder, fingerprint, attempt)
         write_whole(own / ROUNDS, rounds)
         write_whole(own / STATE, state)
     return Checkpoints(own / STATE, fingerprint)
 
 
-def _link_all(source: Path, target: Path) -> None:
-    """Gives the segments of a folder second names in another: they are never changed."""
-    shutil.rmtree(target, ignore_errors=True)
-    for file in source.glob("*.safetensors"):
-        target.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            os.link(file, target / file.name)
+def _copy_sparse(source: Path, target: str) -> None:
+    """Copies a file without its holes: clients that were never asked take no space."""
+    with source.open("rb") as file, open(target, "wb") as copy:
+        end, hole = file.seek(0, os.SEEK_END), 0
+        copy.truncate(end)
+        while hole < end:
+            try:
+                begin = file.seek(hole, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                break  # a hole up to the end
+            hole = min(end, file.seek(begin, os.SEEK_HOLE))
+            for offset in range(begin, hole, COPIED):
+                file.seek(offset)
+                copy.seek(offset)
+                copy.write(file.read(min(COPIED, hole - offset)))
 
 
 def rounds_at(folder: Path) -> int:

@@ -20,7 +20,6 @@ from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.data.files import append
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
-from fedml_noniid.plugins.engines.segments import Manifest
 
 HEAD = (
     "round",
@@ -28,7 +27,6 @@ HEAD = (
     "callbacks",
     "differs",
     "notes",
-    "manifest",
 )  # fields of a Checkpoint that are stored as JSON
 LENGTH = 8  # bytes of the number before each block of rounds
 
@@ -37,15 +35,13 @@ class Checkpoint(NamedTuple):
     """Holds a run between two rounds."""
 
     round: int  # rounds done
-    trees: Tree  # server, memory, evaluated
+    trees: Tree  # server, evaluated, and memory or on_disk, see `engines.memory`
     stopped: str  # why a callback has ended the run; "" if none has
     callbacks: list[dict[str, Any]]  # their states
     rows: list[dict[str, float]]  # of rounds.csv
     recorded: list[Params]  # of each row: what else was recorded, by name
     differs: bool  # whether the evaluated model differs from the sent one
     notes: dict[str, Any] = {}  # noqa: RUF012, never changed in place. As JSON: what a runtime adds
-    # Where the clients' memories lie in files of their own: these, see `engines.segments`.
-    manifest: Manifest | None = None
 
 
 class Checkpoints:
@@ -94,7 +90,7 @@ class Checkpoints:
         self._written, self._size, self._digest = len(checkpoint.rows), size, digest
 
     def read(self, like: Tree) -> Checkpoint:
-        """Reads back into the structure `like`.
+        """Reads back into the structure `like`, which has "memory" and "on_disk".
 
         UserError for a damaged file, or another configuration's.
         """
@@ -115,8 +111,8 @@ class Checkpoints:
                 f"({_shown(made_by)}; this run has "
                 f"{_shown(self.made_by)}); delete it, or restore what it was made with"
             )
-        if head["manifest"] is not None:
-            like = like | {"memory": {}}
+        other = "memory" if any(key.startswith("on_disk/") for key in flat) else "on_disk"
+        like = {key: tree for key, tree in like.items() if key != other}
         expected = flatten(like)
         if expected.keys() != flat.keys() or any(
             expected[key].shape != flat[key].shape for key in flat

@@ -25,11 +25,11 @@ from fedml_noniid.plugins.data.batches import Order, epochs, in_order
 from fedml_noniid.plugins.data.ragged import lists_of
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import Streams, key
+from fedml_noniid.plugins.engines.client_state_file import Places
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.memory import Memory, memory_for
 from fedml_noniid.plugins.engines.personal import PERSONAL
 from fedml_noniid.plugins.engines.plan import Plan, Start
-from fedml_noniid.plugins.engines.segments import Places
 from fedml_noniid.plugins.engines.storage import numbers as numbers
 from fedml_noniid.plugins.engines.storage import to_device as to_device
 from fedml_noniid.plugins.engines.streaming import Sums

@@ -6,7 +6,7 @@ Engines replace rows in place. Everything else in a simulation is pure.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,14 +14,13 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import known
 from fedml_noniid.plugins.core.trees import Tree, leaves, n_bytes, row, tree_map
-from fedml_noniid.plugins.engines.plan import Plan
-from fedml_noniid.plugins.engines.segments import (
-    Manifest,
-    OnDisk,
+from fedml_noniid.plugins.engines.client_state_file import (
+    ClientStateFile,
     Places,
     memory_digests,
     memory_sha256,
 )
+from fedml_noniid.plugins.engines.plan import Plan
 from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, numbers, replace_row
 
 LOG = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ def memory_for(plan: Plan, first: Tree, places: Places) -> Memory:
         "the memories of %d clients (%.1f GB) lie on disk; memory_mb is %d, clients_memory is %s",
         *(n, size / 1e9, plan.memory_mb, plan.clients_memory),
     )
-    return OnDisk(first, places, plan.cohort)
+    return ClientStateFile(first, places, plan.cohort)
 
 
 class InMemory:
@@ -54,7 +53,7 @@ class InMemory:
     def __init__(self, first: Tree, places: Places) -> None:
         """`places`: client -> its row."""
         self.first, self.at_once, self._places = first, len(places), places
-        self._folder = Path()
+        self._path = Path()
         self._last: tuple[tuple[int, ...], Tensor] = ((), torch.empty(0))
         n = len(places)
         self._tree: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
@@ -91,37 +90,24 @@ class InMemory:
         storage = SharedStorage(n_bytes(self._tree) + ALIGNED * n_leaves)
         self._tree = storage.get(storage.put(self._tree))
 
-    def hold(self, clients: Sequence[int]) -> Mapping[int, int]:
-        """Has the rows of these clients in shared memory; returns what `follow` takes."""
-        return {}
-
-    def follow(self, held: Mapping[int, int]) -> None:
-        """In a forked process: finds the rows where the first process holds them."""
-
-    def end_round(self, cohort: Sequence[int]) -> None:
-        """The rows are those after a round. `cohort`: the clients of the next one."""
-
-    def keep_in(self, folder: Path, fresh: bool) -> None:
-        """Names the folder of the run's files. `fresh`: what is there is of no use."""
-        self._folder = folder
+    def keep_in(self, path: Path, fresh: bool) -> None:
+        """Names the file for rows on disk. `fresh`: what is in it is of no use. Raises
+        UserError."""
+        self._path = path
 
     def state(self) -> Tree:
-        """What a checkpoint has of the memories beside the manifest."""
-        return self._tree
-
-    def manifest(self) -> Manifest | None:
-        """The files that have the rest, once they are on the disk; None: there are none."""
-        return None
+        """The trees of a checkpoint: "memory", or the "on_disk" of rows that are on the disk."""
+        return {"memory": self._tree}
 
     def committed(self) -> None:
-        """The checkpoint with the last manifest is on the disk."""
+        """The checkpoint with the last state is on the disk."""
 
-    def resume(self, manifest: Manifest) -> None:
-        """Goes on with the files of a manifest. Raises UserError."""
-        files = OnDisk(self.first, self._places, 1)
-        files.keep_in(self._folder, fresh=False)
-        files.resume(manifest)
-        self._tree = files.whole()
+    def resume(self, on_disk: Tree) -> None:
+        """Goes on with the rows in the file. Raises UserError."""
+        file = ClientStateFile(self.first, self._places, 1)
+        file.keep_in(self._path, fresh=False)
+        file.resume(on_disk)
+        self._tree = file.whole()
 
     def sha256(self) -> str:
         """SHA-256 of the rows of all clients, hexadecimal; the same in every form."""
@@ -137,4 +123,4 @@ class InMemory:
         return self._last[1]
 
 
-Memory = InMemory | OnDisk
+Memory = InMemory | ClientStateFile

@@ -20,7 +20,7 @@ from fedml_noniid.plugins.core.component import Ask, Reply, Server
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.data.streams import key
-from fedml_noniid.plugins.engines import client_tests
+from fedml_noniid.plugins.engines import client_state_file, client_tests
 from fedml_noniid.plugins.engines.accounting import Accounting
 from fedml_noniid.plugins.engines.callbacks import (
     Callback,
@@ -155,9 +155,6 @@ class Run:
         self.state, self.evaluated, self.done = done.state, done.evaluated, t
         self.rows.append(row)
         self.recorded.append(recorded)
-        if self.clients is not None:
-            next_one = () if self.over else self.plan.draw_cohort(t + 1, len(self.everybody))
-            self.clients.memory.end_round(next_one)
         for callback in self.callbacks:
             call_hook(callback, "on_round", self, row)
         return row
@@ -173,7 +170,6 @@ class Run:
             self.recorded,
             self.evaluated is not None,
             self.notes,
-            None if self.clients is None else self.clients.memory.manifest(),
         )
 
     def kept(self) -> list[dict[str, Any]]:
@@ -190,32 +186,34 @@ class Run:
         self.evaluated = found.trees["evaluated"] if found.differs else None
         self.rows, self.recorded, self.notes = found.rows, found.recorded, found.notes
         if self.clients is not None:
-            memory = self.clients.memory
-            if found.manifest is None:
-                memory.restore(found.trees["memory"])
+            memory, trees = self.clients.memory, found.trees
+            if "on_disk" in trees:
+                memory.resume(trees["on_disk"])
             else:
-                memory.resume(found.manifest)
+                memory.restore(trees["memory"])
         for callback, state in zip(self.callbacks, found.callbacks, strict=True):
             call_hook(callback, "restore", state)
 
     @property
     def trees(self) -> Tree:
         """The trees of a checkpoint."""
-        return {
+        memory: Tree = {"memory": {}} if self.clients is None else self.clients.memory.state()
+        return memory | {
             "server": self.state._asdict(),
-            "memory": {} if self.clients is None else self.clients.memory.state(),
             # The sent model stands in where it is the evaluated one.
             "evaluated": self.state.params if self.evaluated is None else self.evaluated,
         }
 
     @property
     def structure(self) -> Tree:
-        """The structure of the trees, with those of all memories."""
+        """The structure of the trees, with the memories in RAM and on disk."""
         whole: Tree = {}
+        on_disk: Tree = {}
         if self.clients is not None:
             n = len(self.clients.row)
             whole = tree_map(lambda leaf: leaf.expand(n, *leaf.shape), self.clients.memory.first)
-        return self.trees | {"memory": whole}
+            on_disk = client_state_file.structure(n)
+        return self.trees | {"memory": whole, "on_disk": on_disk}
 
     def _ended(
         self, before: State, done: RoundResult, t: int, last: bool
@@ -333,8 +331,8 @@ class Checkpointing(Callback):
         run.kept()  # now, not after hours
         self.checkpoints.of(run.algorithm.name)
         if run.clients is not None:
-            folder = self.checkpoints.path.with_suffix(".memory")
-            run.clients.memory.keep_in(folder, fresh=not self.checkpoints.exists())
+            path = self.checkpoints.path.with_suffix(".memory")
+            run.clients.memory.keep_in(path, fresh=not self.checkpoints.exists())
         if self.checkpoints.exists():
             run.restore(self.checkpoints.read(run.structure))
 

@@ -90,7 +90,6 @@ class Workers:
 
     def _answer(self, ask: Ask, round_: int) -> Reply:
         """The replies of clients whose memories may be held at a time."""
-        held = self.clients.memory.hold(ask.to)
         sizes = [len(self.clients.indices[client]) for client in ask.to]
         left = sorted(range(len(ask.to)), key=lambda position: (-sizes[position], position))
         self._asks.clear()
@@ -108,7 +107,7 @@ class Workers:
         def give(number: int, first: bool) -> None:
             if piece := self._piece(ask, left, sizes, number):
                 worker = self._workers[number]
-                worker.send((ask.job, ask.to, ask.owner, slots, round_, piece, held, first))
+                worker.send((ask.job, ask.to, ask.owner, slots, round_, piece, first))
                 busy[worker.connection] = number, piece
 
         for number in range(self.processes):
@@ -135,7 +134,7 @@ class Workers:
         sums = self.clients.sums(ask)
         for number in {self._home[client] for client in ask.to}:
             worker = self._workers[number]
-            worker.send((SUMS, ask.to, "", {}, 0, [], None, True))
+            worker.send((SUMS, ask.to, "", {}, 0, [], True))
             sums.absorb(worker.answers.get(worker.receive()))
         return sums.parts
 
@@ -238,14 +237,13 @@ def _work(
     torch.set_num_threads(1)
     try:
         while True:
-            job, to, owner, slots, round_, piece, held, first = connection.recv()
+            job, to, owner, slots, round_, piece, first = connection.recv()
             if first:
                 answers.clear()
             try:
                 if job == SUMS and engine.sums is not None:
                     connection.send(answers.put(engine.sums.state()))
                     continue
-                engine.clients.memory.follow(held)
                 ask = Ask(job, to, owner=owner, **asks.get(slots))
                 if first and engine.streams and job == TRAIN:
                     engine.sums = engine.clients.sums(ask)

@@ -17,7 +17,7 @@ def attempt(folder: Path, name: str) -> Simulation:
 
 
 def test_the_memories_on_disk_go_with_the_checkpoint(tmp_path: Path) -> None:
-    """The first attempt is taken for dead, but still runs and removes its old segments."""
+    """The first attempt is taken for dead, but still runs and replaces its rows."""
     first = attempt(tmp_path, "first")
     rows = first.rounds()
     for _ in range(4):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import errno
-import gc
 import hashlib
 import itertools
 import logging
 import os
+import resource
 import shutil
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from resource import RLIMIT_FSIZE
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,11 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import tree_map
-from fedml_noniid.plugins.engines import segments
+from fedml_noniid.plugins.core.trees import n_bytes, tree_map
+from fedml_noniid.plugins.engines import client_state_file
+from fedml_noniid.plugins.engines.client_state_file import ClientStateFile
 from fedml_noniid.plugins.engines.memory import InMemory, Memory, memory_for
 from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.segments import OnDisk
 from fedml_noniid.plugins.engines.simulation import Simulation
 from tests import federation
 
@@ -32,7 +33,7 @@ ROUNDS = 12
 FORMS = ("ram", "disk")
 
 
-def made(recipe: str, path: Path, form: str = "disk", **options: Any) -> Simulation:
+def made(recipe: str, path: Path | None, form: str = "disk", **options: Any) -> Simulation:
     """Two of six clients a round: after some rounds, half of the stored rows are out of date."""
     given: dict[str, Any] = {"rounds": ROUNDS, "cohort": 2, "clients_memory": form} | options
     return federation.simulation(recipe, checkpoint=path, **given)
@@ -44,10 +45,6 @@ def memory_of(of: Simulation) -> Memory:
 
 def rows(of: Simulation) -> dict[str, torch.Tensor]:
     return flatten(memory_of(of).whole())
-
-
-def files(path: Path) -> list[Path]:
-    return sorted(path.with_suffix(".memory").glob("*.safetensors"))
 
 
 @pytest.fixture
@@ -69,7 +66,7 @@ def test_both_forms_have_the_same_bits(recipe: str, how: dict[str, Any], tmp_pat
         for form in FORMS
     )
     assert federation.equal(ram.run(), disk.run())
-    assert isinstance(memory_of(ram), InMemory) and isinstance(memory_of(disk), OnDisk)
+    assert isinstance(memory_of(ram), InMemory) and isinstance(memory_of(disk), ClientStateFile)
     wanted, found = rows(ram), rows(disk)
     assert wanted and all(torch.equal(found[key], leaf) for key, leaf in wanted.items())
     assert memory_of(ram).sha256() == memory_of(disk).sha256()
@@ -87,11 +84,11 @@ def test_the_sha256_is_of_every_row(path: Path) -> None:
 
 def test_a_row_like_the_first_is_told_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """-0.0 equals 0.0 and has other bytes, and so has a row behind those compared at first."""
-    monkeypatch.setattr(segments, "COMPARED", 24)
+    monkeypatch.setattr(client_state_file, "COMPARED", 24)
     values = np.zeros((5, 3), np.float32)
     values[1, 2], values[4, 0] = -0.0, 1.0
     halves = torch.ones(5, 1, dtype=torch.bfloat16)
-    found = segments.memory_digests(
+    found = client_state_file.memory_digests(
         {"of": {"w": torch.from_numpy(values), "b": halves}},
         {"of": {"w": torch.zeros(3), "b": halves[0]}},
         5,
@@ -112,7 +109,6 @@ def test_a_run_goes_on_after_any_round_in_either_form(
                 break
         of = made("scaffold", path, forms[1])
         assert of.start_round == killed_in and federation.equal(of.run(), whole)
-        shutil.rmtree(path.with_suffix(".memory"), ignore_errors=True)
         path.unlink()
 
 
@@ -122,66 +118,57 @@ def test_the_form_goes_by_size_and_the_log_says_it(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.INFO):
         assert isinstance(memory_for(plan, first, dict.fromkeys(range(9), 0)), InMemory)
         assert not caplog.records
-        assert isinstance(memory_for(plan, first, places), OnDisk)
+        assert isinstance(memory_for(plan, first, places), ClientStateFile)
     assert "2049 clients (2.1 GB) lie on disk; memory_mb is 2048" in caplog.text
     with pytest.raises(UserError, match=r"clients_memory.*tape.*auto, ram, disk"):
         federation.simulation("scaffold", clients_memory="tape")
 
 
-def test_a_checkpoint_costs_a_cohort_and_untouched_clients_take_no_space(tmp_path: Path) -> None:
-    """A thousand clients in place of ten: the same bytes, but for the numbers of the clients."""
+def test_untouched_clients_take_no_space_and_a_checkpoint_33_bytes_each(tmp_path: Path) -> None:
+    """A thousand clients in place of ten. Three rounds of two clients write six rows at most, each
+    in two blocks of 4 KiB at most."""
     sizes = []
     for n in (10, 1000):
         path = tmp_path / f"{n}.safetensors"
         made("scaffold", path, of=federation.federation(sizes=(2,) * n), rounds=3).run()
-        sizes.append([file.stat().st_size for file in (path, *files(path))])
-    assert len(sizes[0]) == 4, "the checkpoint and three rounds"
-    assert np.allclose(*sizes, rtol=0, atol=100)
+        sizes.append(path.stat().st_size)
+        assert path.with_suffix(".memory").stat().st_blocks * 512 <= 6 * 2 * 4096
+    assert np.isclose(sizes[1] - sizes[0], 33 * 990, rtol=0, atol=100)
 
 
-def test_segments_are_written_again_until_half_of_their_rows_are_in_use(path: Path) -> None:
-    """Six clients: without compaction, 60 rounds would leave up to 6 segments of one row in use.
-
-    What a checkpoint no longer names is removed one round later.
-    """
-    of = made("scaffold", path, rounds=60)
-    memory = memory_of(of)
-    assert isinstance(memory, OnDisk)
-    for row in of.rounds():
-        if row["round"] > 10:
-            stored = sum(memory._sizes.values())
-            assert sum(memory._in_use.values()) in (5, 6) and stored <= 2 * 6 + 2
-            assert len(files(path)) <= 9
-    assert federation.equal(
-        of.outcome, made("scaffold", path.with_stem("ram"), "ram", rounds=60).run()
-    )
+def test_a_checkpoint_has_the_rows_of_its_round(path: Path) -> None:
+    """Between two checkpoints a client's row is replaced again and again, in one slot."""
+    for row in made("scaffold", path, cohort=6, checkpoint_every=4).rounds():
+        if row["round"] == 7:
+            break
+    of = made("scaffold", path, cohort=6, checkpoint_every=4)
+    wanted = made("scaffold", None, "ram", cohort=6, rounds=4)
+    wanted.run()
+    assert of.start_round == 4
+    assert all(torch.equal(leaf, rows(wanted)[key]) for key, leaf in rows(of).items())
 
 
-def exits_in_save(number: int) -> Callable[[pytest.MonkeyPatch], None]:
-    """A kill in the middle of the `number`-th segment."""
+def test_the_system_may_take_a_part_of_a_row(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def partly(real: Callable[..., int]) -> Callable[..., int]:
+        return lambda file, buffers, offset: real(file, [buffers[0][:7]], offset)
 
-    def arm(patch: pytest.MonkeyPatch) -> None:
-        count, save = itertools.count(1), segments._save
-
-        def cut(name: str, *rest: Any) -> None:
-            save(name, *rest)
-            if next(count) == number:
-                os.truncate(name, os.path.getsize(name) // 2)
-                os._exit(9)
-
-        patch.setattr(segments, "_save", cut)
-
-    return arm
+    wanted = made("scaffold", None, "ram", rounds=3).run()
+    for name in ("preadv", "pwritev"):
+        monkeypatch.setattr(os, name, partly(getattr(os, name)))
+    assert federation.equal(made("scaffold", path, rounds=3).run(), wanted)
 
 
 def exits_in(name: str, number: int) -> Callable[[pytest.MonkeyPatch], None]:
-    """A kill before the `number`-th call of a function of the file system."""
+    """A kill before the `number`-th call of a function of the file system; of a write, in it."""
 
     def arm(patch: pytest.MonkeyPatch) -> None:
         count, real = itertools.count(1), getattr(os, name)
 
         def last(*given: Any, **options: Any) -> Any:
             if next(count) == number:
+                if name == "pwritev":
+                    file, (buffer,), offset = given
+                    real(file, [buffer[: len(buffer) // 2]], offset)
                 os._exit(9)
             return real(*given, **options)
 
@@ -190,13 +177,13 @@ def exits_in(name: str, number: int) -> Callable[[pytest.MonkeyPatch], None]:
     return arm
 
 
-def killed(arm: Callable[[pytest.MonkeyPatch], None], path: Path) -> None:
+def killed(arm: Callable[[pytest.MonkeyPatch], None], path: Path, **how: Any) -> None:
     """Runs in a forked process that the fault ends, as a kill would: nothing is cleaned up."""
     child = os.fork()
     if child == 0:
         with pytest.MonkeyPatch.context() as patch:
             arm(patch)
-            made("scaffold", path).run()
+            made("scaffold", path, **how).run()
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, "the fault was not met"
 
@@ -204,27 +191,32 @@ def killed(arm: Callable[[pytest.MonkeyPatch], None], path: Path) -> None:
 @pytest.mark.parametrize(
     "arm",
     [
-        exits_in_save(1),
-        exits_in_save(8),
-        exits_in_save(11),
+        exits_in("pwritev", 1),
+        exits_in("pwritev", 8),
+        exits_in("pwritev", 30),
+        exits_in("pwritev", 41),
+        exits_in("fsync", 1),
         exits_in("fsync", 7),
         exits_in("fsync", 30),
+        exits_in("replace", 1),
         exits_in("replace", 9),
-        exits_in("replace", 16),
-        exits_in("unlink", 1),
-        exits_in("unlink", 4),
     ],
 )
 def test_a_kill_anywhere_loses_nothing(
     arm: Callable[[pytest.MonkeyPatch], None], path: Path, tmp_path: Path
 ) -> None:
-    """Inside a segment, inside one with rows of others (from the 7th on), around a rename, while
-    old segments are removed."""
+    """Inside a row, before a sync, around the rename of a checkpoint."""
     whole = made("scaffold", tmp_path / "whole").run()
     killed(arm, path)
-    of = made("scaffold", path)
-    assert federation.equal(of.run(), whole)
-    assert not list(tmp_path.glob("run.memory/.*"))
+    assert federation.equal(made("scaffold", path).run(), whole)
+
+
+def test_a_kill_beside_worker_processes_loses_nothing(path: Path) -> None:
+    """They have the file open, and live on for a moment."""
+    how: dict[str, Any] = {"engine": "sequential", "workers": 2}
+    killed(exits_in("replace", 5), path, **how)
+    wanted = made("scaffold", None, "ram").run()
+    assert federation.equal(made("scaffold", path, **how).run(), wanted)
 
 
 @pytest.mark.slow
@@ -271,53 +263,88 @@ def test_a_full_disk_keeps_the_last_round(
     assert federation.equal(made("scaffold", path).run(), whole)
 
 
+def test_a_row_that_the_disk_does_not_take_ends_the_run() -> None:
+    """A limit of the system in place of a full disk."""
+    of, limits = made("scaffold", None), resource.getrlimit(RLIMIT_FSIZE)
+    resource.setrlimit(RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"can't be written \(File too large\); free space"):
+            of.run()
+    finally:
+        resource.setrlimit(RLIMIT_FSIZE, limits)
+
+
 @pytest.fixture
 def begun(path: Path) -> Path:
-    """A segment of a run with a checkpoint after its third round."""
+    """The file of a run with a checkpoint after its third round."""
     made("scaffold", path, rounds=3).run()
-    return files(path)[-1]
+    return path.with_suffix(".memory")
 
 
-@pytest.mark.parametrize("place", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.999])
-def test_one_flipped_bit_is_refused_by_file(place: float, begun: Path, path: Path) -> None:
-    """In the header when the run goes on; in a row when it is read."""
-    content = bytearray(begun.read_bytes())
-    content[int(len(content) * place)] ^= 8
-    begun.write_bytes(content)
-    with pytest.raises(UserError, match=rf"{begun.name}: .*start afresh") as error:
-        rows(made("scaffold", path, rounds=3))
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize("byte", [0, -1])
+def test_one_flipped_bit_is_refused_when_the_row_is_read(
+    byte: int, begun: Path, path: Path
+) -> None:
+    memory, content = memory_of(made("scaffold", path, rounds=3)), begun.read_bytes()
+    assert isinstance(memory, ClientStateFile)
+    for client in np.flatnonzero(memory._slots != client_state_file.NEVER).tolist():
+        damaged = bytearray(content)
+        begin = memory._offset(client, memory._slots[client])
+        damaged[begin + byte % n_bytes(memory.first)] ^= 8
+        begun.write_bytes(damaged)
+        said = rf"{begun.name}: damaged \(the row of client {client} [^\n]*start afresh$"
+        with pytest.raises(UserError, match=said):
+            memory.row(client)
 
 
 def cut(file: Path) -> None:
-    os.truncate(file, file.stat().st_size - 3)
+    os.truncate(file, file.stat().st_size // 2)
 
 
 def other(file: Path) -> None:
-    """The segment of the same number of another run."""
-    path = file.parent.with_name("other")
+    """The file of another run."""
+    path = file.with_name("other")
     made("scaffold", path, rounds=3, seed=9).run()
-    shutil.copy(files(path)[-1], file)
+    shutil.copy(path.with_suffix(".memory"), file)
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("harm", [cut, other, Path.unlink, lambda file: file.write_bytes(b"PK")])
-def test_a_segment_that_is_not_the_checkpoints_is_refused(
-    harm: Callable[[Path], object], begun: Path, path: Path
+def test_a_file_without_the_rows_of_the_checkpoint_is_refused(
+    harm: Callable[[Path], object], form: str, begun: Path, path: Path
 ) -> None:
     harm(begun)
-    with pytest.raises(UserError, match=rf"{begun.name}: .*start afresh") as error:
-        made("scaffold", path, rounds=3)
-    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=rf"{begun.name}: (damaged|missing)[^\n]*start afresh$"):
+        rows(made("scaffold", path, form, rounds=3))
+
+
+def test_a_file_that_another_process_uses_is_refused(begun: Path, path: Path) -> None:
+    first = made("scaffold", path, rounds=5)
+    child = os.fork()
+    if child == 0:
+        try:
+            made("scaffold", path, rounds=5)
+        except UserError as error:
+            os._exit(f"{begun.name}: another run uses it; wait" in str(error))
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert federation.equal(first.run(), made("scaffold", None, "ram", rounds=5).run())
+
+
+def test_a_file_that_cannot_be_opened_is_refused(path: Path) -> None:
+    path.with_suffix(".memory").mkdir()
+    with pytest.raises(UserError, match=r"run.memory: can't be written \(Is a directory\); choose"):
+        made("scaffold", path)
 
 
 def test_a_run_without_checkpoints_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also while it runs: a kill leaves none."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     of = federation.simulation("scaffold", clients_memory="disk")
     of.run()
-    assert len(list(tmp_path.glob("noniid-memory-*/*.safetensors"))) > 1
-    memory_of(of).sha256()  # waits for the last file
-    del of
-    gc.collect()
-    assert list(tmp_path.iterdir()) == []
+    memory = memory_of(of)
+    assert isinstance(memory, ClientStateFile)
+    assert os.fstat(memory._file.fileno()).st_size and not list(tmp_path.iterdir())
