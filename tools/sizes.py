@@ -16,13 +16,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
-# Statements at most: of files, or of all files below folders.
+# Statements at most: of files, or of all files below folders. Four were raised for what is refused
+# now and was silent before, with its tests: a user's network beside plain torch, FedML's keys and
+# loaders, values of hooks, masked and large numbers. Before: 21749, 22760, 1440 and 1663.
 STATEMENTS = {
-    SOURCE: 21749,
-    TESTS: 22760,
-    ("plugins/core",): 1440,
+    SOURCE: 22060,
+    TESTS: 23664,
+    ("plugins/core",): 1479,
     ("plugins/privacy",): 129,
-    ("plugins/silo",): 1663,
+    ("plugins/silo",): 1807,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,
