@@ -193,7 +193,7 @@ MISTAKES = {
         return scale(0.1, sub(w, client.params))
 """,
         {"state"},
-        "another structure, shape or dtype",
+        "tensors with the names, shapes and dtypes of the server's",
     ),
 }
 
@@ -235,13 +235,17 @@ def test_a_sound_method_holds_and_the_rest_says_why(place: Path) -> None:
 
 def test_a_method_that_draws_for_clients_depends_on_their_numbers(place: Path) -> None:
     """Soundly: its keys are those of clients."""
-    imported = "from fedml_noniid.plugins.core.randomness import normal\n"
+    imported = (
+        "from fedml_noniid.plugins.core.randomness import normal\n"
+        "from fedml_noniid.plugins.core.trees import tree_map\n"
+    )
     body = """
     def prepare(self, client):
-        return {"z": normal(client.key, 1)[0]}
+        z = normal(client.key, 1)[0]
+        return {"z": tree_map(lambda leaf: z.to(leaf.dtype).expand(leaf.shape), client.params)}
 
     def gradient_term(self, w, client):
-        return scale(client.prepared["z"], sub(w, client.params))
+        return tree_map(torch.mul, client.prepared["z"], sub(w, client.params))
 """
     own_package.write(place, "stranger", imported + HEAD + body)
     with pytest.raises(NotTriedError, match="draws random numbers, which go by the client"):

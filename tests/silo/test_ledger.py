@@ -126,6 +126,7 @@ def test_a_replay_does_not_touch_the_ledger(tmp_path, all_kits):
     message = world.pair("dpsgd", DPSGD)[0].get_model_params()
     network, classes = Model(world.network(False)), make_pair("dpsgd")
     args, shard = world.args("dpsgd", DPSGD, False), world.shards_of()[1]
+    args.rank = shard.rank  # as FedML has it
     process = SimpleNamespace(
         rank=1,
         folder=tmp_path,
