@@ -21,7 +21,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # loaders, values of hooks, masked and large numbers. Before: 21749, 22760, 1440 and 1663.
 STATEMENTS = {
     SOURCE: 22060,
-    TESTS: 23665,
+    TESTS: 23666,
     ("plugins/core",): 1479,
     ("plugins/privacy",): 129,
     ("plugins/silo",): 1807,

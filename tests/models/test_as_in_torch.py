@@ -22,6 +22,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 import fedml_noniid as nd
+from fedml_noniid.plugins import own_code
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.models import build, name_of
 from fedml_noniid.plugins.models.forward import Forward
@@ -602,9 +603,12 @@ SLOW = (
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
-def test_torchvisions_architectures_train_as_in_torch(name: str) -> None:
+def test_torchvisions_architectures_train_as_in_torch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without dropout, in float64: batch norms of few numbers magnify rounding, so that float32
     says nothing about many of them, in plain torch either."""
+    monkeypatch.setattr(own_code, "_given", {})  # it would keep all networks in memory
     models = pytest.importorskip("torchvision").models
     options: dict[str, Any] = {"googlenet": {"aux_logits": False}}.get(name, {})
     if name.startswith("vit"):
