@@ -119,8 +119,8 @@ class DataSettings(OpenSection):
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """The data set with the defaults of what is not given; not where it lies. What Python holds
-        has no reader."""
+        """Returns the settings of the data set, defaults too, without its folder. Data that Python
+        holds have no reader."""
         is_read = self.name in datasets.DATASETS or names_code(self.name)
         shared = defaults_of(datasets.Preprocessing) if is_read else {}
         options = defaults_by_name(self.name, datasets.DATASETS) | shared

@@ -46,7 +46,7 @@ def test_columns_are_centred_in_float64(kind: str, first: np.ndarray) -> None:
     x = np.column_stack([first, OTHER])
     wanted = ((x - x[:160].mean(0)) / x[:160].std(0)).astype(np.float32)
     for part, rows in (("train", slice(160)), ("test", TEST)):
-        found = data.dataset.normalised(part)  # type: ignore[arg-type]
+        found = data.dataset.normalised(part)
         assert found.dtype is torch.float32
         np.testing.assert_allclose(found, wanted[rows], atol=1e-5)
     assert not [note for note in data.notes if "float32" in note or "constant" in note]
@@ -74,7 +74,7 @@ def test_new_samples_and_a_saved_data_set_keep_the_numbers(tmp_path: Path) -> No
 def test_a_note_says_where_float32_loses_values(
     first: np.ndarray, normalise: str, counts: tuple[int, int] | None
 ) -> None:
-    data = nd.from_frame(frame(first), frame(first), label="y", normalise=normalise)  # type: ignore[arg-type]
+    data = nd.from_frame(frame(first), frame(first), label="y", normalise=normalise)
     (note,) = [note for note in data.notes if "float32" in note]
     assert "different values apart in column 'time', after `normalise`" in note
     if counts is not None:
