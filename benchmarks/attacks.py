@@ -33,6 +33,7 @@ from benchmarks.mutations import mutated
 from benchmarks.report import render
 from fedml_noniid.contract import silos
 from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.core.errors import one_line
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.engines import absences
@@ -49,7 +50,6 @@ from fedml_noniid.plugins.silo import (
     wire,
 )
 from fedml_noniid.plugins.silo.coordinator import Coordinator
-from fedml_noniid.plugins.silo.exit_codes import one_line
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.stream import SERVICE
@@ -471,7 +471,8 @@ class LyingServer:
                 return frames[: len(frames) - len([*rest])], ends
 
     def _of_welcome(self, frames: Iterator[bytes]) -> str | None:
-        """What a Welcome ends the stream for; None if it ends the silo: another run is at work."""
+        """What a Welcome ends the stream for; None if it names another run: a silo that knows none
+        yet would stay with that one."""
         heads: list[wire.Welcome] = []
 
         def check(message: Any) -> None:
@@ -482,7 +483,8 @@ class LyingServer:
         return None if heads and heads[0].run != "a run" else ends
 
     def _of_task(self, frames: Iterator[bytes]) -> str | None:
-        """What a task ends the stream for; None if it ends the silo: the run is over."""
+        """What a task ends the stream for; None if it ends the silo, which believes that the run is
+        over."""
         heads: list[wire.Task] = []
         self._said = None
 
@@ -498,7 +500,10 @@ class LyingServer:
             heads.append(message.head)
 
         ends = refusal_of(frames, wire.Task, check, look)
-        return None if heads and heads[0].kind != "ask" else ends
+        if heads and heads[0].kind == "over":
+            look(heads[0], {})
+            return None if self._said is None else self._said.name
+        return "stop" if heads and heads[0].kind == "stop" else ends
 
 
 def _until_it_leaves(requests: Iterator[bytes]) -> None:

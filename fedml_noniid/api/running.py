@@ -24,7 +24,7 @@ from fedml_noniid.pipelines.experiment.partitioning import assign
 from fedml_noniid.pipelines.experiment.progress import Display, RoundReport, report
 from fedml_noniid.pipelines.experiment.training import SECONDS, trained
 from fedml_noniid.pipelines.experiment.workers import side_by_side
-from fedml_noniid.plugins.core.errors import NonFiniteError, UserError, shown
+from fedml_noniid.plugins.core.errors import Mistake, NonFiniteError, UserError, shown
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.engines.callbacks import Callback, OnRow
 from fedml_noniid.plugins.engines.simulation import resolve_device
@@ -116,8 +116,8 @@ def sweep(
     given = {"seeds": seeds, "processes": processes, **options}
     results = Results(_results("sweep", recipes, data, given, over or {}, progress, folder))
     if not any(result.files for result in results):
-        raise NonFiniteError(
-            "\n".join(f"sweep: {what}: {reason}" for what, reason in results.failed.items())
+        raise NonFiniteError.of(
+            Mistake(f"sweep: {what}: {reason}") for what, reason in results.failed.items()
         )
     for what, reason in results.failed.items():
         warnings.warn(f"{what} has no result: {reason}", stacklevel=3)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedml_noniid.cli import site
-from fedml_noniid.cli.verb import Root, group, verb, workspace
+from fedml_noniid.cli.verb import Root, group, say, verb, workspace
 from fedml_noniid.pipelines import edge
 from fedml_noniid.plugins.core.errors import UserError
 
@@ -122,7 +122,7 @@ def show(out: Out) -> None:
     """
     from fedml_noniid.plugins.kits import authority
 
-    sys.stdout.write(authority.show(out))
+    say(authority.show(out))
 
 
 def config(
@@ -166,8 +166,9 @@ def server(config: Config) -> None:
 
     It prints a line per round, and the SHA-256 of the final weights.
 
-    Exit codes: 0 the run is over, 1 it broke down, 2 wrong input, 3 too few silos answered, 4 not
-    admitted, 5 no contact, 6 stopped on request. After 1, 3, 5 and 6 the same command goes on.
+    Exit codes: 0 the run is over, 1 it broke down, 2 wrong input, 3 too few silos answered, 4 the
+    policy refuses the study, 5 no contact, 6 stopped on request. After 1, 3, 5 and 6 the same
+    command goes on.
     """
     from fedml_noniid.plugins.silo import launch
 
@@ -180,8 +181,9 @@ def silo(
 ) -> None:
     """Run one silo. It trains on its own data file; samples never leave it.
 
-    Exit codes: 0 the run is over, 1 it broke down, 2 wrong input, 3 too few silos answered, 4 not
-    admitted, 5 no contact, 6 stopped on request. After 1, 3, 5 and 6 the same command goes on.
+    Exit codes: 0 the run is over, 1 it broke down, 2 wrong input, 3 too few silos answered, 4 the
+    policy refuses the study, 5 no contact, 6 stopped on request. After 1, 3, 5 and 6 the same
+    command goes on.
     """
     if rank < 1:
         raise UserError(f"--rank {rank}: silos begin at 1; `noniid deploy server` runs the server")
@@ -198,7 +200,7 @@ def status(config: Config) -> None:
     from fedml_noniid.plugins.silo import exit_codes, launch
 
     try:
-        typer.echo(launch.status(config))
+        say(launch.status(config))
     except UserError as error:
         edge.tell(error)
         raise typer.Exit(exit_codes.code(error)) from None

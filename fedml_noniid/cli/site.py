@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedml_noniid.cli.verb import group, verb
+from fedml_noniid.cli.verb import group, say, verb
 from fedml_noniid.plugins.core.errors import UserError
 
 Study = Annotated[Path, typer.Argument(metavar="FILE", help="The study file.")]
@@ -132,28 +132,29 @@ def sign(
 
 def show(
     path: Study = STUDY,
-    rank: Annotated[int | None, typer.Option(min=1, help="Rank of this silo.")] = None,
-    config: Annotated[Path | None, typer.Option(help="fedml_config.yaml of this silo.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Rank of this process.")] = None,
+    config: Annotated[Path | None, typer.Option(help="fedml_config.yaml of this process.")] = None,
 ) -> None:
-    """Show a study, once its signature is checked.
+    """Show a study, once its signature is checked. No code that it names is imported.
 
-    With the rank and the configuration of a silo, its policy is asked too, and its data file and
-    its code are checked. Nothing is run.
+    With rank and configuration, the policy of that process is asked first. If it admits the study,
+    data file and code are checked too, and packages that the policy lists are imported. Nothing is
+    run.
     """
-    from fedml_noniid.plugins.site.study import Signed, text
+    from fedml_noniid.plugins.site.study import read_signed, shown_text
 
     if (rank is None) != (config is None):
-        raise UserError("--rank and --config go together: they name the silo whose policy is asked")
-    if rank is None or config is None:
-        signed, said = Signed.read(path), "no policy was asked"
-    else:
+        raise UserError("--rank and --config go together: they name a process with a policy")
+    said = "no policy was asked"
+    if rank is not None and config is not None:
         from fedml_noniid.plugins.silo.launch import Process
 
-        agreed = Process.of(rank, config).agreed
-        signed, said = agreed.signed, f"{agreed.deployment.comm_args.policy} admits it"
-        if Signed.read(path).sha256 != signed.sha256:
+        comm = Process.of(rank, config).agreed.deployment.comm_args
+        if read_signed(path) != read_signed(Path(comm.study)):
             raise UserError(f"{config}: comm_args.study names another study than {path}")
-    sys.stdout.write(f"{text(signed.study)}# signed by {signed.owner}; {said}\n")
+        said = f"{comm.policy} admits it"
+    text, owner = shown_text(path)
+    say(f"{text}# signed by {owner}; {said}")
 
 
 def policy(
@@ -164,7 +165,10 @@ def policy(
     name: Annotated[str, typer.Option(help="The owner's name, for people.")] = "owner",
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
-    """Write the policy of a site to start from: it admits one owner. Comments explain each rule."""
+    """Write the policy of a silo or of the server to start from: it admits one owner.
+
+    Comments explain each rule.
+    """
     from fedml_noniid.plugins.data.files import write_whole
     from fedml_noniid.plugins.site import policy as policies
     from fedml_noniid.plugins.site import study
@@ -187,7 +191,7 @@ def verify(
     """
     from fedml_noniid.plugins.site import audit
 
-    sys.stdout.write(audit.verify(path, ca, against))
+    say(audit.verify(path, ca, against))
 
 
 def replay(
@@ -202,4 +206,4 @@ def replay(
     from fedml_noniid.plugins.silo.launch import Process
     from fedml_noniid.plugins.site.replay import of_process
 
-    sys.stdout.write(of_process(Process.of(rank, config), exchange))
+    say(of_process(Process.of(rank, config), exchange))

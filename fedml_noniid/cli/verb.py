@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -13,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins.core.errors import UserError, known
+from fedml_noniid.plugins.core.errors import UserError, known, one_line
 
 Root = Annotated[
     Path, typer.Option("--root", help="Folder of params.yaml.", show_default="this one")
@@ -67,6 +68,14 @@ def verb(of: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
         return of.command(name, cls=Verb, short_help=first, **settings)(function)
 
     return add
+
+
+def say(text: str) -> None:
+    """Prints lines. What would act on a terminal is escaped: another machine may have written it.
+
+    Only a newline ends a line, and who puts others' text into one escapes its newlines.
+    """
+    sys.stdout.write("".join(f"{one_line(line)}\n" for line in text.removesuffix("\n").split("\n")))
 
 
 def _epilog(examples: Iterable[str]) -> str:

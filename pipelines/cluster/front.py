@@ -25,7 +25,7 @@ from fedml_noniid.pipelines.cluster.job import Done, Job, Report, run
 from fedml_noniid.pipelines.cluster.settings import SETTINGS
 from fedml_noniid.pipelines.cluster.traits import differences, label
 from fedml_noniid.pipelines.experiment.workspace import Cluster
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import Mistake, UserError
 
 log = logging.getLogger(__name__)
 CONNECT_S = 30  # seconds to wait for the scheduler
@@ -104,7 +104,7 @@ class FitWorkers:
         if fit:
             self._seen = time.monotonic()
         elif unfit and not self._seen:
-            raise UserError("\n".join(unfit))
+            raise UserError.of(map(Mistake, unfit))
         elif time.monotonic() - max(self._seen, self._began) > WORKER_S:
             raise UserError(f"no worker that may train came within {WORKER_S} s; {CONTINUES}")
         for line in new:

@@ -166,5 +166,5 @@ def divided(
         tests = client_tests(data, clients, scenario.partition, wanted.seed)
         skew = skewed(scenario, data, clients, wanted.seed)
     except UserError as error:
-        raise UserError(f"{config.FILE}: deploy.silos = {wanted.silos}: {error}") from None
+        raise error.below(source=f"{config.FILE}: deploy.silos = {wanted.silos}") from None
     return replace(indices, clients=clients, test_clients=tests, skew=skew)

@@ -26,7 +26,7 @@ from fedml_noniid.pipelines.experiment.workers import how_many, side_by_side
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.tracking.live import Live
 from fedml_noniid.pipelines.tracking.store import Store
-from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
+from fedml_noniid.plugins.core.errors import Mistake, NonFiniteError, UserError
 from fedml_noniid.plugins.data.indices import INDICES
 from fedml_noniid.plugins.engines.callbacks import OnRow, Row
 from fedml_noniid.plugins.engines.run import Checkpointing
@@ -53,7 +53,7 @@ def run(place: Workspace) -> None:
     settings = config.load(place.root)
     diverged = train(place, settings, settings.experiment)
     if diverged:
-        raise UserError("\n".join(f"{key}: {reason}" for key, reason in diverged.items()))
+        raise UserError.of(Mistake(f"{key}: {reason}") for key, reason in diverged.items())
 
 
 def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:

@@ -31,7 +31,7 @@ def read(folder: Path, config: Path) -> Finished:
     from fedml_noniid.plugins.engines import absences
     from fedml_noniid.plugins.site.policy import read_agreed
 
-    deployment, rows = read_agreed(config, 0).deployment, results.rows(folder / ROUNDS)
+    deployment, rows = read_agreed(config).deployment, results.rows(folder / ROUNDS)
     rounds, files = deployment.train_args.rounds, [folder / name for name in FILES]
     if len(rows) > rounds:
         raise UserError(

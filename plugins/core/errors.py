@@ -20,6 +20,14 @@ REFUSED, UNKNOWN, MISSING = "is refused", "is unknown", "is missing"
 Where = tuple[str | int, ...]  # keys from the outermost section to the value; numbers are places
 
 
+def one_line(text: str, limit: int | None = None) -> str:
+    """Escapes what would act on a terminal or begin a line, and cuts the text: another machine may
+    have written it."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:limit]
+    )[:limit]
+
+
 @dataclass(frozen=True)
 class Mistake:
     """One mistake of a user."""
@@ -41,7 +49,7 @@ class Mistake:
         line = f"{subject}{joint}{self.what}" if subject else self.what
         line += f" (did you mean {self.meant!r}?)" if self.meant else ""
         line += f"; allowed: {self.allowed}" if self.allowed else ""
-        return f"{self.source}: {line}" if self.source else line
+        return one_line(f"{self.source}: {line}" if self.source else line)
 
 
 class UserError(ValueError):

@@ -14,6 +14,7 @@ they are, and what the rounding takes away is added by itself, to 40 more bits.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, reduce
@@ -312,6 +313,12 @@ def _compiled(rows: Tensor, factors: Tensor) -> Tensor | None:
     added = rows.new_zeros(n, dtype=torch.int64)
     most = add(added.data_ptr(), rows.data_ptr(), factors.data_ptr(), m, n)
     return added if most <= 2.0**NEAR else None
+
+
+def compiled_sha256() -> str:
+    """Returns the SHA-256 of the library that adds up in this process; "" if Python does."""
+    path = native.library(SOURCE, FLAGS)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if _library() is not None else ""
 
 
 @cache

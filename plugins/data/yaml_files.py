@@ -1,4 +1,6 @@
-"""Reads files of settings in YAML; what is wrong with one is said with its line and the remedy.
+"""Reads settings in YAML, and JSON: what is wrong is said with its line and the remedy.
+
+Others may have written both, so content that would take all of the stack or memory is refused.
 
 `in_one_line` writes one value.
 """
@@ -6,6 +8,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from copy import deepcopy
@@ -18,6 +21,11 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.reader import ReaderError
 
 from fedml_noniid.plugins.core.errors import UserError
+
+MAX_DEPTH, MAX_VALUES = 50, 1_000_000  # of a file; settings have less than a tenth
+NESTED = f"is nested too deeply; allowed: {MAX_DEPTH} levels"
+# What the parser raises for a number, a date, a tag or a key that Python does not have.
+ODD = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
 
 
 def read_yaml(
@@ -46,7 +54,38 @@ def read_yaml(
 @lru_cache(maxsize=64)
 def _content(text: str) -> object:
     """Parses a text once: the parser is slow, and most verbs read the same files several times."""
-    return YAML(typ="safe", pure=True).load(text)
+    content = YAML(typ="safe", pure=True).load(text)
+    _size(content, {})
+    return content
+
+
+def json_of(content: bytes) -> Any:
+    """Parses JSON. ValueError if it is none, or nested too deeply."""
+    try:
+        values = json.loads(content)
+    except RecursionError:
+        raise ValueError(NESTED) from None
+    _size(values, {})
+    return values
+
+
+def _size(value: object, known: dict[int, int], depth: int = 0) -> int:
+    """Counts the values in a value; one that is there by several aliases counts each time.
+
+    `known`: the counts of those that were counted, 0 while one is. ValueError for too many, too
+    deeply nested, and a value in itself.
+    """
+    if not isinstance(value, dict | list | tuple | set):
+        return 1
+    if (size := known.get(id(value))) is None:
+        if depth == MAX_DEPTH:
+            raise ValueError(NESTED)
+        known[id(value)] = 0
+        inner = [*value.values()] if isinstance(value, dict) else value
+        size = known[id(value)] = 1 + sum(_size(one, known, depth + 1) for one in inner)
+    if not 0 < size <= MAX_VALUES:
+        raise ValueError("its aliases make too many values, or one that is in itself")
+    return size
 
 
 def loaded(content: bytes, name: str) -> object:
@@ -81,8 +120,10 @@ def loaded(content: bytes, name: str) -> object:
         raise UserError(
             f"{name}: line {line}: is not YAML ({problem}); correct this line or the one before"
         ) from None
-    except YAMLError as error:
-        raise UserError(f"{name}: is not YAML ({' '.join(str(error).split())})") from None
+    except RecursionError:
+        raise UserError(f"{name}: {NESTED}") from None
+    except (YAMLError, *ODD) as error:
+        raise UserError(f"{name}: is not YAML ({' '.join(str(error).split())[:200]})") from None
 
 
 def in_one_line(value: object) -> str:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cryptography import x509
 
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, one_line
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.exit_codes import QuorumError, one_line
+from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Task
 
@@ -153,7 +153,7 @@ class Coordinator:
         with self._lock, suppress(RefusedError):
             self._refuse_unexpected(client, at)
             who = wire.silo(client)
-            self._failed[client] = one_line(why if who in why else f"{who}: {why}")
+            self._failed[client] = one_line(why if who in why else f"{who}: {why}", 1000)
             self._left.remove(client)
             if client not in self._warned:
                 LOG.warning(self._failed[client])
@@ -170,9 +170,7 @@ class Coordinator:
             if (who, refusal.name) not in self._logged:
                 self._logged.add((who, refusal.name))
                 self._noted(who, refusal)
-                LOG.warning(
-                    "refused from %s (%s): %s", one_line(who), refusal.name, one_line(str(refusal))
-                )
+                LOG.warning("refused from %s (%s): %s", one_line(who), refusal.name, refusal)
 
     def give_up(self, error: UserError) -> None:
         """Lets the main thread raise an error of the event loop."""

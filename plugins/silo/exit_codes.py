@@ -12,13 +12,8 @@ class QuorumError(UserError):
     """
 
 
-class NotAdmittedError(UserError):
-    """The other side refuses this process for good: certificate, configuration, or a second process
-    of one silo."""
-
-
-class SetBackError(UserError):
-    """The memories of a silo and of the server are not of the same moment."""
+class PolicyError(UserError):
+    """The policy of this site refuses the study. Only its owner can change that."""
 
 
 class BrokenError(UserError):
@@ -39,18 +34,11 @@ class StoppedError(BaseException):
     """
 
 
-def one_line(text: str, limit: int = 1000) -> str:
-    """The text, cut, with control characters escaped: another machine may have written it."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:limit]
-    )[:limit]
-
-
 CODES: dict[type[BaseException], int] = {
     BrokenError: 1,
     UserError: 2,
     QuorumError: 3,
-    NotAdmittedError: 4,
+    PolicyError: 4,
     LostError: 5,
     StoppedError: 6,
 }

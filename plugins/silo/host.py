@@ -35,7 +35,7 @@ from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Mechanism, overrides
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, one_line
 from fedml_noniid.plugins.core.trees import Params, Tree, add
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.files import leaving_nothing
@@ -48,7 +48,6 @@ from fedml_noniid.plugins.models import name_of
 from fedml_noniid.plugins.privacy.ledger import Budget, Ledger, Release
 from fedml_noniid.plugins.privacy.local import Noise, noised_with, run_key
 from fedml_noniid.plugins.silo import settings, wire
-from fedml_noniid.plugins.silo.exit_codes import one_line
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.silo import Silo
@@ -90,7 +89,7 @@ class Ended(str):
 
 
 def _raise_ended(why: str) -> NoReturn:
-    raise EndedError(one_line(why))
+    raise EndedError(one_line(why, 1000))
 
 
 class _Process:
@@ -341,11 +340,11 @@ class HostTrainer(ClientTrainer):
         start = flatten({"buffers": down.ask.buffers or initial})
         limits = partial(wire.allowed, ranges=self.terms.ranges)
         answer, question = flatten(leaving), noise.digest(asked, wire.tensors(down))
+        # First: what can't be protected is not counted. The reply changes once it is counted.
+        found = noise.protect(answer, question, start, limits) if self._sigma else answer
         if self._ledger is not None:
             self._spend(self._ledger, noise.release(question, answer), down)
-        if self._sigma:
-            found = noise.protect(answer, question, start, limits)
-            self._reply |= unflatten(found, leaving)
+        self._reply |= unflatten(found, leaving)
 
     def _spend(self, ledger: Ledger, release: str, down: Down) -> None:
         """Counts an answer before it leaves. UserError if the budget does not allow it."""

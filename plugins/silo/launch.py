@@ -2,8 +2,8 @@
 --rank 1`.
 
 Each mistake is one line on stderr. Exit codes: 0 the run is over, 1 it broke down, 2 wrong input,
-3 too few silos answered, 4 not admitted, 5 no contact with the server, 6 stopped on request. After
-1, 3, 5 and 6 the process can be started again and goes on.
+3 too few silos answered, 4 the policy of this process refuses the study, 5 no contact with the
+server, 6 stopped on request. After 1, 3, 5 and 6 the process can be started again and goes on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import torch
 
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, one_line
 from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.files import (
     opened,
@@ -74,7 +74,7 @@ class Process:
     @staticmethod
     def of(rank: int, config: Path) -> Process:
         """Reads and checks configuration and shard. Raises UserError; writes nothing."""
-        agreed = read_agreed(config, rank)
+        agreed = read_agreed(config)
         deployment = agreed.deployment
         if not 0 <= rank <= deployment.silos:
             raise UserError(
@@ -83,7 +83,8 @@ class Process:
             )
         shard = shards.read(deployment.shard(rank), rank, deployment.silos)
         process = Process(rank, agreed, shard)
-        agreed.check(Site(len(shard.parts["train" if rank else "test"].y), datetime.date.today()))
+        samples, today = len(shard.parts["train" if rank else "test"].y), datetime.date.today()
+        agreed.check(Site(samples, today, rank))
         terms = settings.terms(
             deployment, deployment.train_args.recipe, process.network, shard.parts.get("public")
         )
@@ -92,6 +93,7 @@ class Process:
             process.input_shape, terms.device.of_silo if rank else torch.device("cpu")
         )
         if rank == 0:
+            agreed.signed.study.check_end(deployment.train_args)
             deployment.comm_args.check_free()  # now: FedML takes 11 s to import
         return process
 
@@ -110,12 +112,12 @@ class Process:
         log = log_file(self.folder, self.rank)
         with writing(log):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            logging.basicConfig(
-                handlers=[LogFile(log)],
-                level=logging.INFO,
-                format="%(asctime)s %(message)s",
-                force=True,
-            )
+            handlers: list[logging.Handler] = [LogFile(log), logging.StreamHandler()]
+            handlers[1].addFilter(lambda record: record.levelno == logging.WARNING)
+            for handler in handlers:
+                handler.setFormatter(LogFormatter("%(asctime)s %(message)s"))
+                handler.addFilter(_logged)
+            logging.basicConfig(handlers=handlers, level=logging.INFO, force=True)
             file = opened(log, "a", private=True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,8 +128,6 @@ class Process:
             ) from None
         # What a stranger causes is counted by the coordinator.
         logging.getLogger("grpc").setLevel(logging.CRITICAL)
-        for handler in logging.getLogger().handlers:
-            handler.addFilter(_logged)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
         certificates.watch(self.deployment.kit(self.rank), self.rank)
@@ -195,7 +195,7 @@ class Process:
         except exit_codes.QuorumError:
             raise
         except UserError as error:  # the settings were right when the run began
-            raise exit_codes.BrokenError(str(error)) from None
+            raise exit_codes.BrokenError.of(error.mistakes) from None
         console.write(f"weights {digest} in {path}\n")
         console.flush()
 
@@ -206,6 +206,7 @@ class Process:
 
     def _silo(self) -> None:
         from fedml_noniid.plugins.secure.silo import SecureSilo
+        from fedml_noniid.plugins.silo.silo import read_memory
         from fedml_noniid.plugins.silo.silo_client import SiloClient
 
         args, model, (trainer_class, _) = self.fedml()
@@ -218,11 +219,12 @@ class Process:
         guard = Guard(self, witness.log)
         study = self.agreed.signed.sha256
         hello = wire.Hello(session=secrets.token_hex(8), study=study, samples=n)
-        with SiloClient(comm, kit, self.rank - 1, hello, guard.admit, witness) as client:
+        memory = self.folder / f"silo-{self.rank}.safetensors"
+        run = str(read_memory(memory).head["run"]) if memory.exists() else ""
+        with SiloClient(comm, kit, self.rank - 1, hello, guard.admit, witness, run) as client:
             LOG.info("run %s: %s has joined", client.run, wire.silo(self.rank - 1))
-            memory = self.folder / f"silo-{self.rank}.safetensors"
             trainer.begin(results.RunFile(memory, client.run), self.noise_key)
-            answered = guard.answering(trainer)
+            answered = guard.answering(trainer, client.run)
             if terms.secure_sums:
                 # Beside the kit: a new run has another output folder, and may ask the same.
                 of, sets = (client.run, study), kit.with_name(f"{kit.name}.sums")
@@ -273,6 +275,13 @@ class LogFile(logging.FileHandler):
         return opened(Path(self.baseFilename), "a", private=True)
 
 
+class LogFormatter(logging.Formatter):
+    """Sets tracebacks in: what another machine has written can't look like a line of the log."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802, logging's own name
+        return "\n".join(f"  {one_line(line)}" for line in super().formatException(ei).splitlines())
+
+
 def log_file(folder: Path, rank: int) -> Path:
     """The log of a process."""
     return folder / f"fedml-{rank}.log"
@@ -281,7 +290,7 @@ def log_file(folder: Path, rank: int) -> Path:
 def _logged(record: logging.LogRecord) -> bool:
     """Makes a record one line, as others may have written its text; False for FedML's, all "root",
     many per message."""
-    record.msg, record.args = exit_codes.one_line(record.getMessage()), ()
+    record.msg, record.args = one_line(record.getMessage(), 1000), ()
     return record.name != "root" or record.levelno >= logging.WARNING
 
 
@@ -309,31 +318,27 @@ def run(rank: int, config: Path) -> int:
         Process.of(rank, config).run(sys.stdout)
     except (UserError, exit_codes.StoppedError) as error:
         # Without a log file, logging would print the line a second time.
-        if any(
-            isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers
-        ):
-            LOG.error("error: %s", error)
+        has_log = any(isinstance(one, logging.FileHandler) for one in logging.getLogger().handlers)
         for mistake in getattr(error, "mistakes", (error,)):
-            sys.stderr.write(f"error: {exit_codes.one_line(str(mistake))}\n")
+            if has_log:
+                LOG.error("error: %s", mistake)
+            sys.stderr.write(f"error: {mistake}\n")
         return exit_codes.code(error)
     return 0
 
 
 def status(config: Path) -> str:
-    """The state of the server as JSON. Raises UserError."""
+    """The state of the server as JSON. Imports no code of a user. Raises UserError."""
     from fedml_noniid.plugins.silo import silo_client
 
-    deployment = read_agreed(config, 0).deployment
-    folder = Path(deployment.tracking_args.output_dir)
+    comm, tracking = settings.read_places(config)
+    folder = Path(tracking.output_dir)
     try:
-        found = silo_client.status(deployment.comm_args, deployment.kit(0))
+        found = silo_client.status(comm, comm.kit_of(0))
     except exit_codes.LostError:
-        if not (folder / results.MODEL).is_file():
+        if not all((folder / name).is_file() for name in (results.MODEL, results.ROUNDS)):
             raise
         # The server ends with the run. On its machine, its files tell.
-        found = {
-            "over": True,
-            "rounds": deployment.train_args.rounds,
-            "model": str(folder / results.MODEL),
-        }
+        rounds = (folder / results.ROUNDS).read_bytes().count(b"\n") - 1  # without its header
+        found = {"over": True, "rounds": rounds, "model": str(folder / results.MODEL)}
     return json.dumps(found, indent=2)

@@ -121,9 +121,9 @@ class Processes:
         ) > 0:
             wait([process.sentinel for process in running], timeout=left)
             codes = [process.exitcode or 0 for process in processes]
-            if min(codes) < 0:  # killed: the cause is known
-                break
-            if any(codes):  # the others are told, or notice; the server's message may say more
+            if min(codes) < 0 or (codes[0] and 0 in self.running):
+                break  # the cause is known: the silos wait for a server that is started again
+            if any(codes):  # the server's message may say more
                 end = min(end, time.monotonic() + GRACE_S)
         ended = [process.exitcode for process in processes]
         if any(ended):

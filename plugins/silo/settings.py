@@ -251,7 +251,7 @@ class CommArgs(Section):
     server: Annotated[str, AfterValidator(_address)] = "127.0.0.1:8890"
     kit: Template = "kits/{rank}"  # certificates of this process
     study: str = "study.yaml"  # what its owner has signed
-    policy: str = "policy.yaml"  # of a silo: which studies it takes part in
+    policy: str = "policy.yaml"  # which studies this process takes part in
     replay_mb: CountOrNone = 1024  # the most that a silo keeps for `noniid audit replay`
     quorum: CountOrNone = 0  # answers without which an exchange can't end; 0: of all that are asked
     # Seconds that an exchange waits for more answers than the quorum.
@@ -267,6 +267,10 @@ class CommArgs(Section):
         """(host, port) of `server`."""
         host, _, port = self.server.rpartition(":")
         return host.strip("[]"), int(port)
+
+    def kit_of(self, rank: int) -> Path:
+        """The folder with the certificates of a process."""
+        return Path(self.kit.replace("{rank}", str(rank)))
 
     def check_free(self) -> None:
         """UserError unless a server can listen at `server`."""
@@ -372,7 +376,7 @@ class Deployment(Section):
 
     def kit(self, rank: int) -> Path:
         """The folder with the certificates of a process."""
-        return Path(self.comm_args.kit.replace("{rank}", str(rank)))
+        return self.comm_args.kit_of(rank)
 
     def yaml(self) -> str:
         """The file's text."""
@@ -389,6 +393,17 @@ def read(path: Path) -> Deployment:
     """
     look_in(path.parent)
     return check(read_yaml(path, ALLOWED, str(path)), str(path))
+
+
+def read_places(path: Path) -> tuple[CommArgs, TrackingArgs]:
+    """Returns address and files of the process that a file describes; the rest is not parsed, so no
+    code of a user is imported. Raises UserError."""
+    content = read_yaml(path, ALLOWED, str(path))
+    sections = content.get("comm_args") or {}, content.get("tracking_args") or {}
+    with located("comm_args", source=str(path)):
+        comm = validated(CommArgs, sections[0])
+    with located("tracking_args", source=str(path)):
+        return comm, validated(TrackingArgs, sections[1])
 
 
 def check(content: object, where: str) -> Deployment:

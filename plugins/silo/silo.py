@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,21 @@ from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.preflight import Preflight
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.exit_codes import SetBackError
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.settings import Terms
-from fedml_noniid.plugins.silo.wire import NOT_COUNTED, Down
+from fedml_noniid.plugins.silo.wire import NOT_COUNTED, Down, RefusedError
+
+
+def read_memory(path: Path) -> tensor_file.Tensors:
+    """Reads the file of a silo's memory. UserError if it is damaged."""
+    return tensor_file.read(
+        path,
+        "silo",
+        tensor_file.Tensors,
+        what="the memory of a silo",
+        origin="",
+        remedy="delete it to start the run again",
+    )
 
 
 class _OneClient(Clients):
@@ -127,12 +139,11 @@ class Silo:
         """Goes on from the memory after the last answer that the server has counted."""
         counted = down.counted.get(self.client, NOT_COUNTED) if self._remembers else NOT_COUNTED
         if counted not in self._states:
-            raise SetBackError(
-                f"{wire.silo(self.client)}: the server goes on behind exchange {counted}, and "
-                "this silo's memory is of "
-                f"exchange {max(self._states)}: one side was set back; restore its files, or "
-                "start a new run on all "
-                "sides"
+            raise RefusedError(
+                "set back",
+                f"{wire.silo(self.client)}: the server goes on behind exchange {counted}, and this "
+                f"silo's memory is of exchange {max(self._states)}: one side was set back; restore "
+                "its files, or start a new run on all sides",
             )
         clients = self.engine.clients
         if down.round > self._round:  # the server never goes back behind the beginning of a round
@@ -190,14 +201,7 @@ class Silo:
         return tensor_file.Tensors(head, flat)
 
     def _restore(self, file: RunFile) -> None:
-        found = tensor_file.read(
-            file.path,
-            "silo",
-            tensor_file.Tensors,
-            what="the memory of a silo",
-            origin="",
-            remedy="delete it to start the run again",
-        )
+        found = read_memory(file.path)
         head = found.head
         if (head["run"], head["silo"]) != (file.run, self.client):
             raise UserError(

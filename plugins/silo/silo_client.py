@@ -5,12 +5,12 @@ The silo only calls: it has no open port, and works behind NAT and firewalls.
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,26 +18,19 @@ import grpc
 import grpc.aio
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.core.errors import UserError, shown
+from fedml_noniid.plugins.core.errors import NonFiniteError, UserError, one_line, shown
+from fedml_noniid.plugins.data.yaml_files import json_of
 from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.exit_codes import (
-    LostError,
-    NotAdmittedError,
-    QuorumError,
-    SetBackError,
-    one_line,
-)
+from fedml_noniid.plugins.silo.exit_codes import LostError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.stream import KEEPALIVE, SERVICE, Stream, wait_for
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 
 LOG = logging.getLogger(__name__)
-# Another try doesn't change them. With a renewed kit, "certificate" is worth one.
-FOR_GOOD = ("configuration", "samples", "replaced", "certificate", "name", "call")
-# A late answer, or one that was sent twice since the line broke.
-USUAL = ("stale", "duplicate", "broken")
+# A late answer, one that was sent twice since the line broke, or a line that broke.
+USUAL = ("stale", "duplicate", "broken", "truncated", "silent")
 WELCOME_S = 30.0  # seconds until the server answers Hello
 STEADY_S = 5.0  # a stream that was idle so long, between two messages, was a contact
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two tries, before jitter
@@ -52,7 +45,7 @@ OPTIONS = [
 ]
 T = TypeVar("T")
 # The silo's own decision about a task: called with its head and its table before a byte of its
-# tensors is read. It raises UserError; the server hears the message.
+# tensors is read. It raises UserError.
 Admit = Callable[[wire.Task, wire.Table], object]
 
 
@@ -69,10 +62,10 @@ def status(comm: CommArgs, kit: Path) -> dict[str, Any]:
     with channel(comm, Kit.read(kit, 0)) as line:
         call = line.unary_unary(f"/{SERVICE}/Status")
         try:
-            return dict(json.loads(call(b"{}", timeout=5.0)))
+            return dict(json_of(call(b"{}", timeout=5.0)))
         except grpc.RpcError as error:
             raise LostError(
-                f"no answer from {comm.server} ({_reason(error)}); is the server running?"
+                f"no answer from {comm.server} ({_reason(error)[0]}); is the server running?"
             ) from None
         except (ValueError, TypeError):
             raise LostError(
@@ -94,8 +87,10 @@ class SiloClient:
         hello: wire.Hello,
         admit: Admit = lambda *_: None,
         witness: wire.Witness = wire.unwitnessed,
+        run: str = "",
     ) -> None:
-        """`client` counts from 0. `witness` is called with every message."""
+        """`client` counts from 0. `witness` is called with every message. `run`: the name of the
+        run that this silo has a memory of; "" without one."""
         self._comm, self._folder, self._client, self._hello = comm, kit, client, hello
         self._admit, self._witness = admit, witness
         self._jitter = random.Random()
@@ -104,7 +99,8 @@ class SiloClient:
         self._stream: Stream | None = None
         self._contact = 0.0  # monotonic seconds
         self._answered: tuple[object, Up] = ("", {})  # the last task, and its upload
-        self.run = ""
+        self.run = run
+        self._named = ""  # the refusal that the log has named last
 
     def __enter__(self) -> SiloClient:
         self._contact = time.monotonic()
@@ -122,7 +118,7 @@ class SiloClient:
     def _turn(self, answered: Callable[[Down], Up]) -> bool:
         """Waits for a task and answers it; False when the run is over.
 
-        Raises UserError if the server has given the run up, or was set back.
+        Raises RefusedError if the server gives the run up, or ends it too early.
         """
         stream = self._stream or self._open()
         refusal: UserError | None = None
@@ -135,12 +131,16 @@ class SiloClient:
                 refusal = error
             return refusal is not None
 
+        began = time.monotonic()
         message = wait_for(stream.read(wire.Task, None, look))
         task = message.head
         asked = task.model_copy(update={"seal": None}), message.sha256
-        if task.kind == "stop":
-            raise QuorumError(f"the server ended the run: {task.why}; its log says more")
-        if task.kind == "over":
+        if task.kind != "ask":
+            if time.monotonic() - began > STEADY_S:
+                self._contact = time.monotonic()
+            if task.kind == "stop":
+                raise RefusedError("stop", f"it has given the run up: {task.why}")
+            self._admit(task, {})
             return False
         answer = wire.Answer(exchange=task.exchange, step=task.step)
         is_new = asked != self._answered[0]  # else the answer was not taken whole
@@ -161,10 +161,7 @@ class SiloClient:
             wait_for(stream.write(answer, self._answered[1]["leaves"]))
             return True
         LOG.warning("exchange %d: %s", task.exchange, refusal)
-        wait_for(stream.write(answer.model_copy(update={"failed": one_line(str(refusal), 500)})))
-        if isinstance(refusal, SetBackError):
-            wait_for(stream.read(wire.Task, None, lambda *_: True))  # the server has heard it
-            raise refusal
+        wait_for(stream.write(answer.model_copy(update={"failed": _for_server(refusal)})))
         return True
 
     # the stream
@@ -176,16 +173,17 @@ class SiloClient:
         wait_for(self._stream.write(self._hello))
         run = wait_for(self._stream.read(wire.Welcome, WELCOME_S)).head.run
         if self.run and run != self.run:
-            raise UserError(
-                f"the server has lost run {self.run} and is at run {shown(run)}; "
-                "delete this silo's file of the old run and start it again"
+            raise RefusedError(
+                "run",
+                f"it is at run {shown(run)}, and this silo at run {self.run}; if the server has "
+                "lost that run, delete this silo's memory of it and start the silo again",
             )
         self.run = run
         return self._stream
 
     async def _call(self) -> Stream:
         await self._close()
-        self._renewed()
+        self._renew()
         self._channel = channel(self._comm, self._kit, grpc.aio)
         call = self._channel.stream_stream(f"/{SERVICE}/Session")()
         return Stream(call, certificates.SERVER, self._comm.deadline_s, self._witness)
@@ -193,40 +191,44 @@ class SiloClient:
     async def _close(self) -> None:
         if self._channel is not None:
             await self._channel.close()
+        self._channel = self._stream = None
 
-    def _renewed(self) -> bool:
-        """Takes the kit as it is on disk now; says whether it is another one."""
-        before = self._kit
+    def _renew(self) -> None:
+        """Takes the kit as it is on disk now. UserError once its certificate has expired."""
         with suppress(UserError):  # while the operator replaces it
             self._kit = Kit.read(self._folder, self._client + 1)
-        return self._kit != before
+        if certificates.now() > self._kit.last:
+            raise UserError(
+                f"this silo's own certificate expired on {self._kit.last:%Y-%m-%d}; ask the "
+                "operator for a new kit"
+            )
 
     def _patiently(self, step: Callable[[], T]) -> T:
         """What `step` returns, once the server does its part.
 
-        Raises NotAdmittedError, LostError.
+        What the server says ends no silo: it is asked again. Raises LostError, UserError.
         """
         while True:
             try:
-                return step()
+                found = step()
+                self._named = ""
+                return found
             except (grpc.RpcError, RefusedError) as error:
-                renewed = self._renewed()
-                reason = _reason(error, renewed)
-                last = self._kit.last
-                if certificates.now() > last:
-                    raise NotAdmittedError(
-                        f"this silo's own certificate expired on {last:%Y-%m-%d}; ask the operator "
-                        "for a new kit"
-                    ) from None
-            now = time.monotonic()
-            if self._stream is not None and self._stream.idle_since < now - STEADY_S:
+                self._renew()
+                reason, level = _reason(error)
+            now, stream = time.monotonic(), self._stream
+            if stream is not None and stream.idle_since < now - STEADY_S:
                 self._contact = now
-            waited, self._stream = now - self._contact, None
+            waited = now - self._contact
+            wait_for(self._close())
             if waited > self._comm.lost_s:
                 raise LostError(
                     f"no contact with the server at {self._comm.server} for "
                     f"{self._comm.lost_s:g} s ({reason})"
                 )
+            if level > logging.DEBUG and reason != self._named:
+                LOG.log(level, "the server at %s: %s; asking again", self._comm.server, reason)
+                self._named = reason
             self._pause(waited)
 
     def _pause(self, waited: float) -> None:
@@ -235,21 +237,24 @@ class SiloClient:
         time.sleep(pause * self._jitter.uniform(0.5, 1.5))
 
 
-def _reason(error: grpc.RpcError | RefusedError, renewed: bool = False) -> str:
-    """Why the stream has ended. Raises NotAdmittedError if another try can't change it."""
+def _for_server(refusal: UserError) -> str:
+    """What the server hears of a refusal: rule, key and value, and no file of this silo."""
+    if not isinstance(refusal, RefusedError | NonFiniteError):
+        return "it can't answer; its own log says why"
+    return one_line(str(refusal.changed(lambda mistake: replace(mistake, source=""))), 500)
+
+
+def _reason(error: grpc.RpcError | RefusedError) -> tuple[str, int]:
+    """Why the stream has ended, and the level of its line in the log."""
+    usual = False
     if isinstance(error, RefusedError):
-        return f"its reply makes no sense: {error}"
-    details = error.details() or ""
-    if "CERTIFICATE_VERIFY_FAILED" in details:
-        raise NotAdmittedError(
-            "the process at comm_args.server has no certificate of this federation; check "
-            "address and ca.crt"
-        )
-    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-        with suppress(RefusedError):  # then our server did not write this
-            found = wire.parsed(details.encode(), wire.Refusal)
-            if found.name in FOR_GOOD and not (found.name == "certificate" and renewed):
-                raise NotAdmittedError(f"the server refuses this silo: {one_line(found.why)}")
-            level = logging.DEBUG if found.name in USUAL else logging.WARNING
-            LOG.log(level, "the server has refused a message: %s", found.why)
-    return f"{error.code().name.lower()}: {' '.join(details.split())[:200]}"
+        reason, usual = f"its message is refused: {error}", error.name in USUAL
+    elif "CERTIFICATE_VERIFY_FAILED" in (details := error.details() or ""):
+        reason = "has no certificate of this federation; check address and ca.crt"
+    else:
+        reason, usual = f"{error.code().name.lower()}: {' '.join(details.split())[:200]}", True
+        if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            with suppress(RefusedError):  # then our server did not write this
+                said = wire.parsed(details.encode(), wire.Refusal)
+                reason, usual = f"it refuses this silo: {said.why}", said.name in USUAL
+    return reason, logging.DEBUG if usual else logging.WARNING

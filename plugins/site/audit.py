@@ -21,7 +21,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -29,8 +29,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from fedml_noniid.plugins.core.errors import Mistake, UserError
+from fedml_noniid.plugins.core.errors import Mistake, UserError, shown
 from fedml_noniid.plugins.data.files import Lines
+from fedml_noniid.plugins.data.yaml_files import json_of
 from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.kits.certificates import Kit
 
@@ -40,6 +41,7 @@ SIGNED = re.compile(rb'(\{.*),"signature":"([\w+/=]+)"\}', re.ASCII)
 START = "start"  # the kind of a process's first line: it has the certificate
 ANSWERS = "answers"  # of a line before an answer is computed
 SENT, ARRIVED = "sent", "arrived"  # of a message
+KEYS = {"n": int, "log": str, "kind": str, "exchange": int, "round": int, "run": str}
 UNSIGNED = "is not signed by the process that wrote the log"
 MAX_SHOWN = 300  # characters of a message's head
 STRANGER = "a stranger"  # a certificate that the CA has not signed
@@ -95,6 +97,7 @@ class Log:
         self.path, self._file = path, Lines(path)
         self._key, self._lock = key, threading.Lock()
         self.answers = Counter[object]()  # exchange -> answers before this process
+        self.rounds = dict[object, int]()  # run -> its last round with such an answer
         self._log, self._n, self._prev = secrets.token_hex(8), 0, NONE
         self._seal: Seal | None = None
         self._synced = True
@@ -104,6 +107,7 @@ class Log:
                 certificate = str(line.body.get("certificate"))
             if line.body["kind"] == ANSWERS:
                 self.answers[line.body.get("exchange")] += 1
+                self.rounds[line.body.get("run")] = line.body.get("round", 0)
             self._seal = line.seal
         if self._seal is not None:  # the chain binds all lines before it
             ca = x509.load_pem_x509_certificate(kit.ca)
@@ -151,19 +155,28 @@ def chained(path: Path, lines: Iterable[bytes]) -> Iterator[Line]:
     for n, raw in enumerate(lines):
         where, found = f"{path}: line {n + 1}", SIGNED.fullmatch(raw)
         try:
-            body = json.loads(_body(raw)) if found else None
+            body = json_of(_body(raw)) if found else None
         except ValueError:
             body = None
-        if found is None or not isinstance(body, dict) or not {"n", "log", "kind"} <= {*body}:
+        if found is None or not _is_line(body):
             raise UserError(f"{where}: is no line of an audit log; it was changed")
         log = log or body["log"]
         if body.get("prev") != prev or (body["n"], body["log"]) != (n, log):
             raise UserError(
                 f"{where}: does not follow the line before: lines were changed, added, removed or "
-                f"moved (it has n = {body['n']!r})"
+                f"moved (it has n = {shown(body['n'])})"
             )
         prev = _sha(_body(raw))
         yield Line(body, Seal(log, n, prev, found[2].decode()))
+
+
+def _is_line(body: Any) -> TypeGuard[dict[str, Any]]:
+    """Says whether JSON has the keys of every line, and no key of a wrong type."""
+    return (
+        isinstance(body, dict)
+        and {"n", "log", "kind"} <= {*body}
+        and all(type(body.get(key, kind())) is kind for key, kind in KEYS.items())
+    )
 
 
 class Checked(NamedTuple):
@@ -276,7 +289,7 @@ def verify(path: Path, ca: Path, against: Path | None = None) -> str:
 
 def _holder(certificate: str, ca: x509.Certificate) -> str:
     """The name in a certificate, or STRANGER."""
-    found = certificates.issued(certificate.encode(), ca)
+    found = certificates.issued(certificate.encode(errors="replace"), ca)
     return STRANGER if found is None else certificates.common_name(found)
 
 

@@ -27,23 +27,26 @@ from fedml_noniid.plugins.core.options import (
 )
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.shards import Shard
-from fedml_noniid.plugins.data.yaml_files import loaded, read_yaml
+from fedml_noniid.plugins.data.yaml_files import loaded
 from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.silo import settings
-from fedml_noniid.plugins.silo.settings import CommArgs, Deployment
+from fedml_noniid.plugins.silo.exit_codes import PolicyError
+from fedml_noniid.plugins.silo.settings import Deployment
 from fedml_noniid.plugins.site import study
 from fedml_noniid.plugins.site.study import SHARED, PublicKey, Signed
 
 TEMPLATE = Path(__file__).with_name("policy.yaml")
 ANY = "*"
+OF_SERVER = ("expires", "methods", "max_rounds")  # rules of a study alone: a server has no samples
 Patterns = Annotated[list[str], Field(min_length=1)]
 
 
 class Site(NamedTuple):
     """What a site knows of itself when it decides."""
 
-    samples: int  # n_k
+    samples: int  # n_k; of a server: its test samples
     today: datetime.date
+    rank: int
 
 
 class Policy(Section):
@@ -70,10 +73,10 @@ class Policy(Section):
         is imported. Raises UserError."""
         if not path.is_file():
             raise UserError(
-                f"{path}: there is no such file; a silo without a policy takes part in nothing; "
+                f"{path}: there is no such file; who has no policy takes part in nothing; "
                 "`noniid deploy policy` writes one"
             )
-        content = certificates.read(path, "the silo's user has to read it")
+        content = certificates.read(path, "the process's user has to read it")
         with located(source=str(path)):
             found = validated(Policy, loaded(content, str(path)))
         if ANY not in found.own_code:
@@ -81,12 +84,13 @@ class Policy(Section):
         return found, hashlib.sha256(content).hexdigest()
 
     def check(self, path: Path, signed: Signed, deployment: Deployment, site: Site) -> None:
-        """UserError with every rule that refuses the study. `path`: of this policy."""
+        """PolicyError with every rule that refuses the study. `path`: of this policy."""
         if found := [
             Mistake(f"{what}: refused by this rule", (key,), getattr(self, key), source=str(path))
             for key, what in self._refusals(signed, deployment, site)
+            if site.rank or key in OF_SERVER
         ]:
-            raise UserError.of(found)
+            raise PolicyError.of(found)
 
     def _refusals(
         self, signed: Signed, deployment: Deployment, site: Site
@@ -137,27 +141,26 @@ class Agreed(NamedTuple):
 
     deployment: Deployment
     signed: Signed
-    policy: Policy | None  # of a silo
-    policy_sha256: str  # of the bytes that were parsed; "" without a policy
+    policy: Policy
+    policy_sha256: str  # of the bytes that were parsed
 
     def check(self, site: Site) -> None:
         """UserError with every rule of the policy that refuses the study."""
         self.signed.check_date(site.today)
-        if self.policy is not None:
-            path = Path(self.deployment.comm_args.policy)
-            self.policy.check(path, self.signed, self.deployment, site)
+        path = Path(self.deployment.comm_args.policy)
+        self.policy.check(path, self.signed, self.deployment, site)
 
 
-def read_agreed(path: Path, rank: int) -> Agreed:
+def read_agreed(path: Path) -> Agreed:
     """The settings of one process: those of its own file, and of the study that this names.
 
-    A silo's policy comes first: it says which code may be imported, and whose study is parsed.
+    The process's policy comes first: it says which code may be imported, and whose study is parsed.
     UserError if the file contradicts the study.
     """
-    policy, sha256 = Policy.read(_policy_named_in(path)) if rank else (None, "")
-    own = settings.read(path)
-    owners = None if policy is None else [*policy.owners.values()]
-    signed, content = Signed.read(Path(own.comm_args.study), owners), own.model_dump(by_alias=True)
+    comm, _ = settings.read_places(path)
+    policy, sha256 = Policy.read(Path(comm.policy))
+    signed, own = Signed.read(Path(comm.study), [*policy.owners.values()]), settings.read(path)
+    content = own.model_dump(by_alias=True)
     with together(str(path)) as checked:
         for section in SHARED:
             mine, theirs = getattr(own, section), getattr(signed.study, section)
@@ -167,13 +170,6 @@ def read_agreed(path: Path, rank: int) -> Agreed:
                 with checked(section, name):
                     _refuse_other(getattr(mine, key), getattr(theirs, key))
     return Agreed(settings.check(content, str(path)), signed, policy, sha256)
-
-
-def _policy_named_in(path: Path) -> Path:
-    """`comm_args.policy` of a file that is checked later."""
-    given = read_yaml(path, settings.ALLOWED, str(path)).get("comm_args")
-    named = given.get("policy") if isinstance(given, dict) else None
-    return Path(named if isinstance(named, str) else CommArgs().policy)
 
 
 def _refuse_other(mine: object, theirs: object) -> None:
@@ -190,7 +186,7 @@ def template(owner: str, public_key: str) -> str:
 
 
 def admit_own(deployment: Deployment, shard: Shard, folder: Path) -> None:
-    """Writes the signed study of a run on this machine, and the policy that its silos share.
+    """Writes the signed study of a run on this machine, and the policy of all its processes.
 
     `shard`: the server's data.
     """

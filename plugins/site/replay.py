@@ -64,7 +64,8 @@ class Kept:
         tensors = {f"{ASKED}{key}": question[key].permute(axes) for key, axes in orders.items()}
         tensors |= {f"{MEMORY}{key}": leaf for key, leaf in memory.tensors.items()}
         content = tensor_file.Tensors(head, tensors).checksum
-        facts = {"run": memory.head["run"], "exchange": down.exchange, "content": content}
+        facts = {"run": memory.head["run"], "exchange": down.exchange, "round": down.round}
+        facts |= {"content": content}
         line = self._log.write(ANSWERS, **facts)
         if not self._most:
             return

@@ -36,7 +36,9 @@ from fedml_noniid.plugins.core.options import Count, CountOrNone, Section, valid
 from fedml_noniid.plugins.core.trees import Params, tree_map, zeros_like
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.shards import Shard
-from fedml_noniid.plugins.data.yaml_files import loaded
+from fedml_noniid.plugins.data.yaml_files import json_of, loaded
+from fedml_noniid.plugins.engines.callbacks import Callback
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.own_code import OURS, files_of, sha256_of
@@ -44,6 +46,7 @@ from fedml_noniid.plugins.secure import server as secure
 from fedml_noniid.plugins.secure import vectors
 from fedml_noniid.plugins.secure.silo import SUM, requested
 from fedml_noniid.plugins.silo import settings, wire
+from fedml_noniid.plugins.silo.exit_codes import PolicyError
 from fedml_noniid.plugins.silo.server_run import ServerRun
 from fedml_noniid.plugins.silo.settings import Deployment, Terms
 from fedml_noniid.plugins.silo.wire import Down, RefusedError
@@ -107,6 +110,7 @@ class Study(Section):
     code: dict[str, str]  # package -> SHA-256 of its source; ours is among them
     asks: Asks
     messages: dict[str, Messages]  # by job
+    may_end_early: bool = False  # a callback of the server may stop the run before its last round
 
     @model_validator(mode="after")
     def _runs(self) -> Study:
@@ -156,6 +160,23 @@ class Study(Section):
         levels = asked if asked in tensors else max(tensors)
         return request(min(rows("shared/clients"), len(self.silos)), levels)
 
+    def last_round(self, client: int) -> int:
+        """The last round in which a silo is asked: the seed draws the cohorts. 0 if the run may end
+        at any round."""
+        train, seed = self.train_args, self.common_args.random_seed
+        size, n = train.per_round, len(self.silos)
+        rounds = range(0 if self.may_end_early else train.rounds, 0, -1)
+        return next((t for t in rounds if client in draw_cohort(seed, t, n, size)), 0)
+
+    def check_end(self, train: settings.TrainArgs) -> None:
+        """UserError if a callback may stop the run, and the silos would not believe it."""
+        if may_stop(train) and not self.may_end_early:
+            raise UserError(
+                where=("train_args", "callbacks"),
+                value=train.callbacks,
+                allowed="callbacks that stop no run; or those with which the study was made",
+            )
+
     def refuse_answer(self, job: str, leaves: Params) -> None:
         """Raises RefusedError unless an answer to a job, before any sum, has the tensors that the
         study names."""
@@ -191,41 +212,47 @@ class Signed:
     sha256: str  # of the file, hexadecimal
 
     @staticmethod
-    def read(path: Path, owners: Collection[str] | None = None) -> Signed:
-        """The study in a file, once signature and owner are checked. Raises UserError.
-
-        `owners`: the public keys that may sign; None: any.
-        """
-        content, signature = certificates.read(path, ASK_AGAIN), signature_of(path)
-        try:
-            found = validated(_Signature, json.loads(certificates.read(signature, ASK_AGAIN)))
-            key = Ed25519PublicKey.from_public_bytes(base64.b64decode(found.owner))
-            key.verify(base64.b64decode(found.signature), CONTEXT + content)
-        except InvalidSignature:
-            raise UserError(f"{path}: was changed after it was signed; {ASK_AGAIN}") from None
-        except ValueError as error:
-            raise UserError(f"{signature}: is no signature ({error}); {ASK_AGAIN}") from None
-        if owners is not None and found.owner not in owners:
-            raise UserError(
-                f"{path}: is signed by {found.owner}",
-                allowed=f"the owners of the site's policy: {', '.join(owners)}",
+    def read(path: Path, owners: Collection[str]) -> Signed:
+        """The study in a file, once the signature is checked, and that its owner is one of these
+        public keys. Raises UserError; PolicyError for another owner."""
+        content, owner = read_signed(path)
+        if owner not in owners:
+            raise PolicyError(
+                f"{path}: is signed by {owner}",
+                allowed=f"the owners of the policy: {', '.join(owners)}",
             )
         with located(source=str(path)):
             study = validated(Study, loaded(content, str(path)))
-        return Signed(study, found.owner, hashlib.sha256(content).hexdigest())
+        return Signed(study, owner, hashlib.sha256(content).hexdigest())
 
     def check_date(self, today: datetime.date) -> None:
-        """UserError if the study is over."""
+        """RefusedError if the study is over."""
         if today > self.study.expires:
-            raise UserError(
+            raise RefusedError(
+                "study",
                 f"the study {self.study.name!r} expired on {self.study.expires}; ask its owner "
-                "for one that was signed anew"
+                "for one that was signed anew",
             )
 
 
 class _Signature(Section):
     owner: PublicKey
     signature: str
+
+
+def read_signed(path: Path) -> tuple[bytes, str]:
+    """(content, owner's public key) of a study file, once the signature is checked; nothing of the
+    content is parsed. Raises UserError."""
+    content, signature = certificates.read(path, ASK_AGAIN), signature_of(path)
+    try:
+        signed = validated(_Signature, json_of(certificates.read(signature, ASK_AGAIN)))
+        key = Ed25519PublicKey.from_public_bytes(base64.b64decode(signed.owner))
+        key.verify(base64.b64decode(signed.signature), CONTEXT + content)
+    except InvalidSignature:
+        raise UserError(f"{path}: was changed after it was signed; {ASK_AGAIN}") from None
+    except ValueError as error:
+        raise UserError(f"{signature}: is no signature ({error}); {ASK_AGAIN}") from None
+    return content, signed.owner
 
 
 def signature_of(path: Path) -> Path:
@@ -295,7 +322,13 @@ def make(deployment: Deployment, shard: Shard, name: str, expires: datetime.date
         code={OURS: source_of_ours(), **terms.code},
         asks=Asks(begin=asks.begin, round=asks.round, finish=asks.finish, tests=terms.tests),
         messages=messages(terms, shard),
+        may_end_early=may_stop(deployment.train_args),
     )
+
+
+def may_stop(train: settings.TrainArgs) -> bool:
+    """Says whether one of the callbacks may end a run before its last round."""
+    return any(type(one).stop is not Callback.stop for one in train.built_callbacks())
 
 
 def messages(terms: Terms, shard: Shard) -> dict[str, Messages]:
@@ -333,8 +366,31 @@ def request(silos: int, tensors: int) -> Forms:
 
 def text(study: Study) -> str:
     """The file's text."""
-    content = study.model_dump(by_alias=True, exclude={"train_args": OF_SERVER})
-    return yaml.safe_dump(content, sort_keys=False)
+    return _dumped(study.model_dump(by_alias=True, exclude={"train_args": OF_SERVER}))
+
+
+def shown_text(path: Path) -> tuple[str, str]:
+    """(text, owner's public key) of anybody's study, for people: nothing that it names is imported.
+
+    Comments are left out, and what would act on a terminal is escaped. Raises UserError.
+    """
+    content, owner = read_signed(path)
+    return _dumped(loaded(content, str(path))), owner
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes each text on one line, with what is not printable escaped."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = None if data.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def _dumped(content: object) -> str:
+    return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=math.inf))
 
 
 def forms(tensors: Mapping[str, Tensor | wire.Entry]) -> Forms:

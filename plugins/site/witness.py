@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cryptography import x509
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.sums import compiled_sha256
 from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.secure.silo import SUM
@@ -44,7 +45,8 @@ class Witness:
         agreed, signed = process.agreed, process.agreed.signed
         kit = Kit.read(agreed.deployment.kit(process.rank), process.rank)
         facts = {"study": signed.study.name, "sha256": signed.sha256, "owner": signed.owner}
-        facts |= {"policy": agreed.policy_sha256} if agreed.policy else {}
+        # Machines compile one source differently, so the study has the source's hash alone.
+        facts |= {"policy": agreed.policy_sha256, "compiled": compiled_sha256()}
         log = Log(process.folder / FILE.format(process.rank), kit, **facts)
         return Witness(log, kit)
 
@@ -88,7 +90,7 @@ class Witness:
             if self.failed is not None:
                 self.failed(error)
             if self.failed is None or has_tensors:
-                raise BrokenError(str(error)) from None
+                raise BrokenError.of(error.mistakes) from None
 
     def _seal(self, head: wire.Head) -> None:
         """Makes the seal of a head. A server syncs its log once per exchange: its messages to the
@@ -110,19 +112,26 @@ class Guard:
 
     def __init__(self, process: Process, log: Log) -> None:
         """`log`: how often each exchange was answered stands there, also by earlier processes."""
-        assert process.agreed.policy is not None, "a silo has one"
         self._agreed, self._policy = process.agreed, process.agreed.policy
-        self._kept = Kept(process, log)
+        self._kept, self._rounds = Kept(process, log), log.rounds
         self._answers = log.answers.copy()
+        self._round = 0  # the last one of this run in which the silo was asked
+        self._last = self._agreed.signed.study.last_round(process.rank - 1)
 
     def admit(self, task: wire.Task, table: wire.Table) -> None:
-        """Raises RefusedError if the study or the policy does not allow the task, UserError if the
-        study is over."""
+        """Raises RefusedError if the study or the policy does not allow the task."""
+        if task.kind == "over":
+            if self._round < self._last:
+                raise RefusedError(
+                    "study",
+                    f"says that the run is over; this silo was asked up to round {self._round}; by "
+                    f"the study's seed, its last one is round {self._last}",
+                )
+            return
         exchange, study, today = task.exchange, self._agreed.signed, datetime.date.today()
-        named, expires = self._agreed.deployment.comm_args.policy, self._policy.expires
         study.check_date(today)
-        if expires is not None and today > expires:
-            raise RefusedError("policy", f"{named}: expires = {expires}; today is {today}")
+        if (last := self._policy.expires) is not None and today > last:
+            self._refuse(f"expires = {last}; today is {today}")
         # A job with a dot is no job without its owner.
         job = f"{task.owner}.{task.job}" if task.owner or "." in task.job else task.job
         study.study.refuse_message(exchange, task.round, job, table)
@@ -131,12 +140,18 @@ class Guard:
             raise RefusedError("study", why)
         # A sum is over an answer that was counted.
         if job != SUM and self._answers[exchange] >= self._policy.max_answers:
-            why = f"exchange {exchange}: was answered {self._answers[exchange]} times"
-            rule = f"max_answers in {named}"
-            raise RefusedError("policy", f"{why}; {rule} allows no more")
+            most = self._policy.max_answers
+            self._refuse(f"max_answers = {most}: exchange {exchange} was answered so often")
+        self._round = max(self._round, task.round)
 
-    def answering(self, trainer: HostTrainer) -> Callable[[Down], Up]:
-        """The answers of a trainer, each noted before it is computed."""
+    def _refuse(self, why: str) -> NoReturn:
+        """Raises RefusedError for a rule of the policy. The server does not hear its path."""
+        named = self._agreed.deployment.comm_args.policy
+        raise RefusedError("policy", why).below(source=named)
+
+    def answering(self, trainer: HostTrainer, run: str) -> Callable[[Down], Up]:
+        """The answers of a trainer in a run, each noted before it is computed."""
+        self._round = self._rounds.get(run, 0)
 
         def answered(down: Down) -> Up:
             assert trainer.silo is not None, "the run has begun"

@@ -8,7 +8,7 @@ import pytest
 
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.yaml_files import read_yaml
+from fedml_noniid.plugins.data.yaml_files import json_of, read_yaml
 
 CASES = {
     "twice": (
@@ -32,6 +32,17 @@ CASES = {
         b"a:\n\tb: 1\n",
         ": line 2: is not YAML (while scanning for the next token; found character '\\t' that",
     ),
+    "brackets": (b"a: " + b"[" * 5000 + b"]" * 5000, ": is nested too deeply; allowed: 50 levels"),
+    "braces": (b"{a: " * 5000 + b"1" + b"}" * 5000, ": is nested too deeply; allowed: 50 levels"),
+    "sixty levels": (b"[" * 60 + b"]" * 60, ": is not YAML (is nested too deeply; allowed: 50"),
+    "digits": (b"a: " + b"9" * 5000, ": is not YAML (Exceeds the limit (4300 digits)"),
+    "a date": (b"a: 2027-99-99", ": is not YAML (month must be in 1..12"),
+    "aliases": (
+        b"a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+        + b"".join(b"%c: &%c [%s]\n" % (k, k, b"*%c, " % (k - 1) * 10) for k in b"bcdefgh"),
+        ": is not YAML (its aliases make too many values",
+    ),
+    "itself": (b"a: &a [*a]", ": is not YAML (its aliases make too many values, or one that is in"),
 }
 
 
@@ -42,6 +53,13 @@ def test_a_bad_file_is_one_line_with_the_remedy(tmp_path: Path, content: bytes, 
         config.load(tmp_path)
     (line,) = str(found.value).splitlines()
     assert line.startswith("params.yaml" + said)
+
+
+@pytest.mark.parametrize("content", [b"[" * 60 + b"]" * 60, b"[" * 10**6, b"9" * 5000, b"{"])
+def test_json_that_is_none_or_a_bomb_is_a_value_error(content: bytes) -> None:
+    assert json_of(b'{"a": [1, {"b": null}]}') == {"a": [1, {"b": None}]}
+    with pytest.raises(ValueError, match=r"nested too deeply|limit \(4300 digits\)|Expecting"):
+        json_of(content)
 
 
 def test_who_changes_what_a_file_holds_changes_no_other_reading(tmp_path: Path) -> None:

@@ -140,7 +140,8 @@ class Federation:
         **comm: object,
     ) -> None:
         self.kits, self.honest, self.data = kits, honest, world.parts()
-        self.comm = CommArgs(server=address(), **comm)
+        # A silo that was told "stop" waits for the server; here none comes again.
+        self.comm = CommArgs(**{"server": address(), "lost_s": 3.0} | comm)
         args = world.args(recipe, {}, False)
         args.rounds, args.client_num_in_total, args.client_num_per_round = rounds, silos, silos
         self.terms = settings.terms(

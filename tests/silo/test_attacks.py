@@ -39,7 +39,7 @@ from fedml_noniid.plugins.kits import authority, certificates
 from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.silo import silo_client, silo_server, wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
-from fedml_noniid.plugins.silo.exit_codes import NotAdmittedError
+from fedml_noniid.plugins.silo.exit_codes import LostError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo_client import SiloClient
 from fedml_noniid.plugins.silo.silo_server import SiloServer
@@ -210,9 +210,9 @@ def test_a_silo_that_poses_as_the_server_gets_nothing_from_a_silo(federation, al
     )
     server.start()
     try:
-        comm = CommArgs(server=f"127.0.0.1:{port}")
+        comm = CommArgs(server=f"127.0.0.1:{port}", lost_s=0.5)
         silo = SiloClient(comm, all_kits / "1", 0, hello_of(federation.terms.fingerprint))
-        with pytest.raises(NotAdmittedError):
+        with pytest.raises(LostError, match="has no certificate of this federation"):
             silo.__enter__()
         silo.__exit__()
         assert heard == []

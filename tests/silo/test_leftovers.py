@@ -76,7 +76,9 @@ def test_a_process_removes_what_it_left_and_its_log_has_one_line_per_line(tmp_pa
         text=True,
     )
     assert done.returncode == 3, done.stderr
-    assert done.stderr == "error: the server ended the run: x\\nerror: y\\x1b[2J\n"
+    warning, error = done.stderr.splitlines()
+    assert warning.endswith(" server: a\\nround 9 of 9\\x1b[2J\\u202e")
+    assert error == "error: the server ended the run: x\\nerror: y\\x1b[2J"
     assert not ours.exists() and theirs.exists()  # of killed writers
     lines = launch.log_file(processes.output, 1).read_text().splitlines()
     assert [line.partition(" ")[2].partition(" ")[2] for line in lines] == [
@@ -96,5 +98,6 @@ def test_status_after_the_end_says_that_the_run_is_over(tmp_path, capsys, all_ki
     assert main(["deploy", "status", "--config", str(config)]) == 5
     assert "is the server running?" in capsys.readouterr().err
     model.write_bytes(b"weights")
+    (tmp_path / results.ROUNDS).write_text("round\n1\n2\n")
     assert main(["deploy", "status", "--config", str(config)]) == 0
     assert json.loads(capsys.readouterr().out) == {"over": True, "rounds": 2, "model": str(model)}

@@ -19,12 +19,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.kits import authority, certificates
 from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.silo import silo_client, stream, wire
-from fedml_noniid.plugins.silo.exit_codes import (
-    LostError,
-    NotAdmittedError,
-    QuorumError,
-    SetBackError,
-)
+from fedml_noniid.plugins.silo.exit_codes import LostError, QuorumError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.silo_client import SiloClient, status
 from fedml_noniid.plugins.silo.stream import SERVICE, event_loop
@@ -64,8 +59,13 @@ ODD = {
     "half a body": saying(WELCOME, framed({"kind": "ask"}), *body({"w": torch.ones(2)})[:1]),
     "html as a refusal": aborting("<html><body>502 Bad Gateway</body></html>"),
     "no words": aborting("[]"),
-    "restarts": refusing("rate"),
+    "stopped": saying(WELCOME, framed({"kind": "stop", "why": "no\nreason"})),
+    "over too early": saying(WELCOME, framed({"kind": "over"})),
+    "another run": saying(framed({"run": "other"})),
 }
+# Each may be a lie. Those of the first line were the end of a silo once.
+REFUSALS = ("configuration", "samples", "replaced", "certificate", "name", "call", "rate")
+ODD |= {name: refusing(name) for name in REFUSALS}
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def silo(kits: Path, reply: Reply, method: str = "Session") -> Iterator[tuple[Si
     credentials = grpc.ssl_server_credentials([(kit.key, kit.certificate)], kit.ca, True)
     port.add_secure_port(comm.server, credentials)
     port.start()
-    client = SiloClient(comm, kits / "1", 0, hello_of())
+    client = SiloClient(comm, kits / "1", 0, hello_of(), refusing_the_end, run="run")
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(silo_client, "FIRST_PAUSE_S", PAUSE_S)
@@ -93,6 +93,10 @@ def silo(kits: Path, reply: Reply, method: str = "Session") -> Iterator[tuple[Si
     finally:
         client.__exit__()
         port.stop(None).wait(LONG)
+
+
+def refusing_the_end(*_: object) -> None:
+    raise wire.RefusedError("study", "the last round was not asked")
 
 
 def unexpected(_: wire.Down) -> wire.Up:
@@ -158,17 +162,33 @@ def test_a_status_that_makes_no_sense_is_one_line(all_kits, reply):
         status(client._comm, all_kits / "0")
 
 
-def test_a_refusal_for_good_ends_the_silo_at_once(all_kits):
-    with silo(all_kits, refusing("configuration")) as (client, calls):
-        with pytest.raises(NotAdmittedError, match="the server refuses this silo: no"):
-            client.__enter__()
-        assert len(calls) == 1
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (refusing("configuration"), "it refuses this silo: no"),
+        (ODD["stopped"], r"has given the run up: no\nreason"),
+        (ODD["over too early"], "the last round was not asked"),
+        (ODD["another run"], "it is at run 'other', and this silo at run run"),
+    ],
+)
+def test_after_a_lie_the_silo_is_there_for_an_honest_server(all_kits, caplog, lie, said):
+    """The log names the lie once, on one line."""
+    replies = iter([lie] * 3)
+    honest = saying(WELCOME, framed({"kind": "over"}))
+    with silo(all_kits, lambda context: next(replies, honest)(context)) as (client, calls):
+        client._comm = client._comm.model_copy(update={"lost_s": LONG})
+        client._admit = lambda *_: None if len(calls) > 3 else refusing_the_end()
+        with caplog.at_level("INFO"):
+            joined(client)
+    assert len(calls) == 4
+    (line,) = (one.getMessage() for one in caplog.records)
+    assert said in line and line.endswith("; asking again") and line.isprintable()
 
 
 @pytest.mark.parametrize(
     ("days", "error", "words"),
     [
-        (0, NotAdmittedError, r"own certificate expired on 20..-..-..; ask the operator for a new"),
+        (0, UserError, r"own certificate expired on 20..-..-..; ask the operator for a new"),
         (30, LostError, "no contact"),
     ],
 )
@@ -184,15 +204,18 @@ def test_a_silo_whose_certificate_is_over_says_so(kits, monkeypatch, days, error
 
 
 def test_a_server_that_has_lost_the_run_gets_no_memory_of_the_old_one(all_kits):
-    runs = iter("ab")
+    """The silo waits for a server of its own run, and says what to do."""
+    runs = iter(["run"])
 
     def restarted(_: grpc.ServicerContext) -> Iterator[bytes]:
-        yield framed({"run": next(runs)})
+        yield framed({"run": next(runs, "b")})
         time.sleep(PAUSE_S)
 
     with silo(all_kits, restarted) as (client, _):
         client.__enter__()
-        with pytest.raises(UserError, match="has lost run a and is at run 'b'; delete this silo's"):
+        with pytest.raises(
+            LostError, match=r"at run 'b', and this silo at run run; .* delete this"
+        ):
             client.serve(unexpected)
 
 
@@ -207,20 +230,25 @@ def asked(idle: Idle, schema: dict) -> Future:
     return found
 
 
-def test_a_silo_that_was_set_back_lets_the_server_know_and_ends(idle):
-    """It has no memory of the rounds before: going on would spoil the run."""
-
+@pytest.mark.parametrize(
+    ("error", "heard"),
+    [
+        (wire.RefusedError("set back", "set back").below(source="/own/file"), "set back"),
+        (UserError("/own/memory: can't be written"), "it can't answer; its own log says why"),
+        (UserError("is no\nfile", where=("own",), value="/own/x"), "it can't answer; its own log"),
+    ],
+)
+def test_a_silo_that_can_not_answer_says_so_without_its_paths_and_stays(idle, caplog, error, heard):
     def answered(_: wire.Down) -> wire.Up:
-        raise SetBackError("set back")
+        raise error
 
     exchange = asked(idle, {})
-    with (
-        SiloClient(idle.comm, idle.kits / "1", 0, hello_of()) as client,
-        pytest.raises(SetBackError),
-    ):
+    with SiloClient(idle.comm, idle.kits / "1", 0, hello_of()) as client:
         client.serve(answered)
-    with pytest.raises(QuorumError, match="set back"):
+    with pytest.raises(QuorumError, match=heard) as said:
         exchange.result(LONG)
+    assert "/own" not in str(said.value)
+    assert any("/own" in one.getMessage() for one in caplog.records), "its own log has the path"
 
 
 def test_a_task_can_be_refused_before_a_byte_of_its_tensors_is_kept(idle):
@@ -228,8 +256,10 @@ def test_a_task_can_be_refused_before_a_byte_of_its_tensors_is_kept(idle):
     seen, exchange = [], asked(idle, {})
 
     def admit(task: wire.Task, table: wire.Table) -> None:
+        if task.kind == "over":
+            return
         seen.append((task.exchange, task.job, table["params/w"].shape))
-        raise UserError("policy: no model of 3 weights")
+        raise wire.RefusedError("policy", "policy: no model of 3 weights")
 
     with SiloClient(idle.comm, idle.kits / "1", 0, hello_of(), admit) as client:
         client.serve(unexpected)

@@ -44,8 +44,8 @@ class Place:
 
     def decide(self, today: datetime.date = TODAY, samples: int = 33) -> policy.Agreed:
         """The site's decision. Raises UserError."""
-        agreed = policy.read_agreed(self.config, 1)
-        agreed.check(policy.Site(samples, today))
+        agreed = policy.read_agreed(self.config)
+        agreed.check(policy.Site(samples, today, 1))
         return agreed
 
 

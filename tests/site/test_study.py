@@ -74,12 +74,12 @@ def with_half_a_signature(place: Place) -> None:
 REFUSED: list[tuple[Callable[[Place], None], str]] = [
     (flipped, r"study\.yaml: was changed after it was signed"),
     (spaced, r"study\.yaml: was changed after it was signed"),
-    (of_another_owner, r"study\.yaml: is signed by .*; allowed: the owners of the site's policy"),
+    (of_another_owner, r"study\.yaml: is signed by .*; allowed: the owners of the policy"),
     (of_another_owner_with_the_name_of_ours, "was changed after it was signed"),
     (of_another_study, "was changed after it was signed"),
     (unsigned, r"study\.yaml\.sig: can't be read"),
     (with_half_a_signature, r"study\.yaml\.sig: is no signature"),
-    (without_policy, r"policy\.yaml: there is no such file; a silo without a policy"),
+    (without_policy, r"policy\.yaml: there is no such file; who has no policy"),
 ]
 
 

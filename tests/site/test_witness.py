@@ -203,9 +203,9 @@ def test_an_exchange_is_answered_a_few_times_only(
         mine = guard(place, log)
         for _ in range(2 - start):
             mine.admit(task, table)
-            assert mine.answering(trainer)(down)["leaves"]
+            assert mine.answering(trainer, "run")(down)["leaves"]
         log = audit.Log(log.path, Kit.read(kits / "1", 1))
-    with pytest.raises(wire.RefusedError, match="exchange 0: was answered 3 times; max_answers in"):
+    with pytest.raises(wire.RefusedError, match=r"policy\.yaml: max_answers = 3: exchange 0"):
         guard(place, log).admit(task, table)
 
 
@@ -221,7 +221,9 @@ def test_a_sum_is_no_further_answer(place: Place, tmp_path: Path, kits: Path) ->
     down = wire.row_of(
         ServerRun(world.terms("scaffold", {}, batch_norm=True), world.shards_of()[0]).down, 0
     )
-    with pytest.raises(wire.RefusedError, match="was answered 3 times"):
+    with pytest.raises(
+        wire.RefusedError, match="max_answers = 3: exchange 0 was answered so often"
+    ):
         mine.admit(wire.Task.of(down), wire.table_of(wire.tensors(down)))
 
 
@@ -236,7 +238,7 @@ def test_an_answer_with_other_tensors_than_the_studys_does_not_leave(
     silo = world.silos_of(terms)[0]
     good = wire.up(0, 0, silo.answer(down))
     trainer = SimpleNamespace(silo=silo, terms=terms, answered=lambda _: good)
-    answered = guard(place, log).answering(trainer)
+    answered = guard(place, log).answering(trainer, "run")
     assert answered(down) is good
     for change, name in (
         ({"upload/scaffold/labels": W["w"]}, "upload/scaffold/labels"),

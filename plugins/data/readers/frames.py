@@ -87,7 +87,8 @@ class UndecidedError(UserError):
     """All columns of a table that need a decision, a line for each."""
 
     def __init__(self, errors: Sequence[UserError]) -> None:
-        super().__init__("\n".join(map(str, errors)))
+        super().__init__()
+        self.mistakes = tuple(mistake for error in errors for mistake in error.mistakes)
         self.errors = errors
         self.args = (errors,)  # of which a copy is made
 
