@@ -38,7 +38,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.core.randomness import Noised
 from fedml_noniid.plugins.core.trees import Params
@@ -157,13 +157,19 @@ class Noise:
 
         `known`: values from which tensors count as changes. The server knows them. What comes out
         is moved into the range that is `allowed` for its name, and rounded if it counts something.
-        Neither costs privacy.
+        Neither costs privacy. UserError for a number that is not finite, since it has no norm: the
+        server may have sent it, in `known`.
         """
         start = {
             name: known[name].double() if name in known else leaf.new_zeros(())
             for name, leaf in answer.items()
         }
         moved = {name: leaf.double() - start[name] for name, leaf in answer.items()}
+        for name, leaf in moved.items():
+            if not leaf.isfinite().all():
+                raise NonFiniteError(
+                    f"{name}: is not finite, so it can't be clipped; nothing leaves"
+                )
         length = math.sqrt(sum(leaf.square().sum().item() for leaf in moved.values()))
         factor = min(1.0, self.clip / length) if length else 1.0
         key, found = derived(self.key, question, self.digest([], answer)), {}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.privacy import local
 from fedml_noniid.plugins.privacy.ledger import Ledger, Release
@@ -154,6 +154,19 @@ def test_the_clip_is_that_of_all_tensors_together():
     zero = noise(sigma=0.0).protect({"a": torch.zeros(2)}, b"", {}, ANYTHING)
     assert zero["a"].tolist() == [0.0, 0.0]
     assert Noise.of(KEY, 13.0, 1.0).clip == 6.5  # two answers are at most 13 apart
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_has_no_norm_is_refused_by_its_name(value):
+    """min(1, C / nan) is 1 in Python: the whole answer would leave as it is. The server may have
+    sent the number."""
+    answer = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0, 2.0])}
+    lies = ({"b": torch.tensor([1.0, value])}, {}), ({}, {"b": torch.full((2,), value)})
+    for changed, known in lies:
+        with pytest.raises(NonFiniteError, match=r"^b: is not finite"):
+            noise().protect(answer | changed, b"", known, ANYTHING)
+    large = {"a": torch.tensor([1e300, 1.0], dtype=torch.float64)}  # its square is infinite
+    assert noise(sigma=0.0).protect(large, b"", {}, ANYTHING)["a"].norm() <= 6.5
 
 
 def test_running_statistics_are_clipped_by_their_change():

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.privacy.accounting import epsilon
 from fedml_noniid.plugins.silo import launch, loopback, results, settings, wire
@@ -93,6 +93,19 @@ def test_local_noise_is_counted_by_answer_in_its_own_unit(tmp_path):
     (one, other) = lines(tmp_path / "0.ledger")
     assert one["unit"] == "silo" and one["noise"] == pytest.approx(SIGMA) and one["count"] == 1
     assert one["id"] != other["id"]
+
+
+def test_an_answer_that_is_not_finite_neither_leaves_nor_counts(tmp_path, monkeypatch):
+    message, (first, *_) = begun(tmp_path, "fedavg", {}, **LDP)
+    whole = first.silo.answer(message)
+    worse = whole["deltas"] | {"fc2.bias": torch.full_like(whole["deltas"]["fc2.bias"], torch.nan)}
+    monkeypatch.setattr(first.silo, "answer", lambda _: whole | {"deltas": worse})
+    with pytest.raises(NonFiniteError, match=r"^deltas/fc2\.bias: is not finite"):
+        update(first, message)
+    monkeypatch.undo()
+    assert lines(tmp_path / "0.ledger") == []
+    update(first, message)
+    assert len(lines(tmp_path / "0.ledger")) == 1
 
 
 def test_an_answer_over_the_budget_does_not_leave(tmp_path):
