@@ -351,6 +351,8 @@ def lies_of_a_server(task: list[bytes]) -> Iterator[list[bytes]]:
         *({"job": "test", "owner": ""}, {"job": "x" * 1000}, {"owner": "fnr"}),
     ):
         yield [json.dumps(json.loads(head) | change).encode(), table, *data]
+    for kind in ("over", "stop"):
+        yield [json.dumps(json.loads(head) | {"kind": kind}).encode()]
     yield [b"[" * 60_000]
     entries = json.loads(table)
     key = next(key for key, entry in entries.items() if len(entry["shape"]) == 2)

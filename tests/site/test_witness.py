@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -207,6 +208,83 @@ def test_an_exchange_is_answered_a_few_times_only(
         log = audit.Log(log.path, Kit.read(kits / "1", 1))
     with pytest.raises(wire.RefusedError, match=r"policy\.yaml: max_answers = 3: exchange 0"):
         guard(place, log).admit(task, table)
+
+
+def rounds_of(silo: int, rounds: int) -> list[int]:
+    """The rounds in which a server asks a silo, one of three in each."""
+    terms = world.terms("fedavg", {}, batch_norm=True, rounds=rounds)
+    terms = replace(terms, plan=replace(terms.plan, cohort=1))
+    server, asks = ServerRun(terms, world.shards_of()[0]), []
+    while (ask := server.down.ask) is not None:
+        asks += [server.down.round] * (silo in ask.to)
+        zeros = tree_map(torch.zeros_like, server.schema)
+        server.feed(dict.fromkeys(ask.to, zeros | {"n": torch.tensor(1)}))
+    return asks
+
+
+def test_the_end_of_a_run_is_believed_after_the_silo_s_last_round(
+    place: Place, tmp_path: Path, kits: Path
+) -> None:
+    """One silo of three is drawn in each of nine rounds, by the seed that all know."""
+    rounds = 9
+    place.make("fedavg", rounds=rounds, cohort=1)
+    last = max(rounds_of(0, rounds))
+    assert 1 < last < rounds, "this silo's last round is not the run's"
+    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
+    terms = world.terms("fedavg", {}, batch_norm=True, rounds=rounds)
+    down = wire.row_of(ServerRun(terms, world.shards_of()[0]).down, 0)
+    over, table = wire.Task(kind="over"), wire.table_of(wire.tensors(down))
+    silo = world.silos_of(terms)[0]
+    silo._file = SimpleNamespace(run="a run", path=tmp_path / "memory")
+    trainer = SimpleNamespace(silo=silo, terms=terms, answered=silo.answer)
+
+    def admits(mine: Guard) -> bool:
+        with suppress(wire.RefusedError):
+            mine.admit(over, {})
+            return True
+        return False
+
+    def question(t: int) -> wire.Down:
+        return down._replace(exchange=t - 1, round=t, counted={0: wire.NOT_COUNTED})
+
+    mine = guard(place, log)
+    with pytest.raises(wire.RefusedError, match=f"its last one is round {last}"):
+        mine.admit(over, {})
+    with pytest.raises(wire.RefusedError, match="has none like it"):
+        mine.admit(wire.Task.of(question(last)).model_copy(update={"round": rounds + 1}), table)
+    assert not admits(mine), "what the study does not have counts for nothing"
+    for t in (1, last):
+        mine.admit(wire.Task.of(question(t)), table)
+        assert admits(mine) == (t == last)
+        trainer.answered = lambda _: wire.up(0, 0, {})
+        with pytest.raises(wire.RefusedError, match="the answer and the study differ"):
+            mine.answering(trainer, "a run")(question(t))
+    for run, believes in (("a run", True), ("another", False)):
+        again = guard(place, audit.Log(log.path, Kit.read(kits / "1", 1)))
+        assert not admits(again)
+        again.answering(trainer, run)
+        assert admits(again) == believes, "the log remembers the rounds of each run"
+
+
+def test_a_study_says_whether_a_callback_may_end_the_run(
+    place: Place, tmp_path: Path, kits: Path
+) -> None:
+    """The silo's owner has agreed to it, and the server can't have such a callback without it."""
+    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
+    with pytest.raises(wire.RefusedError, match="was asked up to round 0"):
+        guard(place, log).admit(wire.Task(kind="over"), {})
+    plain = place.decide().signed.study
+    callbacks = {"early_stop": {"patience": 3}}
+    place.make("scaffold", callbacks=callbacks)
+    signed = place.decide().signed.study
+    assert signed.may_end_early and not plain.may_end_early
+    guard(place, log).admit(wire.Task(kind="over"), {})
+    train = world.deployment("scaffold", callbacks=callbacks).train_args
+    signed.check_end(train)
+    with pytest.raises(
+        UserError, match=r"train_args\.callbacks = .*; allowed: callbacks that stop"
+    ):
+        plain.check_end(train)
 
 
 def test_a_sum_is_no_further_answer(place: Place, tmp_path: Path, kits: Path) -> None:
