@@ -5,9 +5,10 @@ seed of it, and ChaCha20 makes the seed a stream of 64-bit integers. One silo ad
 other subtracts it, modulo 2^64. So a masked vector tells nothing by itself, and the sum over the
 whole set is that of the numbers, to the bit.
 
-The seed is bound to all of a request: run, study, exchange, attempt, scales, silos and their keys.
-So no stream serves twice. A silo's key is signed with the key of its certificate, so a server can't
-put in keys of its own.
+The seed is bound to all of a request: run, study, exchange, attempt, question, levels, silos, their
+numbers of samples and their keys. So no stream serves twice, and the masks of silos that were asked
+different questions do not cancel. A silo signs its key, its number of samples and the question with
+the key of its certificate. So a server can't put in keys or numbers of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fedml_noniid.plugins.core.errors import UserError
 PIECE = 1 << 15  # numbers: their 256 kB of stream stay in the cache
 ZEROS = bytes(8 * PIECE)
 SIGNATURE_BYTES = 64
-SIGN, SEED = b"noniid secure sum, key 1", b"noniid secure sum, seed 1"
+SIGN, SEED = b"noniid secure sum, key 2", b"noniid secure sum, seed 2"
 
 
 class Exchange(NamedTuple):
@@ -45,40 +46,55 @@ class Exchange(NamedTuple):
     number: int
 
 
+class Announcement(NamedTuple):
+    """What a silo signs before a sum."""
+
+    exchange: Exchange
+    question: str  # what it was asked, see `silo.question_of`
+    client: int
+    n: int  # its samples
+    key: bytes  # 32 bytes of X25519
+
+    def digest(self) -> bytes:
+        """32 bytes that stand for all of it."""
+        numbers = (self.question, self.client, self.n)
+        return _digest(SIGN, *_fields(self.exchange), *map(_text, numbers), self.key)
+
+
 class Request(NamedTuple):
     """A sum that the server asks for."""
 
     exchange: Exchange
     attempt: int  # at a sum of this exchange, from 0
-    total: float  # of the set's weights
+    question: str  # what all silos of the set were asked
     levels: bytes  # which there are, see `vectors.together`
     clients: tuple[int, ...]  # the set, ascending
-    keys: tuple[bytes, ...]  # of the same clients: 32 bytes of X25519
+    samples: tuple[int, ...]  # of the same clients
+    keys: tuple[bytes, ...]  # of the same clients
 
     def digest(self) -> bytes:
         """32 bytes that stand for all of it."""
-        numbers = (self.attempt, self.total.hex(), *self.clients)
+        numbers = (self.attempt, self.question, *self.clients, *self.samples)
         fields = (*_fields(self.exchange), *map(_text, numbers), self.levels, *self.keys)
         return _digest(SEED, *fields)
 
 
-def signature(key: ec.EllipticCurvePrivateKey, of: Exchange, client: int, public: bytes) -> bytes:
-    """A silo's signature, by the key of its certificate, of its key for an exchange: 64 bytes."""
-    signed = key.sign(_digest(SIGN, *_fields(of), _text(client), public), ec.ECDSA(SHA256()))
+def signature(key: ec.EllipticCurvePrivateKey, announced: Announcement) -> bytes:
+    """Signs an announcement with the key of the silo's certificate: 64 bytes."""
+    signed = key.sign(announced.digest(), ec.ECDSA(SHA256()))
     return b"".join(number.to_bytes(32, "big") for number in decode_dss_signature(signed))
 
 
-def check_signature(
-    key: ec.EllipticCurvePublicKey, of: Exchange, client: int, public: bytes, signed: bytes
-) -> None:
-    """UserError unless the holder of `key` has signed."""
+def check_signature(key: ec.EllipticCurvePublicKey, announced: Announcement, signed: bytes) -> None:
+    """Checks that the holder of `key` has signed an announcement. Raises UserError."""
     try:
-        message = _digest(SIGN, *_fields(of), _text(client), public)
         numbers = (int.from_bytes(half, "big") for half in (signed[:32], signed[32:]))
-        key.verify(encode_dss_signature(*numbers), message, ec.ECDSA(SHA256()))
+        key.verify(encode_dss_signature(*numbers), announced.digest(), ec.ECDSA(SHA256()))
     except InvalidSignature:
+        client = announced.client
         raise UserError(
-            f"the key of silo {client} (rank {client + 1}) is not signed by it"
+            f"silo {client} (rank {client + 1}) has not signed this key with n = {announced.n} for "
+            "this question"
         ) from None
 
 

@@ -19,7 +19,7 @@ from fedml_noniid.plugins.core.trees import Tree, row
 from fedml_noniid.plugins.engines.packing import flatten, stack
 from fedml_noniid.plugins.engines.streaming import Weighing
 from fedml_noniid.plugins.secure import masks, vectors
-from fedml_noniid.plugins.secure.silo import ANNOUNCED, COUNTS, SUM, admits, certified
+from fedml_noniid.plugins.secure.silo import ANNOUNCED, COUNTS, SUM, admits, certified, question_of
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
@@ -69,15 +69,14 @@ def summed(
     """
     assert down.ask is not None, "there is something to do"
     by, structure = Weighing.of(terms.algorithm, down.ask.job), announced(schema, terms.silos)
+    checked = partial(_announced, coordinator, down, question_of(down), check)
     answers = min(coordinator.comm.quorum or terms.silos, len(down.ask.to))
     quorum = max(answers, terms.secure_sums)
     left, wanted = down.ask.to, quorum  # who may be in a set, and how many have to answer
     failures, why = Counter[int](), ""
     for attempt in count():
         question = _to(down, left)._replace(step=2 * attempt)
-        counts = coordinator.ask(
-            question, structure, partial(_announced, coordinator, down, check), wanted
-        )
+        counts = coordinator.ask(question, structure, checked, wanted)
         earlier = {k: _sets(of["secure"].pop("sets")) for k, of in counts.items()}
         clients = largest(earlier, terms.secure_sums)
         if len(clients) < quorum:
@@ -139,7 +138,13 @@ def largest(earlier: Earlier, least: int) -> tuple[int, ...]:
 
 
 def _announced(
-    coordinator: Coordinator, down: Down, check: Check, up: Up, client: int, samples: int | None
+    coordinator: Coordinator,
+    down: Down,
+    question: str,
+    check: Check,
+    up: Up,
+    client: int,
+    samples: int | None,
 ) -> Tree | None:
     """Checks what a silo sends first: also its key, which the other silos would refuse. Then they
     would be the ones that send no part of a sum. Raises RefusedError."""
@@ -147,9 +152,9 @@ def _announced(
     if reply is not None:
         key, signed, certificate = (reply["secure"][name].numpy().tobytes() for name in ANNOUNCED)
         exchange = masks.Exchange(coordinator.run, coordinator.study, down.exchange)
+        said = masks.Announcement(exchange, question, client, int(reply["n"]), key)
         try:
-            public = certified(coordinator.ca, client, certificate)
-            masks.check_signature(public, exchange, client, key, signed)
+            masks.check_signature(certified(coordinator.ca, client, certificate), said, signed)
             masks.shared(X25519PrivateKey.generate(), client, key)
         except UserError as error:
             raise RefusedError("key", f"round {down.round}: {error}") from None
@@ -177,7 +182,7 @@ def _request(question: Down, clients: tuple[int, ...], whole: Tree, there: Tenso
     shared = whole["secure"] | {
         "levels": there.byte(),
         "clients": torch.tensor(clients),
-        "total": whole["n"].double().abs().sum(),
+        "n": whole["n"],
     }
     return question._replace(step=question.step + 1, ask=Ask(SUM, clients, shared=shared))
 

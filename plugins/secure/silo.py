@@ -16,13 +16,15 @@ A set that was begun and never completed tells nothing, since its masks stay. It
 two places of the silos that have added to it.
 
 All of this is about one answer of each silo, and about silos that keep the rule. A server that lies
-asks some silos for another answer, and may ask for it again over other sets.
+may ask all silos for another answer, and add it up over other sets. It can't ask the silos of one
+sum different questions (parameters, buffers, shared tensors), or choose the weights' total: each
+silo signs both, and checks the others. Rows of `each` differ from silo to silo, so they are not
+compared.
 """
 
 from __future__ import annotations
 
 import fcntl
-import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -67,7 +69,8 @@ class _Made(NamedTuple):
 
     exchange: int
     job: str
-    question: str
+    question: str  # as from `question_of`
+    own: str  # what this silo alone was asked
     answer: str  # the SHA-256 of what is added up
     leaves: Params  # the whole reply
     levels: Tensor  # of its tensors, as from `vectors.levels`
@@ -100,19 +103,21 @@ class SecureSilo:
         (client,) = down.ask.to
         if (down.ask.job, down.ask.owner) == (SUM, ""):
             return {"client": client, "exchange": down.exchange, "leaves": self._added(down)}
-        question = _question(down)
-        own, made = X25519PrivateKey.generate(), self._made
-        if made is None or made.question != question:
+        question, own = question_of(down), _own_question(down)
+        key, made = X25519PrivateKey.generate(), self._made
+        if made is None or (made.question, made.own) != (question, own):
             leaves = self._inner(down)["leaves"]
             answer, levels = weights_sha256(vectors.added(leaves)), vectors.levels(leaves)
-            made = _Made(down.exchange, down.ask.job, question, answer, leaves, levels, own)
-        self._made = made = made._replace(exchange=down.exchange, key=own)
-        public = own.public_key().public_bytes_raw()
+            asked = down.exchange, down.ask.job, question, own
+            made = _Made(*asked, answer, leaves, levels, key)
+        self._made = made = made._replace(exchange=down.exchange, key=key)
+        public, n = key.public_key().public_bytes_raw(), int(made.leaves["n"])
         with suppress(UserError):  # while the operator replaces it
             self._kit = certificates.Kit.read(self._folder, self._rank)
         private = load_pem_private_key(self._kit.key, password=None)
         assert isinstance(private, EllipticCurvePrivateKey), "kits have keys of this kind"
-        signed = masks.signature(private, self._exchange(down), client, public)
+        announcement = masks.Announcement(self._exchange(down), question, client, n, public)
+        signed = masks.signature(private, announcement)
         certificate = x509.load_pem_x509_certificate(self._kit.certificate)
         der = certificate.public_bytes(Encoding.DER).ljust(CERTIFICATE_BYTES, b"\0")
         announced = dict(zip(ANNOUNCED, (public, signed, der), strict=True))
@@ -135,29 +140,31 @@ class SecureSilo:
         (client,), made = down.ask.to, self._made
         if made is None or made.exchange != down.exchange:
             raise UserError("this process has made no key for this sum: it has come again")
-        request = self._request(down, made.levels)
+        request = self._request(down, made)
         by = Weighing.of(self._terms.algorithm, made.job)
         own = made.key.public_key().public_bytes_raw()
-        if dict(zip(request.clients, request.keys, strict=True)).get(client) != own:
-            raise UserError("the sum is over a set without this silo, or with another key of it")
-        if not made.leaves["n"].item() <= request.total < math.inf:
+        rows = zip(request.keys, request.samples, strict=True)
+        if dict(zip(request.clients, rows, strict=True)).get(client) != (
+            own,
+            int(made.leaves["n"]),
+        ):
             raise UserError(
-                f"the weights can't add up to {request.total:g}: this silo's exceeds it"
+                "the sum is over a set without this silo, or with another key or n of it"
             )
-        there, n = down.ask.shared["levels"].bool(), len(request.clients)
-        vector = vectors.packed(made.leaves, made.levels, by, request.total, there, n)
+        there, total = down.ask.shared["levels"].bool(), sum(request.samples)
+        vector = vectors.packed(made.leaves, made.levels, by, total, there, len(request.clients))
         self._sets.add(made.answer, request.clients, self._terms.secure_sums)
         masks.mask(vector, made.key, client, request)
         return {"sum": vector}
 
-    def _request(self, down: Down, own: Tensor) -> masks.Request:
-        """The sum that is asked for; `own`: the levels of this silo's tensors. UserError unless it
-        is one over enough silos of this federation, with these levels."""
+    def _request(self, down: Down, made: _Made) -> masks.Request:
+        """The sum that is asked for. UserError unless it is one over enough silos of this
+        federation, which have all signed the question of this silo, with these levels."""
         assert down.ask is not None, "there is something to do"
         given, (me,) = down.ask.shared, down.ask.to
         named = given.get("clients")
         silos = named.numel() if isinstance(named, Tensor) else 0
-        wire.fit(flatten(given), requested(silos, len(own)), "sum")
+        wire.fit(flatten(given), requested(silos, len(made.levels)), "sum")
         clients = tuple(given["clients"].tolist())
         least, most = self._terms.secure_sums, self._terms.silos
         if [*clients] != sorted({*clients} & {*range(most)}) or len(clients) < least:
@@ -165,17 +172,20 @@ class SecureSilo:
                 f"sum over the silos {list(clients)}; allowed: {least} or more of {most}, each "
                 "once, ascending"
             )
-        if not given["levels"].gather(1, own.long().unsqueeze(1)).all():
+        if not given["levels"].gather(1, made.levels.long().unsqueeze(1)).all():
             raise UserError("the sum leaves out numbers of this silo: their level is missing")
-        exchange, keys = self._exchange(down), tuple(map(_bytes, given["key"]))
-        rows = zip(clients, keys, given["signature"], given["certificate"], strict=True)
-        ca = x509.load_pem_x509_certificate(self._kit.ca)
-        for client, key, signed, certificate in rows:
+        exchange, samples = self._exchange(down), tuple(given["n"].tolist())
+        keys, ca = tuple(map(_bytes, given["key"])), x509.load_pem_x509_certificate(self._kit.ca)
+        rows = zip(clients, samples, keys, given["signature"], given["certificate"], strict=True)
+        for client, n, key, signed, certificate in rows:
+            if not 1 <= n <= (most := self._terms.limits[client]):
+                raise UserError(f"{wire.silo(client)}: n = {n}; allowed: 1 to {most}")
             if client != me:
+                announced = masks.Announcement(exchange, made.question, client, n, key)
                 public = certified(ca, client, _bytes(certificate))
-                masks.check_signature(public, exchange, client, key, _bytes(signed))
-        total, levels = given["total"].item(), _bytes(given["levels"])
-        return masks.Request(exchange, down.step, total, levels, clients, keys)
+                masks.check_signature(public, announced, _bytes(signed))
+        levels = _bytes(given["levels"])
+        return masks.Request(exchange, down.step, made.question, levels, clients, samples, keys)
 
 
 def certified(ca: x509.Certificate, client: int, padded: bytes) -> EllipticCurvePublicKey:
@@ -197,8 +207,7 @@ def requested(silos: int, tensors: int) -> Params:
     rows = {key: torch.zeros(silos, size, dtype=torch.uint8) for key, size in ANNOUNCED.items()}
     return rows | {
         "levels": torch.zeros(tensors, vectors.LEVELS, dtype=torch.uint8),
-        "clients": torch.zeros(silos, dtype=torch.int64),
-        "total": torch.zeros((), dtype=torch.float64),
+        **dict.fromkeys(("clients", "n"), torch.zeros(silos, dtype=torch.int64)),
     }
 
 
@@ -250,12 +259,21 @@ class Sets:
             yield [{*of["silos"]} for of in known if of["answer"] == answer]
 
 
-def _question(down: Down) -> str:
-    """What a silo is asked, in words; equal questions have equal answers."""
+def question_of(down: Down) -> str:
+    """Says what all silos of a sum are asked."""
     ask = down.ask
     assert ask is not None, "there is something to do"
-    asked = down.round, ask.job, ask.owner, sorted(down.counted.items())
-    return f"{asked} {weights_sha256(wire.tensors(down))}"
+    common = ask._replace(each={})
+    return (
+        f"{[down.round, ask.job, ask.owner]} "
+        f"{weights_sha256(wire.tensors(down._replace(ask=common)))}"
+    )
+
+
+def _own_question(down: Down) -> str:
+    """Says what one silo is asked beside that; equal questions have equal answers."""
+    assert down.ask is not None, "there is something to do"
+    return f"{sorted(down.counted.items())} {weights_sha256(flatten(down.ask.each))}"
 
 
 def _bytes(row: Tensor) -> bytes:

@@ -76,15 +76,9 @@ class Coordinator:
 
     def join(self, client: int, hello: wire.Hello, line: Call) -> wire.Welcome:
         """Lets a silo in, also one that comes again. Raises RefusedError."""
-        where, most = wire.silo(client), self.comm.max_samples
+        where = wire.silo(client)
         if hello.study != self.study:
             raise RefusedError("configuration", f"{where}: its study is not the server's")
-        if not 1 <= hello.samples <= most:
-            raise RefusedError(
-                "samples",
-                f"{where}: says it has {hello.samples} samples; allowed: 1 to "
-                f"comm_args.max_samples = {most}",
-            )
         broken = RefusedError("broken", f"{where}: has come again on another stream")
         replaced = RefusedError("replaced", f"{where}: another process of this silo has taken over")
         with self._lock:

@@ -228,7 +228,8 @@ class Process:
             if terms.secure_sums:
                 # Beside the kit: a new run has another output folder, and may ask the same.
                 of, sets = (client.run, study), kit.with_name(f"{kit.name}.sums")
-                answered = SecureSilo(answered, terms, self.rank, kit, of, sets).answered
+                secure = SecureSilo(answered, terms, self.rank, kit, of, sets)
+                answered = guard.adding(secure.answered)
             client.serve(answered)
         LOG.info("the run is over")
 

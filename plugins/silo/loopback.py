@@ -60,7 +60,9 @@ class Processes:
         """
         refuse_foreign(folder)
         write_whole(folder / OWNERSHIP_FILE, OWNED)
-        deployment = _moved(deployment, folder)
+        sizes = {"max_samples": [len(part) for part in parts.clients]}
+        train = deployment.train_args.model_copy(update=sizes)
+        deployment = _moved(deployment.model_copy(update={"train_args": train}), folder)
         self.deployment, self.config = deployment, folder / "fedml_config.yaml"
         self.output = Path(deployment.tracking_args.output_dir)
         shards.write(deployment.data_args.shard, parts)

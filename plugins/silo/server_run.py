@@ -154,6 +154,11 @@ class ServerRun:
         reply = wire.opened(upload, client, self.down, self.schema, self._ranges)
         if reply is not None:
             where, n = f"round {self._round}, {wire.silo(client)}", int(reply["n"])
+            if n > (most := self.terms.limits[client]):
+                raise RefusedError(
+                    "samples",
+                    f"{where}: upload counts n = {n} samples; train_args.max_samples allows {most}",
+                )
             for known in {samples, self._samples.get(client)} - {None, n}:
                 raise RefusedError(
                     "samples",

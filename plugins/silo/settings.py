@@ -5,14 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 import yaml
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    WrapValidator,
+    model_validator,
+)
 from torch import Tensor
 
 from fedml_noniid.plugins import recipes
@@ -30,6 +38,7 @@ from fedml_noniid.plugins.core.errors import (
     shown,
 )
 from fedml_noniid.plugins.core.options import (
+    MOST,
     Count,
     CountOrNone,
     NonNegative,
@@ -71,6 +80,12 @@ def _address(server: str) -> str:
     return server
 
 
+def _numbers(value: object, number: Callable[[object], int]) -> Any:
+    return [number(of) for of in value] if isinstance(value, list) else number(value)
+
+
+# A number, or a list with one for each rank.
+Limit = Annotated[Count, WrapValidator(_numbers), PlainSerializer(lambda value: value)]
 Template = Annotated[str, AfterValidator(_template)]  # a path of each process
 
 
@@ -176,6 +191,8 @@ class TrainArgs(RunSettings, FedMLSection):
     cohort: CountOrNone = 0  # ours: silos per round, 0 for all
     # Ours: the least silos of a sum that the server may see; 0: it sees each silo's upload.
     secure_sums: CountOrNone = 0
+    # Ours: the most samples that a silo may count; a list has a number for each rank.
+    max_samples: Limit | None = None
     # A list here would give every silo the first id.
     client_id_list: Annotated[str, _only("[]", "the id of a silo is its rank")] = "[]"
     client_num_in_total: Count = 3
@@ -213,9 +230,21 @@ class TrainArgs(RunSettings, FedMLSection):
                 allowed="0 (the server sees each silo's upload), or 2 to the "
                 f"{self.per_round} silos of a round",
             )
+        if len(self.limits) != silos:
+            raise UserError(
+                where=("max_samples",),
+                value=self.max_samples,
+                allowed=f"a number, or a list of {silos}, one for each rank",
+            )
         with located("settings"):
             recipes.check_settings(self.recipe, self.settings)
         return self
+
+    @property
+    def limits(self) -> list[int]:
+        """The most samples of each silo, without public ones."""
+        most: Any = self.max_samples
+        return most if isinstance(most, list) else [most or MOST] * self.client_num_in_total
 
     @property
     def per_round(self) -> int:
@@ -260,7 +289,6 @@ class CommArgs(Section):
     patience_s: Positive = 3600.0
     gone_s: NonNegative = 10.0  # seconds without contact after which a silo is not waited for
     lost_s: Positive = 3600.0  # seconds that a silo looks for the server
-    max_samples: Count = 10_000_000  # the most that a silo may say it has
 
     @property
     def place(self) -> tuple[str, int]:
@@ -490,6 +518,7 @@ class Terms:
     # What is not ours -> SHA-256 of its source. The fingerprint has it too.
     code: Mapping[str, str] = field(default_factory=dict)
     secure_sums: int = 0  # the least silos of a sum; 0: the server sees each upload
+    limits: Sequence[int] = ()  # the largest n of each silo
 
     @property
     def ranges(self) -> wire.Ranges:
@@ -560,7 +589,8 @@ def terms(
     if train.secure_sums:
         refuse_what_reads_more(algorithm, tests)
     silos, least = deployment.silos, train.secure_sums
-    return Terms(algorithm, plan, silos, fingerprint, tests, device, own, least)
+    limits = [most + round(needs.shared * n_public) for most in train.limits]
+    return Terms(algorithm, plan, silos, fingerprint, tests, device, own, least, limits)
 
 
 def refuse_what_reads_more(

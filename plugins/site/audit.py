@@ -40,6 +40,7 @@ CONTEXT = "noniid audit 1"  # before what is signed
 SIGNED = re.compile(rb'(\{.*),"signature":"([\w+/=]+)"\}', re.ASCII)
 START = "start"  # the kind of a process's first line: it has the certificate
 ANSWERS = "answers"  # of a line before an answer is computed
+ADDS = "adds"  # of a line before an answer is added to a sum
 SENT, ARRIVED = "sent", "arrived"  # of a message
 KEYS = {"n": int, "log": str, "kind": str, "exchange": int, "round": int, "run": str}
 UNSIGNED = "is not signed by the process that wrote the log"
@@ -96,8 +97,8 @@ class Log:
         assert isinstance(key, ec.EllipticCurvePrivateKey), "kits have no other"
         self.path, self._file = path, Lines(path)
         self._key, self._lock = key, threading.Lock()
-        self.answers = Counter[object]()  # exchange -> answers before this process
-        self.rounds = dict[object, int]()  # run -> its last round with such an answer
+        self.answers = Counter[object]()  # (kind, exchange) -> lines before this process
+        self.rounds = dict[object, int]()  # run -> its last round with an answer
         self._log, self._n, self._prev = secrets.token_hex(8), 0, NONE
         self._seal: Seal | None = None
         self._synced = True
@@ -105,8 +106,9 @@ class Log:
         for line in chained(path, self._file.read()):  # the other side decides how long it grows
             if line.body["kind"] == START:
                 certificate = str(line.body.get("certificate"))
-            if line.body["kind"] == ANSWERS:
-                self.answers[line.body.get("exchange")] += 1
+            if (kind := line.body["kind"]) in (ANSWERS, ADDS):
+                self.answers[kind, line.body.get("exchange")] += 1
+            if kind == ANSWERS:
                 self.rounds[line.body.get("run")] = line.body.get("round", 0)
             self._seal = line.seal
         if self._seal is not None:  # the chain binds all lines before it

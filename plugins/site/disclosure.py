@@ -49,11 +49,11 @@ DOWN = {
     "buffers": "the running statistics of a model",
     "shared/evaluated": "the model that is evaluated, if it is not the one that is sent",
     "shared/key": "the silos' keys of this exchange (X25519)",
-    "shared/signature": "the silos' signatures of their keys",
+    "shared/signature": "the silos' signatures of their keys, n and question",
     "shared/certificate": "the silos' certificates",
     "shared/levels": "which levels the tensors of any silo have",
     "shared/clients": "the silos of the sum",
-    "shared/total": "the sum of their numbers of samples",
+    "shared/n": "their numbers of samples",
 }
 UP = {
     "n": "number of training samples",
@@ -65,7 +65,7 @@ UP = {
     f"upload/{TEST}/evaluated": "the same with the evaluated model",
     f"upload/{TEST}/n": "number of the silo's test samples",
     "secure/key": "a key for this exchange (X25519)",
-    "secure/signature": "its signature, by the key of the certificate",
+    "secure/signature": "its signature of key, n and question, by the key of the certificate",
     "secure/certificate": "the silo's certificate",
     "secure/levels": "of each tensor: whether its numbers reach beyond 64",
     "secure/sets": "which silos are in the sets to which this silo has added this answer before",

@@ -147,6 +147,12 @@ class Agreed(NamedTuple):
     def check(self, site: Site) -> None:
         """UserError with every rule of the policy that refuses the study."""
         self.signed.check_date(site.today)
+        most = self.signed.study.train_args.limits[site.rank - 1] if site.rank else site.samples
+        if site.samples > most:
+            raise UserError(
+                f"{self.deployment.shard(site.rank)}: has {site.samples} samples",
+                allowed=f"{most}, train_args.max_samples of the study; ask its owner for more",
+            )
         path = Path(self.deployment.comm_args.policy)
         self.policy.check(path, self.signed, self.deployment, site)
 

@@ -31,7 +31,7 @@ from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.core.errors import UserError, located, shown
+from fedml_noniid.plugins.core.errors import MISSING, UserError, located, shown
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Section, validated
 from fedml_noniid.plugins.core.trees import Params, tree_map, zeros_like
 from fedml_noniid.plugins.data.files import write_whole
@@ -119,6 +119,9 @@ class Study(Section):
             raise UserError(
                 where=("silos",), value=self.silos, allowed=f"{', '.join(names)}: as train_args say"
             )
+        if self.train_args.max_samples is None:
+            allowed = "the most samples of a silo, or a list with a number for each rank"
+            raise UserError(MISSING, where=("train_args", "max_samples"), allowed=allowed)
         return self
 
     def refuse_message(self, exchange: int, round_: int, job: str, table: wire.Table) -> None:
@@ -313,17 +316,18 @@ def make(deployment: Deployment, shard: Shard, name: str, expires: datetime.date
     recipe = deployment.train_args.recipe
     terms = settings.terms(deployment, recipe, network, shard.parts.get("public"))
     asks = terms.algorithm.exchanges
-    return Study(
-        name=name,
-        expires=expires,
-        silos=[certificates.name(k + 1) for k in range(deployment.silos)],
+    content: dict[str, object] = {
+        "name": name,
+        "expires": expires,
+        "silos": [certificates.name(k + 1) for k in range(deployment.silos)],
         **{section: getattr(deployment, section) for section in SHARED},
-        fingerprint=terms.fingerprint,
-        code={OURS: source_of_ours(), **terms.code},
-        asks=Asks(begin=asks.begin, round=asks.round, finish=asks.finish, tests=terms.tests),
-        messages=messages(terms, shard),
-        may_end_early=may_stop(deployment.train_args),
-    )
+        "fingerprint": terms.fingerprint,
+        "code": {OURS: source_of_ours(), **terms.code},
+        "asks": Asks(begin=asks.begin, round=asks.round, finish=asks.finish, tests=terms.tests),
+        "messages": messages(terms, shard),
+        "may_end_early": may_stop(deployment.train_args),
+    }
+    return validated(Study, content)
 
 
 def may_stop(train: settings.TrainArgs) -> bool:

@@ -17,7 +17,7 @@ from fedml_noniid.plugins.secure.silo import SUM
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import BrokenError
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
-from fedml_noniid.plugins.site.audit import ARRIVED, FILE, SENT, Log, seal_of
+from fedml_noniid.plugins.site.audit import ADDS, ANSWERS, ARRIVED, FILE, SENT, Log, seal_of
 from fedml_noniid.plugins.site.replay import Kept
 from fedml_noniid.plugins.site.study import asked
 
@@ -113,7 +113,7 @@ class Guard:
     def __init__(self, process: Process, log: Log) -> None:
         """`log`: how often each exchange was answered stands there, also by earlier processes."""
         self._agreed, self._policy = process.agreed, process.agreed.policy
-        self._kept, self._rounds = Kept(process, log), log.rounds
+        self._kept, self._log, self._rounds = Kept(process, log), log, log.rounds
         self._answers = log.answers.copy()
         self._round = 0  # the last one of this run in which the silo was asked
         self._last = self._agreed.signed.study.last_round(process.rank - 1)
@@ -138,10 +138,10 @@ class Guard:
         if not wire.NOT_COUNTED <= task.counted < exchange:
             why = f"exchange {exchange}: counts an answer to exchange {task.counted}"
             raise RefusedError("study", why)
-        # A sum is over an answer that was counted.
-        if job != SUM and self._answers[exchange] >= self._policy.max_answers:
-            most = self._policy.max_answers
-            self._refuse(f"max_answers = {most}: exchange {exchange} was answered so often")
+        times = self._answers[ADDS if job == SUM else ANSWERS, exchange]
+        if times >= (most := self._policy.max_answers):
+            what = "added to sums" if job == SUM else "answered"
+            self._refuse(f"max_answers = {most}: exchange {exchange} was {what} {times} times")
         self._round = max(self._round, task.round)
 
     def _refuse(self, why: str) -> NoReturn:
@@ -156,7 +156,7 @@ class Guard:
         def answered(down: Down) -> Up:
             assert trainer.silo is not None, "the run has begun"
             down = down._replace(terms=trainer.terms.fingerprint)
-            self._answers[down.exchange] += 1
+            self._answers[ANSWERS, down.exchange] += 1
             self._kept.keep(trainer.silo, down)
             found = trainer.answered(down)
             study = self._agreed.signed.study
@@ -164,5 +164,16 @@ class Guard:
             if trainer.terms.secure_sums:  # it leaves in a sum alone
                 self._kept.hidden(down.exchange, found["leaves"])
             return found
+
+        return answered
+
+    def adding(self, inner: Callable[[Down], Up]) -> Callable[[Down], Up]:
+        """The answers of a SecureSilo, each part of a sum noted before it is computed."""
+
+        def answered(down: Down) -> Up:
+            if wire.name(asked(down)) == SUM:
+                self._answers[ADDS, down.exchange] += 1
+                self._log.write(ADDS, exchange=down.exchange)
+            return inner(down)
 
         return answered

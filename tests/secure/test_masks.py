@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.secure import masks
-from fedml_noniid.plugins.secure.masks import PIECE, Exchange, Request
+from fedml_noniid.plugins.secure.masks import PIECE, Announcement, Exchange, Request
 
 EXCHANGE = Exchange("a4b38af3faee982c", "f" * 64, 7)
 
@@ -21,7 +21,8 @@ EXCHANGE = Exchange("a4b38af3faee982c", "f" * 64, 7)
 def parties(silos: int, attempt: int = 0) -> tuple[list[X25519PrivateKey], Request]:
     own = [X25519PrivateKey.from_private_bytes(bytes([k + 1]) * 32) for k in range(silos)]
     keys = tuple(key.public_key().public_bytes_raw() for key in own)
-    return own, Request(EXCHANGE, attempt, 1437.0, b"\1\0", tuple(range(silos)), keys)
+    clients, samples = tuple(range(silos)), tuple(range(40, 40 + silos))
+    return own, Request(EXCHANGE, attempt, "question", b"\1\0", clients, samples, keys)
 
 
 def masked(own: list[X25519PrivateKey], request: Request, numbers: torch.Tensor) -> torch.Tensor:
@@ -54,7 +55,7 @@ def test_masked_numbers_look_random() -> None:
 
 
 def test_no_stream_serves_twice() -> None:
-    """Another attempt, scale, set, run, study, exchange or key of anyone has other masks."""
+    """Another attempt, question, set, run, study, exchange, n or key of anyone has other masks."""
     own, request = parties(3)
     zeros = torch.zeros(64, dtype=torch.int64)
     other = X25519PrivateKey.from_private_bytes(bytes([9]) * 32).public_key().public_bytes_raw()
@@ -62,10 +63,11 @@ def test_no_stream_serves_twice() -> None:
     others = [EXCHANGE._replace(**change) for change in changes]
     changed = [
         request._replace(attempt=1),
-        request._replace(total=1438.0),
+        request._replace(question="questions"),
+        request._replace(samples=(40, 41, 43)),
         request._replace(levels=b"\0\1"),
         request._replace(keys=(*request.keys[:2], other)),
-        request._replace(clients=(0, 1), keys=request.keys[:2]),
+        request._replace(clients=(0, 1), samples=(40, 41), keys=request.keys[:2]),
         *(request._replace(exchange=one) for one in others),
     ]
     seen = []
@@ -87,16 +89,19 @@ def test_a_key_that_gives_everybody_the_same_secret_is_refused(key: bytes) -> No
 
 def test_a_key_that_the_silo_has_not_signed_is_refused() -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    signed = masks.signature(key, EXCHANGE, 1, b"k" * 32)
-    masks.check_signature(key.public_key(), EXCHANGE, 1, b"k" * 32, signed)
-    for of, client, public in (
-        (EXCHANGE, 2, b"k" * 32),
-        (EXCHANGE, 1, b"j" * 32),
-        (EXCHANGE._replace(number=8), 1, b"k" * 32),
-        (EXCHANGE._replace(run="b"), 1, b"k" * 32),
+    announced = Announcement(EXCHANGE, "question", 1, 70, b"k" * 32)
+    signed = masks.signature(key, announced)
+    masks.check_signature(key.public_key(), announced, signed)
+    for change in (
+        {"client": 2},
+        {"key": b"j" * 32},
+        {"n": 71},
+        {"question": "another"},
+        {"exchange": EXCHANGE._replace(number=8)},
+        {"exchange": EXCHANGE._replace(run="b")},
     ):
-        with pytest.raises(UserError, match="is not signed by it"):
-            masks.check_signature(key.public_key(), of, client, public, signed)
+        with pytest.raises(UserError, match=r"has not signed this key with n = 7[01]"):
+            masks.check_signature(key.public_key(), announced._replace(**change), signed)
 
 
 # A second implementation, from the RFCs: 7748 (X25519), 5869 (HKDF), 8439 (ChaCha20).
@@ -158,9 +163,9 @@ def digest(*fields: bytes) -> bytes:
 
 def test_the_masks_of_a_second_implementation() -> None:
     own, request = parties(3, attempt=2)
-    words = [EXCHANGE.run, EXCHANGE.study, "7", "2", (1437.0).hex(), "0", "1", "2"]
+    words = [EXCHANGE.run, EXCHANGE.study, "7", "2", "question", *"012", "40", "41", "42"]
     info = digest(
-        b"noniid secure sum, seed 1", *(w.encode() for w in words), b"\1\0", *request.keys
+        b"noniid secure sum, seed 2", *(w.encode() for w in words), b"\1\0", *request.keys
     )
     expected = [0] * 20
     for other, sign in ((0, -1), (2, 1)):
@@ -174,7 +179,7 @@ def test_the_masks_of_a_second_implementation() -> None:
 
 # By the second implementation, for `parties(2)` and silo 0. Other releases and other programs have
 # to make the same masks.
-VECTOR = ["6a4685a1e2870128", "86ceb11d81f8f874", "1fff17273c250e8d", "89a34e92cd01d7c5"]
+VECTOR = ["9cb4e625481f0bcc", "1aa93a4d1dd128ce", "68c57b259704b977", "bcd28e75ccc8d597"]
 
 
 def test_masks_are_those_of_the_committed_vector() -> None:

@@ -9,6 +9,7 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, combinations, count, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -26,13 +27,13 @@ from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Ask, Replies, Setting
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
 from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.shards import Parts, Shard
 from fedml_noniid.plugins.kits import authority, certificates
 from fedml_noniid.plugins.secure import masks, vectors
 from fedml_noniid.plugins.secure.server import largest, warn_of_quorum
-from fedml_noniid.plugins.secure.silo import SUM, SecureSilo, Sets, admits
+from fedml_noniid.plugins.secure.silo import SUM, SecureSilo, Sets, admits, question_of
 from fedml_noniid.plugins.silo import loopback, settings, wire
 from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
@@ -300,6 +301,22 @@ class Sum(NamedTuple):
     silos: list[SecureSilo]
     down: wire.Down
 
+    @staticmethod
+    def from_questions(silos: list[SecureSilo], questions: Sequence[wire.Down]) -> Sum:
+        """A question to each, and the request that an honest server makes of their answers."""
+        first = [
+            silo.answered(wire.row_of(down, k))["leaves"]
+            for k, (silo, down) in enumerate(zip(silos, questions, strict=True))
+        ]
+        shared = {
+            key.removeprefix("secure/"): torch.stack([one[key] for one in first])
+            for key in ("n", *KEYS)
+        }
+        levels = vectors.together(torch.stack([one["secure/levels"] for one in first])).byte()
+        shared |= {"clients": torch.arange(3), "levels": levels}
+        ask = Ask(SUM, (0, 1, 2), shared=shared)
+        return Sum(silos, questions[0]._replace(step=1, ask=ask))
+
     def asked(self, client: int, **changed: object) -> dict[str, torch.Tensor]:
         """What a silo sends; `changed`: of what it is asked."""
         shared = self.down.ask.shared | changed
@@ -311,20 +328,18 @@ class Sum(NamedTuple):
 def sum_of_three(kits: Path, tmp_path: Path) -> Sum:
     data = world.parts()
     terms = agreed("fedavg", {}, data)
-    made, down = (
-        secure_silos(terms, data, kits, tmp_path),
-        ServerRun(terms, world.shards_of(data)[0]).down,
-    )
-    first = [silo.answered(wire.row_of(down, k))["leaves"] for k, silo in enumerate(made)]
-    shared = {key.removeprefix("secure/"): torch.stack([one[key] for one in first]) for key in KEYS}
-    levels = vectors.together(torch.stack([one["secure/levels"] for one in first])).byte()
-    shared |= {"clients": torch.arange(3), "total": torch.tensor(120.0).double(), "levels": levels}
-    return Sum(made, down._replace(step=1, ask=Ask(SUM, (0, 1, 2), shared=shared)))
+    down = ServerRun(terms, world.shards_of(data)[0]).down
+    return Sum.from_questions(secure_silos(terms, data, kits, tmp_path), [down] * 3)
 
 
 def part(of: Tree, clients: slice) -> Tree:
     """The sum over some of the three."""
-    return {key: of[key][clients] for key in ("clients", "key", "signature", "certificate")}
+    return {key: of[key][clients] for key in ("clients", "n", "key", "signature", "certificate")}
+
+
+def with_n(of: Tree, client: int, n: int) -> Tree:
+    """Another number of samples of one silo."""
+    return {"n": torch.where(torch.arange(3) == client, n, of["n"])}
 
 
 def swapped(rows: torch.Tensor) -> torch.Tensor:
@@ -340,21 +355,25 @@ def swapped(rows: torch.Tensor) -> torch.Tensor:
         (lambda of: {"clients": torch.tensor([0, 1, 7])}, "sum over the silos"),
         (lambda of: part(of, slice(1)), "allowed: 2 or more"),
         (lambda of: part(of, slice(1, 3)), "without this silo"),
-        (lambda of: {"key": swapped(of["key"])}, r"silo 1 \(rank 2\) is not signed by it"),
-        (lambda of: {"signature": of["signature"] * 0}, "is not signed by it"),
+        (lambda of: {"key": swapped(of["key"])}, r"silo 1 \(rank 2\) has not signed this key"),
+        (lambda of: {"signature": of["signature"] * 0}, "has not signed this key"),
         (lambda of: {"certificate": swapped(of["certificate"])}, "no valid certificate"),
         (lambda of: {"certificate": of["certificate"] * 0}, "no valid certificate"),
-        (lambda of: {"key": of["key"] + torch.tensor([[1], [0], [0]]).byte()}, "another key of it"),
+        (lambda of: {"key": of["key"] + torch.tensor([[1], [0], [0]]).byte()}, "another key or n"),
         (lambda of: {"levels": of["levels"] * 0}, "their level is missing"),
         (lambda of: {"levels": of["levels"][1:]}, "levels"),
         (lambda of: {"clients": torch.tensor(3)}, "key"),
         (lambda of: {"key": of["key"][:, 1:]}, "key"),
         (lambda of: {"key": {"a": of["key"]}}, "key"),
-        (lambda of: {"total": torch.tensor(120)}, "total"),
+        (lambda of: {"total": torch.tensor(120.0).double()}, "total"),
         (lambda of: {"more": torch.tensor(120)}, "more"),
-        (lambda of: {"total": torch.tensor(16.0).double()}, "add up to 16: this silo's exceeds"),
-        (lambda of: {"total": torch.tensor(torch.nan).double()}, "add up to nan"),
-        (lambda of: {"total": torch.tensor(torch.inf).double()}, "add up to inf"),
+        (lambda of: {"n": of["n"].double()}, "n"),
+        (lambda of: {"n": of["n"] * 2**40}, r"silo 0 \(rank 1\): n = .*; allowed: 1 to 70"),
+        *(
+            (partial(with_n, client=k, n=n), r"n = |or n of it")
+            for k in range(3)
+            for n in (-1, 0, 1, 69, 71)
+        ),
     ],
 )
 def test_a_silo_adds_nothing_to_a_sum_that_is_not_one(
@@ -363,6 +382,61 @@ def test_a_silo_adds_nothing_to_a_sum_that_is_not_one(
     with pytest.raises(UserError, match=words):
         sum_of_three.asked(0, **changed(sum_of_three.down.ask.shared))
     assert len(sum_of_three.asked(0)[SUM]) > 100  # and goes on
+
+
+def dead(down: wire.Down) -> wire.Down:
+    """The question with a first layer whose neurons never fire: nothing before the last bias has a
+    gradient."""
+    params = dict(down.ask.params)
+    for key in [key for key in params if not key.startswith("head")]:
+        params[key] = torch.full_like(params[key], -100.0 if key.endswith("bias") else 0.0)
+    return down._replace(ask=down.ask._replace(params=params))
+
+
+CHANGES: dict[str, Callable[[wire.Down], wire.Down]] = {
+    "a dead layer": dead,
+    "round": lambda down: down._replace(round=down.round + 1),
+    **{
+        part: lambda down, part=part: down._replace(
+            ask=down.ask._replace(
+                **{part: tree_map(lambda leaf: leaf * 1.5 + 1, getattr(down.ask, part))}
+            )
+        )
+        for part in ("params", "buffers", "shared")
+    },
+}
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_silos_that_were_asked_different_questions_add_nothing_up(
+    change: str, checked: bool, kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silo 0 gets the true model, the others another one. Each of them refuses. Without that check,
+    their masks do not cancel: of the sum, each bit is set in half of the numbers."""
+    data = world.parts()
+    terms = agreed("scaffold", {}, data)
+    down = ServerRun(terms, world.shards_of(data)[0]).down
+    if not checked:
+        monkeypatch.setattr(masks, "check_signature", lambda *_: None)
+    other = CHANGES[change](down)
+    assert wire.digest(wire.tensors(other)) != wire.digest(wire.tensors(down)) or change == "round"
+    silos = secure_silos(terms, data, kits, tmp_path)
+    attacked = Sum.from_questions(silos, [down, other, other])
+    total = 0
+    for k in range(3):
+        if checked:
+            with pytest.raises(UserError, match=r"has not signed .* for this question"):
+                attacked.asked(k)
+        else:
+            total = total + attacked.asked(k)[SUM]
+    if not checked:
+        set_bits = ((total[:, None] >> torch.arange(64)) & 1).double().mean(0)
+        assert (set_bits - 0.5).abs().max() < 5 * 0.5 / len(total) ** 0.5
+    elif change == "a dead layer":  # the same sum of silos that were asked the same goes on
+        whole = Sum.from_questions(silos, [other] * 3)
+        added = sum(whole.asked(k)[SUM] for k in range(3))
+        assert (added.abs() < 2**50).double().mean() > 0.5
 
 
 def test_no_upload_is_larger_than_the_study_says(sum_of_three: Sum) -> None:
@@ -767,12 +841,13 @@ def test_a_silo_that_can_not_add_its_part_is_left_out(kits: Path, tmp_path: Path
     ("key", "lie", "words"),
     [
         ("n", torch.tensor(-1), "'n' has -1"),
-        ("n", torch.tensor(1000), "n = 1000 samples; it was 4 before"),
+        ("n", torch.tensor(1000), "n = 1000 samples; train_args.max_samples allows 70"),
+        ("n", torch.tensor(5), "n = 5 samples; it was 4 before"),
         ("steps", torch.tensor(0.0), "'steps' has 0; 4 samples make 2"),
-        ("loss", torch.tensor(torch.nan), "'loss' is not finite"),
+        ("loss", torch.tensor(torch.inf), "'loss' is not finite"),
         ("secure/key", torch.zeros(33, dtype=torch.uint8), "'secure/key' is uint8"),
-        ("secure/key", torch.zeros(32, dtype=torch.uint8), "is not signed by it"),
-        ("secure/signature", torch.zeros(64, dtype=torch.uint8), "is not signed by it"),
+        ("secure/key", torch.zeros(32, dtype=torch.uint8), "has not signed this key"),
+        ("secure/signature", torch.zeros(64, dtype=torch.uint8), "has not signed this key"),
         ("secure/certificate", torch.zeros(2048, dtype=torch.uint8), "no valid certificate"),
         (SUM, torch.zeros(3, dtype=torch.int64), "'sum' is int64"),
         (SUM, torch.zeros(3), "'sum' is float32"),
@@ -816,7 +891,9 @@ def test_a_key_that_gives_everybody_the_same_secret_is_refused(
         if client != 1 or SUM in sent:
             return sent
         of = masks.Exchange("this run", "study", next(exchanges))
-        made = {"key": zeros, "signature": masks.signature(private, of, client, zeros)}
+        question = question_of(running.server_run.down)
+        said = masks.Announcement(of, question, client, int(sent["n"]), zeros)
+        made = {"key": zeros, "signature": masks.signature(private, said)}
         return sent | {
             f"secure/{name}": torch.frombuffer(bytearray(value), dtype=torch.uint8)
             for name, value in made.items()

@@ -296,7 +296,7 @@ def test_a_log_is_not_kept_in_memory(logs: Logs) -> None:
     again = logs.opened(1)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert again.answers == {0: 20, 1: 20}
+    assert again.answers == {(audit.ANSWERS, 0): 20, (audit.ANSWERS, 1): 20}
     assert most < 5_000_000 < logs.silo.stat().st_size / 2
 
 

@@ -190,6 +190,23 @@ def test_where_code_lies_in_a_package_counts(listed: Path) -> None:
     assert own_code.source_of(listed.name) == own_package.sha256_of(listed) != before
 
 
+def test_a_site_with_more_samples_than_the_study_names_takes_no_part(place: Place) -> None:
+    place.make(max_samples=[33, 1, 2])
+    place.decide(samples=33)
+    words = (
+        r"shards/1\.safetensors: has 34 samples; allowed: 33, train_args.max_samples of the study"
+    )
+    with pytest.raises(UserError, match=words):
+        place.decide(samples=34)
+
+
+def test_a_study_that_names_no_largest_n_is_not_made(place: Place) -> None:
+    with pytest.raises(UserError, match=r"^train_args.max_samples is missing; allowed: the most"):
+        place.make(max_samples=None)
+    with pytest.raises(UserError, match=r"max_samples = \[3, 4\] .* or a list of 3, one for each"):
+        place.make(max_samples=[3, 4])
+
+
 def test_a_policy_is_checked_as_any_file(place: Place) -> None:
     place.rules(max_round=3, owners={"Mr X": "no key"}, min_samples=-1)
     with pytest.raises(UserError) as error:

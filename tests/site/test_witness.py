@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import tree_map
 from fedml_noniid.plugins.data.files import Lines
@@ -287,15 +288,25 @@ def test_a_study_says_whether_a_callback_may_end_the_run(
         plain.check_end(train)
 
 
-def test_a_sum_is_no_further_answer(place: Place, tmp_path: Path, kits: Path) -> None:
-    """It is over one that was counted, also if that was the last one that is allowed."""
+def test_sums_are_counted_by_themselves(place: Place, tmp_path: Path, kits: Path) -> None:
+    """The last answer that is allowed may be added up as often as it may be given, also by a silo
+    that is started again."""
     place.make("scaffold", secure_sums=2)
-    mine = guard(place, audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1)))
-    mine._answers[0] = 3
+    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
+    for _ in range(3):
+        log.write(audit.ANSWERS, exchange=0)
     added = len(place.decide().signed.study.messages["train"].added)
     request = {f"shared/{key}": leaf for key, leaf in requested(2, added).items()}
     task = wire.Task(kind="ask", step=1, round=1, job=SUM, counted=-1)
-    mine.admit(task, wire.table_of(request))
+    down = wire.Down(0, 1, Ask(SUM, (0,), shared=requested(2, added)), "", {0: -1}, 1)
+    for start in range(2):
+        mine = guard(place, log)
+        for _ in range(2 - start):
+            mine.admit(task, wire.table_of(request))
+            assert mine.adding(lambda _: {"leaves": {}})(down) == {"leaves": {}}
+        log = audit.Log(log.path, Kit.read(kits / "1", 1))
+    with pytest.raises(wire.RefusedError, match="exchange 0: was added to sums 3 times; max_answ"):
+        guard(place, log).admit(task, wire.table_of(request))
     down = wire.row_of(
         ServerRun(world.terms("scaffold", {}, batch_norm=True), world.shards_of()[0]).down, 0
     )
