@@ -96,7 +96,15 @@ class UserError(ValueError):
         )
 
 
-class NonFiniteError(UserError):
+class PublicError(UserError):
+    """An error whose words may leave this machine: a path stands in `Mistake.source` alone."""
+
+    def without_source(self) -> str:
+        """Returns the words that may leave."""
+        return str(self.changed(lambda mistake: replace(mistake, source="")))
+
+
+class NonFiniteError(PublicError):
     """A loss, an update or a client's memory stopped being finite. The message names client and
     round."""
 

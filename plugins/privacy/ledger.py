@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedml_noniid.plugins.core.errors import UserError, located
+from fedml_noniid.plugins.core.errors import PublicError, UserError, located
 from fedml_noniid.plugins.core.options import check_options
 from fedml_noniid.plugins.data.chained import ChainedLines
 from fedml_noniid.plugins.data.files import opened, writing
@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 REMEDY = "restore both files from a backup, or begin with new samples"
 
 
-class BudgetError(UserError):
+class BudgetError(PublicError):
     """A release that the budget does not allow."""
 
 
@@ -99,7 +99,8 @@ class Ledger:
                     "%s: epsilon per sample would be %.4g at delta %g, and the budget is %g",
                     *(self.path, found, self.budget.delta, most),
                 )
-                raise BudgetError(f"{self.path}: the privacy budget does not allow this answer")
+                why = "budget_epsilon: the privacy budget does not allow this answer"
+                raise BudgetError(why).below(source=str(self.path))
         self._lines.add(asdict(release))
         self._count(release)
         self._lines.write_head()

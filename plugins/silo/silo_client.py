@@ -10,7 +10,6 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ import grpc
 import grpc.aio
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.core.errors import NonFiniteError, UserError, one_line, shown
+from fedml_noniid.plugins.core.errors import PublicError, UserError, one_line, shown
 from fedml_noniid.plugins.data.yaml_files import json_of
 from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.kits.certificates import Kit
@@ -239,9 +238,9 @@ class SiloClient:
 
 def _for_server(refusal: UserError) -> str:
     """What the server hears of a refusal: rule, key and value, and no file of this silo."""
-    if not isinstance(refusal, RefusedError | NonFiniteError):
+    if not isinstance(refusal, PublicError):
         return "it can't answer; its own log says why"
-    return one_line(str(refusal.changed(lambda mistake: replace(mistake, source=""))), 500)
+    return one_line(refusal.without_source(), 500)
 
 
 def _reason(error: grpc.RpcError | RefusedError) -> tuple[str, int]:

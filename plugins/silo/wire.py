@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from torch import Tensor
 
 from fedml_noniid.plugins.core.component import Ask, Component
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import PublicError
 from fedml_noniid.plugins.core.losses import CROSS_ENTROPY, Loss
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
@@ -66,7 +66,7 @@ Integer = Annotated[int, Field(gt=-(1 << 63), lt=1 << 63)]
 Up = dict[str, Any]  # a silo's answer: client, exchange, leaves
 
 
-class RefusedError(UserError):
+class RefusedError(PublicError):
     """A message that is not taken.
 
     `name` is one word for counts and tests; the message says why.

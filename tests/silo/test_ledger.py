@@ -113,7 +113,7 @@ def test_an_answer_over_the_budget_does_not_leave(tmp_path):
     budget = LDP | {"budget_epsilon": most, "budget_delta": DELTA}
     message, (first, *_) = begun(tmp_path, "fedavg", {}, **budget)
     kept = [update(first, message._replace(exchange=exchange)) for exchange in (0, 1)]
-    with pytest.raises(UserError, match=r"0\.ledger: the privacy budget does not allow"):
+    with pytest.raises(UserError, match=r"0\.ledger: budget_epsilon: the privacy budget does not"):
         update(first, message._replace(exchange=2))
     assert torch.equal(update(first, message), kept[0]), "what has left may be sent again"
     assert len(lines(tmp_path / "0.ledger")) == 2
