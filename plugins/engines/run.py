@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -281,7 +282,9 @@ class Run:
 
     def _notify(self, ask: Ask, reply: Reply, t: int) -> None:
         """Tells the callbacks of an exchange. Raises NonFiniteError, naming the client."""
-        refuse_non_finite(reply, t)
+        # A silo with privacy noise withholds its loss: NaN. It has checked it itself.
+        deployed = self.algorithm.setting.deployed
+        refuse_non_finite(replace(reply, loss=reply.loss.nan_to_num()) if deployed else reply, t)
         exchange = Exchange(t, ask, reply, self.state, self._trained, self.start.task)
         for callback in self.callbacks:
             call_hook(callback, "on_exchange", exchange)

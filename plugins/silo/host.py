@@ -8,7 +8,8 @@ FedML's managers read it, and the number of rounds before and after.
 FedML's own hooks act on plain models. On the server they see the parameters of the silos, and the
 new model at the end of a round. In an exchange that moves no model, they see nothing. On a silo,
 our own local privacy noise takes the place of FedML's (`plugins.privacy`). It covers all that
-leaves the silo but counts and loss: also control variates, and feature means.
+leaves the silo: also control variates, and feature means. In place of the number of samples leaves
+the study's `max_samples`, and the loss is withheld.
 """
 
 from __future__ import annotations
@@ -223,6 +224,15 @@ class HostTrainer(ClientTrainer):
         self._reply: Tree | None = None
         _Process.unfinished = False
 
+    @property
+    def samples(self) -> int:
+        """n as it leaves: with the public samples that every client trains on. With local noise it
+        is the study's number, which tells nothing of the data."""
+        if FedMLDifferentialPrivacy.get_instance().is_local_dp_enabled():
+            return self.terms.limits[self.shard.rank - 1]
+        shared = round(self.terms.algorithm.needs.shared * self.shard.n_public)
+        return len(self.shard.parts["train"].y) + shared
+
     def set_id(self, trainer_id: int) -> None:
         """FedML calls it before its manager reads `comm_round`."""
         super().set_id(trainer_id)
@@ -269,6 +279,11 @@ class HostTrainer(ClientTrainer):
         sensitivity = math.inf
         if local.is_local_dp_enabled():
             self._sigma, sensitivity = local.dp_solution.ldp.get_rdp_scale(), self.args.sensitivity
+            if getattr(self.args, "max_samples", None) is None:
+                raise UserError(
+                    "dp_args.dp_solution_type = ldp: hides the number of samples behind "
+                    "train_args.max_samples, which is missing"
+                )
         if self._sigma or self._mechanism is not None:
             self._noise = Noise.of(key(), sensitivity, self._sigma)
         self._ledger = self._opened(secret) if counted else None
@@ -322,8 +337,7 @@ class HostTrainer(ClientTrainer):
         return self.get_model_params()
 
     def on_after_local_training(self, train_data: Any, device: torch.device, args: Any) -> None:
-        """Local privacy for all that leaves the silo but n, steps and loss, in place of FedML's
-        own."""
+        """Local privacy for all that leaves the silo, in place of FedML's own."""
         down, noise = self._down, self._noise
         if noise is None or self._reply is None:
             return
@@ -345,6 +359,13 @@ class HostTrainer(ClientTrainer):
         if self._ledger is not None:
             self._spend(self._ledger, noise.release(question, answer), down)
         self._reply |= unflatten(found, leaving)
+        if self._sigma:
+            n = torch.full_like(self._reply["n"], self.samples)
+            steps = float(self.terms.plan.steps(n.numpy())) * self._reply["steps"].sign()
+            self._reply |= {"n": n, "steps": steps}
+        noisy = self._sigma or (self._mechanism is not None and self._mechanism.noise)
+        if noisy and down.ask.job == TRAIN:
+            self._reply["loss"] = torch.full_like(self._reply["loss"], math.nan)
 
     def _spend(self, ledger: Ledger, release: str, down: Down) -> None:
         """Counts an answer before it leaves. UserError if the budget does not allow it."""

@@ -211,9 +211,7 @@ class Process:
 
         args, model, (trainer_class, _) = self.fedml()
         trainer = trainer_class(model, args, self.shard)
-        terms, train = trainer.terms, self.shard.parts["train"].y
-        # As answers count: with the public samples that every client trains on.
-        n = len(train) + round(terms.algorithm.needs.shared * self.shard.n_public)
+        terms, n = trainer.terms, trainer.samples
         comm, kit = self.deployment.comm_args, self.deployment.kit(self.rank)
         witness = Witness.of(self)
         guard = Guard(self, witness.log)

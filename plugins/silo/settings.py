@@ -44,6 +44,7 @@ from fedml_noniid.plugins.core.options import (
     NonNegative,
     Positive,
     Range,
+    RecipeError,
     Section,
     Seed,
     Share,
@@ -586,6 +587,12 @@ def terms(
         *_, personal = split_personal(network, parts, *initial_model(network, 0, torch.zeros(())))
     tests = plan.evaluations if personal or algorithm.own_model is not None else 0
     device = deployment.device_args
+    if tests and any(of.unit == "sample" and of.noise for of in algorithm.mechanisms):
+        raise RecipeError(
+            f"recipe {algorithm.name!r} can't be deployed: silos test models of their own on their "
+            "samples, and the results would leave without noise",
+            allowed="without dpsgd; local noise (dp_args) covers them",
+        )
     if train.secure_sums:
         refuse_what_reads_more(algorithm, tests)
     silos, least = deployment.silos, train.secure_sums

@@ -27,6 +27,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
+from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Component
 from fedml_noniid.plugins.core.errors import PublicError
 from fedml_noniid.plugins.core.losses import CROSS_ENTROPY, Loss
@@ -466,7 +467,8 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
     silo was not asked.
 
     Raises RefusedError that names the silo if the upload is no answer to `sent`: a tensor is
-    missing or unknown, a shape or dtype is wrong, a number is not finite or beyond its range.
+    missing or unknown, a shape or dtype is wrong, a number is not finite or beyond its range. NaN
+    stands for a training loss that was withheld.
     """
     where = f"round {sent.round}, {silo(client)}"
     if type(message) is not dict or message.keys() != {"client", "exchange", "leaves"}:
@@ -486,6 +488,8 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
     where = f"{where}, job {name(sent.ask)!r}"
     fit(leaves, schema, where)
     for key, leaf in leaves.items():
+        if (key, name(sent.ask)) == ("loss", TRAIN) and leaf.isnan():
+            continue  # a silo with privacy noise withholds it
         limit = allowed(key, limits)
         broken = leaf[leaf % 1 != 0][:1] if limit.whole else ()
         for number in (*leaf.aminmax(), *broken) if leaf.numel() else ():

@@ -194,8 +194,8 @@ def plain(message: object, recipe: str, settings: dict, **more: object) -> dict[
 
 
 def test_local_privacy_noise_covers_all_that_leaves_a_silo(tmp_path):
-    """scaffold uploads control variates beside w_k - w_t; both are noised, n, steps and loss are
-    not.
+    """scaffold uploads control variates beside w_k - w_t; both are noised. n and steps are those of
+    the study's 70 samples, not of this silo's 17, and the loss is withheld.
 
     All of it together is clipped to C = 1/2. Running statistics count as changes, and variances
     stay positive.
@@ -207,7 +207,9 @@ def test_local_privacy_noise_covers_all_that_leaves_a_silo(tmp_path):
     found = with_noise["leaves"]
     assert {key.partition("/")[0] for key in without} == {*wire.PARTS}
     clear = {"n", "steps", "loss"}
-    assert {key for key, leaf in without.items() if torch.equal(leaf, found[key])} == clear
+    assert not [key for key, leaf in without.items() if torch.equal(leaf, found[key])]
+    assert (without["n"], without["steps"]) == (17, 2) and without["loss"] > 0
+    assert (found["n"], found["steps"]) == (70, 6) and found["loss"].isnan()
     start = wire.flatten({"buffers": message.ask.buffers})
     moved = {key: without[key] - start.get(key, 0) for key in without.keys() - clear}
     factor = 0.5 / norm(moved)

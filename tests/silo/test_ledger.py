@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,8 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.engines.record import rounds_csv
 from fedml_noniid.plugins.kits.certificates import Kit
 from fedml_noniid.plugins.privacy.accounting import epsilon
 from fedml_noniid.plugins.silo import launch, loopback, results, settings, wire
@@ -77,6 +81,34 @@ def test_a_silo_draws_the_noise_of_dpsgd_with_its_secret_and_counts_it(tmp_path)
     assert [(of["unit"], of["noise"], of["count"]) for of in found] == [("sample", 2.0, passes)] * 2
     assert restarted._ledger.epsilon(DELTA) == epsilon({2.0: 2 * passes}, DELTA)
     assert whole.rows[-1]["epsilon_per_sample"] == epsilon({2.0: world.ROUNDS * passes}, DELTA)
+
+
+def test_a_silo_with_the_noise_of_dpsgd_withholds_its_loss(tmp_path):
+    """Without noise it is sent. A run whose silos withhold it goes on, and is not measured."""
+    for noise in (0.0, 2.0):
+        (tmp_path / f"{noise}").mkdir()
+        settings = {"dpsgd": {"clip": 1.0, "noise": noise}}
+        message, (first, *_) = begun(tmp_path / f"{noise}", "dpsgd", settings)
+        ((_, up),) = world.uploads(message, [first])
+        assert up["leaves"]["loss"].isnan() == (noise > 0) and up["leaves"]["n"] == 17
+    found = world.run(*world.pair("dpsgd", settings))
+    assert all(math.isnan(row["local_loss"]) for row in found.rows)
+    (line, *_) = csv.DictReader(rounds_csv(found.rows).splitlines())
+    assert line["local_loss"] == "" and float(line["test_loss"]) > 0
+
+
+@pytest.mark.parametrize("recipe", ["fedper", "fedrep"])
+def test_tests_of_own_models_do_not_leave_without_noise(recipe):
+    with pytest.raises(RecipeError, match="results would leave without noise; allowed: without"):
+        world.terms(f"dpsgd+{recipe}", DPSGD)
+    world.terms(f"dpsgd+{recipe}", {"dpsgd": {"clip": 1.0, "noise": 0.0}})
+
+
+def test_local_noise_needs_a_number_of_samples_that_tells_nothing(tmp_path):
+    _, (first, *_) = world.pair("fedavg", {}, **LDP)
+    first.args.max_samples = None
+    with pytest.raises(UserError, match=r"behind train_args.max_samples, which is missing"):
+        first.begin(None, tmp_path / "key")
 
 
 def begun_again(folder: Path) -> object:

@@ -18,7 +18,7 @@ LIAR = 2
 LIES = [
     ("fednova", "upload/fednova/a", 0.0, "range"),
     ("fednova", "steps", 0.0, "steps"),
-    ("fednova", "loss", math.nan, "non-finite"),
+    ("fednova", "loss", math.inf, "non-finite"),
     ("qfedavg", "upload/qfedavg/F", -1.0, "range"),
     ("qfedavg", "upload/qfedavg/F", math.inf, "non-finite"),
     ("fedgen", "upload/fedgen/counts", -1.0, "range"),
