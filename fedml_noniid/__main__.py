@@ -10,7 +10,7 @@ from fedml_noniid.plugins import extras
 
 def main() -> int:
     """Runs the command line of this process; returns the exit code."""
-    code = edge.guarded(lambda: extras.require(extras.PIPELINE)) or _run()
+    code = edge.guarded(extras.require_command) or _run()
     if "grpc" in sys.modules:
         from fedml_noniid.plugins.silo import launch
 

@@ -75,9 +75,33 @@ def test_without_the_pipeline_every_verb_says_what_to_type(tmp_path: Path) -> No
     assert len(verbs) > 50
     pipeline = set(extras.MODULES[extras.PIPELINE])
     found = json.loads(without(pipeline, COMMANDS, tmp_path, json.dumps(verbs)))
-    line = "error: dvc is not installed; type: pip install 'fedml-noniid[pipeline]'\n"
+    line = "error: typer is not installed; type: pip install 'fedml-noniid[pipeline]'\n"
     assert [words for words, one in zip(verbs, found, strict=True) if one != [2, "", line]] == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_silo_needs_no_pipeline_and_every_other_verb_says_what_to_type(tmp_path: Path) -> None:
+    """With [silo] alone, by the examples of the help."""
+    help_ = pytest.importorskip(
+        "tests.cli.test_help", reason="typer, which lists the verbs, is missing"
+    )
+    verbs = [words for words in help_.examples() if words != ["methods"]]
+    pipeline = set(extras.MODULES[extras.PIPELINE]) - {"typer"}
+    stays = "from fedml_noniid.plugins.silo import launch\nlaunch.leave = lambda code: None\n"
+    answers = json.loads(without(pipeline, stays + COMMANDS, tmp_path, json.dumps(verbs)))
+    line = "error: dvc is not installed; type: pip install 'fedml-noniid[pipeline]'\n"
+    lacking = {
+        tuple(words[:2])
+        for words, answer in zip(verbs, answers, strict=True)
+        if answer == [2, "", line]
+    }
+    needed = {path for path in help_.VERBS if path[:1] in [("deploy",), ("audit",), ("methods",)]}
+    needed -= {("deploy", "loopback"), ("deploy", "record")}
+    assert {tuple(words[:2]) for words in verbs} - lacking == {
+        path for path in needed if len(path) == 2
+    }
+    assert not [answer[2] for answer in answers if "Traceback" in answer[2]]
+    assert (tmp_path / "kits" / "3").is_dir() and (tmp_path / "owner.pub").is_file()
 
 
 def test_without_fedml_every_verb_of_a_deployment_says_what_to_type(tmp_path: Path) -> None:
@@ -90,9 +114,9 @@ def test_without_fedml_every_verb_of_a_deployment_says_what_to_type(tmp_path: Pa
         path for path in help_.VERBS if len(path) == 2 and path[0] in ("audit", "deploy")
     }
     verbs = [words for words in verbs if words[1] != "shards"]
-    deploy = set(extras.MODULES[extras.DEPLOY])
+    deploy = set(extras.MODULES[extras.SILO])
     found = json.loads(without(deploy, COMMANDS, tmp_path, json.dumps(verbs)))
-    line = "error: cryptography is not installed; type: pip install 'fedml-noniid[deploy]'"
+    line = "error: cryptography is not installed; type: pip install 'fedml-noniid[silo]'"
     assert [words for words, one in zip(verbs, found, strict=True) if one[:2] != [2, ""]] == []
     assert {one[2].strip().removesuffix(" in an environment of Python 3.11") for one in found} == {
         line
@@ -128,11 +152,22 @@ def test_the_example_of_the_readme_needs_no_extra(tmp_path: Path) -> None:
 def test_what_needs_an_extra_says_so_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda module: None if module == "grpc" else extras)
     with pytest.raises(
-        UserError, match=r"^grpc is not installed; type: pip install 'fedml-noniid\[deploy\]'"
+        UserError, match=r"^grpc is not installed; type: pip install 'fedml-noniid\[silo\]'"
     ):
-        extras.require(extras.DEPLOY)
-    extras.require(extras.DEPLOY, "fedml")
+        extras.require(extras.SILO)
+    extras.require(extras.SILO, "fedml")
     extras.require(extras.PIPELINE)
+
+
+def test_a_typer_that_does_not_work_with_click_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedML 0.9.6 needs typer 0.9, which click 8.2 ended."""
+    installed = {"typer": "0.9.4", "click": "8.5.1"}
+    monkeypatch.setattr(extras, "version", installed.__getitem__)
+    with pytest.raises(UserError, match=r"^typer 0\.9\.4 .* click 8\.5\.1; .*'click<8\.2'$"):
+        extras.require_command()
+    for typer, click in (("0.9.4", "8.1.8"), ("0.29.2", "8.5.1"), ("0.16.0", "8.10.0")):
+        installed.update(typer=typer, click=click)
+        extras.require_command()
 
 
 def test_modules_come_with_their_extra() -> None:

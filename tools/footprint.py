@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 OURS = "fedml-noniid"
-EXTRAS = ("", "pipeline", "cluster", "deploy")
+EXTRAS = ("", "pipeline", "cluster", "silo", "pipeline,silo")
 
 
 def closure(requirements: Iterable[str]) -> dict[str, Distribution]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.exceptions import TyperException
 
 import fedml_noniid
 from fedml_noniid.cli import (
@@ -27,6 +26,11 @@ from fedml_noniid.cli import (
 from fedml_noniid.cli.verb import group, message_of
 from fedml_noniid.pipelines import edge
 from fedml_noniid.plugins.core.errors import UserError
+
+try:
+    from typer.exceptions import TyperException
+except ImportError:  # FedML 0.9.6 needs typer 0.9, whose errors are click's
+    from click import ClickException as TyperException  # type: ignore[assignment]  # only one is
 
 EXAMPLES = (
     "noniid init --data patients.csv --label diagnosis --owner hospital",

@@ -12,6 +12,7 @@ import typer
 from fedml_noniid.cli import site
 from fedml_noniid.cli.verb import Root, group, say, verb, workspace
 from fedml_noniid.pipelines import edge
+from fedml_noniid.plugins import extras
 from fedml_noniid.plugins.core.errors import UserError
 
 Config = Annotated[Path, typer.Option(help="fedml_config.yaml of this machine.")]
@@ -74,7 +75,8 @@ def add(app: typer.Typer) -> None:
         ),
     ):
         typed = [f"noniid deploy {example}" for example in examples]
-        verb(of, function.__name__, *typed)(function)
+        extra = extras.PIPELINE if function in (loopback, record) else None
+        verb(of, function.__name__, *typed, extra=extra)(function)
     deploy.add_typer(kits, name="kits")
     site.add(app, deploy)
     app.add_typer(deploy, name="deploy")

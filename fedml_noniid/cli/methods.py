@@ -30,6 +30,7 @@ def add(app: typer.Typer) -> None:
         "noniid methods show scaffold+feddyn       # why a recipe is refused",
         "noniid methods show scaffold --secure-sums 3",
         "noniid methods show scaffold+fnr --config fedml_config.yaml --json",
+        extra=None,
     )(show)
     app.add_typer(methods, name="methods")
 

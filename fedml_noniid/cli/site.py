@@ -76,7 +76,7 @@ def add(app: typer.Typer, deploy: typer.Typer) -> None:
         ),
     ):
         typed = [f"noniid {prefix}{example}" for example in examples]
-        verb(of, function.__name__, *typed)(function)
+        verb(of, function.__name__, *typed, extra=None)(function)
     deploy.add_typer(study, name="study")
     app.add_typer(audit, name="audit")
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Union, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
-from typer.exceptions import TyperException
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.plugins import extras
 from fedml_noniid.plugins.core.errors import UserError, known, one_line
 
 Root = Annotated[
     Path, typer.Option("--root", help="Folder of params.yaml.", show_default="this one")
 ]
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-F = TypeVar("F", bound=Callable[..., object])
 
 
 class Group(TyperGroup):
@@ -56,16 +57,27 @@ def group(words: str, *examples: str, completes: bool = False) -> typer.Typer:
     )
 
 
-def verb(of: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
-    """Makes a function a verb of a group.
+def verb(
+    of: typer.Typer, name: str, *examples: str, extra: str | None = extras.PIPELINE
+) -> Callable[[Callable[..., object]], object]:
+    """Makes a function a verb of a group, which needs an extra.
 
-    The function's docstring is the help.
+    The function's docstring is the help. `extra`: None, if what the function imports says it.
     """
 
-    def add(function: F) -> F:
+    def add(function: Callable[..., object]) -> object:
+        hints = get_type_hints(function, include_extras=True)
+        function.__annotations__ = {key: _known_to_typer(hint) for key, hint in hints.items()}
+
+        @functools.wraps(function)
+        def run(*args: object, **kwargs: object) -> object:
+            if extra is not None:
+                extras.require(extra)
+            return function(*args, **kwargs)
+
         first = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
         settings: dict[str, Any] = {"epilog": _epilog(examples), "context_settings": SETTINGS}
-        return of.command(name, cls=Verb, short_help=first, **settings)(function)
+        return of.command(name, cls=Verb, short_help=first, **settings)(run)
 
     return add
 
@@ -76,6 +88,13 @@ def say(text: str) -> None:
     Only a newline ends a line, and who puts others' text into one escapes its newlines.
     """
     sys.stdout.write("".join(f"{one_line(line)}\n" for line in text.removesuffix("\n").split("\n")))
+
+
+def _known_to_typer(hint: Any) -> Any:
+    """Writes X | None as Optional[X]: the typer of FedML 0.9.6 knows no other form."""
+    if get_origin(hint) is Annotated:
+        return Annotated[_known_to_typer(hint.__origin__), *hint.__metadata__]
+    return Union[hint.__args__] if isinstance(hint, UnionType) else hint  # noqa: UP007, typer's need
 
 
 def _epilog(examples: Iterable[str]) -> str:
@@ -108,7 +127,7 @@ def workspace(root: Path) -> Workspace:
     return Workspace.of(Path(), os.environ)
 
 
-def message_of(error: TyperException) -> str:
+def message_of(error: Any) -> str:
     """An error of the command line itself in one line: what is wrong, and what tells more."""
     context = getattr(error, "ctx", None)
     command = "noniid" if context is None else context.command_path

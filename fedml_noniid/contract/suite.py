@@ -113,11 +113,11 @@ def _composes(case: Case, other: str) -> None:
 
 
 def _silos(name: str, *packages: str) -> Callable[[Case], None]:
-    """A check of silos.py, which needs packages of the extra `deploy`."""
+    """A check of silos.py, which needs packages of the extra `silo`."""
 
     def run(case: Case) -> None:
         try:
-            extras.require(extras.DEPLOY, *packages)
+            extras.require(extras.SILO, *packages)
         except UserError as error:
             raise NotTriedError(str(error)) from None
         from fedml_noniid.contract import silos

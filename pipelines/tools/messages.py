@@ -20,7 +20,7 @@ from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.own_code import look_in
 
-NEEDED = ("cryptography", "yaml")  # of the extra `deploy`
+NEEDED = ("cryptography", "yaml")  # of the extra `silo`
 WIDTH, GLUE = 118, "\0"  # where no line ends
 # Without a configuration: a small network with batch norms where the recipe takes them, on images
 # as large as those of digits.
@@ -50,7 +50,7 @@ def told(recipe: str, config: Path | None, secure_sums: int | None) -> dict[str,
     messages are those without them.
     """
     look_in(Path.cwd())
-    extras.require(extras.DEPLOY, *NEEDED)
+    extras.require(extras.SILO, *NEEDED)
     from fedml_noniid.plugins.silo import settings
     from fedml_noniid.plugins.site import disclosure
 
@@ -94,7 +94,7 @@ def _example(recipe: str, silos: int) -> tuple[dict[str, Any], Shard]:
 def shown(recipe: str, config: Path | None, secure_sums: int | None) -> str:
     """The messages of a recipe for people, or why there are none. Raises UserError."""
     try:
-        extras.require(extras.DEPLOY, *NEEDED)
+        extras.require(extras.SILO, *NEEDED)
     except UserError as error:  # the rest of what is shown needs no such package
         return f"Messages of a deployment: {error}\n"
     try:

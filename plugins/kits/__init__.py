@@ -2,4 +2,4 @@
 
 from fedml_noniid.plugins import extras
 
-extras.require(extras.DEPLOY, "cryptography")
+extras.require(extras.SILO, "cryptography")

@@ -8,4 +8,4 @@ makes a pair for any recipe. `launch` starts one process, `loopback` starts all 
 
 from fedml_noniid.plugins import extras
 
-extras.require(extras.DEPLOY)
+extras.require(extras.SILO)

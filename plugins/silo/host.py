@@ -114,17 +114,21 @@ def tell_others(args: Any) -> bool:
     who = wire.silo(args.rank - 1) if args.rank else "the server"
     ended = pickle.dumps(Ended(f"{who} has ended before the run was over: {why}"))
     with open(addresses, newline="") as file:
-        _, *rows = csv.reader(file)
-    for rank, address in [(int(row[0]), row[1]) for row in rows]:
+        rows = [*csv.DictReader(file)]
+    for row in rows:  # the columns of FedML 0.8.30, or those of 0.9.6
+        rank = int(row.get("eid") or row["receiver_id"])
+        address = row.get("ingress_ip") or row.get("grpc_server_ip") or row["ip"]
+        port = row.get("grpc_server_port") or CommunicationConstants.GRPC_BASE_PORT + rank
         knows = isinstance(error, EndedError) and args.rank  # the server told this silo
         if knows or rank == args.rank or (args.rank and rank):
             continue
         request = grpc_comm_manager_pb2.CommRequest(client_id=args.rank, message=ended)
-        server = f"{address}:{CommunicationConstants.GRPC_BASE_PORT + rank}"
         # A process that can't be reached has ended, but a server may be starting.
         with (
             suppress(grpc.RpcError),
-            grpc.insecure_channel(server, options=[("grpc.enable_http_proxy", 0)]) as line,
+            grpc.insecure_channel(
+                f"{address}:{port}", options=[("grpc.enable_http_proxy", 0)]
+            ) as line,
         ):
             stub = grpc_comm_manager_pb2_grpc.gRPCCommManagerStub(line)
             starting = not (rank or joined)

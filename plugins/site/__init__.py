@@ -3,4 +3,4 @@ what it has sent."""
 
 from fedml_noniid.plugins import extras
 
-extras.require(extras.DEPLOY)
+extras.require(extras.SILO)

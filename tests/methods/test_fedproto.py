@@ -68,7 +68,7 @@ def test_without_a_pull_each_client_trains_alone(engine: str) -> None:
 
 
 def test_silos_have_the_models_of_the_simulation(tmp_path: Path) -> None:
-    pytest.importorskip("cryptography", reason="silos need [deploy]")
+    pytest.importorskip("cryptography", reason="silos need [silo]")
     from tests.silo import world
     from tests.silo.test_resume import Federation as Silos
     from tests.silo.test_resume import run as talk

@@ -96,7 +96,7 @@ def test_engines_agree_and_new_samples_are_told_apart() -> None:
 
 
 def test_silos_have_the_bits_of_the_simulation() -> None:
-    pytest.importorskip("cryptography", reason="silos need [deploy]")
+    pytest.importorskip("cryptography", reason="silos need [silo]")
     from fedml_noniid.plugins.data.shards import Parts
     from fedml_noniid.plugins.silo import loopback, settings
     from fedml_noniid.plugins.silo.server_run import ServerRun

@@ -631,7 +631,7 @@ def deployed(
     content["comm_args"] = content["comm_args"] | {"study": str(place / "study.yaml")}
     config.write_text(json.dumps(content))  # JSON is YAML
     if "quorom" not in content["train_args"]:
-        pytest.importorskip("grpc", reason="of the extra [deploy]")
+        pytest.importorskip("grpc", reason="of the extra [silo]")
         from fedml_noniid.plugins.silo import settings
         from fedml_noniid.plugins.site import policy
         from tests.silo import world

@@ -91,4 +91,4 @@ def test_without_the_packages_of_deployments_the_method_is_shown(
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     out = shown(capsys, "fedprox")
     assert out.startswith("fedprox: ") and "mu = 0.01" in out
-    assert out.endswith("pip install 'fedml-noniid[deploy]'")
+    assert out.endswith("pip install 'fedml-noniid[silo]'")
