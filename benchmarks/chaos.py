@@ -152,7 +152,7 @@ def deployment(recipe: str, seed: int, secure_sums: int = 0, **comm: object) -> 
     return settings.check(content, "chaos")
 
 
-def parts(seed: int) -> Parts:
+def parts(seed: int, silos: int = SILOS) -> Parts:
     """The digits, cut by a Dirichlet distribution."""
     data = datasets.load("digits", Path("data/raw"))
     split = splits.hold_out(data.train_y.numpy(), 0.1, PUBLIC, seed)
@@ -160,7 +160,7 @@ def parts(seed: int) -> Parts:
         "dirichlet",
         data.train_y.numpy(),
         split.train,
-        SILOS,
+        silos,
         seed,
         data.train_owner,
         "digits",

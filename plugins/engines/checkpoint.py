@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,6 +56,7 @@ class Checkpoints:
         `private`: whether only the owner may read the files.
         """
         self.path, self.rounds, self.private = path, path.with_suffix(".rounds"), private
+        self.previous = path.with_suffix(".previous")
         self.made_by = {"recipe": "", "fingerprint": fingerprint}
         self.run = run or secrets.token_hex(8)
         self._written = self._size = 0  # rounds and bytes
@@ -89,12 +91,17 @@ class Checkpoints:
         )
         self._written, self._size, self._digest = len(checkpoint.rows), size, digest
 
-    def read(self, like: Tree) -> Checkpoint:
+    def keep(self) -> None:
+        """Keeps the last checkpoint as `previous`."""
+        self.previous.unlink(missing_ok=True)
+        os.link(self.path, self.previous)
+
+    def read(self, like: Tree, path: Path | None = None) -> Checkpoint:
         """Reads back into the structure `like`, which has "memory" and "on_disk".
 
-        UserError for a damaged file, or another configuration's.
+        UserError for a damaged file, or another configuration's. `path`: `previous`, or the last.
         """
-        path = self.path
+        path = path or self.path
         found = tensor_file.read(
             path,
             "checkpoint",
@@ -152,8 +159,9 @@ class Checkpoints:
         self._digest = hashlib.sha256(content)
         if self._digest.hexdigest() != head["sha256"]:
             raise UserError(f"{path}: damaged (its content doesn't match its checksum); {remedy}")
-        self.run, self._written, self._size = head["run"], head["round"], head["size"]
-        return _unpacked(blocks)
+        rows, recorded = _unpacked(blocks)
+        self.run, self._written, self._size = head["run"], len(rows), head["size"]
+        return rows, recorded
 
 
 def _state(head: dict[str, Any], tensors: Params) -> tensor_file.Tensors:

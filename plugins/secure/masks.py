@@ -14,9 +14,11 @@ the key of its certificate. So a server can't put in keys or numbers of its own.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import (
@@ -103,12 +105,27 @@ def mask(numbers: Tensor, own: X25519PrivateKey, client: int, request: Request) 
 
     UserError if a key is none.
     """
-    values, info = numbers.numpy(), request.digest()
+    for other, seed in _seeds(own, client, request):
+        _add_stream(numbers.numpy(), seed, np.add if client < other else np.subtract)
+
+
+def streams(own: X25519PrivateKey, client: int, request: Request, length: int) -> Iterator[Tensor]:
+    """The streams that `client` shares with each silo of a set, int64 [L] each; its own is 0."""
+    seeds = dict(_seeds(own, client, request))
+    for other in request.clients:
+        stream = torch.zeros(length, dtype=torch.int64)
+        if other in seeds:
+            _add_stream(stream.numpy(), seeds[other], np.add)
+        yield stream
+
+
+def _seeds(own: X25519PrivateKey, client: int, request: Request) -> Iterator[tuple[int, bytes]]:
+    """(another silo of a set, the seed that `client` shares with it)."""
+    info = request.digest()
     for other, public in zip(request.clients, request.keys, strict=True):
         if other != client:
             secret = shared(own, other, public)
-            seed = HKDF(SHA256(), 32, salt=None, info=info).derive(secret)
-            _add_stream(values, seed, np.add if client < other else np.subtract)
+            yield other, HKDF(SHA256(), 32, salt=None, info=info).derive(secret)
 
 
 def shared(own: X25519PrivateKey, other: int, public: bytes) -> bytes:

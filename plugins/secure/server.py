@@ -4,10 +4,13 @@ what they send, masked."""
 from __future__ import annotations
 
 import logging
+import math
+import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, count
+from typing import cast
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -15,14 +18,25 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import Tree, row
+from fedml_noniid.plugins.core.sums import Growing
+from fedml_noniid.plugins.core.trees import Params, Tree, row
 from fedml_noniid.plugins.engines.packing import flatten, stack
 from fedml_noniid.plugins.engines.streaming import Weighing
-from fedml_noniid.plugins.secure import masks, vectors
-from fedml_noniid.plugins.secure.silo import ANNOUNCED, COUNTS, SUM, admits, certified, question_of
+from fedml_noniid.plugins.kits import certificates
+from fedml_noniid.plugins.secure import liars, masks, vectors
+from fedml_noniid.plugins.secure.silo import (
+    ANNOUNCED,
+    CHECK,
+    COUNTS,
+    SUM,
+    admits,
+    certified,
+    question_of,
+)
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
-from fedml_noniid.plugins.silo.exit_codes import QuorumError
+from fedml_noniid.plugins.silo.exit_codes import LostRoundError, QuorumError
+from fedml_noniid.plugins.silo.outliers import Norms, Outliers, norms, part
 from fedml_noniid.plugins.silo.settings import Terms
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 
@@ -30,16 +44,18 @@ LOG = logging.getLogger(__name__)
 # A silo that can't add its part so often is out of the exchange. One that was started again can't
 # add it once: it has no key yet.
 MAX_FAILURES = 2
+STEPS = 3  # of an attempt: counts, the sum, and what silos show if it is too long
 Earlier = Mapping[int, Sequence[frozenset[int]]]  # by silo: to which sets it has added its answer
 
 
 def announced(schema: Tree, silos: int) -> Tree:
     """The structure of what one of so many silos sends first, in place of a reply of this
     structure. `sets`: 1 for each silo of the first set to which it has added this answer, 2 for
-    those that are in the second one, too."""
+    those that are in the second one, too. `norms`: of the parts of the answer."""
     keys = {key: torch.zeros(size, dtype=torch.uint8) for key, size in ANNOUNCED.items()}
     keys["levels"] = torch.zeros(len(vectors.added(flatten(schema))), dtype=torch.uint8)
     keys["sets"] = torch.zeros(silos, dtype=torch.uint8)
+    keys["norms"] = torch.zeros(len(_names(schema)), dtype=torch.float64)
     return {key: schema[key] for key in COUNTS} | {"secure": keys}
 
 
@@ -55,28 +71,41 @@ def warn_of_quorum(quorum: int, terms: Terms) -> None:
         )
 
 
+def said(schema: Tree, leaves: Params) -> dict[str, float]:
+    """By part: the norm that a silo says its answer has; `leaves`: what it has sent first."""
+    return dict(zip(_names(schema), leaves["secure/norms"].tolist(), strict=True))
+
+
 def summed(
-    coordinator: Coordinator, down: Down, schema: Tree, terms: Terms, check: Check
+    coordinator: Coordinator,
+    down: Down,
+    schema: Tree,
+    terms: Terms,
+    check: Check,
+    outliers: Outliers,
 ) -> tuple[dict[int, Tree], Tree]:
     """The counts of the silos whose answers to `down` were added up, and the sums, as parts of a
     Reply.
 
     If a silo is lost while a sum is made, the exchange begins again: with the same set, or with
     `secure_sums` silos less, and without silos that fail again. So it does after a restart of the
-    server, since the silos say to which sets they have added. Raises QuorumError if neither can be.
+    server, since the silos say to which sets they have added. Raises QuorumError if neither can be,
+    LostRoundError if that is since a silo has lied.
 
-    `schema`: the structure of a reply. `check` takes the counts.
+    `schema`: the structure of a reply. `check` takes the counts, and notes the norms in `outliers`,
+    which hears who is left out.
     """
     assert down.ask is not None, "there is something to do"
     by, structure = Weighing.of(terms.algorithm, down.ask.job), announced(schema, terms.silos)
     checked = partial(_announced, coordinator, down, question_of(down), check)
+    compare = partial(outliers.refused, wire.name(down.ask))
     answers = min(coordinator.comm.quorum or terms.silos, len(down.ask.to))
     quorum = max(answers, terms.secure_sums)
     left, wanted = down.ask.to, quorum  # who may be in a set, and how many have to answer
     failures, why = Counter[int](), ""
     for attempt in count():
-        question = _to(down, left)._replace(step=2 * attempt)
-        counts = coordinator.ask(question, structure, checked, wanted)
+        question = _to(down, left)._replace(step=STEPS * attempt)
+        counts = coordinator.ask(question, structure, checked, wanted, compare)
         earlier = {k: _sets(of["secure"].pop("sets")) for k, of in counts.items()}
         clients = largest(earlier, terms.secure_sums)
         if len(clients) < quorum:
@@ -90,7 +119,9 @@ def summed(
             lacks = {one: len({*one} - {*counts}) for one in begun if {*one} <= {*left}}
             back = [(n, one) for one, n in lacks.items() if n and len(one) >= quorum]
             if not back:
-                raise QuorumError(f"{few}{why}; start the server again to go on")
+                has_lied = any({*one} & {*outliers.left_out} for one in begun)
+                kind = LostRoundError if has_lied else QuorumError
+                raise kind(f"{few}{why}; start the server again to go on")
             left = min(back)[1]
             wanted = len(left)
             LOG.warning("%s; waiting for the silos %s", few, [*left])
@@ -98,17 +129,25 @@ def summed(
         counts = {client: counts[client] for client in clients}
         whole = stack([counts[client] for client in clients])
         there = vectors.together(whole["secure"].pop("levels"))
-        adding = _Adding(vectors.length(flatten(schema), there))
-        found = coordinator.ask(
+        del whole["secure"]["norms"]
+        adding = _Adding(schema, there, by, whole["n"], {k: outliers.norms[k] for k in clients})
+        added = coordinator.ask(
             _request(question, clients, whole, there), {SUM: adding.total}, adding.check, 1
         )
-        if len(found) == len(clients):
-            kept = {k: {key: of[key] for key in COUNTS} for k, of in counts.items()}
-            return kept, vectors.sums(adding.total, schema, by, there, whole["n"])
+        if len(added) == len(clients):
+            if not (lied := adding.liars(coordinator, question, clients)):
+                kept = {k: {key: of[key] for key in COUNTS} for k, of in counts.items()}
+                return kept, adding.sums()
+            outliers.left_out |= lied
+            for client, said_why in lied.items():
+                refusal = RefusedError("outlier", f"round {down.round}: {said_why}")
+                coordinator.refuse(certificates.name(client + 1), refusal)
+            left, wanted = tuple(k for k in clients if k not in lied), quorum
+            continue
         LOG.warning(
             "round %d: %s sent no part of the sum; the exchange begins again",
             down.round,
-            _named(clients, found),
+            _named(clients, added),
         )
         failed = coordinator.status()["failed"]
         failures.update(map(int, failed))
@@ -164,17 +203,98 @@ def _announced(
 class _Adding:
     """Adds up the silos' masked vectors as they come."""
 
-    def __init__(self, length: int) -> None:
-        self.total, self._added = torch.zeros(length, dtype=torch.int64), set[int]()
+    def __init__(
+        self, schema: Tree, there: Tensor, by: Weighing, n: Tensor, said: Mapping[int, Norms]
+    ) -> None:
+        """`there`: the levels. `n` [M]: the silos' samples. `said`: by silo, the norms of the parts
+        of its answer."""
+        leaves = flatten(schema)
+        self.total = torch.zeros(vectors.length(leaves, there), dtype=torch.int64)
+        self._schema, self._there, self._by, self._n, self._said = schema, there, by, n, said
+        self._parts, self._nonce = vectors.parts(leaves, there), secrets.token_bytes(32)
+        self._signed: dict[int, Tensor] = {}  # by silo that has added: the signed sums
 
     def check(self, up: Up, client: int, _: int | None) -> Tree:
         """Adds an upload; a silo that sends it again adds nothing. Raises RefusedError."""
         leaves: Mapping[str, Tensor] = up["leaves"]
         wire.fit(leaves, {SUM: self.total}, wire.silo(client))
-        if client not in self._added:
-            self._added.add(client)
+        if client not in self._signed:
+            self._signed[client] = liars.signed_sums(leaves[SUM], self._parts, self._nonce)
             self.total += leaves[SUM]  # modulo 2^64
         return {}
+
+    def sums(self) -> Tree:
+        """The parts of a Reply."""
+        return vectors.sums(self.total, self._schema, self._by, self._there, self._n)
+
+    def liars(
+        self, coordinator: Coordinator, question: Down, clients: tuple[int, ...]
+    ) -> dict[int, str]:
+        """By silo: why it is left out, if the sum is far longer than the silos said."""
+        growing = cast("dict[str, Growing]", flatten(self.sums()))
+        lengths = norms({key: leaf.total(False) for key, leaf in growing.items()})
+        most = {
+            name: sum(
+                omega * self._said[client][name]
+                for client, omega in zip(
+                    clients, self._by.omega(name, self._n).tolist(), strict=True
+                )
+            )
+            for name in lengths
+        }
+        if all(length <= liars.TOO_LONG * most[name] for name, length in lengths.items()):
+            return {}
+        LOG.warning(
+            "round %d: the sum is longer than the silos said; they show what they have added",
+            question.round,
+        )
+        nonce = torch.frombuffer(bytearray(self._nonce), dtype=torch.uint8)
+        ask = Ask(CHECK, clients, shared={"nonce": nonce})
+        structure = {CHECK: torch.stack([*self._signed.values()])}
+        told = coordinator.ask(
+            question._replace(step=question.step + 2, ask=ask),
+            structure,
+            lambda up, client, _: _told(up, client, structure),
+            1,
+        )
+        shown = {client: of[CHECK] for client, of in told.items()}
+        if disputed := liars.disputed(clients, shown):
+            return dict.fromkeys(disputed, "other silos have another mask in common with it")
+        lied = [
+            client
+            for client, of in shown.items()
+            if liars.has_lied(
+                liars.own(self._signed[client], of, clients.index(client)),
+                self._in_integers(client, clients.index(client)),
+            )
+        ]
+        if lied:
+            return dict.fromkeys(lied, "it has added far larger numbers than it said")
+        silent = [client for client in clients if client not in shown]
+        return dict.fromkeys(silent, "it has not shown what it has added")
+
+    def _in_integers(self, client: int, position: int) -> list[float]:
+        """The norm of each part of a silo's vector, as it said."""
+        n, total = self._n[position].item(), self._n.double().sum().item()
+        return [
+            self._said[client][part.name]
+            * vectors.unit(self._by, part.name, part.level, n, total, len(self._n))
+            if part.whole
+            else math.inf
+            for part in dict.fromkeys(part for part, _ in self._parts)
+        ]
+
+
+def _told(up: Up, client: int, structure: Tree) -> Tree:
+    """Checks what a silo shows of its masks. Raises RefusedError."""
+    wire.fit(up["leaves"], structure, wire.silo(client))
+    leaves: Tree = up["leaves"]
+    return leaves
+
+
+def _names(schema: Tree) -> list[str]:
+    """The parts of an answer."""
+    return [*dict.fromkeys(map(part, vectors.added(flatten(schema))))]
 
 
 def _request(question: Down, clients: tuple[int, ...], whole: Tree, there: Tensor) -> Down:

@@ -48,12 +48,13 @@ from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.streaming import Weighing
 from fedml_noniid.plugins.kits import certificates
-from fedml_noniid.plugins.secure import masks, vectors
-from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.secure import liars, masks, vectors
+from fedml_noniid.plugins.silo import outliers, wire
 from fedml_noniid.plugins.silo.settings import Terms
 from fedml_noniid.plugins.silo.wire import Down, Up
 
 SUM = "sum"  # the job of adding up
+CHECK = "check"  # the job of showing that one has added what one said, see `liars`
 COUNTS = ("n", "steps", "loss")  # of a reply; the server sees them
 REMEDY = (
     "it says which sums this silo has been part of; restore both files from a backup, or move them "
@@ -75,6 +76,7 @@ class _Made(NamedTuple):
     leaves: Params  # the whole reply
     levels: Tensor  # of its tensors, as from `vectors.levels`
     key: X25519PrivateKey
+    added: tuple[masks.Request, Tensor] | None = None  # the sum, and the levels that are there
 
 
 class SecureSilo:
@@ -103,6 +105,8 @@ class SecureSilo:
         (client,) = down.ask.to
         if (down.ask.job, down.ask.owner) == (SUM, ""):
             return {"client": client, "exchange": down.exchange, "leaves": self._added(down)}
+        if (down.ask.job, down.ask.owner) == (CHECK, ""):
+            return {"client": client, "exchange": down.exchange, "leaves": self._checked(down)}
         question, own = question_of(down), _own_question(down)
         key, made = X25519PrivateKey.generate(), self._made
         if made is None or (made.question, made.own) != (question, own):
@@ -110,7 +114,7 @@ class SecureSilo:
             answer, levels = weights_sha256(vectors.added(leaves)), vectors.levels(leaves)
             asked = down.exchange, down.ask.job, question, own
             made = _Made(*asked, answer, leaves, levels, key)
-        self._made = made = made._replace(exchange=down.exchange, key=key)
+        self._made = made = made._replace(exchange=down.exchange, key=key, added=None)
         public, n = key.public_key().public_bytes_raw(), int(made.leaves["n"])
         with suppress(UserError):  # while the operator replaces it
             self._kit = certificates.Kit.read(self._folder, self._rank)
@@ -126,6 +130,8 @@ class SecureSilo:
             f"secure/{key}": torch.frombuffer(bytearray(value), dtype=torch.uint8)
             for key, value in announced.items()
         }
+        norms = outliers.norms(vectors.added(made.leaves))
+        sent["secure/norms"] = torch.tensor([*norms.values()], dtype=torch.float64)
         sent["secure/levels"], earlier = made.levels, self._sets.of(made.answer)
         of_each = [sum(k in one for one in earlier) for k in range(self._terms.silos)]
         sent["secure/sets"] = torch.tensor(of_each, dtype=torch.uint8)
@@ -155,7 +161,21 @@ class SecureSilo:
         vector = vectors.packed(made.leaves, made.levels, by, total, there, len(request.clients))
         self._sets.add(made.answer, request.clients, self._terms.secure_sums)
         masks.mask(vector, made.key, client, request)
-        return {"sum": vector}
+        self._made = made._replace(added=(request, there))
+        return {SUM: vector}
+
+    def _checked(self, down: Down) -> Params:
+        """The signed sums over the streams of the masks of the last sum, once. Raises UserError."""
+        assert down.ask is not None, "there is something to do"
+        (client,), made = down.ask.to, self._made
+        if made is None or made.exchange != down.exchange or made.added is None:
+            raise UserError("this process has added nothing to that sum, or has shown it already")
+        wire.fit(flatten(down.ask.shared), {"nonce": liars.NONCE}, CHECK)
+        self._made = made._replace(added=None)
+        (request, there), nonce = made.added, _bytes(down.ask.shared["nonce"])
+        parts, length = vectors.parts(made.leaves, there), vectors.length(made.leaves, there)
+        streams = masks.streams(made.key, client, request, length)
+        return {CHECK: torch.stack([liars.signed_sums(one, parts, nonce) for one in streams])}
 
     def _request(self, down: Down, made: _Made) -> masks.Request:
         """The sum that is asked for. UserError unless it is one over enough silos of this

@@ -3,16 +3,17 @@ replies: `plugins.core.sums` in pieces."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.sums import Growing, addend, level
+from fedml_noniid.plugins.core.sums import STEP, Growing, Weights, addend, level
 from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.engines.streaming import ADDED, Weighing
+from fedml_noniid.plugins.silo import outliers
 from fedml_noniid.plugins.silo.wire import MAX_MAGNITUDE, REMEDY
 
 LEVELS = 2  # numbers up to 64, and up to MAX_MAGNITUDE; no upload has larger ones
@@ -38,10 +39,45 @@ def together(levels: Tensor) -> Tensor:
     return (levels.long().unsqueeze(2) == torch.arange(LEVELS)).any(0)
 
 
+class Segment(NamedTuple):
+    """A tensor at a level in the vector of a reply: its number of integers, in `pieces`."""
+
+    key: str
+    level: int
+    pieces: int
+    size: int
+
+
+class Part(NamedTuple):
+    """What is measured together in a vector. `whole`: not what rounding takes away."""
+
+    name: str
+    level: int
+    whole: bool
+
+
+def segments(leaves: Params, there: Tensor) -> list[Segment]:
+    """The segments of the vector of a reply with these tensors; `there`: as from `together`."""
+    return [
+        Segment(key, level_, _pieces(leaf.dtype), leaf.numel() * _pieces(leaf.dtype))
+        for (key, leaf), at in zip(added(leaves).items(), there, strict=True)
+        for level_ in at.nonzero().flatten().tolist()
+    ]
+
+
 def length(leaves: Params, there: Tensor) -> int:
     """The numbers in the vector of a reply with these tensors; `there`: as from `together`."""
-    sizes = [leaf.numel() * _pieces(leaf.dtype) for leaf in added(leaves).values()]
-    return sum(size * n for size, n in zip(sizes, there.sum(1).tolist(), strict=True))
+    return sum(one.size for one in segments(leaves, there))
+
+
+def parts(leaves: Params, there: Tensor) -> list[tuple[Part, int]]:
+    """The part of the answer to which the numbers of a vector belong, from the first to the last,
+    and how many follow each other."""
+    return [
+        (Part(outliers.part(one.key), one.level, piece == 0), one.size // one.pieces)
+        for one in segments(leaves, there)
+        for piece in range(one.pieces)
+    ]
 
 
 def packed(
@@ -62,16 +98,26 @@ def packed(
 
 def sums(vector: Tensor, schema: Tree, by: Weighing, there: Tensor, n: Tensor) -> Tree:
     """The parts of a Reply in the sum of all silos' vectors; `n` [M]: their samples."""
-    found, place = {}, 0
-    for (key, leaf), at in zip(added(flatten(schema)).items(), there, strict=True):
-        found[key] = Growing(leaf.shape, leaf.dtype, by.omega(key, n))
-        for level_ in at.nonzero().flatten().tolist():
-            size = leaf.numel() * _pieces(leaf.dtype)
-            pieces = vector[place : place + size].chunk(_pieces(leaf.dtype))
-            found[key].put_sum(level_, pieces)
-            place += size
+    leaves = flatten(schema)
+    found = {
+        key: Growing(leaf.shape, leaf.dtype, by.omega(key, n))
+        for key, leaf in added(leaves).items()
+    }
+    laid_out = segments(leaves, there)
+    for one, numbers in zip(
+        laid_out, torch.split(vector, [one.size for one in laid_out]), strict=True
+    ):
+        found[one.key].put_sum(one.level, numbers.chunk(one.pieces))
     # A Growing stands in a Reply in place of a tensor.
     return unflatten(cast("Params", found), {key: schema[key] for key in ADDED})
+
+
+def unit(by: Weighing, key: str, level_: int, n: float, total: float, silos: int) -> float:
+    """What a number of the tensor `key` is multiplied by, before it is rounded to an integer at a
+    level, by a silo with `n` of the `total` samples of `silos` silos."""
+    omega, of = (1.0, float(silos)) if by.ones(key) else (n, total)
+    weights = torch.tensor([omega / 2.0 ** (STEP * level_)], dtype=torch.float64)
+    return Weights.of(weights, torch.float64, False, of).factors.item()
 
 
 def added(leaves: Params) -> Params:

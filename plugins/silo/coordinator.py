@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ from cryptography import x509
 
 from fedml_noniid.plugins.core.errors import UserError, one_line
 from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.settings import CommArgs
@@ -31,6 +32,8 @@ LOG = logging.getLogger(__name__)
 # The reply in an upload of a client with n_k samples. Raises RefusedError.
 Check = Callable[[wire.Up, int, int | None], Tree | None]
 Noted = Callable[[str, RefusedError], object]  # (name in a certificate, what was refused)
+# Of the replies by client, once there are enough: those that are refused after all, and why.
+Compare = Callable[[Mapping[int, Tree]], Mapping[int, str]]
 
 
 class Coordinator:
@@ -146,12 +149,8 @@ class Coordinator:
         use."""
         with self._lock, suppress(RefusedError):
             self._refuse_unexpected(client, at)
-            who = wire.silo(client)
-            self._failed[client] = one_line(why if who in why else f"{who}: {why}", 1000)
             self._left.remove(client)
-            if client not in self._warned:
-                LOG.warning(self._failed[client])
-            self._warned.add(client)
+            self._note_failure(client, why)
         self._news.set()
 
     def refuse(self, who: str, refusal: RefusedError) -> None:
@@ -213,12 +212,20 @@ class Coordinator:
             self._wait()
         self._began = time.monotonic()  # who was never there is gone some time after this
 
-    def ask(self, down: Down, schema: Tree, check: Check, quorum: int = 0) -> dict[int, Tree]:
+    def ask(
+        self,
+        down: Down,
+        schema: Tree,
+        check: Check,
+        quorum: int = 0,
+        compare: Compare = lambda _: {},
+    ) -> dict[int, Tree]:
         """Sends a message and returns the checked replies, ascending.
 
         The exchange ends when all have answered. With a quorum it also ends at the deadline, or
         when the others can't answer or are gone. Raises QuorumError if there is no quorum after
-        `patience_s`, or there can't be one. `quorum`: another one than the settings'.
+        `patience_s`, or there can't be one. `quorum`: another one than the settings'. `compare`
+        refuses replies beside the others: the exchange goes on without them.
         """
         assert down.ask is not None, "there is something to do"
         asked = down.ask.to
@@ -229,10 +236,18 @@ class Coordinator:
             for client in self._left & self._lines.keys():
                 self._lines[client].wake()
         while True:
+            refused: Mapping[int, str] = {}
             with self._lock:
                 if self._is_over(down, min(quorum or self.comm.quorum or self.silos, len(asked))):
-                    self._down, self._left = None, set()
-                    return dict(sorted(self._answers.items()))
+                    refused = compare(self._answers)
+                    if not refused:
+                        self._down, self._left = None, set()
+                        return dict(sorted(self._answers.items()))
+                    for client, why in refused.items():
+                        del self._answers[client]
+                        self._note_failure(client, why)
+            for client, why in refused.items():
+                self.refuse(certificates.name(client + 1), RefusedError("outlier", why))
             self._wait()
 
     def finish(self, kind: Literal["over", "stop"], why: str = "") -> None:
@@ -297,6 +312,13 @@ class Coordinator:
         return client not in self._lines and (
             time.monotonic() >= self._last_contact.get(client, self._began) + self.comm.gone_s
         )
+
+    def _note_failure(self, client: int, why: str) -> None:
+        who = wire.silo(client)
+        self._failed[client] = one_line(why if who in why else f"{who}: {why}", 1000)
+        if client not in self._warned:
+            LOG.warning(self._failed[client])
+        self._warned.add(client)
 
     def _note(self, text: str) -> None:
         """Writes a log line, unless the round has had enough of them."""

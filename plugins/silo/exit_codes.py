@@ -12,6 +12,10 @@ class QuorumError(UserError):
     """
 
 
+class LostRoundError(QuorumError):
+    """A silo has spoilt a sum, and the others may not be added up without it."""
+
+
 class PolicyError(UserError):
     """The policy of this site refuses the study. Only its owner can change that."""
 

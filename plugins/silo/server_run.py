@@ -4,19 +4,22 @@ uploads of the silos."""
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
+from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree, add, row
 from fedml_noniid.plugins.data.shards import Shard
-from fedml_noniid.plugins.engines.callbacks import Callback, OnRow
+from fedml_noniid.plugins.engines.callbacks import Callback, Columns, OnRow, RoundEnd
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.hashing import weights_sha256
@@ -26,13 +29,38 @@ from fedml_noniid.plugins.engines.run import Checkpointing, Run
 from fedml_noniid.plugins.secure import server as secure
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
-from fedml_noniid.plugins.silo.exit_codes import QuorumError
+from fedml_noniid.plugins.silo.exit_codes import LostRoundError, QuorumError
+from fedml_noniid.plugins.silo.outliers import Outliers, norms
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.settings import DeviceArgs, Terms, refuse_what_reads_more
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 
+LOG = logging.getLogger(__name__)
 Hooks = Callable[[dict[int, Tree]], dict[int, Tree]]  # replies by client
+TRIED = 256  # test samples on which a new model is tried
+
+
+class Trial(Callback):
+    """Tries a new model on test samples before it becomes a checkpoint."""
+
+    def __init__(self, x: Tensor) -> None:
+        """`x` [P, ...]: the samples."""
+        self.x = x
+
+    def measure(self, end: RoundEnd) -> Columns:
+        """Raises NonFiniteError if its outputs are not far inside the range of uploads."""
+        state = end.done.state
+        largest = _largest(end.task, state.params, state.buffers, self.x)
+        if not largest <= wire.MAX_MAGNITUDE:
+            raise NonFiniteError(
+                f"round {end.number}: the new model's outputs on test samples reach {largest:g}; "
+                f"allowed: {wire.MAX_MAGNITUDE:g}; {wire.REMEDY}"
+            )
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
 
 
 class ServerRun:
@@ -65,6 +93,7 @@ class ServerRun:
         self._begun, self._round, self._exchange = False, 0, 0
         self._counted: dict[int, int] = {}
         self._samples: dict[int, int] = {}  # n_k of the silos whose answers were counted
+        self._outliers = Outliers(terms.max_norm_ratio)
         test = shard.parts["test"]
         # A silo with one test sample: its replies give the structure that every upload must have.
         sample = Samples(test.x[:1], test.y[:1])
@@ -74,7 +103,7 @@ class ServerRun:
         self._probe = Silo(
             replace(terms, device=DeviceArgs()), 0, replace(shard, parts=parts, drift=None)
         )
-        self._sample = sample.x
+        self._sample = test.x[:1]
         self._schemas: dict[str, Tree] = {}
         self._ranges = terms.ranges
         # Every round tests on them, so a run on other samples is another run.
@@ -87,9 +116,11 @@ class ServerRun:
             self.resumed = self._checkpoints.exists()
             written = [Checkpointing(self._checkpoints)]
         start = Start.of(terms.algorithm, terms.plan, test.x)
-        rest = {key: shard.parts.get(key) for key in ("validation", "public")}
-        federation = Federation.of_server(terms.silos, test, drift=shard.drift, **rest)
-        self.loop = Run(start, federation, [*callbacks, OnRow(self._note), *written], postprocess)
+        rest: dict[str, Any] = {key: shard.parts.get(key) for key in ("validation", "public")}
+        rest |= {"drift": shard.drift, "absent": lambda *_: self._outliers.left_out}
+        federation = Federation.of_server(terms.silos, test, **rest)
+        own = [Trial(test.x[:TRIED]), OnRow(self._round_ended), *written]
+        self.loop = Run(start, federation, [*callbacks, *own], postprocess)
         if self._checkpoints is not None:
             self.run = self._checkpoints.run
         if self.resumed:
@@ -118,9 +149,14 @@ class ServerRun:
             if self.down.ask is not None:
                 coordinator.gather(self.resumed)
             while (ask := self.down.ask) is not None:
-                replies, sums = self._replies(coordinator)
-                self.without([client for client in ask.to if client not in replies])
-                self.feed(hooks(replies), sums)
+                try:
+                    replies, sums = self._replies(coordinator)
+                    self.without([client for client in ask.to if client not in replies])
+                    self.feed(hooks(replies), sums)
+                except LostRoundError as error:
+                    self._lose_round(coordinator, error)
+                except (NonFiniteError, QuorumError) as error:
+                    self._go_back(coordinator, error)
         except UserError as error:
             # The reason may quote a silo, which is not for the others.
             few = isinstance(error, QuorumError)
@@ -133,18 +169,28 @@ class ServerRun:
         of."""
         terms, ask = self.terms, self.down.ask
         if ask is None or not terms.secure_sums:
-            return coordinator.ask(self.down, self.schema, self.opened), {}
+            return coordinator.ask(self.down, self.schema, self.opened, compare=self._compare), {}
         whole = self._schemas[wire.name(ask)]
-        return secure.summed(coordinator, self.down, whole, terms, self.opened)
+        return secure.summed(coordinator, self.down, whole, terms, self.opened, self._outliers)
 
     def open(self, uploads: Mapping[int, Up]) -> dict[int, Tree]:
-        """The checked replies of the clients that were asked, ascending.
+        """The checked replies of the clients that were asked, ascending, without outliers.
 
         Raises RefusedError that names a silo.
         """
-        return {
-            k: reply for k in sorted(uploads) if (reply := self.opened(uploads[k], k)) is not None
-        }
+        checked = {k: self.opened(uploads[k], k) for k in sorted(uploads)}
+        replies = {k: reply for k, reply in checked.items() if reply is not None}
+        for client, why in self._compare(replies).items():
+            LOG.warning("%s: %s", wire.silo(client), why)
+            del replies[client]
+        return replies
+
+    def _compare(self, replies: Mapping[int, Tree]) -> dict[int, str]:
+        """By client: why its reply is too far from the others'."""
+        if self.down.ask is None:
+            return {}
+        refused = self._outliers.refused(wire.name(self.down.ask), replies)
+        return {client: f"round {self._round}: {why}" for client, why in refused.items()}
 
     def opened(self, upload: Up, client: int, samples: int | None = None) -> Tree | None:
         """The checked reply of one client; None if it was not asked. Raises RefusedError.
@@ -172,6 +218,11 @@ class ServerRun:
                     f"{where}: upload's 'steps' has {reply['steps']:g}; {n} samples make {steps}",
                 )
             self._refuse_overflow(reply, where)
+            assert self.down.ask is not None, "it was asked"
+            whole, leaves = self._schemas[wire.name(self.down.ask)], upload["leaves"]
+            self._outliers.norms[client] = (
+                secure.said(whole, leaves) if self.terms.secure_sums else norms(leaves)
+            )
         return reply
 
     def _refuse_overflow(self, reply: Tree, where: str) -> None:
@@ -179,9 +230,7 @@ class ServerRun:
         weights."""
         if reply.get("deltas"):
             params = add(self.loop.state.params, reply["deltas"])
-            with torch.no_grad():
-                out = self.loop.start.task.eval(params, reply["buffers"], self._sample)
-            largest = torch.cat([out.features, out.logits], dim=1).abs().max()
+            largest = _largest(self.loop.start.task, params, reply["buffers"], self._sample)
             # Written so that NaN is refused too.
             if not largest <= wire.MAX_MAGNITUDE**3:
                 why = f"upload's model overflows on a test sample; {wire.REMEDY}"
@@ -191,8 +240,62 @@ class ServerRun:
         """Leaves these clients, which don't answer the present message, out for the rest of the
         round."""
         self.loop.missing.update(late)
-        if late:
-            self.missing[self._round, self.loop.exchange] = frozenset(late)
+        if missing := {*late, *self._outliers.left_out}:
+            self.missing[self._round, self.loop.exchange] = frozenset(missing)
+
+    def _go_back(self, coordinator: Coordinator, error: NonFiniteError | QuorumError) -> None:
+        """Repeats a round without the silo that stands out in it: this round, if its model can't be
+        used, or the one before, if most silos can't answer to its model. Raises the error if no
+        silo stands out, or the others are too few."""
+        asked, files, outliers = self.down.ask, self._checkpoints, self._outliers
+        assert asked is not None, "a silo was asked"
+        if files is None:
+            raise error
+        by, path, done = outliers.ratios, files.path, self.loop.done
+        if isinstance(error, QuorumError):
+            by, path, done = outliers.last_ratios, files.previous, done - 1
+            if 2 * len(coordinator.status()["failed"]) <= len(asked.to) or not path.exists():
+                raise error
+        suspect = outliers.suspect(by)
+        if suspect is None or not self._may_leave_out(coordinator, suspect):
+            raise error
+        restored = files.read(self.loop.structure, path)
+        if restored.round != done:
+            raise error
+        why = f"its answer was {by[suspect]:.3g} times the median silo's, and then: {error}"
+        left_out = outliers.left_out | {suspect: why}
+        self.loop.restore(restored)
+        self._restore(self.loop.notes)
+        outliers.left_out = left_out
+        LOG.warning(
+            "round %d is repeated, and the run goes on without %s: %s",
+            *(done + 1, wire.silo(suspect), why),
+        )
+        self._begin_again()
+
+    def _lose_round(self, coordinator: Coordinator, error: LostRoundError) -> None:
+        """Goes on with the next round. This one has no new model, and no row. Raises the error if
+        the round can't be lost."""
+        loop, asks = self.loop, self.terms.algorithm.exchanges
+        is_last = loop.done + 1 == self.terms.plan.rounds
+        if not self._begun or (is_last and asks.finish) or not self._may_leave_out(coordinator):
+            raise error
+        LOG.warning("round %d is lost: %s", loop.done + 1, error)
+        loop.done += 1
+        self._exchange = asks.begin + loop.done * asks.round
+        self._begin_again()
+
+    def _may_leave_out(self, coordinator: Coordinator, *more: int) -> bool:
+        """Whether a quorum is left without more silos for the rest of the run."""
+        left = self.terms.silos - len({*self._outliers.left_out, *more})
+        return 0 < coordinator.comm.quorum <= left
+
+    def _begin_again(self) -> None:
+        """Goes on with the round behind the last one that is over."""
+        self._save()
+        self._asks.close()
+        self._asks = self._rounds()
+        self.down = self._next(None)
 
     def feed(self, replies: Mapping[int, Tree], sums: Tree | None = None) -> Down:
         """Goes on with the replies of all clients that were asked, or of some. `sums`: parts that
@@ -208,6 +311,7 @@ class ServerRun:
         reply = Reply(clients, **stack([replies[client] for client in clients]), **(sums or {}))
         self._counted |= dict.fromkeys(clients, self._exchange)
         self._samples |= {client: int(replies[client]["n"]) for client in clients}
+        self._outliers.count(wire.name(self.down.ask), clients)
         self._exchange += 1
         self.down = self._next(reply)
         return self.down
@@ -232,10 +336,16 @@ class ServerRun:
             self._begun = True
             self._save()
         while not loop.over:
-            self._round = loop.done + 1
+            self._round, self._outliers.ratios = loop.done + 1, {}
             yield from loop.round()  # its `seconds` include the wait for the silos
 
-    def _note(self, *_: object) -> None:
+    def _round_ended(self, _: object) -> None:
+        self._outliers.last_ratios = self._outliers.ratios
+        self._note()
+        if self._checkpoints is not None:
+            self._checkpoints.keep()
+
+    def _note(self) -> None:
         """Hands the loop the part of a checkpoint that it does not have, as JSON."""
         self.loop.notes = {
             "begun": self._begun,
@@ -243,6 +353,7 @@ class ServerRun:
             "counted": list(self._counted.items()),
             "samples": list(self._samples.items()),
             "missing": [[*at, sorted(late)] for at, late in self.missing.items()],
+            "outliers": self._outliers.state(),
         }
 
     def _save(self) -> None:
@@ -254,4 +365,12 @@ class ServerRun:
         self._begun, self._exchange = notes["begun"], notes["exchange"]
         self._counted, self._samples = dict(notes["counted"]), dict(notes["samples"])
         self.missing = {(t, exchange): frozenset(late) for t, exchange, late in notes["missing"]}
+        self._outliers.restore(notes["outliers"])
         self._round = self.loop.done
+
+
+def _largest(task: Task, params: Params, buffers: Params, x: Tensor) -> float:
+    """The largest size of a feature or a logit of a model on samples."""
+    with torch.no_grad():
+        out = task.eval(params, buffers, x)
+    return torch.cat([out.features, out.logits], dim=1).abs().max().item()

@@ -194,6 +194,8 @@ class TrainArgs(RunSettings, FedMLSection):
     secure_sums: CountOrNone = 0
     # Ours: the most samples that a silo may count; a list has a number for each rank.
     max_samples: Limit | None = None
+    # Ours: the most that a part of an answer may be longer than the median silo's.
+    max_norm_ratio: Annotated[float, Range(1, open=")")] = 50.0
     # A list here would give every silo the first id.
     client_id_list: Annotated[str, _only("[]", "the id of a silo is its rank")] = "[]"
     client_num_in_total: Count = 3
@@ -520,6 +522,7 @@ class Terms:
     code: Mapping[str, str] = field(default_factory=dict)
     secure_sums: int = 0  # the least silos of a sum; 0: the server sees each upload
     limits: Sequence[int] = ()  # the largest n of each silo
+    max_norm_ratio: float = 50.0  # see `silo.outliers`
 
     @property
     def ranges(self) -> wire.Ranges:
@@ -595,9 +598,19 @@ def terms(
         )
     if train.secure_sums:
         refuse_what_reads_more(algorithm, tests)
-    silos, least = deployment.silos, train.secure_sums
     limits = [most + round(needs.shared * n_public) for most in train.limits]
-    return Terms(algorithm, plan, silos, fingerprint, tests, device, own, least, limits)
+    return Terms(
+        algorithm,
+        plan,
+        deployment.silos,
+        fingerprint,
+        tests,
+        device,
+        own,
+        train.secure_sums,
+        limits,
+        train.max_norm_ratio,
+    )
 
 
 def refuse_what_reads_more(

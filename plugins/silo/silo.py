@@ -53,10 +53,11 @@ class Silo:
     """Answers from its own shard, with the sequential engine.
 
     An answer changes the silo's memory. The silo keeps the memory from after each answer of the
-    round, and the one from before the round. Every message says which answer was the last that the
-    server counted, and the silo goes on from the memory after that one. So the states of server and
-    silos, such as SCAFFOLD's c and c_i, always match: after a defence has dropped an answer, after
-    one came too late, and after the server was started again.
+    round, and the ones from before this round and the one before it. Every message says which
+    answer was the last that the server counted, and the silo goes on from the memory after that
+    one. So the states of server and silos, such as SCAFFOLD's c and c_i, always match: after a
+    defence has dropped an answer, after one came too late, after the server was started again, and
+    after it has gone back by a round.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Silo:
         self._preflight = Preflight(self.engine.clients)
         # By exchange: the memory after its answer.
         self._states: dict[int, Tree] = {NOT_COUNTED: self.engine.clients.memory.whole()}
-        self._round = 0
+        self._round, self._first = 0, NOT_COUNTED  # and the exchange counted when it began
         self._trained = NOT_COUNTED  # the exchange of the training that `clients.trained` is from
         # Between rounds, a silo of many recipes remembers nothing: a restart loses nothing, and no
         # file is written.
@@ -146,9 +147,10 @@ class Silo:
                 "its files, or start a new run on all sides",
             )
         clients = self.engine.clients
-        if down.round > self._round:  # the server never goes back behind the beginning of a round
-            self._states = {counted: self._states[counted]}
-            self._round = down.round
+        if down.round != self._round:  # the server goes back by a round at most
+            first = min(self._first, counted)
+            self._states = {n: self._states[n] for n in (first, counted)}
+            self._round, self._first = down.round, counted
             clients.trained.clear()
         elif counted < self._trained:  # nothing may go on from a training that does not count
             clients.trained.clear()
@@ -193,6 +195,7 @@ class Silo:
             "run": "" if self._file is None else self._file.run,
             "silo": self.client,
             "round": self._round,
+            "first": self._first,
             "trained": self._trained,
             "states": list(self._states),
             "held": "params" in trees,
@@ -217,7 +220,7 @@ class Silo:
         # differently.
         flat = {key: leaf.clone().to(clients.device) for key, leaf in tensors.items()}
         params, buffers = self.initial
-        self._round, self._trained = head["round"], head["trained"]
+        self._round, self._first, self._trained = (head[k] for k in ("round", "first", "trained"))
         self._states = {
             n: unflatten(flat, clients.memory.first, f"state/{n}/") for n in head["states"]
         }

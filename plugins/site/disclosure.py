@@ -25,7 +25,8 @@ from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.engines.client_tests import TEST, is_test
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.personal import PERSONAL
-from fedml_noniid.plugins.secure.silo import SUM
+from fedml_noniid.plugins.secure import liars
+from fedml_noniid.plugins.secure.silo import CHECK, SUM
 from fedml_noniid.plugins.silo import settings, wire
 from fedml_noniid.plugins.silo.settings import DeviceArgs, Terms
 from fedml_noniid.plugins.silo.silo import Silo
@@ -51,6 +52,7 @@ DOWN = {
     "shared/key": "the silos' keys of this exchange (X25519)",
     "shared/signature": "the silos' signatures of their keys, n and question",
     "shared/certificate": "the silos' certificates",
+    "shared/nonce": "what the random signs are drawn with",
     "shared/levels": "which levels the tensors of any silo have",
     "shared/clients": "the silos of the sum",
     "shared/n": "their numbers of samples",
@@ -69,6 +71,9 @@ UP = {
     "secure/certificate": "the silo's certificate",
     "secure/levels": "of each tensor: whether its numbers reach beyond 64",
     "secure/sets": "which silos are in the sets to which this silo has added this answer before",
+    "secure/norms": "the norm of each part of the answer: update, buffers, tensors of methods",
+    CHECK: "only if the sum is far longer than these norms allow: for each silo of the set, the "
+    f"masks in common with it, added up with {liars.SUMS} times random signs for each of P parts",
     SUM: "all tensors that are added up, masked; L integers: one or two for each number, once for "
     "each of its tensor's levels at any silo",
 }
@@ -100,6 +105,8 @@ def exchanges(terms: Terms, shard: Shard) -> Iterator[tuple[Down, Exchange]]:
         if terms.secure_sums:
             request = study.request(len(ask.to), len(of.added))
             turns.append(Turn(SUM, request, {SUM: "int64 [L]"}))
+            check = {CHECK: f"int64 [{len(ask.to)}, P, {liars.SUMS}]"}
+            turns.append(Turn(CHECK, study.forms({"shared/nonce": liars.NONCE}), check))
         when = BEFORE if done < asks.begin else ROUND if done < asks.begin + asks.round else AFTER
         done += not is_test(ask)
         yield down, Exchange(TESTED if is_test(ask) else when, len(ask.to), (*turns,), of.added)
@@ -136,7 +143,7 @@ def _entries(
     `changes`: of tensors that do."""
     leaves, by = changes is not None, changes or {}
     return {
-        key: {"form": form, "bytes": None if key == SUM else study.size(form)}
+        key: {"form": form, "bytes": None if key in (SUM, CHECK) else study.size(form)}
         | {"what": what(key, leaves)}
         | ({"changes_with": by[key]} if key in by else {})
         for key, form in of.items()

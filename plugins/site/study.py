@@ -42,9 +42,9 @@ from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.kits import certificates
 from fedml_noniid.plugins.own_code import OURS, files_of, sha256_of
+from fedml_noniid.plugins.secure import liars, vectors
 from fedml_noniid.plugins.secure import server as secure
-from fedml_noniid.plugins.secure import vectors
-from fedml_noniid.plugins.secure.silo import SUM, requested
+from fedml_noniid.plugins.secure.silo import CHECK, SUM, requested
 from fedml_noniid.plugins.silo import settings, wire
 from fedml_noniid.plugins.silo.exit_codes import PolicyError
 from fedml_noniid.plugins.silo.server_run import ServerRun
@@ -134,7 +134,7 @@ class Study(Section):
             self.asks,
             self.train_args.rounds,
         )
-        if job not in self.messages and not (job == SUM and self.train_args.secure_sums):
+        if job not in self.messages and not (job in (SUM, CHECK) and self.train_args.secure_sums):
             known = ", ".join(self.messages)
             raise RefusedError("study", f"{where}: job {shown(job)}; the study has only {known}")
         first = asks.begin + (round_ - 1) * asks.round if round_ else 0
@@ -151,6 +151,8 @@ class Study(Section):
     def _expected(self, job: str, table: wire.Table) -> Forms:
         """The tensors that a question may have. A sum is over any of the silos, and of what the
         answer to any question has."""
+        if job == CHECK:
+            return forms({"shared/nonce": liars.NONCE})
         if job != SUM:
             return self.messages[job].down
 

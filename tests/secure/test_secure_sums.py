@@ -908,7 +908,7 @@ def test_a_key_that_gives_everybody_the_same_secret_is_refused(
 def test_a_server_that_needs_all_says_who_could_not_add(kits: Path, tmp_path: Path) -> None:
     running = Running(deployment("fedavg", 4, 3), parts(4), kits, tmp_path, no_disk)
     with pytest.raises(
-        QuorumError, match=r"quorum is 4: .* without silo 1 .*; silo 1 .*: no disk; "
+        QuorumError, match=r"quorum is 4: .* without silo 1 .*; silo 1 .*: it can't answer; "
     ):
         running.run()
 

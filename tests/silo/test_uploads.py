@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.algorithm import TRAIN
+from fedml_noniid.plugins.core.errors import NonFiniteError
 from fedml_noniid.plugins.data.batches import epochs
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.silo import wire
@@ -168,7 +169,7 @@ def answers(server_run: ServerRun, extreme: str = "") -> dict[int, wire.Up]:
 @pytest.mark.parametrize("extreme", ["low", "high"])
 @pytest.mark.parametrize(("recipe", "methods", "batch_norm"), TABLE)
 def test_the_server_bears_the_largest_numbers_that_it_takes(recipe, methods, batch_norm, extreme):
-    """Refused are only models that overflow. Once the server's model does, nobody is left."""
+    """Refused are only models that overflow, of a silo or of the server."""
     server_run = server(recipe, methods, batch_norm)
     while server_run.down.ask is not None:
         found, why = {}, []
@@ -181,8 +182,10 @@ def test_the_server_bears_the_largest_numbers_that_it_takes(recipe, methods, bat
         if not found:
             break
         server_run.without([k for k in server_run.down.ask.to if k not in found])
-        server_run.feed(found)
-    assert server_run.loop.rows
+        try:
+            server_run.feed(found)
+        except NonFiniteError:  # the model can't be used, and becomes no checkpoint
+            break
     assert all(math.isfinite(row["update_norm_server"]) for row in server_run.loop.rows)
 
 

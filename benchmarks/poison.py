@@ -1,0 +1,154 @@
+"""One silo of a deployment sends far too much: `python -m benchmarks poison`.
+
+Processes are those of `noniid deploy`. The silo's answers are replaced just before they leave, so
+it has a good certificate, seals its messages and says what is expected of it, but for the numbers.
+A run ends well if the server names this silo and no other one, goes on to the last round, and, if
+no round was lost, ends with the weights of a simulation in which the same silos were absent.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from benchmarks import chaos
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.engines import absences
+from fedml_noniid.plugins.secure.silo import SUM
+from fedml_noniid.plugins.silo import launch, loopback, results, settings, silo_client, wire
+
+FILE = "lie.json"  # beside the configuration
+RUNS, ROUNDS, LIMIT_S = 20, 6, 300.0
+RECIPES = ("fedavg", "scaffold", "feddyn", "fednlr")
+# (silos, quorum, least silos of a sum)
+FEDERATIONS = ((3, 2, 2), (5, 3, 2), (9, 5, 3))
+PLAIN, MASKED = (1e2, 1e4, 1e5, 1e6, 1e8), (2**54, 2**56, 2**58, 2**60, 2**61)
+
+
+class Lie(NamedTuple):
+    """What a silo sends from a round on. `added`: to its masked vector; otherwise in its place."""
+
+    client: int
+    since: int
+    size: float
+    added: bool
+
+    def told(self, leaves: Params) -> Params:
+        """The tensors of an answer, as they leave."""
+        return {
+            key: self._changed(key, leaf)
+            if key == SUM or key.startswith(("deltas/", "upload/"))
+            else leaf
+            for key, leaf in leaves.items()
+        }
+
+    def _changed(self, key: str, leaf: Tensor) -> Tensor:
+        if key == SUM and self.added:
+            return leaf + int(self.size)
+        return torch.full_like(leaf, int(self.size) if key == SUM else self.size)
+
+
+def process(rank: int, config: str, output: str) -> None:
+    """The main function of a process; one silo lies."""
+    lie = Lie(*json.loads(Path(config).with_name(FILE).read_text()))
+    if rank == lie.client + 1:
+        serve: Callable[..., None] = silo_client.SiloClient.serve
+
+        def lying(self: silo_client.SiloClient, answered: Callable[[wire.Down], wire.Up]) -> None:
+            def told(down: wire.Down) -> wire.Up:
+                up = answered(down)
+                return up if down.round < lie.since else up | {"leaves": lie.told(up["leaves"])}
+
+            serve(self, told)
+
+        silo_client.SiloClient.serve = lying  # type: ignore[method-assign]  # of this process alone
+    loopback.process(rank, config, output)
+
+
+def one(seed: int, folder: Path) -> dict[str, Any]:
+    """One run, as a line of poison.csv."""
+    rng = random.Random(seed)
+    silos, quorum, least = FEDERATIONS[seed % len(FEDERATIONS)]
+    masked = seed % 2 == 1
+    size = (MASKED if masked else PLAIN)[seed % 5]
+    lie = Lie(rng.randrange(silos), rng.randint(1, ROUNDS), size, rng.random() < 0.7)
+    restarted = rng.random() < 0.5
+    recipe = rng.choice(RECIPES)
+    content = chaos.deployment(recipe, seed).model_dump(by_alias=True)
+    content["train_args"] |= {
+        "client_num_in_total": silos,
+        "client_num_per_round": silos,
+        "secure_sums": least if masked else 0,
+        "rounds": ROUNDS,
+    }
+    content["comm_args"] |= {"quorum": quorum, "gone_s": 2.0}
+    data = chaos.parts(seed, silos)
+    ran = {
+        "run": seed,
+        "recipe": recipe,
+        "silos": silos,
+        "quorum": quorum,
+        "secure_sums": least if masked else 0,
+        "size": size,
+        "since": lie.since,
+        "how": "added" if masked and lie.added else "in its place",
+        "restarted": restarted,
+    }
+    began = time.monotonic()
+    with loopback.Processes(settings.check(content, "poison"), data, folder, process) as processes:
+        write_whole(processes.config.with_name(FILE), json.dumps(lie))
+        for rank in range(silos + 1):
+            processes.start(rank)
+        if restarted:
+            while len(chaos.rounds_done(processes)) < lie.since - 1:
+                time.sleep(0.01)
+            processes.kill(0)
+            processes.start(0)
+        error = ""
+        try:
+            ran |= _ended(processes, data, lie)
+        except UserError as failed:
+            error = " ".join(str(failed).split())
+    return ran | {"seconds": round(time.monotonic() - began, 1), "outcome": error or "ok"}
+
+
+def _ended(processes: loopback.Processes, data: Any, lie: Lie) -> dict[str, Any]:
+    """What the files say once the server has ended. Raises UserError if a run did not end well."""
+    server = processes.running[0]
+    server.join(LIMIT_S)
+    log = launch.log_file(processes.output, 0).read_text()
+    if server.exitcode != 0:
+        raise UserError(f"the server ended with {server.exitcode}: {log[-300:]}")
+    named = {
+        client
+        for client in range(processes.deployment.silos)
+        if f"refused from silo-{client + 1} (outlier)" in log
+        or f"refused from silo-{client + 1} (range)" in log
+        or f"goes on without silo {client} (" in log
+    }
+    if named != {lie.client}:
+        raise UserError(f"named: {sorted(named)}, the liar is {lie.client}")
+    missing = absences.read(processes.output / results.ABSENT)
+    lost = ROUNDS - len(chaos.rounds_done(processes))
+    if not lost and processes.digest() != loopback.simulate(processes.deployment, data, missing):
+        raise UserError("OTHER WEIGHTS")
+    return {"lost_rounds": lost, "repeated": log.count(" is repeated, and the run goes on")}
+
+
+def run(runs: int, work: Path, say: Callable[[str], object]) -> pd.DataFrame:
+    """Runs so many; `say` gets a line for each."""
+    rows = []
+    for seed in range(runs):
+        rows.append(one(seed, work / str(seed)))
+        say(" ".join(f"{key}={value}" for key, value in rows[-1].items()))
+    return pd.DataFrame(rows)
