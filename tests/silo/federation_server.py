@@ -224,7 +224,7 @@ class Traitor:
     def __init__(self, federation: Federation, client: int) -> None:
         self.federation, self.client = federation, client
         self.line = federation.line(client + 1)
-        self.hello = hello(federation.terms.fingerprint)
+        self.hello = hello(federation.terms.fingerprint, session=secrets.token_hex(8))
         self._exchange: int | None = None  # the one that it was asked to answer
         self.stream: Stream | None = None
         self.over = False  # the run

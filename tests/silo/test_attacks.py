@@ -300,7 +300,7 @@ def wait_for_upload(federation: Federation, client: int, exchange: int) -> wire.
 @pytest.mark.parametrize("samples", [71, 10**7, 10**9, 0, -1, 1 << 62])
 def test_more_samples_than_the_study_names_are_refused(federation, traitor, samples):
     """Also if the silo has named as many when it came."""
-    traitor.hello = hello(federation.terms.fingerprint, samples)
+    traitor.hello = hello(federation.terms.fingerprint, samples, f"with {samples}")
     traitor.task()
     refusal = traitor.upload(federation.answer(n=torch.tensor(samples)))
     assert refusal == ("samples" if 1 <= samples <= 2**30 else "range")
