@@ -22,7 +22,7 @@ from ruamel.yaml.reader import ReaderError
 
 from fedml_noniid.plugins.core.errors import UserError
 
-MAX_DEPTH, MAX_VALUES = 50, 1_000_000  # of a file; settings have less than a tenth
+MAX_DEPTH, MAX_VALUES, MAX_BITS = 50, 1_000_000, 10_000  # of a file; settings have far less
 NESTED = f"is nested too deeply; allowed: {MAX_DEPTH} levels"
 # What the parser raises for a number, a date, a tag or a key that Python does not have.
 ODD = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
@@ -54,7 +54,9 @@ def read_yaml(
 @lru_cache(maxsize=64)
 def _content(text: str) -> object:
     """Parses a text once: the parser is slow, and most verbs read the same files several times."""
-    content = YAML(typ="safe", pure=True).load(text)
+    parser = YAML(typ="safe", pure=True)
+    parser.composer.warn_double_anchors = False  # the warning prints the text as it is
+    content = parser.load(text)
     _size(content, {})
     return content
 
@@ -75,13 +77,15 @@ def _size(value: object, known: dict[int, int], depth: int = 0) -> int:
     `known`: the counts of those that were counted, 0 while one is. ValueError for too many, too
     deeply nested, and a value in itself.
     """
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:  # Python can't print it
+        raise ValueError(f"a number has more than {MAX_BITS} bits")
     if not isinstance(value, dict | list | tuple | set):
         return 1
     if (size := known.get(id(value))) is None:
         if depth == MAX_DEPTH:
             raise ValueError(NESTED)
         known[id(value)] = 0
-        inner = [*value.values()] if isinstance(value, dict) else value
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
         size = known[id(value)] = 1 + sum(_size(one, known, depth + 1) for one in inner)
     if not 0 < size <= MAX_VALUES:
         raise ValueError("its aliases make too many values, or one that is in itself")

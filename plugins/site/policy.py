@@ -165,7 +165,8 @@ def read_agreed(path: Path) -> Agreed:
     """
     comm, _ = settings.read_places(path)
     policy, sha256 = Policy.read(Path(comm.policy))
-    signed, own = Signed.read(Path(comm.study), [*policy.owners.values()]), settings.read(path)
+    own = settings.read(path)
+    signed = Signed.read(Path(own.comm_args.study), [*policy.owners.values()])
     content = own.model_dump(by_alias=True)
     with together(str(path)) as checked:
         for section in SHARED:

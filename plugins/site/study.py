@@ -393,6 +393,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
+_Dumper.add_multi_representer(dict, _Dumper.represent_dict)  # the parser's ordered ones too
 
 
 def _dumped(content: object) -> str:

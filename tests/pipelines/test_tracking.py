@@ -628,15 +628,17 @@ def deployed(
     content = {
         name: DEPLOYMENT.get(name, {}) | sections.get(name, {}) for name in {*DEPLOYMENT, *sections}
     }
-    content["comm_args"] = content["comm_args"] | {"study": str(place / "study.yaml")}
+    places = {key: str(place / f"{key}.yaml") for key in ("study", "policy")}
+    content["comm_args"] = content["comm_args"] | places
     config.write_text(json.dumps(content))  # JSON is YAML
-    if "quorom" not in content["train_args"]:
-        pytest.importorskip("grpc", reason="of the extra [silo]")
-        from fedml_noniid.plugins.silo import settings
-        from fedml_noniid.plugins.site import policy
-        from tests.silo import world
+    pytest.importorskip("grpc", reason="of the extra [silo]")
+    from fedml_noniid.plugins.silo import settings
+    from fedml_noniid.plugins.site import policy
+    from tests.silo import world
 
-        policy.admit_own(settings.check(content, ""), world.shards_of()[0], place)
+    content["train_args"] = {**content["train_args"]}
+    content["train_args"].pop("quorom", None)
+    policy.admit_own(settings.check(content, ""), world.shards_of()[0], place)
     return folder, config
 
 
