@@ -18,6 +18,8 @@ CORE_STATE = { $(CORE_PYTHON) --version; cat pyproject.toml; }
 CORE_DEV := hypothesis psutil pytest pytest-timeout pytest-xdist
 CORE_TESTS := tests/api tests/core tests/data tests/engines tests/methods tests/models tests/test_certificate.py tests/test_contract.py tests/test_extras.py tests/test_golden.py tests/test_own_method.py
 
+SILO_VENV ?= $(CURDIR)/.venv-silo
+
 RECIPE ?= fednnnn
 SILOS ?= 3
 PAPERS := fnr fednnnn ccn fednlr rfedavg
@@ -31,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
 .NOTPARALLEL:  # one DVC at a time
-.PHONY: help papers $(PAPER_TARGETS) table figure claims judge archive repro test test-slow test-core check format docs ui experiments bench chaos silo clean env bom lock
+.PHONY: help papers $(PAPER_TARGETS) table figure claims judge archive repro test test-slow test-core test-silo check format docs ui experiments bench chaos silo clean env bom lock
 
 help:  ## Lists the targets. `.venv/bin/noniid` lists the verbs that they call.
 	@awk -F ': .*## |:  ## ' '/^[a-z$$][^=]*:.*  ## / { sub(/^[$$].*/, "paper-<name>", $$1); printf "%-14s %s\n", $$1, $$2 }' Makefile
@@ -61,6 +63,12 @@ test-core: env  ## Runs the tests of core, engines, methods and API in the base 
 	  $(CORE_STATE) > "$(CORE_VENV)/installed.txt"; \
 	}
 	@OMP_NUM_THREADS=1 "$(CORE_VENV)/bin/python" -m pytest -m "not slow" -n auto --dist worksteal $(CORE_TESTS)
+
+# The environment of a silo: nothing of the pipeline.
+test-silo: env  ## Runs three silos in an environment of [silo] alone, with FedML 0.9.6.
+	@uv venv --quiet --clear --python "$(VENV)/bin/python" "$(SILO_VENV)"
+	@uv pip install --quiet --python "$(SILO_VENV)/bin/python" --editable '.[silo]' fedml==0.9.6 'click<8.2' $(TORCH)
+	@NONIID_SILO_PYTHON="$(SILO_VENV)/bin/python" pytest -m slow tests/silo/test_light.py
 
 format: env  ## Formats all files, and repairs what ruff can.
 	@ruff format .

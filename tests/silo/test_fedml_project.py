@@ -49,7 +49,7 @@ DEADLINE_S = 240.0
 
 
 @contextmanager
-def project(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def project(folder: Path, python: str = sys.executable) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The four processes of a project, the server first; each has a log <rank>.log."""
     with ExitStack() as stack:
         stack.enter_context(lock_ports(DEADLINE_S))
@@ -58,7 +58,7 @@ def project(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
             check_port(rank)
             log = stack.enter_context((folder / f"{rank}.log").open("w"))
             role = "client" if rank else "server"
-            command = [sys.executable, "-c", OFFLINE, "--cf", "fedml_config.yaml"]
+            command = [python, "-c", OFFLINE, "--cf", "fedml_config.yaml"]
             process = subprocess.Popen(
                 [*command, "--rank", str(rank), "--role", role],
                 cwd=folder,
@@ -160,23 +160,52 @@ def test_a_refusal_ends_all_processes(
 
 
 @pytest.mark.usefixtures("ports")
+@pytest.mark.parametrize(
+    ("columns", "row", "port"),
+    [
+        ("receiver_id,ip", "{rank},127.0.0.1", 8890),
+        ("eid,rank,grpc_server_ip,grpc_server_port", "{rank},{rank},127.0.0.1,{port}", 9190),
+        # 192.0.2.7 is nobody's address.
+        (
+            "eid,rank,grpc_server_ip,grpc_server_port,ingress_ip",
+            "{rank},{rank},192.0.2.7,{port},127.0.0.1",
+            9190,
+        ),
+        (
+            "grpc_server_port,ingress_ip,grpc_server_ip,rank,eid",
+            "{port},,127.0.0.1,{rank},{rank}",
+            9190,
+        ),
+    ],
+)
 @pytest.mark.parametrize(("rank", "other"), [(0, 1), (2, 0)])
 def test_a_process_that_fails_ends_those_that_wait_for_it(
-    rank: int, other: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rank: int,
+    other: int,
+    columns: str,
+    row: str,
+    port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """FedML's own loop of messages hears it, whatever it waits for."""
+    """FedML's own loop of messages hears it, whatever it waits for.
+
+    The addresses are in the form of FedML 0.8.30, or of 0.9.6, where ports are free.
+    """
     host = importlib.import_module("fedml_noniid.plugins.silo.host")
     from fedml.core.distributed.communication.grpc import grpc_comm_manager as fedmls
 
-    addresses = tmp_path / "ip.csv"
-    addresses.write_text("receiver_id,ip\n0,127.0.0.1\n1,127.0.0.1\n")
+    known, addresses = tmp_path / "known.csv", tmp_path / "ip.csv"
+    known.write_text("receiver_id,ip\n0,127.0.0.1\n1,127.0.0.1\n")  # of the manager below
+    rows = [row.format(rank=each, port=port + each) for each in (0, 1)]
+    addresses.write_text("\n".join([columns, *rows, ""]))
     args = SimpleNamespace(rank=rank, grpc_ipconfig_path=str(addresses))
     monkeypatch.setattr(fedmls, "lock", threading.Lock())
     for key in ("joined", "unfinished"):
         monkeypatch.setattr(host._Process, key, False)
     with lock_ports(DEADLINE_S):
         check_port(other)
-        manager = fedmls.GRPCCommManager("127.0.0.1", 8890 + other, str(addresses), "", other, 1)
+        manager = fedmls.GRPCCommManager("127.0.0.1", port + other, str(known), "", other, 1)
         try:
             host.tell_others(args)  # nothing has failed
             monkeypatch.setattr(sys, "last_value", UserError("no GPU"), raising=False)
