@@ -127,8 +127,8 @@ def mask_seconds(silos: int, numbers: int) -> float:
     found = []
     for attempt in range(3):
         began = time.perf_counter()
-        clients = tuple(range(silos))
-        request = masks.Request(of, attempt, "question", b"", clients, (1,) * silos, keys)
+        clients, samples = tuple(range(silos)), (1,) * silos
+        request = masks.Request(of, attempt, "question", b"", clients, samples, keys)
         masks.mask(vector, own[0], 0, request)
         found.append(time.perf_counter() - began)
     return min(found)

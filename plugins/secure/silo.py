@@ -150,10 +150,8 @@ class SecureSilo:
         by = Weighing.of(self._terms.algorithm, made.job)
         own = made.key.public_key().public_bytes_raw()
         rows = zip(request.keys, request.samples, strict=True)
-        if dict(zip(request.clients, rows, strict=True)).get(client) != (
-            own,
-            int(made.leaves["n"]),
-        ):
+        mine = own, made.leaves["n"].item()
+        if dict(zip(request.clients, rows, strict=True)).get(client) != mine:
             raise UserError(
                 "the sum is over a set without this silo, or with another key or n of it"
             )

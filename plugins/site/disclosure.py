@@ -58,9 +58,9 @@ DOWN = {
     "shared/n": "their numbers of samples",
 }
 UP = {
-    "n": "number of training samples",
+    "n": "number of training samples; with local noise the study's max_samples",
     "steps": "local steps of this round",
-    "loss": "training loss, the mean over the local steps; 0 without any",
+    "loss": "training loss, the mean over the local steps; 0 without any, NaN with noise",
     "deltas": "update: the silo's parameters minus the received ones",
     "buffers": "running statistics after training",
     f"upload/{TEST}/sent": "test of the silo's own model: sums of statistics (hits) and of losses",

@@ -60,7 +60,7 @@ class Policy(Section):
     max_steps: Count = 10_000  # of one round
     tensors: Patterns = Field(default=["*"])  # names of what may leave
     max_upload_mb: Positive = 1000.0  # one answer
-    max_answers: Count = 20  # to one exchange: a server that was started again asks again
+    max_answers: Count = 20  # to one exchange, and as many sums: a restarted server asks again
     min_samples: CountOrNone = 0  # of this site
     min_group: Count = 1  # silos in the smallest sum that the server sees
     noise: bool = False  # whether clipped answers with noise are all that may leave

@@ -594,6 +594,7 @@ DEPLOYMENT: dict[str, Any] = {
         "rounds": 3,
         "learning_rate": 0.2,
         "epochs": 4,
+        "max_samples": 70,
     },
     "comm_args": {
         "server": "10.9.8.7:8890",

@@ -91,6 +91,7 @@ def test_status_after_the_end_says_that_the_run_is_over(tmp_path, capsys, all_ki
     """Before the run, nobody answers. After it, the server's files do."""
     places = {"kit": str(all_kits / "{rank}"), "study": str(tmp_path / "study.yaml")}
     content = {"comm_args": {"server": address(), **places}}
+    content["train_args"] = {"max_samples": 70}
     content["tracking_args"] = {"output_dir": str(tmp_path)}
     config, model = tmp_path / "config.yaml", tmp_path / results.MODEL
     config.write_text(settings.check(content, "test").yaml())

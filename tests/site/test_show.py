@@ -31,7 +31,7 @@ def test_a_recipe_shows_what_leaves_what_comes_and_what_stays(
         "In each round train: 3 of 3 silos the server sends 40,016 bytes params/*:",
         "shared/scaffold/c/*: Line 4: c, beside x. fc1.weight float32 [64, 64],",
         "deltas/*: update: the silo's parameters minus the received ones [changes with labels and",
-        "n int64 []: number of training samples [changes with neither]",
+        "n int64 []: number of training samples; with local noise the study's max_samples [changes",
         "fnr.refine: 1 of 3 silos the server sends 40 bytes each/fnr/delta float32 [1, 10]: Lines",
         "from round to round: scaffold/c_i/*: c_i = 0.",
         "Answer (seal, certificate, exchange, step, failed): What a silo says to a Task",
