@@ -20,6 +20,7 @@ from benchmarks import frozen as features
 from benchmarks import idle as waiting
 from benchmarks import memories as on_disk
 from benchmarks import owners as many_owners
+from benchmarks import poison as lying
 from benchmarks import streams as many_silos
 from benchmarks import sums as exact
 from fedml_noniid.pipelines import edge
@@ -95,6 +96,17 @@ def attacks(
     to = RESULTS if write else None
     if not mutating.attacks(messages, seed, to, typer.echo):
         raise typer.Exit(1)
+
+
+@app.command()
+def poison(
+    runs: Annotated[int, typer.Option(min=1, help="Runs in which a silo lies.")] = lying.RUNS,
+) -> None:
+    """Let one silo of a deployment send far too much, and measure norms where nobody lies.
+
+    Writes docs/results/poison.*.
+    """
+    lying.write(runs, RESULTS, typer.echo)
 
 
 @app.command()

@@ -152,21 +152,15 @@ def deployment(recipe: str, seed: int, secure_sums: int = 0, **comm: object) -> 
     return settings.check(content, "chaos")
 
 
-def parts(seed: int, silos: int = SILOS) -> Parts:
-    """The digits, cut by a Dirichlet distribution."""
+def parts(seed: int, silos: int = SILOS, skew: str = "dirichlet", **options: Any) -> Parts:
+    """The digits, cut by a partition; by default, a Dirichlet distribution with alpha = 0.5."""
+    options = options or ({"alpha": 0.5} if skew == "dirichlet" else {})
     data = datasets.load("digits", Path("data/raw"))
-    split = splits.hold_out(data.train_y.numpy(), 0.1, PUBLIC, seed)
-    clients = partitions.partition(
-        "dirichlet",
-        data.train_y.numpy(),
-        split.train,
-        silos,
-        seed,
-        data.train_owner,
-        "digits",
-        alpha=0.5,
-    )
-    tests = client_tests(data, clients, "dirichlet", seed)
+    labels = data.train_y.numpy()
+    split = splits.hold_out(labels, 0.1, PUBLIC, seed)
+    named = skew, labels, split.train, silos, seed, data.train_owner, "digits"
+    clients = partitions.partition(*named, **options)
+    tests = client_tests(data, clients, skew, seed)
     return Parts.cut(data, Indices(clients, split.validation, split.public, tests))
 
 

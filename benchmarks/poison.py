@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,16 +21,28 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from benchmarks import chaos
+from benchmarks import chaos, machine
+from benchmarks.report import render
+from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.secure.silo import SUM
 from fedml_noniid.plugins.silo import launch, loopback, results, settings, silo_client, wire
+from fedml_noniid.plugins.silo.server_run import ServerRun
+from fedml_noniid.plugins.silo.silo import Silo
 
 FILE = "lie.json"  # beside the configuration
 RUNS, ROUNDS, LIMIT_S = 20, 6, 300.0
+SKEWS: dict[str, dict[str, Any]] = {
+    "dirichlet": {"alpha": 0.1},
+    "quantity": {"beta": 0.3, "min_size": 2},
+    "iid_unbalanced": {},
+}
+HONEST_SILOS = (3, 9)
+NOT_DEPLOYED = ("centralised", "dpfedavg", "fnr_authors")  # each says why, if one tries
 RECIPES = ("fedavg", "scaffold", "feddyn", "fednlr")
 # (silos, quorum, least silos of a sum)
 FEDERATIONS = ((3, 2, 2), (5, 3, 2), (9, 5, 3))
@@ -145,10 +159,66 @@ def _ended(processes: loopback.Processes, data: Any, lie: Lie) -> dict[str, Any]
     return {"lost_rounds": lost, "repeated": log.count(" is repeated, and the run goes on")}
 
 
-def run(runs: int, work: Path, say: Callable[[str], object]) -> pd.DataFrame:
-    """Runs so many; `say` gets a line for each."""
+def honest(say: Callable[[str], object]) -> pd.DataFrame:
+    """By method, skew and number of silos: the largest ratio of a norm to the median's, in a run in
+    which nobody lies. Methods that can't be deployed are left out."""
     rows = []
-    for seed in range(runs):
-        rows.append(one(seed, work / str(seed)))
-        say(" ".join(f"{key}={value}" for key, value in rows[-1].items()))
+    for (skew, options), silos in product(SKEWS.items(), HONEST_SILOS):
+        data = chaos.parts(0, silos, skew, **options)
+        for recipe in recipes.names():
+            if recipe in NOT_DEPLOYED:
+                continue
+            content = chaos.deployment(recipe, 0).model_dump(by_alias=True)
+            content["train_args"] |= {
+                "client_num_in_total": silos,
+                "client_num_per_round": silos,
+                "rounds": ROUNDS,
+            }
+            deployed = settings.check(content, "poison")
+            shape = tuple(data.train.x.shape[1:])
+            network = deployed.network(shape, data.n_classes, data.embedding)
+            terms = settings.terms(deployed, recipe, network, data.public)
+            server, *own = shards.split(data)
+            run = ServerRun(terms, server)
+            silo = [Silo(terms, k, shard) for k, shard in enumerate(own)]
+            largest, refused = 0.0, 0
+            while (ask := run.down.ask) is not None:
+                answers = {k: silo[k].answer(wire.row_of(run.down, k)) for k in ask.to}
+                ups = {k: wire.up(k, run.down.exchange, answer) for k, answer in answers.items()}
+                replies = run.open(ups)
+                refused += len(ups) - len(replies)
+                run.feed(replies)
+                ratios = run.outliers.ratios | run.outliers.last_ratios
+                largest = max([largest, *ratios.values()])
+            rows.append(
+                {"recipe": recipe, "skew": skew, "silos": silos, "refused": refused}
+                | {"largest_ratio": round(largest, 2)}
+            )
+        say(f"{skew}, {silos} silos: {max(row['largest_ratio'] for row in rows):g}")
     return pd.DataFrame(rows)
+
+
+def write(runs: int, to: Path, say: Callable[[str], object]) -> None:
+    """Runs so many lies and the honest table; writes poison.csv, poison-honest.csv, poison.md."""
+    watch, lied = machine.Watch(), []
+    for seed in range(runs):
+        with tempfile.TemporaryDirectory() as folder:
+            lied.append(one(seed, Path(folder) / "run"))
+        say(" ".join(f"{key}={value}" for key, value in lied[-1].items()))
+    without = honest(say)
+    table = pd.DataFrame(lied)
+    write_whole(to / "poison.csv", table.to_csv(index=False))
+    write_whole(to / "poison-honest.csv", without.to_csv(index=False))
+    given = {
+        "machine": machine.line(watch.found()),
+        "runs": lied,
+        "good": int(table["outcome"].eq("ok").sum()),
+        "lost": int(table["lost_rounds"].sum()),
+        "methods": without["recipe"].nunique(),
+        "refused": int(without["refused"].sum()),
+        "skews": [*SKEWS],
+        "silos": HONEST_SILOS,
+        "largest": without.nlargest(5, "largest_ratio").to_dict("records"),
+        "bound": settings.TrainArgs().max_norm_ratio,
+    }
+    write_whole(to / "poison.md", render("poison.md.j2", given))

@@ -3,7 +3,7 @@
 A silo's answer has parts: the update of the model, that of its buffers, and each tensor that a
 method sends beside them. The norm of a part may be `ratio` times the reference at most. The
 reference is the median of the silos that have answered, or the median of earlier rounds, whichever
-is larger. `python -m benchmarks outliers` measures the ratios of honest silos.
+is larger. `python -m benchmarks poison` measures the ratios of honest silos.
 """
 
 from __future__ import annotations

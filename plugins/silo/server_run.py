@@ -93,7 +93,7 @@ class ServerRun:
         self._begun, self._round, self._exchange = False, 0, 0
         self._counted: dict[int, int] = {}
         self._samples: dict[int, int] = {}  # n_k of the silos whose answers were counted
-        self._outliers = Outliers(terms.max_norm_ratio)
+        self.outliers = Outliers(terms.max_norm_ratio)
         test = shard.parts["test"]
         # A silo with one test sample: its replies give the structure that every upload must have.
         sample = Samples(test.x[:1], test.y[:1])
@@ -117,7 +117,7 @@ class ServerRun:
             written = [Checkpointing(self._checkpoints)]
         start = Start.of(terms.algorithm, terms.plan, test.x)
         rest: dict[str, Any] = {key: shard.parts.get(key) for key in ("validation", "public")}
-        rest |= {"drift": shard.drift, "absent": lambda *_: self._outliers.left_out}
+        rest |= {"drift": shard.drift, "absent": lambda *_: self.outliers.left_out}
         federation = Federation.of_server(terms.silos, test, **rest)
         own = [Trial(test.x[:TRIED]), OnRow(self._round_ended), *written]
         self.loop = Run(start, federation, [*callbacks, *own], postprocess)
@@ -171,7 +171,7 @@ class ServerRun:
         if ask is None or not terms.secure_sums:
             return coordinator.ask(self.down, self.schema, self.opened, compare=self._compare), {}
         whole = self._schemas[wire.name(ask)]
-        return secure.summed(coordinator, self.down, whole, terms, self.opened, self._outliers)
+        return secure.summed(coordinator, self.down, whole, terms, self.opened, self.outliers)
 
     def open(self, uploads: Mapping[int, Up]) -> dict[int, Tree]:
         """The checked replies of the clients that were asked, ascending, without outliers.
@@ -189,7 +189,7 @@ class ServerRun:
         """By client: why its reply is too far from the others'."""
         if self.down.ask is None:
             return {}
-        refused = self._outliers.refused(wire.name(self.down.ask), replies)
+        refused = self.outliers.refused(wire.name(self.down.ask), replies)
         return {client: f"round {self._round}: {why}" for client, why in refused.items()}
 
     def opened(self, upload: Up, client: int, samples: int | None = None) -> Tree | None:
@@ -220,7 +220,7 @@ class ServerRun:
             self._refuse_overflow(reply, where)
             assert self.down.ask is not None, "it was asked"
             whole, leaves = self._schemas[wire.name(self.down.ask)], upload["leaves"]
-            self._outliers.norms[client] = (
+            self.outliers.norms[client] = (
                 secure.said(whole, leaves) if self.terms.secure_sums else norms(leaves)
             )
         return reply
@@ -240,14 +240,14 @@ class ServerRun:
         """Leaves these clients, which don't answer the present message, out for the rest of the
         round."""
         self.loop.missing.update(late)
-        if missing := {*late, *self._outliers.left_out}:
+        if missing := {*late, *self.outliers.left_out}:
             self.missing[self._round, self.loop.exchange] = frozenset(missing)
 
     def _go_back(self, coordinator: Coordinator, error: NonFiniteError | QuorumError) -> None:
         """Repeats a round without the silo that stands out in it: this round, if its model can't be
         used, or the one before, if most silos can't answer to its model. Raises the error if no
         silo stands out, or the others are too few."""
-        asked, files, outliers = self.down.ask, self._checkpoints, self._outliers
+        asked, files, outliers = self.down.ask, self._checkpoints, self.outliers
         assert asked is not None, "a silo was asked"
         if files is None:
             raise error
@@ -287,7 +287,7 @@ class ServerRun:
 
     def _may_leave_out(self, coordinator: Coordinator, *more: int) -> bool:
         """Whether a quorum is left without more silos for the rest of the run."""
-        left = self.terms.silos - len({*self._outliers.left_out, *more})
+        left = self.terms.silos - len({*self.outliers.left_out, *more})
         return 0 < coordinator.comm.quorum <= left
 
     def _begin_again(self) -> None:
@@ -311,7 +311,7 @@ class ServerRun:
         reply = Reply(clients, **stack([replies[client] for client in clients]), **(sums or {}))
         self._counted |= dict.fromkeys(clients, self._exchange)
         self._samples |= {client: int(replies[client]["n"]) for client in clients}
-        self._outliers.count(wire.name(self.down.ask), clients)
+        self.outliers.count(wire.name(self.down.ask), clients)
         self._exchange += 1
         self.down = self._next(reply)
         return self.down
@@ -336,11 +336,11 @@ class ServerRun:
             self._begun = True
             self._save()
         while not loop.over:
-            self._round, self._outliers.ratios = loop.done + 1, {}
+            self._round, self.outliers.ratios = loop.done + 1, {}
             yield from loop.round()  # its `seconds` include the wait for the silos
 
     def _round_ended(self, _: object) -> None:
-        self._outliers.last_ratios = self._outliers.ratios
+        self.outliers.last_ratios = self.outliers.ratios
         self._note()
         if self._checkpoints is not None:
             self._checkpoints.keep()
@@ -353,7 +353,7 @@ class ServerRun:
             "counted": list(self._counted.items()),
             "samples": list(self._samples.items()),
             "missing": [[*at, sorted(late)] for at, late in self.missing.items()],
-            "outliers": self._outliers.state(),
+            "outliers": self.outliers.state(),
         }
 
     def _save(self) -> None:
@@ -365,7 +365,7 @@ class ServerRun:
         self._begun, self._exchange = notes["begun"], notes["exchange"]
         self._counted, self._samples = dict(notes["counted"]), dict(notes["samples"])
         self.missing = {(t, exchange): frozenset(late) for t, exchange, late in notes["missing"]}
-        self._outliers.restore(notes["outliers"])
+        self.outliers.restore(notes["outliers"])
         self._round = self.loop.done
 
 

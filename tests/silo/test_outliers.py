@@ -213,7 +213,7 @@ def test_a_round_that_no_other_set_can_end_is_lost(
     rows = running.server_run.loop.rows
     assert [row["round"] for row in rows] == [t for t in range(1, 5) if t != since]
     assert f"round {since} is lost" in caplog.text
-    assert {*running.server_run._outliers.left_out} == {1}
+    assert {*running.server_run.outliers.left_out} == {1}
 
 
 def test_a_silo_shows_what_it_has_added_once(kits: Path, tmp_path: Path) -> None:
