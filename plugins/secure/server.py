@@ -191,9 +191,10 @@ def _announced(
     if reply is not None:
         key, signed, certificate = (reply["secure"][name].numpy().tobytes() for name in ANNOUNCED)
         exchange = masks.Exchange(coordinator.run, coordinator.study, down.exchange)
-        said = masks.Announcement(exchange, question, client, int(reply["n"]), key)
+        announcement = masks.Announcement(exchange, question, client, int(reply["n"]), key)
         try:
-            masks.check_signature(certified(coordinator.ca, client, certificate), said, signed)
+            public = certified(coordinator.ca, client, certificate)
+            masks.check_signature(public, announcement, signed)
             masks.shared(X25519PrivateKey.generate(), client, key)
         except UserError as error:
             raise RefusedError("key", f"round {down.round}: {error}") from None

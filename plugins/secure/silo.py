@@ -19,7 +19,7 @@ All of this is about one answer of each silo, and about silos that keep the rule
 may ask all silos for another answer, and add it up over other sets. It can't ask the silos of one
 sum different questions (parameters, buffers, shared tensors), or choose the weights' total: each
 silo signs both, and checks the others. Rows of `each` differ from silo to silo, so they are not
-compared.
+compared; feddyn_authors alone has some and works with sums.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _address(server: str) -> str:
 
 
 def _numbers(value: object, number: Callable[[object], int]) -> Any:
-    return [number(of) for of in value] if isinstance(value, list) else number(value)
+    return [number(part) for part in value] if isinstance(value, list) else number(value)
 
 
 # A number, or a list with one for each rank.
@@ -590,7 +590,7 @@ def terms(
         *_, personal = split_personal(network, parts, *initial_model(network, 0, torch.zeros(())))
     tests = plan.evaluations if personal or algorithm.own_model is not None else 0
     device = deployment.device_args
-    if tests and any(of.unit == "sample" and of.noise for of in algorithm.mechanisms):
+    if tests and any(noise.unit == "sample" and noise.noise for noise in algorithm.mechanisms):
         raise RecipeError(
             f"recipe {algorithm.name!r} can't be deployed: silos test models of their own on their "
             "samples, and the results would leave without noise",
