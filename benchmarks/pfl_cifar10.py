@@ -24,9 +24,10 @@ import torch
 from benchmarks.machine import Watch, line
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.device import be_deterministic, resolve_device
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.simulation import Simulation, resolve_device
+from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.simulate import simulate
 
@@ -95,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     try:
+        be_deterministic()
         device = resolve_device(given.device)
         rounds = (
             given.rounds if given.rounds is not None else ROUNDS if device.type == "cuda" else FEW

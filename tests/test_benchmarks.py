@@ -43,6 +43,7 @@ from benchmarks.processes import FailedError, in_turns, measure
 from benchmarks.statistics import quartiles, ratio
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.device import gpus
 from fedml_noniid.plugins.engines.plan import initial_model
 from tests.pipelines.small import run_stages
 
@@ -464,9 +465,7 @@ def test_pfls_benchmark_at_a_small_size() -> None:
     assert (found["engine"], found["device"]) == ("sequential", "cpu")
 
 
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none"
-)
+@pytest.mark.skipif(not gpus().names, reason="needs a CUDA device; this machine has none")
 def test_pfls_benchmark_on_a_gpu() -> None:
     found = pfl_cifar10.run(2, torch.device("cuda"), TINY)
     assert found["engine"] == "vectorized" and found["device"] != "cpu"

@@ -10,16 +10,17 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch._C import _pop_torch_function_stack, _push_on_torch_function_stack
 from torch.utils._python_dispatch import _disable_current_modes
+
+from fedml_noniid.plugins.engines.device import Switch, switches, value, write
 
 
 def _flushes() -> bool:
@@ -27,18 +28,13 @@ def _flushes() -> bool:
     return sys.float_info.min / 2 == 0
 
 
-# (read, write, the value that calls of the API have)
-Switch = tuple[Callable[[], Any], Callable[[Any], Any], Any]
-SWITCHES: list[Switch] = [
+SWITCHES: list[Switch] = [  # beside those of `plugins.engines.device`
     (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
-    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
     (torch.is_anomaly_enabled, torch.set_anomaly_enabled, False),
     (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, True),
     (torch._C._get_mkldnn_deterministic, torch._C._set_mkldnn_deterministic, False),
     (torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True),
     (torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled, True),
-    (torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark, False),
-    (torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic, False),
     (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, True),
     (_flushes, torch.set_flush_denormal, False),
     (
@@ -53,20 +49,6 @@ SWITCHES: list[Switch] = [
             False,
         )
         for device in ("cpu", "cuda")
-    ),
-    # Of float32. torch has older and newer switches for the same; the older ones set both.
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
-    (torch._C._get_cublas_allow_tf32, torch._C._set_cublas_allow_tf32, False),
-    (torch._C._get_cudnn_allow_tf32, torch._C._set_cudnn_allow_tf32, True),
-    *(
-        (
-            partial(torch._C._get_fp32_precision_getter, backend, operation),
-            partial(torch._C._set_fp32_precision_setter, backend, operation),
-            "tf32" if backend == "cuda" and operation in ("conv", "rnn") else "none",
-        )
-        for backend in ("generic", "cuda", "mkldnn")
-        for operation in ("all", "matmul", "conv", "rnn")
-        if backend != "generic" or operation == "all"
     ),
 ]
 _turn = threading.RLock()  # held by the call that this process works on
@@ -112,22 +94,9 @@ def _threads_of_the_process() -> int:
         return new.submit(torch.get_num_threads).result()
 
 
-def _value(read: Callable[[], Any]) -> Any:
-    """The value of a switch; None where torch refuses to tell, as a newer one has been set."""
-    try:
-        return read()
-    except RuntimeError:
-        return None
-
-
 def _set(stack: ExitStack) -> None:
     """Sets the switches, and has the stack set them back, where they differ then."""
-    before = [(read, write, _value(read)) for read, write, _ in SWITCHES]
-    stack.callback(_write, before)
-    _write(SWITCHES)
-
-
-def _write(switches: list[Switch]) -> None:
-    for read, write, value in switches:
-        if value is not None and _value(read) != value:
-            write(value)
+    every = [*SWITCHES, *switches()]
+    before = [(read, set_to, value(read)) for read, set_to, _ in every]
+    stack.callback(write, before)
+    write(every)

@@ -27,7 +27,7 @@ from fedml_noniid.pipelines.experiment.workers import side_by_side
 from fedml_noniid.plugins.core.errors import Mistake, NonFiniteError, UserError, shown
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.engines.callbacks import Callback, OnRow
-from fedml_noniid.plugins.engines.simulation import resolve_device
+from fedml_noniid.plugins.engines.device import resolve_device, unusable_gpu
 from fedml_noniid.plugins.models import name_of
 
 ENTRY = "{'recipe': name, method: {hyper-parameter: value}}"
@@ -248,6 +248,8 @@ def executed(
     processes = first.machine.processes or 1
     with settings.arguments(where):
         on_gpu = any(resolve_device(config.train.device).type == "cuda" for config, _ in units)
+    if any(config.train.device == "auto" for config, _ in units) and (reason := unusable_gpu()):
+        warnings.warn(f"{where} uses the CPU, as torch can't use the GPU: {reason}", stacklevel=5)
     if on_gpu and processes > 1:
         raise UserError(f"{where}: processes = {processes} is refused on a GPU; allowed: 1")
     workers = processes if len(units) == 1 and first.train.threads == 1 else 1

@@ -25,7 +25,7 @@ from fedml_noniid.pipelines.cluster.job import FOLDER
 from fedml_noniid.pipelines.cluster.traits import resources, traits
 from fedml_noniid.pipelines.experiment.workspace import Cluster
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.simulation import resolve_device
+from fedml_noniid.plugins.engines.device import VISIBLE, cards, resolve_device
 from fedml_noniid.plugins.own_code import look_in
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,8 @@ def work(
     found = address.located(cluster, START_S, "ADDRESS")
     device = resolve_device(device_name)
     if device.type == "cpu":  # so that `train.device: auto` means the same here as in front
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ[VISIBLE] = ""
+    seats = cards(processes) if device.type == "cuda" else [""] * processes
     torch.set_num_threads(threads)
     carried = resources(traits(device, threads))
     if folder is not None:
@@ -111,7 +112,7 @@ def work(
 
     async def run() -> None:
         with tempfile.TemporaryDirectory(prefix="noniid-", ignore_cleanup_errors=True) as scratch:
-            nannies = [_nanny(found, carried, scratch, n) for n in range(processes)]
+            nannies = [_nanny(found, carried, scratch, seat) for seat in enumerate(seats)]
             try:
                 await asyncio.gather(*nannies)
                 log.info("%d workers of %s", len(nannies), found.address)
@@ -127,8 +128,14 @@ def work(
         ) from None
 
 
-def _nanny(found: address.Scheduler, carried: dict[str, float], scratch: str, n: int) -> Nanny:
-    """A process that starts a worker, and starts it again when it dies."""
+def _nanny(
+    found: address.Scheduler, carried: dict[str, float], scratch: str, seat: tuple[int, str]
+) -> Nanny:
+    """A process that starts a worker, and starts it again when it dies.
+
+    `seat`: number of the worker, and the GPU that it sees.
+    """
+    n, card = seat
     return Nanny(
         found.address,
         nthreads=1,
@@ -139,6 +146,7 @@ def _nanny(found: address.Scheduler, carried: dict[str, float], scratch: str, n:
         memory_limit=None,
         local_directory=scratch,
         worker_class=_SilentWorker,
+        env={VISIBLE: card},
         dashboard=False,
         silence_logs=logging.ERROR,
         death_timeout=START_S,

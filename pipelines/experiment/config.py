@@ -32,6 +32,7 @@ from fedml_noniid.plugins.core.options import (
 from fedml_noniid.plugins.data import datasets, user_files
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import callbacks, memory, metrics, simulation
+from fedml_noniid.plugins.engines.device import DEVICES
 from fedml_noniid.plugins.engines.local_training import LearningRate
 from fedml_noniid.plugins.engines.run_settings import RunSettings, filled
 from fedml_noniid.plugins.models import factories
@@ -204,7 +205,7 @@ class TrainSettings(RunSettings, ModelSettings):
     rounds: Count
     observe: bool = False
     engine: Annotated[str, OneOf(lambda: simulation.ENGINES)] = "auto"
-    device: Annotated[str, OneOf(lambda: simulation.DEVICES)] = "auto"
+    device: Annotated[str, OneOf(lambda: DEVICES)] = "auto"
     threads: Annotated[int, Range(1, 256)] = 1
     evaluate_every: Count = 1
 

@@ -10,7 +10,7 @@ from fedml_noniid.pipelines.experiment.config import FILE, Config
 from fedml_noniid.pipelines.experiment.workers import how_many
 from fedml_noniid.plugins.core.errors import located
 from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.engines.simulation import resolve_device
+from fedml_noniid.plugins.engines.device import be_deterministic, n_cards, resolve_device
 
 
 def embedded(settings: Config, data: Dataset) -> Dataset:
@@ -18,6 +18,7 @@ def embedded(settings: Config, data: Dataset) -> Dataset:
     embed, device = settings.data.embed, resolve_device(settings.train.device)
     if embed is None:
         return data
-    threads = how_many(settings.machine.processes, 1, device.type == "cuda")
+    threads = how_many(settings.machine.processes, 1, n_cards(device))
+    be_deterministic()
     with located("data", "embed", source=FILE):
         return embed.embedded(data, threads, device)

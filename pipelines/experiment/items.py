@@ -21,10 +21,11 @@ from fedml_noniid.plugins.data.rotation import turned
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines.absences import nobody
 from fedml_noniid.plugins.engines.callbacks import Callback
+from fedml_noniid.plugins.engines.device import be_deterministic, resolve_device
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Plan
 from fedml_noniid.plugins.engines.sequential import Sequential
-from fedml_noniid.plugins.engines.simulation import Simulation, resolve_device
+from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.settings import build_network
 from fedml_noniid.plugins.recipes import Settings
@@ -57,11 +58,10 @@ class Item:
     def of(settings: Config, unit: Unit, data: Dataset, indices: Indices) -> Item:
         """Takes data and partition from memory.
 
-        Sets torch's threads and precision. Raises UserError.
+        Sets torch's threads, precision and determinism. Raises UserError.
         """
         torch.set_num_threads(settings.train.threads)
-        # torch's own default runs convolutions on a GPU in tf32.
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        be_deterministic()
         return Item(settings, unit, data, indices, resolve_device(settings.train.device))
 
     @cached_property

@@ -28,7 +28,7 @@ from fedml_noniid.pipelines.experiment import user_cache
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.user_cache import of_cpu
 from fedml_noniid.plugins import extras, own_code, recipes
-from fedml_noniid.plugins.engines.simulation import resolve_device
+from fedml_noniid.plugins.engines.device import facts, resolve_device
 
 ROOT = Path(__file__).parents[3]  # holds the package: the checkout, or site-packages
 PACKAGE = "fedml_noniid"
@@ -161,7 +161,10 @@ def training_fingerprint(
 
 def machine_kind(settings: Config) -> dict[str, str]:
     """What decides about the bits of a training, beside its settings, code and data."""
-    return kind_of(resolve_device(settings.train.device), settings.train.threads)
+    device = resolve_device(settings.train.device)
+    # How many clients a GPU takes at once decides about its kernels.
+    of_gpu = {"memory_mb": str(settings.machine.memory_mb)} if device.type == "cuda" else {}
+    return kind_of(device, settings.train.threads) | of_gpu
 
 
 def kind_of(device: torch.device, threads: int) -> dict[str, str]:
@@ -179,7 +182,7 @@ def kind_of(device: torch.device, threads: int) -> dict[str, str]:
         "vendor": of_cpu("vendor_id"),
         "instructions": torch.backends.cpu.get_cpu_capability(),
     }
-    return kind | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
+    return kind | facts(device)
 
 
 def digest(*parts: object) -> str:
@@ -357,11 +360,10 @@ def git_commit() -> str:
 
 def machine(device: torch.device) -> dict[str, str]:
     """The facts that a run's seconds depend on, beside its settings: processor, cores, versions."""
-    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
         "git_commit": git_commit(),
         "cpu": cpu(),
-        **gpu,
+        **facts(device),
         "cores": str(len(os.sched_getaffinity(0))),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -1,6 +1,7 @@
-"""Parallel work in forked processes.
+"""Parallel work in processes that end when this process ends.
 
-They inherit the slow imports and end when this process ends.
+On a CPU they are forked, and inherit the slow imports. On GPUs they are spawned, as CUDA works
+in no fork of a process that has used it; each sees one GPU.
 """
 
 from __future__ import annotations
@@ -11,47 +12,56 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.queues import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
 
 from fedml_noniid.pipelines.experiment import progress
+from fedml_noniid.plugins.engines.device import VISIBLE, cards
 from fedml_noniid.plugins.engines.forks import autograd_survives_fork, end_with
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def how_many(asked: int | None, threads: int, on_gpu: bool) -> int:
-    """The number of processes of `threads` threads: `asked`, else 1 on a GPU, else as many as the
-    cores allow."""
+def how_many(asked: int | None, threads: int, cards: int) -> int:
+    """The number of processes of `threads` threads: `asked`, else one per GPU, of which `cards` are
+    used, else as many as the cores allow."""
     if asked is not None:
         return asked
-    return 1 if on_gpu else max(1, len(os.sched_getaffinity(0)) // threads)
+    return cards or max(1, len(os.sched_getaffinity(0)) // threads)
 
 
 def side_by_side(
-    work: Callable[[Item], Result], items: Sequence[Item], processes: int, display: progress.Display
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    processes: int,
+    display: progress.Display,
+    on_gpu: bool = False,
 ) -> Iterator[tuple[Item, Result]]:
     """Yields each item with the result of `work`, in the order of completion.
 
     One process means this process, as where forked processes could not train.
 
-    The processes inherit `work` with all that it holds; only items and results are copied.
+    Forked processes inherit `work` with all that it holds; only items and results are copied.
     After the first error, running work is finished and waiting work is not started. An interrupt
     ends all work.
     """
-    if processes == 1 or len(items) < 2 or not autograd_survives_fork():
+    if processes == 1 or len(items) < 2 or not (on_gpu or autograd_survives_fork()):
         for item in items:
             yield item, work(item)
         return
     # torch's threads would not survive the fork.
     torch.set_num_threads(1)
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn" if on_gpu else "fork")
     # Short messages in a pipe stay whole without a lock, which a killed process would keep.
     reports, sender = context.Pipe(duplex=False)
     others = multiprocessing.active_children()
-    given = os.getpid(), sender, work
+    seats = context.SimpleQueue()
+    for card in cards(processes) if on_gpu else [""] * processes:
+        seats.put(card)
+    given = os.getpid(), sender, work, seats
     pool = concurrent.futures.ProcessPoolExecutor(
         min(processes, len(items)), context, _begin, given
     )
@@ -76,13 +86,17 @@ def side_by_side(
 _work: Callable[[Any], Any]  # of a worker; the process that starts the workers has none
 
 
-def _begin(parent: int, sender: Connection, work: Callable[[Any], Any]) -> None:
-    """Runs first in a worker.
+def _begin(
+    parent: int, sender: Connection, work: Callable[[Any], Any], seats: SimpleQueue[str]
+) -> None:
+    """Runs first in a worker. `seats`: a GPU for each worker; "" on a CPU.
 
     The worker ignores interrupts and ends when its parent process ends.
     """
     global _work
     _work = work
+    if card := seats.get():
+        os.environ[VISIBLE] = card
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     progress.report_to(sender.send)
     end_with(parent)

@@ -27,8 +27,9 @@ from fedml_noniid.pipelines.stages.evaluate import evaluated
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.stages.train import train
 from fedml_noniid.pipelines.stages.tune import measured
-from fedml_noniid.plugins.core.errors import located
+from fedml_noniid.plugins.core.errors import UserError, located
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.engines.device import unusable_gpu
 from fedml_noniid.plugins.engines.simulation import drive
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ def execute(place: Workspace, study: studies.Study) -> None:
     if not study.is_run:
         log.info("%s: not run at size %s", name, study.size)
         return
+    if study.size == "paper" and (reason := unusable_gpu()):
+        raise UserError(f"{name}: size paper needs the GPU, and torch can't use it: {reason}")
     settings = config.load(inside.root)
     check.check(settings)
     prepared(inside, settings)

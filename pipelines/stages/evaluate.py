@@ -19,7 +19,7 @@ from fedml_noniid.pipelines.experiment.workers import how_many, side_by_side
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.engines.simulation import resolve_device
+from fedml_noniid.plugins.engines.device import n_cards, resolve_device
 
 
 def run(place: Workspace) -> None:
@@ -32,11 +32,11 @@ def evaluated(place: Workspace, settings: Config, title: str) -> None:
     """Evaluates every item that has a model, in one process per core."""
     cache.refuse_foreign(place.root, "evaluation")
     units = [unit for unit in settings.units() if place.run(unit.key).is_dir()]
-    on_gpu = resolve_device(settings.train.device).type == "cuda"
-    processes = how_many(settings.machine.processes, settings.train.threads, on_gpu)
+    cards = n_cards(resolve_device(settings.train.device))
+    processes = how_many(settings.machine.processes, settings.train.threads, cards)
     with progress.Display(f"{title}, evaluation", len(units)) as display:
         for unit, fresh in side_by_side(
-            partial(_get_or_create, place, settings), units, processes, display
+            partial(_get_or_create, place, settings), units, processes, display, cards > 0
         ):
             display.done(unit.key, "evaluated", not fresh)
     cache.keep_only(place.root / "evaluation", [unit.key for unit in units])

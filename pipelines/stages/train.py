@@ -29,8 +29,8 @@ from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.plugins.core.errors import Mistake, NonFiniteError, UserError
 from fedml_noniid.plugins.data.indices import INDICES
 from fedml_noniid.plugins.engines.callbacks import OnRow, Row
+from fedml_noniid.plugins.engines.device import n_cards, resolve_device, unusable_gpu
 from fedml_noniid.plugins.engines.run import Checkpointing
-from fedml_noniid.plugins.engines.simulation import resolve_device
 from fedml_noniid.plugins.metrics import metric_of
 
 log = logging.getLogger(__name__)
@@ -63,8 +63,10 @@ def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
     """
     cache.refuse_foreign(place.root, "runs")
     units = settings.units()
-    on_gpu = resolve_device(settings.train.device).type == "cuda"
-    processes = how_many(settings.machine.processes, settings.train.threads, on_gpu)
+    cards = n_cards(resolve_device(settings.train.device))
+    if settings.train.device == "auto" and (reason := unusable_gpu()):
+        log.warning("training runs on the CPU, as torch can't use the GPU: %s", reason)
+    processes = how_many(settings.machine.processes, settings.train.threads, cards)
     data = cache.sha256(place.dataset(settings.data.name))
     fingerprints = {unit: _fingerprint(place, settings, data, unit) for unit in units}
     todo = sum(
@@ -72,12 +74,12 @@ def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
         for found in fingerprints.values()
     )
     # If one item is left, its clients take all processes.
-    workers = processes if todo == 1 and settings.train.threads == 1 and not on_gpu else 1
+    workers = processes if todo == 1 and settings.train.threads == 1 and not cards else 1
     diverged = {}
     with progress.Display(f"{title}, training", len(units)) as display:
         if place.cluster is None:
             work = partial(_here, place, settings, fingerprints, workers)
-            ended = side_by_side(work, units, 1 if workers > 1 else processes, display)
+            ended = side_by_side(work, units, 1 if workers > 1 else processes, display, cards > 0)
         else:
             ended = _on_cluster(place, settings, fingerprints, data or "")
         for unit, outcome in ended:

@@ -28,10 +28,10 @@ from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.data.partitions import reads_samples
 from fedml_noniid.plugins.data.readers.download import DownloadNeededError, forbidden
 from fedml_noniid.plugins.data.yaml_files import read_yaml
+from fedml_noniid.plugins.engines.device import be_deterministic, resolve_device
 from fedml_noniid.plugins.engines.evaluation import check_measured
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Plan
-from fedml_noniid.plugins.engines.simulation import resolve_device
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.settings import build_network
 from fedml_noniid.plugins.simulate import simulate
@@ -52,6 +52,7 @@ def checked(place: Workspace) -> tuple[Config, str]:
                 _deploys(read_yaml(place.root / "dvc.yaml"), settings)
         with each():
             check.check(settings)
+            be_deterministic()
             with located("train", "device", source=FILE):
                 resolve_device(settings.train.device)
             try:
@@ -94,16 +95,18 @@ def fits(settings: Config, data: Dataset, is_outline: bool = False) -> None:
 
 
 def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> None:
-    """Makes the run of a recipe on a few samples, without a round of it.
+    """Makes the run of a recipe on a few samples on the CPU, without a round of it.
 
     UserError for what it refuses.
     """
-    train, device = settings.train_of(recipe), resolve_device(settings.train.device)
+    train = settings.train_of(recipe)
+    train.check(tuple(data.train_x.shape[1:]), resolve_device(settings.train.device))
+    train = train.model_copy(update={"precision": "float32"})  # on the CPU, which has no tf32
     n = min(CLIENTS, *(settings.scenarios[name].clients for name in settings.scenario_names))
     rows = np.arange(n) % len(data.train_y)
-    one = Samples(data.train_x[rows].to(device, torch.float32), data.train_y[rows].to(device))
+    one = Samples(data.train_x[rows].to(torch.float32), data.train_y[rows])
     x = one.x[:1].expand(len(data.test_y), *one.x.shape[1:])  # targets decide about the metrics
-    test = Samples(x, data.test_y.to(device))
+    test = Samples(x, data.test_y)
     clients: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]] = [
         np.array([k]) for k in range(n)
     ]

@@ -68,7 +68,8 @@ def diversity(eps: Tensor, out: Tensor) -> Tensor:
 
 def draw_labels(key: Tensor, counts: Tensor, n: int) -> Tensor:
     """`n` labels with p(y) proportional to sum_k n_k^y; counts [M, C]."""
-    up_to = counts.double().sum(0).cumsum(0)  # [C]
+    # As whole numbers: a GPU adds up floats in no fixed order.
+    up_to = counts.sum(0, dtype=torch.int64).cumsum(0).double()  # [C]
     drawn = torch.searchsorted(up_to, uniform(key, n, dtype=torch.float64) * up_to[-1], right=True)
     return drawn.clamp(max=len(up_to) - 1)  # silos may say that they have nothing
 

@@ -95,7 +95,8 @@ def _scored(network: Network, of: Loss, predicted: Tensor, y: Tensor, loss: floa
         return Evaluation(found, loss, torch.zeros(0, dtype=torch.float64), predicted)
     counts = torch.bincount(y, minlength=network.n_classes)
     hits = (predicted == y).double()
-    per_class = torch.bincount(y, weights=hits, minlength=network.n_classes) / counts
+    # `bincount` with weights has no deterministic kernel on a GPU.
+    per_class = hits.new_zeros(network.n_classes).index_add_(0, y, hits) / counts
     return Evaluation(found, loss, per_class, predicted)
 
 

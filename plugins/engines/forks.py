@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import time
@@ -69,15 +70,29 @@ def autograd_survives_fork() -> bool:
     On a machine with a GPU, the first backward pass of a process starts autograd's threads, also if
     the pass is on the CPU. From then on autograd refuses to work in forked processes.
     """
+    one = torch.ones((), requires_grad=True)
+
+    def works() -> bool:
+        torch.autograd.grad(one, one)
+        return True
+
+    return bool(in_fork(works))
+
+
+def in_fork(work: Callable[[], Any]) -> Any:
+    """Returns what `work` returns in a forked process, as JSON has it; None if it fails there."""
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        one = torch.ones((), requires_grad=True)
         try:
-            torch.autograd.grad(one, one)
-        except RuntimeError:
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(child, 0)[1] == 0
+            os.write(writing, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as file:
+        result = file.read()
+    os.waitpid(child, 0)
+    return json.loads(result) if result else None
 
 
 def finalize(owner: object, end: Callable[..., Any], *args: Any) -> None:

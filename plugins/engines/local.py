@@ -8,7 +8,6 @@ the engine's `ClientAxis` lifts functions of one client to several. Training equ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
@@ -54,6 +53,7 @@ from fedml_noniid.plugins.core.trees import (
     tree_map,
 )
 from fedml_noniid.plugins.engines.clients import marked
+from fedml_noniid.plugins.engines.device import tf32
 from fedml_noniid.plugins.engines.personal import PERSONAL, joined, over, parted, personalized
 from fedml_noniid.plugins.models.model import Model
 
@@ -190,7 +190,7 @@ def train(
         inputs = inputs._replace(out=fresh | inputs.out if inputs.out else None)
 
     walk = LocalSteps(axis, task, clients["key"], hooks)
-    with _matrix_units(task):
+    with tf32(cast("Model", task.network).precision == "tf32"):
         found = walk(began, inputs)
 
     def last(trees: Tree, left: Tree) -> Tree:
@@ -277,20 +277,6 @@ def _gathered(
         return found
 
     return gathered
-
-
-@contextmanager
-def _matrix_units(task: Task) -> Iterator[None]:
-    """Lets a GPU round what its matrix units multiply, where `precision` is tf32. All else of the
-    process stays exact."""
-    if cast("Model", task.network).precision != "tf32":
-        yield
-        return
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
 def _hooks(

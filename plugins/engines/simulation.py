@@ -21,6 +21,7 @@ from fedml_noniid.plugins.engines.absences import nobody
 from fedml_noniid.plugins.engines.callbacks import Callback, Row
 from fedml_noniid.plugins.engines.client_tests import answered, models_of_clients
 from fedml_noniid.plugins.engines.clients import Clients, Engine
+from fedml_noniid.plugins.engines.device import refusing
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.forks import autograd_survives_fork
 from fedml_noniid.plugins.engines.plan import Plan, Start
@@ -36,23 +37,8 @@ R = TypeVar("R")  # its reply
 T = TypeVar("T")  # what the generator returns
 LOG = logging.getLogger(__name__)
 ENGINES = ("auto", "sequential", "vectorized")
-DEVICES = ("auto", "cpu", "cuda")
 # clients that move at a time on average; from here on, a dense model is faster side by side
 MIN_PARALLEL_CLIENTS = 2
-
-
-def resolve_device(name: str) -> torch.device:
-    """`auto` is CUDA if there is any.
-
-    UserError for an unknown device, or for CUDA where there is none.
-    """
-    known("device", name, DEVICES)
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise UserError(
-            "device 'cuda': this machine has no usable CUDA device; allowed here: auto, cpu"
-        )
-    return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
 def mean_parallel_clients(steps: Ints, cohort: int) -> float:
@@ -184,9 +170,12 @@ class Simulation:
             return answered(self.engine, ask, round_)
 
         if loop.done == 0:
-            drive(loop.begin(), partial(answer, round_=0))
+            with refusing(loop.plan.network):
+                drive(loop.begin(), partial(answer, round_=0))
         while not loop.over:
-            yield drive(loop.round(), partial(answer, round_=loop.done + 1))
+            with refusing(loop.plan.network):
+                row = drive(loop.round(), partial(answer, round_=loop.done + 1))
+            yield row
 
     @property
     def outcome(self) -> Outcome:

@@ -56,6 +56,7 @@ from fedml_noniid.plugins.data.batches import MOST_READ
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import streaming
 from fedml_noniid.plugins.engines.callbacks import Callback
+from fedml_noniid.plugins.engines.device import resolve_device
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.local_training import LearningRate, Optimizer
 from fedml_noniid.plugins.engines.personal import split_personal
@@ -268,12 +269,11 @@ class DeviceArgs(Section):
     @property
     def of_silo(self) -> torch.device:
         """Where a silo computes. UserError if this machine can't."""
-        if self.using_gpu and not torch.cuda.is_available():
-            raise UserError(
-                "device_args.using_gpu = true: this machine has no usable CUDA device; allowed "
-                "here: false, on server and all silos"
-            )
-        return torch.device("cuda" if self.using_gpu else "cpu")
+        return resolve_device(
+            "cuda" if self.using_gpu else "cpu",
+            "device_args.using_gpu = true",
+            "false, on server and all silos",
+        )
 
 
 class CommArgs(Section):

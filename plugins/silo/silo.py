@@ -17,6 +17,7 @@ from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.data.shards import Shard
 from fedml_noniid.plugins.engines.client_tests import answered
 from fedml_noniid.plugins.engines.clients import Clients, refuse_non_finite
+from fedml_noniid.plugins.engines.device import be_deterministic, refusing
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.engines.plan import Start
@@ -70,8 +71,7 @@ class Silo:
         """
         self.terms, self.client, self._shard, self._file = terms, client, shard, file
         self._device = terms.device.of_silo
-        # As in the simulation: torch's own default runs convolutions on a GPU in tf32.
-        torch.backends.cudnn.allow_tf32 = False
+        be_deterministic()
         federation = self._federation()
         start = Start.of(terms.algorithm, terms.plan, federation.train.x)
         self.engine = Sequential(_OneClient(start, federation))
@@ -127,7 +127,8 @@ class Silo:
         self._set_memory(down)
         if ask is None or self.client not in ask.to:
             return None
-        reply = self.reply(ask, ask.to.index(self.client), down.round)
+        with refusing(self.terms.plan.network):
+            reply = self.reply(ask, ask.to.index(self.client), down.round)
         refuse_non_finite(reply, down.round)
         if self._remembers:
             self._states[down.exchange] = clients.memory.whole()

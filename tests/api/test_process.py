@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 import fedml_noniid as nd
 from fedml_noniid.api import process
+from fedml_noniid.plugins.engines import device
+from fedml_noniid.plugins.engines.device import value
 
 X = np.random.default_rng(0).normal(size=(90, 6)) * 1e3
 Y = np.arange(90) % 3
@@ -132,7 +134,7 @@ CALLERS: dict[str, Callable[[], Any]] = {
 
 def state() -> list[Any]:
     """All that a caller can read."""
-    switches = [process._value(read) for read, *_ in process.SWITCHES]
+    switches = [value(read) for read, *_ in (*process.SWITCHES, *device.switches())]
     modes = torch._C._len_torch_function_stack(), torch.empty(0).device
     gradients = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     generators = torch.get_rng_state().numpy().tobytes(), str(np.random.get_state())

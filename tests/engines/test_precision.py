@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.device import be_deterministic
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.local import LocalSteps
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
@@ -99,16 +100,21 @@ def test_what_is_not_there_is_refused() -> None:
         local.check((6,), torch.device("cpu"))
 
 
+def precisions() -> list[str]:
+    operations = ("matmul", "conv", "rnn")
+    return [torch._C._get_fp32_precision_getter("cuda", operation) for operation in operations]
+
+
 def test_tf32_is_on_in_local_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, walked = [], LocalSteps.__call__
 
     def noted(*given: Any) -> Any:
-        seen.append(torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32)
+        seen.extend(precisions())
         return walked(*given)
 
     monkeypatch.setattr(LocalTraining, "check", lambda *_: None)  # it refuses a CPU
     monkeypatch.setattr(LocalSteps, "__call__", noted)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    be_deterministic()
     run("mlp", "tf32", "sequential", rounds=1)
-    assert seen and all(seen)
-    assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
+    assert seen and {*seen} == {"tf32"}
+    assert {*precisions()} == {"ieee"}

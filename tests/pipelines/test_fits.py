@@ -18,6 +18,8 @@ from fedml_noniid.pipelines.stages import plan
 from fedml_noniid.pipelines.tools import fits
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.engines import device
+from fedml_noniid.plugins.engines.device import Gpus
 from tests.pipelines.small import PARAMS, run_stages
 
 DEALT = "partition: dirichlet, clients: 4, alpha: 0.5"
@@ -95,7 +97,7 @@ def test_what_the_data_do_not_allow_is_refused(
     said: str,
     part: str,
 ) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(device, "gpus", Gpus)
     lines = refused(tmp_path, old, new, capsys)
     assert lines[0].startswith(f"error: params.yaml: {said}") and part in lines[0]
     assert len({line.partition(": recipes.")[0] for line in lines}) == 1

@@ -18,7 +18,7 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import plan
 from fedml_noniid.plugins import extras, recipes
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.simulation import resolve_device
+from fedml_noniid.plugins.engines.device import resolve_device
 from tests.files import contents
 from tests.pipelines.small import PARAMS, ROOT, environment
 

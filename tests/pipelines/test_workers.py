@@ -23,6 +23,17 @@ def square(number: int) -> tuple[int, int]:
     return number * number, os.getpid()
 
 
+INHERITED: list[str] = []  # a forked process has what the test puts here
+
+
+def card(folder: Path) -> tuple[str | None, int, list[str]]:
+    """Waits until three processes are at work."""
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.parent.glob("*/*"))) < 3:
+        time.sleep(0.01)
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), os.getpid(), INHERITED
+
+
 def fail(number: int) -> int:
     if number == 3:
         raise NonFiniteError("round 2, client 1: not finite")
@@ -41,6 +52,23 @@ def test_every_item_once(processes: int, display: progress.Display) -> None:
     assert {item: value for item, (value, _) in found.items()} == {n: n * n for n in range(9)}
     where = {process for _, process in found.values()}
     assert where == {os.getpid()} if processes == 1 else os.getpid() not in where
+
+
+@pytest.mark.timeout(120)
+def test_processes_on_gpus_are_spawned_and_take_them_in_turn(
+    display: progress.Display, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(workers, "cards", lambda processes: ["5", "GPU-7", "5"][:processes])
+    monkeypatch.setitem(globals(), "INHERITED", ["of the parent"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    items = [tmp_path / str(number) for number in range(4)]
+    for item in items:
+        item.mkdir()
+    found = [value for _, value in workers.side_by_side(card, items, 3, display, True)]
+    seats = {process: str(card) for card, process, _ in found}
+    assert sorted(seats.values()) == ["5", "5", "GPU-7"] and os.getpid() not in seats
+    assert all(inherited == [] for _, _, inherited in found)
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -81,9 +109,9 @@ def test_workers_that_are_killed_in_a_report_hold_nothing(display: progress.Disp
 
 def test_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    assert [workers.how_many(None, threads, False) for threads in (1, 2, 4, 12)] == [6, 3, 1, 1]
-    assert workers.how_many(None, 1, True) == 1
-    assert workers.how_many(3, 4, False) == workers.how_many(3, 1, True) == 3
+    assert [workers.how_many(None, threads, 0) for threads in (1, 2, 4, 12)] == [6, 3, 1, 1]
+    assert [workers.how_many(None, 1, cards) for cards in (1, 2)] == [1, 2]
+    assert workers.how_many(3, 4, 0) == workers.how_many(3, 1, 2) == 3
 
 
 def tell(number: int) -> int:

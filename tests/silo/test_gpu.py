@@ -15,6 +15,8 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import leaves
 from fedml_noniid.plugins.data import shards
 from fedml_noniid.plugins.data.shards import Shard
+from fedml_noniid.plugins.engines import device
+from fedml_noniid.plugins.engines.device import Gpus, gpus
 from fedml_noniid.plugins.silo import server_run, settings
 from fedml_noniid.plugins.silo.launch import Process
 from fedml_noniid.plugins.silo.server_run import ServerRun
@@ -64,7 +66,7 @@ def test_no_method_mixes_devices(
 def test_without_a_gpu_a_silo_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(device, "gpus", lambda: Gpus(reason="No CUDA GPUs are available"))
     monkeypatch.chdir(tmp_path)
     shards.write("shards/{rank}.safetensors", world.parts())
     made = world.deployment("fedavg")
@@ -72,7 +74,8 @@ def test_without_a_gpu_a_silo_is_refused_at_once(
     Path("gpu.yaml").write_text(asking.yaml())
     policy.admit_own(asking, world.shards_of()[0], tmp_path)
     Process.of(0, Path("gpu.yaml"))
-    message = "^device_args.using_gpu = true: this machine has no usable CUDA device; allowed here"
+    message = "^device_args.using_gpu = true: this machine has no usable CUDA device: No "
+    message += "CUDA GPUs are available; allowed here"
     with pytest.raises(UserError, match=message):
         Process.of(1, Path("gpu.yaml"))
 
@@ -88,9 +91,7 @@ def test_the_device_is_agreed_upon() -> None:
     assert len(prints) == 3
 
 
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none"
-)
+@pytest.mark.skipif(not gpus().names, reason="needs a CUDA device; this machine has none")
 @pytest.mark.parametrize(("recipe", "methods"), ALONE.values(), ids=ALONE)
 def test_a_gpu_gives_the_simulations_numbers(
     recipe: str, methods: dict[str, dict[str, object]]
