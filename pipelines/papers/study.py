@@ -45,9 +45,10 @@ def execute(place: Workspace, study: studies.Study) -> None:
     if not study.is_run:
         log.info("%s: not run at size %s", name, study.size)
         return
-    if study.size == "paper" and (reason := unusable_gpu()):
-        raise UserError(f"{name}: size paper needs the GPU, and torch can't use it: {reason}")
     settings = config.load(inside.root)
+    asked = study.size == "paper" and settings.train.device == "auto"
+    if asked and (reason := unusable_gpu()):
+        raise UserError(f"{name}: size paper needs the GPU, and torch can't use it: {reason}")
     check.check(settings)
     prepared(inside, settings)
     if settings.tune is not None:
