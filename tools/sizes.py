@@ -18,13 +18,15 @@ SOURCE, TESTS = ("plugins", "pipelines", "fedml_noniid"), ("tests",)
 CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # Statements at most: of files, or of all files below folders. Four were raised for what is refused
 # now and was silent before, with its tests: a user's network beside plain torch, FedML's keys and
-# loaders, values of hooks, masked and large numbers. Before: 21749, 22760, 1440 and 1663.
+# loaders, values of hooks, masked and large numbers. Before: 21749, 22760, 1440 and 1663. Five were
+# raised for silos and servers that lie, and for GPUs that repeat their bits: norms, masks that tell
+# who has lied, signed questions, foreign text. Before: 22060, 23666, 1479, 129 and 1807.
 STATEMENTS = {
-    SOURCE: 22060,
-    TESTS: 23666,
-    ("plugins/core",): 1479,
-    ("plugins/privacy",): 129,
-    ("plugins/silo",): 1807,
+    SOURCE: 22642,
+    TESTS: 24298,
+    ("plugins/core",): 1487,
+    ("plugins/privacy",): 133,
+    ("plugins/silo",): 2008,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,
