@@ -54,26 +54,26 @@ def signed_sums(numbers: Tensor, parts: Sequence[tuple[object, int]], nonce: byt
     return torch.from_numpy(np.stack([*sums.values()]))
 
 
-def disputed(clients: Sequence[int], told: Mapping[int, Tensor]) -> list[int]:
+def disputed(clients: Sequence[int], shown: Mapping[int, Tensor]) -> list[int]:
     """Those that differ from most others about their common streams; nobody if all agree.
 
-    `clients`: of the sum. `told`: by client that has answered, its signed sums over each stream,
+    `clients`: of the sum. `shown`: by client that has answered, its signed sums over each stream,
     int64 [M, P, SUMS]; its own row is 0.
     """
     differs = Counter[int]()
     for (i, one), (j, other) in combinations(enumerate(clients), 2):
-        if {one, other} <= {*told} and not torch.equal(told[one][j], told[other][i]):
+        if {one, other} <= {*shown} and not torch.equal(shown[one][j], shown[other][i]):
             differs.update((one, other))
     most = max(differs.values(), default=0)
     return [client for client in clients if differs[client] == most > 0]
 
 
-def own(masked: Tensor, told: Tensor, position: int) -> Tensor:
+def own(masked: Tensor, streams: Tensor, position: int) -> Tensor:
     """A silo's signed sums over its own numbers, int64 [P, SUMS]: those over its masked numbers,
     without those over its streams [M, P, SUMS]. `position`: among the silos of the sum."""
-    signs = torch.ones(len(told), 1, 1, dtype=torch.int64)
+    signs = torch.ones(len(streams), 1, 1, dtype=torch.int64)
     signs[:position] = -1  # a silo subtracts the stream that it shares with an earlier one
-    return masked - (signs * told).sum(0)
+    return masked - (signs * streams).sum(0)
 
 
 def has_lied(sums: Tensor, norms: Iterable[float]) -> bool:

@@ -252,20 +252,20 @@ class _Adding:
         nonce = torch.frombuffer(bytearray(self._nonce), dtype=torch.uint8)
         ask = Ask(CHECK, clients, shared={"nonce": nonce})
         structure = {CHECK: torch.stack([*self._signed.values()])}
-        told = coordinator.ask(
+        answers = coordinator.ask(
             question._replace(step=question.step + 2, ask=ask),
             structure,
-            lambda up, client, _: _told(up, client, structure),
+            lambda up, client, _: _fitting(up, client, structure),
             1,
         )
-        shown = {client: of[CHECK] for client, of in told.items()}
+        shown = {client: answer[CHECK] for client, answer in answers.items()}
         if disputed := liars.disputed(clients, shown):
             return dict.fromkeys(disputed, "other silos have another mask in common with it")
         lied = [
             client
-            for client, of in shown.items()
+            for client, sums in shown.items()
             if liars.has_lied(
-                liars.own(self._signed[client], of, clients.index(client)),
+                liars.own(self._signed[client], sums, clients.index(client)),
                 self._in_integers(client, clients.index(client)),
             )
         ]
@@ -286,7 +286,7 @@ class _Adding:
         ]
 
 
-def _told(up: Up, client: int, structure: Tree) -> Tree:
+def _fitting(up: Up, client: int, structure: Tree) -> Tree:
     """Checks what a silo shows of its masks. Raises RefusedError."""
     wire.fit(up["leaves"], structure, wire.silo(client))
     leaves: Tree = up["leaves"]

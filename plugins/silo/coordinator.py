@@ -239,7 +239,10 @@ class Coordinator:
             refused: Mapping[int, str] = {}
             with self._lock:
                 if self._is_over(down, min(quorum or self.comm.quorum or self.silos, len(asked))):
-                    refused = compare(self._answers)
+                    refused = {
+                        client: f"round {down.round}: {why}"
+                        for client, why in compare(self._answers).items()
+                    }
                     if not refused:
                         self._down, self._left = None, set()
                         return dict(sorted(self._answers.items()))

@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -168,8 +169,10 @@ class ServerRun:
         """The replies to the present message, and of secure sums what only their sum is known
         of."""
         terms, ask = self.terms, self.down.ask
-        if ask is None or not terms.secure_sums:
-            return coordinator.ask(self.down, self.schema, self.opened, compare=self._compare), {}
+        assert ask is not None, "there is something to do"
+        if not terms.secure_sums:
+            compare = partial(self.outliers.refused, wire.name(ask))
+            return coordinator.ask(self.down, self.schema, self.opened, compare=compare), {}
         whole = self._schemas[wire.name(ask)]
         return secure.summed(coordinator, self.down, whole, terms, self.opened, self.outliers)
 
@@ -180,17 +183,11 @@ class ServerRun:
         """
         checked = {k: self.opened(uploads[k], k) for k in sorted(uploads)}
         replies = {k: reply for k, reply in checked.items() if reply is not None}
-        for client, why in self._compare(replies).items():
-            LOG.warning("%s: %s", wire.silo(client), why)
+        job = "" if self.down.ask is None else wire.name(self.down.ask)
+        for client, why in self.outliers.refused(job, [*replies]).items():
+            LOG.warning("round %d, %s: %s", self._round, wire.silo(client), why)
             del replies[client]
         return replies
-
-    def _compare(self, replies: Mapping[int, Tree]) -> dict[int, str]:
-        """By client: why its reply is too far from the others'."""
-        if self.down.ask is None:
-            return {}
-        refused = self.outliers.refused(wire.name(self.down.ask), replies)
-        return {client: f"round {self._round}: {why}" for client, why in refused.items()}
 
     def opened(self, upload: Up, client: int, samples: int | None = None) -> Tree | None:
         """The checked reply of one client; None if it was not asked. Raises RefusedError.
