@@ -245,7 +245,9 @@ def test_an_operation_without_a_deterministic_kernel_is_refused_by_name(
 ) -> None:
     says = "uses {}, which has no deterministic implementation in torch: its bits would change"
     layer = f"model {NETWORK!r}, layer 2.0 (Scattering) {says.format('put_')}"
-    mlp, put, pool = (build(name, (1, 2, 4), 3, {}) for name in ("mlp", NETWORK, POOLED))
+    with in_turn():
+        torch.use_deterministic_algorithms(False)  # as if the look at it were on another device
+        mlp, put, pool = (build(name, (1, 2, 4), 3, {}) for name in ("mlp", NETWORK, POOLED))
     assert refused(put).startswith(layer)
     assert refused(mlp, (Putting(),)).startswith("'putting': broadcast failed, ")
     assert "put_ does not have a deterministic implementation" in refused(mlp, (Putting(),))

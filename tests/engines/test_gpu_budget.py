@@ -6,13 +6,14 @@ import csv
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from benchmarks import gpu_budget
-from benchmarks.fake_gpu import Counts
+from benchmarks.fake_gpu import Counts, Watch
 from benchmarks.gpu_budget import SMALL, of_round
 from fedml_noniid.plugins.baselines.fedprox import FedProx
 from fedml_noniid.plugins.core.component import Client
@@ -20,6 +21,17 @@ from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.trees import Params, tree_map
 from tests.recipe_table import ALONE
 
+# What torch 2.11 refuses on a GPU in deterministic runs, of what a forward pass, a hook or a
+# metric may use. With floats only: cumsum.
+REFUSED = {
+    "aten::put_",
+    "aten::histc",
+    "aten::kthvalue",
+    "aten::median.dim",
+    "aten::nll_loss2d_forward",
+    "aten::_ctc_loss",
+    "aten::cumsum",
+}
 AGAIN = "if this has to be, `python -m benchmarks budget` writes the table again"
 
 
@@ -37,6 +49,22 @@ WAYS = [  # a GPU trains clients side by side; one by one, its hooks are the sam
     *((entry, "vectorized") for entry in ALONE),
     *((entry, "sequential") for entry in ("fedavg", "fedgen", "fnr", "scaffold")),
 ]
+
+
+@pytest.fixture(autouse=True)
+def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch without a deterministic kernel fails the test."""
+    counted = Watch.__torch_dispatch__
+
+    def dispatched(self: Watch, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out, name = counted(self, func, types, args, kwargs), func._schema.name
+        floats = isinstance(out, Tensor) and out.is_cuda and out.is_floating_point()
+        assert not (floats and name in REFUSED), name
+        weights = (*args, *(kwargs or {}).values())[1:2] if name == "aten::bincount" else ()
+        assert not any(isinstance(each, Tensor) for each in weights), name
+        return out
+
+    monkeypatch.setattr(Watch, "__torch_dispatch__", dispatched)
 
 
 @pytest.mark.parametrize(("entry", "engine"), WAYS)
