@@ -51,7 +51,7 @@ def signed_sums(numbers: Tensor, parts: Sequence[tuple[object, int]], nonce: byt
             # By drawn byte: the sums of both halves, exact in float64.
             high, low = (np.bincount(drawn, half, 256) for half in (values >> 32, values & HALF))
             sums[part] += ((high.astype(np.int64) << 32) + low.astype(np.int64)) @ SIGNS
-    return torch.from_numpy(np.stack([*sums.values()]))
+    return torch.from_numpy(np.array([*sums.values()], dtype=np.int64).reshape(-1, SUMS))
 
 
 def disputed(clients: Sequence[int], shown: Mapping[int, Tensor]) -> list[int]:

@@ -36,7 +36,7 @@ from fedml_noniid.plugins.secure import masks, vectors
 from fedml_noniid.plugins.secure.server import largest, warn_of_quorum
 from fedml_noniid.plugins.secure.silo import SUM, SecureSilo, Sets, admits, question_of
 from fedml_noniid.plugins.silo import loopback, settings, wire
-from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
+from fedml_noniid.plugins.silo.coordinator import Check, Compare, Coordinator
 from fedml_noniid.plugins.silo.exit_codes import QuorumError
 from fedml_noniid.plugins.silo.results import RunFile
 from fedml_noniid.plugins.silo.server_run import ServerRun
@@ -197,7 +197,7 @@ def test_masked_plain_and_simulated_weights_are_the_same(
     vectors = [leaves[SUM] for leaves in running.seen if SUM in leaves]
     assert len(vectors) == n * running.server_run.down.exchange
     for sent in running.seen:
-        assert {*sent} in ({SUM}, {"n", "steps", "loss", "secure/levels", "secure/sets", *KEYS})
+        assert {*sent} in ({SUM}, {"n", "steps", "loss", *SAID, *KEYS})
     for vector in vectors:  # of 64 random bits, none is small
         assert len(vector) < 50 or (vector.abs() < 2**50).double().mean() < 0.1
 
@@ -221,7 +221,14 @@ class Direct:
         self.failed: dict[int, str] = {}
         self.before: Callable[[wire.Down], None] = lambda down: None
 
-    def ask(self, down: wire.Down, schema: Tree, check: Check, quorum: int) -> dict[int, Tree]:
+    def ask(
+        self,
+        down: wire.Down,
+        schema: Tree,
+        check: Check,
+        quorum: int,
+        compare: Compare = lambda _: {},
+    ) -> dict[int, Tree]:
         self.before(down)
         found: dict[int, Tree] = {}
         self.failed = {}
@@ -245,6 +252,7 @@ class Direct:
                 self.masked_bytes += up["leaves"][SUM].nbytes if SUM in up["leaves"] else 0
         if len(found) < quorum:
             raise QuorumError(str(self.failed))
+        assert compare(found) == {}, "nobody lies"
         return found
 
     def status(self) -> Mapping[str, Mapping[int, str]]:
@@ -787,6 +795,7 @@ def test_a_process_that_has_answered_nothing_adds_nothing(
         fresh.answered(wire.row_of(sum_of_three.down, 0))
 
 
+SAID = ("secure/levels", "secure/sets", "secure/norms")
 KEYS = ("secure/key", "secure/signature", "secure/certificate")
 
 
@@ -839,7 +848,7 @@ def test_a_silo_that_can_not_add_its_part_is_left_out(kits: Path, tmp_path: Path
     digest, missing = running.run(), running.server_run.missing
     assert missing == {(1, 0): {1, 5, 6}, (2, 0): {1, 5, 6}}
     assert digest == loopback.simulate(terms, data, missing)
-    assert max(down.step for down in running.asked) == 5
+    assert max(down.step for down in running.asked) == 7, "counts and a sum, three times"
 
 
 @pytest.mark.parametrize(
