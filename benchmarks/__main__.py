@@ -17,6 +17,7 @@ from benchmarks import cluster as of_items
 from benchmarks import curves as of_rounds
 from benchmarks import divided as on_workers
 from benchmarks import frozen as features
+from benchmarks import gpu as on_gpu
 from benchmarks import idle as waiting
 from benchmarks import memories as on_disk
 from benchmarks import owners as many_owners
@@ -58,6 +59,20 @@ def budget() -> None:
     The tests hold every method to this table.
     """
     gpu_budget.write(ROOT)
+
+
+@app.command()
+def gpu(
+    device: Annotated[str, typer.Option(help="cuda, or cpu to rehearse.")] = "cuda",
+    quick: Annotated[bool, typer.Option("--quick", help="Small jobs of a second each.")] = False,
+    to: Annotated[Path, typer.Option(help="Folder of gpu.json and gpu.md.")] = RESULTS,
+) -> None:
+    """Check and measure a GPU, within 240 s. Writes docs/results/gpu.md.
+
+    `python -m benchmarks.gpu` is the same with the base package alone.
+    """
+    arguments = ["--device", device, *["--quick"] * quick, "--to", str(to)]
+    raise typer.Exit(on_gpu.main(arguments))
 
 
 @app.command()

@@ -28,7 +28,6 @@ from benchmarks import (
     everything,
     ours,
     owners,
-    pfl_cifar10,
     processes,
     repeatability,
     report,
@@ -43,7 +42,6 @@ from benchmarks.processes import FailedError, in_turns, measure
 from benchmarks.statistics import quartiles, ratio
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.device import gpus
 from fedml_noniid.plugins.engines.plan import initial_model
 from tests.pipelines.small import run_stages
 
@@ -453,19 +451,3 @@ def test_children_are_measured() -> None:
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
-
-
-TINY = pfl_cifar10.Size(users=6, cohort=3, images=20, test=10, every=2)
-
-
-def test_pfls_benchmark_at_a_small_size() -> None:
-    found = pfl_cifar10.run(2, torch.device("cpu"), TINY)
-    assert found["steps_per_s"] == pytest.approx(2 * 3 * 2 / found["seconds"])
-    assert found["seconds_for_1500_rounds"] == pytest.approx(750 * found["seconds"])
-    assert (found["engine"], found["device"]) == ("sequential", "cpu")
-
-
-@pytest.mark.skipif(not gpus().names, reason="needs a CUDA device; this machine has none")
-def test_pfls_benchmark_on_a_gpu() -> None:
-    found = pfl_cifar10.run(2, torch.device("cuda"), TINY)
-    assert found["engine"] == "vectorized" and found["device"] != "cpu"
