@@ -13,48 +13,43 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedml_noniid.contract import federation as small
 from fedml_noniid.contract.checks import close_together
-from fedml_noniid.contract.federation import takes_norms
 from fedml_noniid.pipelines.experiment.progress import Display
 from fedml_noniid.pipelines.experiment.workers import side_by_side
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError, one_line
-from fedml_noniid.plugins.core.trees import Params, tree_map
+from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.device import be_deterministic, facts, resolve_device
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, initial_model
-from fedml_noniid.plugins.engines.run import Checkpointing, Outcome
-from fedml_noniid.plugins.engines.simulation import ENGINES, Simulation
+from fedml_noniid.plugins.engines.run import Outcome
+from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.simulate import simulate
 from tests.recipe_table import ALONE, EVERY
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-BUDGET_S, CHECKS_S, SLICE_S, LEAST_S = 220.0, 100.0, 15.0, 2.0  # all; checks; of one measurement
+CPU = torch.device("cpu")
+CHECKS_S, BUDGET_S, JOB_S = 100.0, 215.0, 8.0  # when the last check, and job, may begin; of a job
 PFL_ROUNDS = 1500
-SIZES = (5, 12, 23)  # samples of the clients: with batches of 8, 1 to 3 steps, the last ones short
-CLASSES = 3
-Settings = Mapping[str, Mapping[str, object]]
-
-
-def digest(outcome: Outcome) -> str:
-    """Returns the SHA-256 of the weights."""
-    return weights_sha256(model_tensors(outcome.params, outcome.evaluated, outcome.buffers))
+Call = Callable[[], dict[str, Any] | None]
 
 
 # The checks
@@ -63,144 +58,83 @@ def digest(outcome: Outcome) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """One network and engine that a check trains."""
+    """One small run that is checked; the defaults have clients that keep a memory."""
 
     network: Model
-    engine: str = "sequential"
-    recipe: str = "scaffold"  # whose clients keep a memory
-    rounds: int = 3
-    side: int = 12  # of images
-    augment: bool = False
-    lr: float = 0.02
-    precision: str = "float32"
-    # of the update, relative to its norm; a ReLU whose input is almost 0 may flip
+    data: small.Federation = field(default_factory=small.federation)
+    recipe: str = "scaffold"
+    settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)  # of `small.simulation`
+    # of an update, relative to its norm; a ReLU whose input is almost 0 may flip
     tolerance: float = 1e-3
 
 
+def changed(data: small.Federation, change: Callable[[Samples], Samples]) -> small.Federation:
+    """Returns the data with other samples."""
+    parts: Any = {key: change(getattr(data, key)) for key in ("train", "test", "public")}
+    return replace(data, **parts)
+
+
 def cases() -> dict[str, Case]:
-    """Returns the networks of the checks, in both engines where both take them."""
-    image = (3, 12, 12)
-    cnn = build("cnn", image, CLASSES, {"channels": 4, "hidden": 16, "batch_norm": True})
-    words = torch.randn(20, 6, generator=torch.Generator().manual_seed(1))
-    lstm = build("lstm", (7,), CLASSES, {"hidden": 8}, words)
-    every = {"CNN": Case(cnn), "LSTM": Case(lstm, lr=0.5)}
-    every |= {"CNN, augmented": Case(cnn, augment=True)}
-    resnet = build("resnet18", (3, 8, 8), CLASSES)
-    every["ResNet-18"] = Case(resnet, "sequential", "fedavg", 1, 8, lr=0.0005, tolerance=0.1)
-    both = [(name, case) for name, case in every.items() if case.network.vmappable]
-    return every | {f"{name}, side by side": replace(c, engine="vectorized") for name, c in both}
-
-
-def case_run(
-    case: Case,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
-    checkpoint: Path | None = None,
-) -> Simulation:
-    """Makes a simulation of a case, before its first round."""
-    rng = np.random.default_rng(0)
-    n, tokens = sum(SIZES), case.network.tokens
-    y = torch.from_numpy(rng.integers(0, CLASSES, n + 8))
-    if tokens:
-        x = torch.from_numpy(rng.integers(2, 20, (n + 8, 7))).to(dtype)
-    else:
-        x = torch.from_numpy(
-            rng.normal(size=(n + 8, 3, case.side, case.side)).astype(np.float32)
-        ).to(dtype)
-        x += 0.3 * y[:, None, None, None]
-    samples = Samples(x.to(device), y.to(device))
-    clients = np.split(np.arange(n), np.cumsum(SIZES)[:-1])
-    test = Samples(samples.x[n:], samples.y[n:])
-    local = LocalTraining(
-        lr=case.lr, epochs=1, batch_size=8, augment=case.augment, precision=case.precision
+    """Returns the networks of the checks, side by side too if they can be."""
+    large = changed(
+        small.images(torch.float32), lambda part: part._replace(x=part.x.repeat(1, 1, 2, 2))
     )
-    plan = Plan(case.network, local, case.rounds, 2, 0, engine=case.engine)
-    callbacks = [Checkpointing(Checkpoints(checkpoint, ""))] if checkpoint else []
-    federation = Federation.of(Samples(samples.x[:n], samples.y[:n]), clients, test)
-    return simulate(case.recipe, {}, federation, plan, callbacks)
+    texts = changed(  # tokens from 1 to 19
+        small.federation(),
+        lambda part: part._replace(x=(4 * part.x.abs()).round().clamp(max=18) + 1),
+    )
+    words = torch.randn(20, 6, generator=torch.Generator().manual_seed(1))
+    shape, norms = (1, 12, 12), {"channels": 4, "hidden": 16, "batch_norm": True}
+    cnn = Case(build("cnn", shape, small.N_CLASSES, norms), large)
+    few = {"rounds": 1, "cohort": 2, "epochs": 1, "lr": 0.0005}
+    one_by_one = {
+        "CNN": cnn,
+        "CNN, augmented": replace(cnn, options={"augment": True}),
+        "ResNet-18": Case(
+            build("resnet18", shape, small.N_CLASSES), large, "fedavg", {}, few, tolerance=0.1
+        ),
+    }
+    return {
+        **one_by_one,
+        **{
+            f"{name}, side by side": replace(case, options={**case.options, "engine": "vectorized"})
+            for name, case in one_by_one.items()
+        },
+        "LSTM": Case(build("lstm", (6,), small.N_CLASSES, {"hidden": 8}, words), texts),
+    }
+
+
+def simulation(
+    case: Case, device: torch.device, dtype: torch.dtype = torch.float32, **more: object
+) -> Simulation:
+    """Makes the simulation of a case, before its first round; `more`: other options."""
+    data = changed(case.data, lambda part: part._replace(x=part.x.to(dtype)).to(device))
+    options: dict[str, Any] = {**case.options, **more}
+    return small.simulation(case.recipe, case.settings, of=data, model=case.network, **options)
+
+
+def digest(outcome: Outcome) -> str:
+    """Returns the SHA-256 of the weights."""
+    return weights_sha256(model_tensors(outcome.params, outcome.evaluated, outcome.buffers))
 
 
 def check_repeats(case: Case, device: torch.device) -> None:
     """Raises AssertionError if a second run has other bits."""
-    first, second = (digest(case_run(case, device).run()) for _ in range(2))
-    assert first == second, f"{first[:12]} and then {second[:12]}"
+    assert len({digest(simulation(case, device).run()) for _ in range(2)}) == 1, "other bits"
 
 
 def check_agrees(case: Case, device: torch.device) -> None:
     """Raises AssertionError unless float32 is near float64, one by one, on the CPU."""
-    exact = replace(case, engine="sequential", precision="float32")
-    cpu = torch.device("cpu")
-    wanted, outcome = case_run(exact, cpu, torch.float64).run(), case_run(case, device).run()
-    trees = [(outcome.params, wanted.params), (outcome.buffers, wanted.buffers)]
-    for tree, reference in trees:
-        assert all(leaf.device.type == device.type for leaf in tree.values())
-        close_together(_double(tree), reference, 1e-4)
-    start, _ = initial_model(case.network, 0, torch.zeros((), dtype=torch.float64))
-    ours, theirs = (_vector(tree) - _vector(start) for tree in (outcome.params, wanted.params))
+    wanted = simulation(case, CPU, torch.float64, engine="sequential").run()
+    outcome = simulation(case, device).run()
+    assert {leaf.device.type for leaf in outcome.params.values()} == {device.type}
+    for part in ("params", "buffers"):
+        close_together(_double(getattr(outcome, part)), getattr(wanted, part), 1e-4)
+    start = _vector(initial_model(case.network, small.PLAN["seed"], torch.zeros(()))[0])
+    ours, theirs = (_vector(tree) - start for tree in (outcome.params, wanted.params))
     error = ((ours - theirs).norm() / theirs.norm()).item()
     assert error <= case.tolerance, f"the update's error is {error:.2g} of its norm"
-
-
-def check_resumes(case: Case, device: torch.device) -> None:
-    """Raises AssertionError if a run that ends after a round goes on to other bits."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "run.safetensors"
-        next(case_run(case, device, checkpoint=path).rounds())
-        resumed = case_run(case, device, checkpoint=path)
-        assert resumed.start_round == 1
-        assert digest(resumed.run()) == digest(case_run(case, device).run()), "other bits"
-
-
-def check_processes(case: str, device: torch.device) -> None:
-    """Raises AssertionError if two processes at once have other bits than this one."""
-    work = partial(_in_process, case, device)
-    with Display("processes", 2, bars=False, lines=False) as display:
-        found = dict(side_by_side(work, [0, 1], 2, display, device.type == "cuda"))
-    assert {*found.values()} == {digest(case_run(cases()[case], device).run())}, "other bits"
-
-
-def _in_process(case: str, device: torch.device, _: int) -> str:
-    be_deterministic()
-    torch.set_num_threads(1)
-    return digest(case_run(cases()[case], device).run())
-
-
-def check_recipe(recipe: str, settings: Settings, device: torch.device, engine: str) -> None:
-    """Raises AssertionError unless one round in float64 has the numbers of the CPU."""
-    wanted = recipe_run(recipe, settings, torch.device("cpu"), "sequential")
-    outcome = recipe_run(recipe, settings, device, engine)
-    close_together(tree_map(torch.Tensor.cpu, outcome.params), wanted.params, 1e-6)
-    assert outcome.rows[0]["bytes_up"] == wanted.rows[0]["bytes_up"]
-
-
-def recipe_run(recipe: str, settings: Settings, device: torch.device, engine: str) -> Outcome:
-    """Runs one round of four ragged clients."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(60, 1, 2, 4, generator=generator, dtype=torch.float64).to(device)
-    y = torch.randint(0, 3, (60,), generator=generator).to(device)
-    options = {"hidden": 4, "batch_norm": takes_norms(recipe, settings)}
-    network = build("mlp", (1, 2, 4), CLASSES, options)
-    clients = np.split(np.arange(41), (5, 12, 30))
-    test, public = Samples(x[41:50], y[41:50]), Samples(x[50:], y[50:])
-    federation = Federation.of(Samples(x, y), clients, test, public=public)
-    plan = Plan(network, LocalTraining(lr=0.1, epochs=1, batch_size=4), 1, 3, 0, engine=engine)
-    return simulate(recipe, settings, federation, plan).run()
-
-
-def check_silos(recipe: str, settings: Settings, device: torch.device) -> None:
-    """Raises AssertionError unless three silos on the device have the simulation's numbers.
-
-    UserError without the packages of a silo.
-    """
-    from fedml_noniid.contract import silos
-    from fedml_noniid.plugins.silo.server_run import ServerRun
-    from fedml_noniid.plugins.silo.settings import DeviceArgs
-
-    terms = silos.terms(recipe, settings, batch_norm=True)
-    terms = replace(terms, device=DeviceArgs(using_gpu=device.type == "cuda"))
-    outcome = silos.talk(ServerRun(terms, silos.shards_of()[0]), silos.silos_of(terms))
-    wanted = silos.simulated(recipe, settings, True)
-    close_together(outcome.params, wanted.params, 1e-3)
 
 
 def _double(tree: Params) -> Params:
@@ -211,31 +145,84 @@ def _vector(tree: Params) -> torch.Tensor:
     return torch.cat([leaf.flatten() for _, leaf in sorted(_double(tree).items())])
 
 
-def checks(device: torch.device, quick: bool) -> Iterator[tuple[str, str, Callable[[], None]]]:
-    """Yields (what is checked, of what, the check)."""
-    every = cases()
-    for name, case in every.items():
-        yield "two runs have one SHA-256", name, partial(check_repeats, case, device)
-        yield "near float64 on the CPU (weights 1e-4)", name, partial(check_agrees, case, device)
-    for name in ("CNN", "CNN, side by side", "LSTM"):
-        yield (
-            "a run that ends goes on to the same bits",
-            name,
-            partial(check_resumes, every[name], device),
+def check_resumes(case: Case, device: torch.device) -> None:
+    """Raises AssertionError if a run that ends after a round goes on to other bits."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "run.safetensors"
+        next(simulation(case, device, checkpoint=path).rounds())
+        resumed = simulation(case, device, checkpoint=path)
+        assert resumed.start_round == 1
+        assert digest(resumed.run()) == digest(simulation(case, device).run()), "other bits"
+
+
+def check_processes(name: str, device: torch.device) -> None:
+    """Raises AssertionError if two processes at once have other bits than this one."""
+    with Display("processes", 2, bars=False, lines=False) as display:
+        digests = dict(
+            side_by_side(
+                partial(_in_process, name, device), [0, 1], 2, display, device.type == "cuda"
+            )
         )
-    yield "two processes at once have one SHA-256", "CNN", partial(check_processes, "CNN", device)
-    recipe = "scaffold+ccn"
-    yield (
-        "three silos have the simulation's numbers",
-        recipe,
-        partial(check_silos, recipe, {}, device),
+    assert {*digests.values()} == {digest(simulation(cases()[name], device).run())}, "other bits"
+
+
+def _in_process(name: str, device: torch.device, _: int) -> str:
+    be_deterministic()
+    torch.set_num_threads(1)
+    return digest(simulation(cases()[name], device).run())
+
+
+@cache
+def _by_recipe(entry: str, device: torch.device, engine: str) -> Outcome:
+    recipe, settings = EVERY[entry]
+    network, options = small.network(small.takes_norms(recipe, settings)), {"rounds": 1}
+    case = Case(network, small.federation(), recipe, settings, options)
+    return simulation(case, device, torch.float64, engine=engine).run()
+
+
+def check_recipe(entry: str, device: torch.device, engine: str) -> None:
+    """Raises AssertionError unless a round in float64 has the numbers of the CPU, one by one."""
+    wanted, outcome = (_by_recipe(entry, *how) for how in ((CPU, "sequential"), (device, engine)))
+    close_together(_double(outcome.params), wanted.params, 1e-6)
+    assert outcome.rows[0]["bytes_up"] == wanted.rows[0]["bytes_up"]
+
+
+def check_silos(entry: str, device: torch.device) -> None:
+    """Raises AssertionError unless three silos on the device have the simulation's numbers.
+
+    UserError without the packages of a silo.
+    """
+    from fedml_noniid.contract import silos
+    from fedml_noniid.plugins.silo.server_run import ServerRun
+    from fedml_noniid.plugins.silo.settings import DeviceArgs
+
+    terms = replace(
+        silos.terms(*EVERY[entry], batch_norm=True),
+        device=DeviceArgs(using_gpu=device.type == "cuda"),
     )
-    for label, (recipe, settings) in (ALONE if quick else EVERY).items():
-        for engine in ENGINES[1:]:
+    outcome = silos.talk(ServerRun(terms, silos.shards_of()[0]), silos.silos_of(terms))
+    close_together(outcome.params, silos.simulated(*EVERY[entry], True).params, 1e-3)
+
+
+def checks(device: torch.device, quick: bool) -> Iterator[tuple[str, str, Call]]:
+    """Yields (what is checked, of what, the check)."""
+    for name, case in cases().items():
+        yield "two runs have one SHA-256", name, partial(check_repeats, case, device)
+        yield "near float64 on the CPU", name, partial(check_agrees, case, device)
+        if case.recipe == "scaffold":
+            yield "goes on to the same bits", name, partial(check_resumes, case, device)
+    yield "two processes have the bits of one", "CNN", partial(check_processes, "CNN", device)
+    yield (
+        "silos have the simulation's numbers",
+        "scaffold+ccn",
+        partial(check_silos, "scaffold+ccn", device),
+    )
+    for entry in ALONE if quick else EVERY:
+        for engine in ("sequential", "vectorized"):
             yield (
-                "a round of every recipe has the CPU's numbers",
-                f"{label}, {engine}",
-                partial(check_recipe, recipe, settings, device, engine),
+                "every recipe has the CPU's numbers",
+                f"{entry}, {engine}",
+                partial(check_recipe, entry, device, engine),
             )
 
 
@@ -254,7 +241,7 @@ class Job:
     cohort: int
     samples: int  # per client
     batch: int
-    engine: str
+    engine: str = "sequential"
     precision: str = "float32"
     test: int = 100
     every: int = 1  # rounds from one evaluation to the next
@@ -262,17 +249,16 @@ class Job:
 
 def jobs(device: torch.device, quick: bool) -> list[Job]:
     """Returns what is measured; the first is pfl's CIFAR-10 benchmark (arXiv 2404.06430)."""
-    pfl = Job("pfl's CIFAR-10 benchmark", "pfl_cnn", (3, 32, 32), 1000, 50, 50, 10, "auto")
-    pfl = replace(pfl, test=10_000, every=10)
-    resnet = Job("ResNet-18, 10 clients", "resnet18", (3, 32, 32), 10, 10, 64, 32, "sequential")
-    mlp = Job("MLP, 100 clients", "mlp", (1, 28, 28), 100, 100, 100, 10, "sequential")
+    image = (3, 32, 32)
+    pfl = Job("pfl's CIFAR-10", "pfl_cnn", image, 1000, 50, 50, 10, test=10_000, every=10)
+    resnet = Job("ResNet-18, 10 clients", "resnet18", image, 10, 10, 64, 32)
+    mlp = Job("MLP, 100 clients", "mlp", (1, 28, 28), 100, 100, 100, 10)
     if quick:
-        pfl = replace(pfl, name=f"{pfl.name}, cut", clients=100, cohort=5, test=100, every=2)
+        pfl = replace(pfl, name="pfl's, cut", clients=100, cohort=5, test=100, every=2)
         resnet = replace(resnet, name="ResNet-18, 2 clients", clients=2, cohort=2, samples=32)
-    found = [pfl]
+    found = [replace(pfl, engine="auto")]
     for job in (pfl, resnet, mlp):
-        found += [replace(job, engine=engine) for engine in ("sequential", "vectorized")]
-        found.append(replace(job, engine="sequential", precision="bf16"))
+        found += [job, replace(job, engine="vectorized"), replace(job, precision="bf16")]
     return found if device.type == "cuda" or quick else found[:1]
 
 
@@ -282,43 +268,40 @@ def measure(job: Job, device: torch.device, limit_s: float) -> dict[str, Any]:
 
     def draw(count: int) -> Samples:
         x = torch.randn(count, *job.shape, generator=generator)
-        return Samples(x.to(device), torch.randint(0, 10, (count,), generator=generator).to(device))
+        return Samples(x, torch.randint(0, 10, (count,), generator=generator)).to(device)
 
     train, test = draw(job.clients * job.samples), draw(job.test)
     clients = np.split(np.arange(len(train.y)), job.clients)
     local = LocalTraining(lr=0.05, epochs=1, batch_size=job.batch, precision=job.precision)
-    network = build(job.model, job.shape, 10)
+    network, federation = build(job.model, job.shape, 10), Federation.of(train, clients, test)
     plan = Plan(network, local, PFL_ROUNDS, job.cohort, 0, job.every, engine=job.engine)
-    simulation = simulate("fedavg", {}, Federation.of(train, clients, test), plan)
-    rounds, count = simulation.rounds(), 0
-    on_gpu = device.type == "cuda"
+    simulated, on_gpu = simulate("fedavg", {}, federation, plan), device.type == "cuda"
+    rounds, count, seconds = simulated.rounds(), 0, 0.0
 
     def several() -> None:
-        for _ in range(job.every):
-            next(rounds)
+        deque(islice(rounds, job.every), 0)
         if on_gpu:
             torch.cuda.synchronize()
 
-    several()
+    several()  # warms up
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     with utilisation(device) as percent:
         began = time.perf_counter()
-        while (seconds := time.perf_counter() - began) < limit_s and count < PFL_ROUNDS / 2:
+        while seconds < limit_s and count < PFL_ROUNDS / 2:
             several()
-            count += job.every
+            count, seconds = count + job.every, time.perf_counter() - began
+    steps = count * job.cohort * -(-job.samples // job.batch)
     return {
-        "job": job.name,
         "asked": job.engine,
-        "engine": simulation.engine_name,
+        "engine": simulated.engine_name,
         "precision": job.precision,
         "rounds": count,
-        "seconds": seconds,
         "rounds_per_s": count / seconds,
-        "steps_per_s": count * job.cohort * -(-job.samples // job.batch) / seconds,
+        "steps_per_s": steps / seconds,
         "s_for_1500_rounds": PFL_ROUNDS * seconds / count,
         "peak_mb": torch.cuda.max_memory_allocated() / 1e6 if on_gpu else None,
-        "utilisation_percent": float(np.mean(percent)) if percent else None,
+        "busy_percent": float(np.mean(percent)) if percent else None,
     }
 
 
@@ -330,100 +313,100 @@ def utilisation(device: torch.device) -> Iterator[list[float]]:
     if smi is None:
         yield percent
         return
-    gpu = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"
-    asked = [smi, gpu, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms=200"]
-    with TemporaryFile("w+") as file:
-        process = subprocess.Popen(asked, stdout=file)
+    asked = [
+        smi,
+        f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}",
+        *("--query-gpu=utilization.gpu", "--format=csv,noheader", "--loop-ms=200"),
+    ]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             yield percent
         finally:
             process.terminate()
-            process.wait()
-        file.seek(0)
-        percent += [float(line) for line in file.read().split() if line.isdecimal()]
+        percent += [float(word) for word in process.communicate()[0].split() if word.isdigit()]
 
 
 # The report
 # --------------------------------------------------------------------------------------------------
 
 
-class Report:
-    """Collects the results, and writes them after each: a killed command leaves what it has."""
+def run(device: torch.device, quick: bool, to: Path) -> dict[str, Any]:
+    """Checks and measures, and writes gpu.json and gpu.md again after each job and failure.
 
-    def __init__(self, device: torch.device, quick: bool, to: Path) -> None:
-        self.began, self.to = time.perf_counter(), to
-        self.facts = {"device": device.type, "torch": str(torch.__version__), **facts(device)}
-        self.facts |= {"python": platform.python_version(), "numpy": np.__version__}
-        self.facts |= {"quick": str(quick).lower()}
-        self.checks: list[dict[str, Any]] = []
-        self.measured: list[dict[str, Any]] = []
-        self.left_out: list[str] = []
+    A failure is a line of the report, and the next work begins.
+    """
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    report: dict[str, Any] = {
+        "facts": {
+            "device": device.type,
+            "torch": str(torch.__version__),
+            **facts(device),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        },
+        "quick": quick,
+        "rows": [],
+    }
+    measures: list[tuple[str, str, Call]] = [
+        ("measured", job.name, partial(measure, job, device, 1.0 if quick else JOB_S))
+        for job in jobs(device, quick)
+    ]
+    to.mkdir(parents=True, exist_ok=True)
+    for what, name, work in (*checks(device, quick), *measures):
+        started = time.perf_counter() - began
+        row: dict[str, Any] = {"what": what, "name": name, "outcome": "left out"}
+        if started < (BUDGET_S if what == "measured" else CHECKS_S):
+            row |= attempted(work)
+        report["seconds"] = time.perf_counter() - began
+        row["seconds"] = report["seconds"] - started
+        report["rows"].append(row)
+        if what == "measured" or row["outcome"] == "failed":
+            write_whole(to / "gpu.json", json.dumps(report, indent=1) + "\n")
+            write_whole(to / "gpu.md", page(report))
+    return report
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the command began."""
-        return time.perf_counter() - self.began
 
-    def check(self, what: str, of: str, check: Callable[[], None]) -> None:
-        """Runs one check. A failure is a row, and the next check runs."""
-        began, problem, skipped = time.perf_counter(), "", False
-        try:
-            check()
-        except Exception as error:  # any defect of a kernel, a driver or of ours
-            skipped = isinstance(error, UserError) and "is not installed" in str(error)
-            problem = one_line(f"{type(error).__name__}: {' '.join(str(error).split())}", 300)
-        seconds = time.perf_counter() - began
-        row = {"what": what, "of": of, "problem": problem, "skipped": skipped, "seconds": seconds}
-        self.checks.append(row)
+def attempted(work: Call) -> dict[str, Any]:
+    """Returns the outcome of a check, or a measurement."""
+    try:
+        return {"outcome": "passed", **(work() or {})}
+    except Exception as error:  # any defect of a kernel, a driver or of ours
+        skipped = isinstance(error, UserError) and "is not installed" in str(error)
+        return {
+            "outcome": "skipped" if skipped else "failed",
+            "problem": one_line(f"{type(error).__name__}: {' '.join(str(error).split())}", 300),
+        }
 
-    def write(self) -> None:
-        """Writes gpu.json and gpu.md."""
-        self.to.mkdir(parents=True, exist_ok=True)
-        content = {key: value for key, value in vars(self).items() if key not in ("to", "began")}
-        content |= {"seconds": self.seconds}
-        write_whole(self.to / "gpu.json", json.dumps(content, indent=1) + "\n")
-        write_whole(self.to / "gpu.md", self.page())
 
-    def page(self) -> str:
-        """Returns the page."""
-        groups: dict[str, list[dict[str, Any]]] = {}
-        for row in self.checks:
-            groups.setdefault(row["what"], []).append(row)
-        rows = [
-            [
-                what,
-                sum(not row["problem"] for row in rows),
-                len(rows),
-                _shown(float(sum(row["seconds"] for row in rows))),
-            ]
-            for what, rows in groups.items()
-        ]
-        problems = [
-            f"- {'skipped' if row['skipped'] else 'FAILED'}: {row['what']}, {row['of']}: "
-            f"{row['problem']}"
-            for row in self.checks
-            if row["problem"]
-        ]
-        measured = [[_shown(row[key]) for key in COLUMNS] for row in self.measured]
-        described = "; ".join(f"{key} {value}" for key, value in self.facts.items())
-        return "\n".join(
-            [
-                "# On a GPU\n",
-                f"{described}. {self.seconds:.0f} s in all. Command: `python -m benchmarks gpu`.\n",
-                *_table(("check", "passed", "of", "s"), rows),
-                "",
-                *problems,
-                *["" for _ in problems[:1]],
-                "FedAvg on random data. Steps are those of all clients.\n",
-                *_table([*COLUMNS.values()], measured),
-                "",
-                *(f"- Left out, as the time was over: {what}" for what in self.left_out),
-            ]
-        )
+def page(report: Mapping[str, Any]) -> str:
+    """Returns the report in Markdown."""
+    rows, groups = report["rows"], dict[str, Counter[str]]()
+    for row in rows:
+        groups.setdefault(row["what"], Counter())[row["outcome"]] += 1
+        groups[row["what"]]["seconds"] += row["seconds"]
+    outcomes = ("passed", "failed", "skipped", "left out", "seconds")
+    lines = [
+        "# On a GPU\n",
+        f"{'; '.join(map(' '.join, report['facts'].items()))}. {report['seconds']:.0f} s in all. "
+        f"Command: `python -m benchmarks gpu{' --quick' * report['quick']}`.\n",
+        *_table(
+            ("check", *outcomes), [(what, *map(n.get, outcomes)) for what, n in groups.items()]
+        ),
+        "",
+        *(
+            f"- {row['outcome']}: {row['what']}, {row['name']}: {row['problem']}\n"
+            for row in rows
+            if "problem" in row
+        ),
+        "FedAvg on random data. Steps are those of all clients.\n",
+        *_table([*COLUMNS.values()], [[*map(row.get, COLUMNS)] for row in rows if "rounds" in row]),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 COLUMNS = {
-    "job": "job",
+    "name": "job",
     "asked": "`engine`",
     "engine": "ran",
     "precision": "precision",
@@ -432,44 +415,16 @@ COLUMNS = {
     "steps_per_s": "steps/s",
     "s_for_1500_rounds": "1,500 rounds, s",
     "peak_mb": "peak, MB",
-    "utilisation_percent": "GPU busy, %",
+    "busy_percent": "GPU busy, %",
 }
 
 
-def _shown(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
-
-
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    return [f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows)]
+    return [f"| {' | '.join(map(_cell, row))} |" for row in (head, ["---"] * len(head), *rows)]
 
 
-def run(device: torch.device, quick: bool, to: Path) -> Report:
-    """Checks and measures within BUDGET_S, and writes the report to a folder."""
-    torch.set_num_threads(1)
-    report = Report(device, quick, to)
-    for what, of, check in checks(device, quick):
-        if report.seconds < CHECKS_S:
-            report.check(what, of, check)
-        else:
-            report.left_out.append(f"{what}, {of}")
-    report.write()
-    todo = jobs(device, quick)
-    for k, job in enumerate(todo):
-        left = (BUDGET_S - report.seconds) / (len(todo) - k)
-        name = f"{job.name}, {job.engine}, {job.precision}"
-        if left < LEAST_S:
-            report.left_out.append(name)
-            continue
-        try:
-            report.measured.append(measure(job, device, 1.0 if quick else min(left / 2, SLICE_S)))
-        except RuntimeError as error:  # such as no memory
-            report.checks.append({"what": "measured", "of": name, "problem": one_line(str(error))})
-        report.write()
-    report.write()
-    return report
+def _cell(value: object) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -486,8 +441,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     report = run(device, asked.quick, asked.to)
-    sys.stdout.write(report.page())
-    return int(any(row["problem"] and not row["skipped"] for row in report.checks))
+    sys.stdout.write(page(report))
+    return int(any(row["outcome"] == "failed" for row in report["rows"]))
 
 
 if __name__ == "__main__":
