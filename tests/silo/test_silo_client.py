@@ -95,8 +95,9 @@ def silo(kits: Path, reply: Reply, method: str = "Session") -> Iterator[tuple[Si
         port.stop(None).wait(LONG)
 
 
-def refusing_the_end(*_: object) -> None:
-    raise wire.RefusedError("study", "the last round was not asked")
+def refusing_the_end(task: wire.Task, _: wire.Table) -> None:
+    if task.kind == "over":
+        raise wire.RefusedError("study", "the last round was not asked")
 
 
 def unexpected(_: wire.Down) -> wire.Up:
@@ -177,7 +178,7 @@ def test_after_a_lie_the_silo_is_there_for_an_honest_server(all_kits, caplog, li
     honest = saying(WELCOME, framed({"kind": "over"}))
     with silo(all_kits, lambda context: next(replies, honest)(context)) as (client, calls):
         client._comm = client._comm.model_copy(update={"lost_s": LONG})
-        client._admit = lambda *_: None if len(calls) > 3 else refusing_the_end()
+        client._admit = lambda *task: None if len(calls) > 3 else refusing_the_end(*task)
         with caplog.at_level("INFO"):
             joined(client)
     assert len(calls) == 4
