@@ -241,7 +241,7 @@ def test_a_worker_with_other_traits_is_named_and_gets_no_item(
         (here / "params.yaml").write_text(PARAMS.replace("rounds: 3,", "rounds: 3, threads: 3,"))
         with pytest.raises(UserError, match=r"it has threads 1 \(here 3\)") as caught:
             cluster.train(here)
-        assert len(caught.value.args[0].splitlines()) == 3
+        assert len(caught.value.mistakes) == 3
     finally:
         other.send_signal(signal.SIGTERM)
         other.communicate(timeout=60)

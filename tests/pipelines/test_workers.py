@@ -58,6 +58,12 @@ def test_every_item_once(processes: int, display: progress.Display) -> None:
 def test_processes_on_gpus_are_spawned_and_take_them_in_turn(
     display: progress.Display, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:  # beside many tests, spawned processes were killed
+        own = {key: of for key, of in os.environ.items() if not key.startswith("PYTEST_")}
+        name = test_processes_on_gpus_are_spawned_and_take_them_in_turn.__name__
+        alone = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", name]
+        subprocess.run([*alone, __file__], env=own, check=True)
+        return
     monkeypatch.setattr(workers, "cards", lambda processes: ["5", "GPU-7", "5"][:processes])
     monkeypatch.setitem(globals(), "INHERITED", ["of the parent"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

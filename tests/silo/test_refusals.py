@@ -42,7 +42,7 @@ UPLOADS = [
     ({BIAS: None}, "missing", "lacks 'deltas/"),
     ({"deltas/more": torch.zeros(1)}, "extra", "has 'deltas/more'"),
     ({BIAS: torch.full((4,), 1e20)}, "range", "has 1e+20; allowed: from -1"),
-    ({"n": torch.tensor(10**9)}, "samples", "1000000000 samples; it was 17"),
+    ({"n": torch.tensor(10**9)}, "samples", "1000000000 samples; train_args.max_samples allows 70"),
     ({"n": torch.tensor(0)}, "range", "'n' has 0; allowed: from 1"),
     ("more bytes", "oversize", "bytes; expected: "),
     ("no table", "malformed", "no table of tensors"),
