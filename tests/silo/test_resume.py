@@ -124,7 +124,11 @@ def test_compositions_with_a_cohort(recipe, seed, tmp_path):
 
 def test_a_silo_without_a_memory_writes_no_file(tmp_path):
     run(Federation("fedprox", table("fedprox"), tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["server", "server.rounds"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "server",
+        "server.previous",
+        "server.rounds",
+    ]
 
 
 def test_a_silo_receives_its_own_row_only(tmp_path):
@@ -239,4 +243,4 @@ def test_the_servers_files_and_a_silos_are_private(tmp_path):
     run(Federation("scaffold", {}, tmp_path))
     assert {
         path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()
-    } == dict.fromkeys(("0", "1", "2", "server", "server.rounds"), 0o600)
+    } == dict.fromkeys(("0", "1", "2", "server", "server.previous", "server.rounds"), 0o600)
