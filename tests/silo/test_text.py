@@ -93,9 +93,8 @@ def test_a_process_takes_the_network_from_its_shard(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data, config = parts(), Path("config.yaml")
     of_model = {"model": "lstm", "model_options": OPTIONS}
-    deployment = settings.check(
-        {"model_args": of_model, "comm_args": {"server": address()}}, "test"
-    )
+    content = {"model_args": of_model, "comm_args": {"server": address()}}
+    deployment = settings.check(content | {"train_args": {"max_samples": 100}}, "test")
     config.write_text(deployment.yaml())
     shards.write(deployment.data_args.shard, data)
     policy.admit_own(deployment, next(shards.split(data)), Path())
