@@ -161,6 +161,7 @@ def test_what_needs_an_extra_says_so_in_python(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_typer_that_does_not_work_with_click_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedML 0.9.6 needs typer 0.9, which click 8.2 ended."""
+    pytest.importorskip("typer", reason="of the extra [pipeline]")
     installed = {"typer": "0.9.4", "click": "8.5.1"}
     monkeypatch.setattr(extras, "version", installed.__getitem__)
     with pytest.raises(UserError, match=r"^typer 0\.9\.4 .* click 8\.5\.1; .*'click<8\.2'$"):

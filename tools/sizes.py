@@ -23,7 +23,7 @@ CHECKED = (*SOURCE, *TESTS, "tools", "benchmarks", "examples", "papers")
 # who has lied, signed questions, foreign text. Before: 22060, 23666, 1479, 129 and 1807.
 STATEMENTS = {
     SOURCE: 22642,
-    TESTS: 24343,
+    TESTS: 24346,
     ("plugins/core",): 1487,
     ("plugins/privacy",): 133,
     ("plugins/silo",): 2008,

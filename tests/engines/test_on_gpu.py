@@ -77,6 +77,8 @@ def test_every_method_has_the_cpus_numbers(entry: str, engine: str, device: str)
     [("scaffold+ccn", "cpu"), *(pytest.param(entry, "cuda", marks=NO_GPU) for entry in ALONE)],
 )
 def test_silos_have_the_simulations_numbers(entry: str, device: str) -> None:
+    for package in ("cryptography", "yaml"):
+        pytest.importorskip(package, reason="of the extra [silo]")
     gpu.check_silos(entry, torch.device(device))
 
 
