@@ -26,9 +26,9 @@ from torch import Tensor
 
 SUMS = 8  # with other signs each
 NONCE = torch.zeros(32, dtype=torch.uint8)  # what one is like
-# The norm of a sum over what the silos' norms allow, from which on the server asks; and that of a
-# silo's numbers over its own norm, from which on it has lied. Of an honest silo, the mean square of
-# 8 signed sums is beyond 2.5^2 times the square of the norm with a probability of 4e-8.
+# The server asks if a sum is so many times longer than the silos' norms allow. A silo has lied if
+# its numbers are so many times longer than its own norm. The mean square of 8 signed sums of an
+# honest silo is beyond 2.5^2 times the square of the norm with a probability of 4e-8.
 TOO_LONG, LIED = 4.0, 2.5
 PIECE = 1 << 15  # numbers
 HALF = (1 << 32) - 1
