@@ -1,10 +1,11 @@
 """Finds the silo that has added more to a sum than it said, without a look at any silo's numbers.
 
 Beside its counts, a silo says the norms of the parts of its answer. A sum that is far longer than
-these norms allow has an addend that was not as its silo said. Then the server sends a nonce, which
-nobody knew before. It makes random signs of it. The sum of a silo's masked numbers with these signs
+these norms allow has an addend that was not as its silo said. Then the server draws a nonce, which
+makes random signs. It asks each silo for its masked numbers again, whose SHA-256 it has kept, and
+for their masks' share in the signed sums. The sum of a silo's masked numbers with these signs
 is the same sum over its numbers, and over each stream of its masks. Of a stream, two silos know
-that sum. So the server asks each silo for the sums over its streams, and takes them off:
+that sum. So the server takes the sums over a silo's streams off:
 - Two silos that differ about their stream: the one that differs from more silos has lied.
 - What is left is the signed sum of the silo's own numbers. `SUMS` of them show how long they are.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, count
-from typing import cast
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.sums import Growing
 from fedml_noniid.plugins.core.trees import Params, Tree, row
 from fedml_noniid.plugins.engines.packing import flatten, stack
 from fedml_noniid.plugins.engines.streaming import Weighing
@@ -36,7 +35,7 @@ from fedml_noniid.plugins.secure.silo import (
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.coordinator import Check, Coordinator
 from fedml_noniid.plugins.silo.exit_codes import LostRoundError, QuorumError
-from fedml_noniid.plugins.silo.outliers import Norms, Outliers, norms, part
+from fedml_noniid.plugins.silo.outliers import Norms, Outliers, part
 from fedml_noniid.plugins.silo.settings import Terms
 from fedml_noniid.plugins.silo.wire import Down, RefusedError, Up
 
@@ -212,15 +211,15 @@ class _Adding:
         leaves = flatten(schema)
         self.total = torch.zeros(vectors.length(leaves, there), dtype=torch.int64)
         self._schema, self._there, self._by, self._n, self._said = schema, there, by, n, said
-        self._parts, self._nonce = vectors.parts(leaves, there), secrets.token_bytes(32)
-        self._signed: dict[int, Tensor] = {}  # by silo that has added: the signed sums
+        self._parts = vectors.parts(leaves, there)
+        self._digests: dict[int, str] = {}  # by silo that has added
 
     def check(self, up: Up, client: int, _: int | None) -> Tree:
         """Adds an upload; a silo that sends it again adds nothing. Raises RefusedError."""
         leaves: Mapping[str, Tensor] = up["leaves"]
         wire.fit(leaves, {SUM: self.total}, wire.silo(client))
-        if client not in self._signed:
-            self._signed[client] = liars.signed_sums(leaves[SUM], self._parts, self._nonce)
+        if client not in self._digests:
+            self._digests[client] = up.get("sha256") or wire.digest({SUM: leaves[SUM]})
             self.total += leaves[SUM]  # modulo 2^64
         return {}
 
@@ -232,30 +231,18 @@ class _Adding:
         self, coordinator: Coordinator, question: Down, clients: tuple[int, ...]
     ) -> dict[int, str]:
         """By silo: why it is left out, if the sum is far longer than the silos said."""
-        growing = cast("dict[str, Growing]", flatten(self.sums()))
-        lengths = norms({key: leaf.total(False) for key, leaf in growing.items()})
-        most = {
-            name: sum(
-                omega * self._said[client][name]
-                for client, omega in zip(
-                    clients, self._by.omega(name, self._n).tolist(), strict=True
-                )
-            )
-            for name in lengths
-        }
-        if all(length <= liars.TOO_LONG * most[name] for name, length in lengths.items()):
+        if not self._is_too_long(clients):
             return {}
         LOG.warning(
             "round %d: the sum is longer than the silos said; they show what they have added",
             question.round,
         )
-        nonce = torch.frombuffer(bytearray(self._nonce), dtype=torch.uint8)
-        ask = Ask(CHECK, clients, shared={"nonce": nonce})
-        structure = {CHECK: torch.stack([*self._signed.values()])}
+        nonce = secrets.token_bytes(32)
+        shared = {"nonce": torch.frombuffer(bytearray(nonce), dtype=torch.uint8)}
         answers = coordinator.ask(
-            question._replace(step=question.step + 2, ask=ask),
-            structure,
-            lambda up, client, _: _fitting(up, client, structure),
+            question._replace(step=question.step + 2, ask=Ask(CHECK, clients, shared=shared)),
+            {CHECK: self._sums_of(clients), SUM: self.total},
+            partial(self._shown, clients, nonce),
             1,
         )
         shown = {client: answer[CHECK] for client, answer in answers.items()}
@@ -263,9 +250,9 @@ class _Adding:
             return dict.fromkeys(disputed, "other silos have another mask in common with it")
         lied = [
             client
-            for client, sums in shown.items()
+            for client, answer in answers.items()
             if liars.has_lied(
-                liars.own(self._signed[client], sums, clients.index(client)),
+                liars.own(answer[SUM], answer[CHECK], clients.index(client)),
                 self._in_integers(client, clients.index(client)),
             )
         ]
@@ -273,6 +260,41 @@ class _Adding:
             return dict.fromkeys(lied, "it has added far larger numbers than it said")
         silent = [client for client in clients if client not in shown]
         return dict.fromkeys(silent, "it has not shown what it has added")
+
+    def _is_too_long(self, clients: tuple[int, ...]) -> bool:
+        """Whether the sum of a part is longer than its silos said. The lengths at the levels are
+        added: an upper bound."""
+        n, sizes = self._n.double().sum().item(), [size for _, size in self._parts]
+        squares, lengths = defaultdict[vectors.Part, float](float), defaultdict[str, float](float)
+        for (segment, _), numbers in zip(self._parts, torch.split(self.total, sizes), strict=True):
+            if segment.whole:
+                values = numbers.double()
+                squares[segment] += torch.dot(values, values).item()
+        for segment, square in squares.items():
+            unit = vectors.unit(self._by, segment.name, segment.level, 1.0, n, len(self._n))
+            lengths[segment.name] += math.sqrt(square) / unit
+        for name, length in lengths.items():
+            omegas = self._by.omega(name, self._n).tolist()
+            said = [self._said[client][name] for client in clients]
+            if length > liars.TOO_LONG * sum(map(operator.mul, omegas, said)):
+                return True
+        return False
+
+    def _sums_of(self, clients: tuple[int, ...]) -> Tensor:
+        """The structure of the signed sums over a silo's streams."""
+        names = {part for part, _ in self._parts}
+        return torch.zeros(len(clients), len(names), liars.SUMS, dtype=torch.int64)
+
+    def _shown(
+        self, clients: tuple[int, ...], nonce: bytes, up: Up, client: int, _: int | None
+    ) -> Tree:
+        """Signed sums, over a silo's masked numbers and over its streams. Raises RefusedError."""
+        leaves: Tree = up["leaves"]
+        wire.fit(leaves, {CHECK: self._sums_of(clients), SUM: self.total}, wire.silo(client))
+        if wire.digest({SUM: leaves[SUM]}) != self._digests[client]:
+            why = "it shows other numbers than it has added"
+            raise RefusedError("outlier", f"{wire.silo(client)}: {why}")
+        return {CHECK: leaves[CHECK], SUM: liars.signed_sums(leaves[SUM], self._parts, nonce)}
 
     def _in_integers(self, client: int, position: int) -> list[float]:
         """The norm of each part of a silo's vector, as it said."""
@@ -284,13 +306,6 @@ class _Adding:
             else math.inf
             for part in dict.fromkeys(part for part, _ in self._parts)
         ]
-
-
-def _fitting(up: Up, client: int, structure: Tree) -> Tree:
-    """Checks what a silo shows of its masks. Raises RefusedError."""
-    wire.fit(up["leaves"], structure, wire.silo(client))
-    leaves: Tree = up["leaves"]
-    return leaves
 
 
 def _names(schema: Tree) -> list[str]:

@@ -147,7 +147,6 @@ class SecureSilo:
         if made is None or made.exchange != down.exchange:
             raise UserError("this process has made no key for this sum: it has come again")
         request = self._request(down, made)
-        by = Weighing.of(self._terms.algorithm, made.job)
         own = made.key.public_key().public_bytes_raw()
         rows = zip(request.keys, request.samples, strict=True)
         mine = own, made.leaves["n"].item()
@@ -155,15 +154,22 @@ class SecureSilo:
             raise UserError(
                 "the sum is over a set without this silo, or with another key or n of it"
             )
-        there, total = down.ask.shared["levels"].bool(), sum(request.samples)
-        vector = vectors.packed(made.leaves, made.levels, by, total, there, len(request.clients))
+        there = down.ask.shared["levels"].bool()
         self._sets.add(made.answer, request.clients, self._terms.secure_sums)
-        masks.mask(vector, made.key, client, request)
         self._made = made._replace(added=(request, there))
+        return self._masked(made, client, request, there)
+
+    def _masked(self, made: _Made, client: int, request: masks.Request, there: Tensor) -> Params:
+        """The masked vector; the same for the same request."""
+        by = Weighing.of(self._terms.algorithm, made.job)
+        total, silos = sum(request.samples), len(request.clients)
+        vector = vectors.packed(made.leaves, made.levels, by, total, there, silos)
+        masks.mask(vector, made.key, client, request)
         return {SUM: vector}
 
     def _checked(self, down: Down) -> Params:
-        """The signed sums over the streams of the masks of the last sum, once. Raises UserError."""
+        """The masked vector of the last sum again, and the signed sums over the streams of its
+        masks, once. Raises UserError."""
         assert down.ask is not None, "there is something to do"
         (client,), made = down.ask.to, self._made
         if made is None or made.exchange != down.exchange or made.added is None:
@@ -173,7 +179,8 @@ class SecureSilo:
         (request, there), nonce = made.added, _bytes(down.ask.shared["nonce"])
         parts, length = vectors.parts(made.leaves, there), vectors.length(made.leaves, there)
         streams = masks.streams(made.key, client, request, length)
-        return {CHECK: torch.stack([liars.signed_sums(one, parts, nonce) for one in streams])}
+        sums = torch.stack([liars.signed_sums(stream, parts, nonce) for stream in streams])
+        return {CHECK: sums} | self._masked(made, client, request, there)
 
     def _request(self, down: Down, made: _Made) -> masks.Request:
         """The sum that is asked for. UserError unless it is one over enough silos of this

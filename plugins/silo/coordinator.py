@@ -126,8 +126,9 @@ class Coordinator:
             self._refuse_unexpected(client, at)
             return self._schema
 
-    def accept(self, client: int, answer: wire.Answer, leaves: Params) -> None:
-        """Takes an answer; an upload is checked first. Raises RefusedError."""
+    def accept(self, client: int, answer: wire.Answer, leaves: Params, sha256: str = "") -> None:
+        """Takes an answer; an upload is checked first. `sha256`: the `wire.digest` of the tensors.
+        Raises RefusedError."""
         if answer.failed:
             self.fail(client, answer.at, answer.failed[:500])
             return
@@ -135,7 +136,7 @@ class Coordinator:
             self._refuse_unexpected(client, answer.at)
             check = self._check
         assert check is not None, "an answer is expected"
-        up = wire.Up(client=client, exchange=answer.exchange, leaves=leaves)
+        up = wire.Up(client=client, exchange=answer.exchange, leaves=leaves, sha256=sha256)
         reply = check(up, client, self._samples.get(client))
         with self._lock:
             self._refuse_unexpected(client, answer.at)

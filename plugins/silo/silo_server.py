@@ -223,7 +223,8 @@ class SiloServer:
             longest = max(self._comm.deadline_s, self._comm.patience_s)
             answer = await call.read(wire.Answer, longest, look)
             self._check(call)
-            accept = partial(self._coordinator.accept, client, answer.head, answer.tensors)
+            whole = answer.head, answer.tensors, answer.sha256
+            accept = partial(self._coordinator.accept, client, *whole)
             await event_loop().run_in_executor(self._checks, accept)
         except RefusedError as refusal:
             if refusal.name not in MAY_TRY_AGAIN:

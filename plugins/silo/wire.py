@@ -64,7 +64,8 @@ Ranges = Mapping[str, Range]  # by name of a tensor of an upload, or of a tree o
 Name = Annotated[str, Field(max_length=200)]
 Words = Annotated[str, Field(max_length=500)]
 Integer = Annotated[int, Field(gt=-(1 << 63), lt=1 << 63)]
-Up = dict[str, Any]  # a silo's answer: client, exchange, leaves
+Up = dict[str, Any]  # a silo's answer, as in UPLOAD; our transport adds "sha256", its `digest`
+UPLOAD = {"client", "exchange", "leaves"}
 
 
 class RefusedError(PublicError):
@@ -471,7 +472,7 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
     stands for a training loss that was withheld.
     """
     where = f"round {sent.round}, {silo(client)}"
-    if type(message) is not dict or message.keys() != {"client", "exchange", "leaves"}:
+    if type(message) is not dict or message.keys() - {"sha256"} != UPLOAD:
         raise RefusedError(
             "malformed",
             f"{where}: upload is not one of this protocol; all silos must run this release",

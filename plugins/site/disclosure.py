@@ -75,7 +75,7 @@ UP = {
     CHECK: "only if the sum is far longer than these norms allow: for each silo of the set, the "
     f"masks in common with it, added up with {liars.SUMS} times random signs for each of P parts",
     SUM: "all tensors that are added up, masked; L integers: one or two for each number, once for "
-    "each of its tensor's levels at any silo",
+    "each of its tensor's levels at any silo. In a check, the same ones again",
 }
 
 
@@ -105,7 +105,7 @@ def exchanges(terms: Terms, shard: Shard) -> Iterator[tuple[Down, Exchange]]:
         if terms.secure_sums:
             request = study.request(len(ask.to), len(of.added))
             turns.append(Turn(SUM, request, {SUM: "int64 [L]"}))
-            check = {CHECK: f"int64 [{len(ask.to)}, P, {liars.SUMS}]"}
+            check = {CHECK: f"int64 [{len(ask.to)}, P, {liars.SUMS}]", SUM: "int64 [L]"}
             turns.append(Turn(CHECK, study.forms({"shared/nonce": liars.NONCE}), check))
         when = BEFORE if done < asks.begin else ROUND if done < asks.begin + asks.round else AFTER
         done += not is_test(ask)
