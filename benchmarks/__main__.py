@@ -15,7 +15,6 @@ from benchmarks import chaos as killing
 from benchmarks import choosing, everything, gpu_budget, machine, personalised
 from benchmarks import cluster as of_items
 from benchmarks import curves as of_rounds
-from benchmarks import divided as on_workers
 from benchmarks import frozen as features
 from benchmarks import gpu as on_gpu
 from benchmarks import idle as waiting
@@ -137,14 +136,6 @@ def choose(
     Takes half an hour. Interrupted, it goes on where it was.
     """
     sys.stdout.write(choosing.write(ROOT, work.resolve(), raw.resolve(), only or ()))
-
-
-@app.command()
-def divided(
-    turns: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = on_workers.TURNS,
-) -> None:
-    """Measure rounds whose clients are divided among workers. Writes docs/results/divided.md."""
-    on_workers.write(ROOT, turns)
 
 
 @app.command(name="personalised")

@@ -15,9 +15,13 @@ import logging
 import random
 import re
 import shutil
+import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,7 +30,6 @@ import psutil
 import yaml
 
 from benchmarks import machine
-from benchmarks.divided import cluster
 from benchmarks.report import render
 from fedml_noniid.pipelines.experiment import cache, config, resume
 from fedml_noniid.pipelines.experiment.training import SECONDS
@@ -48,6 +51,32 @@ class Progress(NamedTuple):
 
     rounds: int
     seconds: list[float]  # of each round: they tell one training of a round from another
+
+
+@contextmanager
+def cluster(folder: Path, workers: int = 2) -> Iterator[str]:
+    """The address of a cluster on loopback, over TLS."""
+    verb, kit = [sys.executable, "-m", "fedml_noniid", "cluster"], folder / "kit"
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    address = f"file:{kit / 'scheduler.json'}"
+    subprocess.run([*verb, "kit", "--out", str(kit)], check=True, capture_output=True)
+    parts = (
+        ["scheduler", "--listen", f"tls://127.0.0.1:{port}", "--kit", str(kit)],
+        ["worker", address, "--processes", str(workers)],
+    )
+    running = []
+    try:
+        for words in parts:
+            process = subprocess.Popen([*verb, *words], stdout=subprocess.PIPE, text=True)
+            running.append(process)
+            assert process.stdout is not None, "it is a pipe"
+            process.stdout.readline()  # it is there
+        yield address
+    finally:
+        for process in reversed(running):
+            process.terminate()
+            process.communicate()
 
 
 def write_study(folder: Path, seeds: int, rounds: int) -> None:

@@ -86,21 +86,9 @@ def or_error(work: Callable[[], T]) -> T | UserError | str:
         return traceback.format_exc()
 
 
-def received(job: Job) -> tuple[Item, bool]:
-    """The item, and whether its folders in front are seen here. UserError if it is another one."""
-    data, shared = _data_of(job)
-    return Item.of(job.settings, job.unit, data, _indices(job)), shared
-
-
-def is_abandoned() -> bool:
-    """Whether the front of the task that runs here has gone."""
-    worker = get_worker()
-    task = worker.state.tasks.get(worker.get_current_task())
-    return task is None or task.state == "cancelled"
-
-
 def _trained(job: Job, attempt: str) -> Done:
-    item, shared = received(job)
+    data, shared = _data_of(job)
+    item = Item.of(job.settings, job.unit, data, _indices(job))
     folder = job.resume if shared else _own_folder(job) / resume.RESUME / job.resume.name
     checkpoints = resume.checkpoints(folder, job.fingerprint, attempt)
     reporter = _Reporter(job, attempt, item)
@@ -132,7 +120,9 @@ class _Reporter:
 
     def on_row(self, _: Row) -> None:
         """Reports. Raises UserError if the front has gone."""
-        if is_abandoned():
+        worker = get_worker()
+        task = worker.state.tasks.get(worker.get_current_task())
+        if task is None or task.state == "cancelled":
             raise UserError("nobody waits for this item any more")
         if time.monotonic() - self._when >= EVERY_S:
             get_worker().log_event(self.job.topic, pickle.dumps(self.report(self._told)))

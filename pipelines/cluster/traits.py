@@ -14,7 +14,7 @@ from fedml_noniid.pipelines.experiment import provenance
 from fedml_noniid.plugins import recipes
 
 LABEL = "bits-"
-CODE = "fedml_noniid.pipelines.cluster.piece"  # with its imports, all that a worker runs
+CODE = "fedml_noniid.pipelines.cluster.job"  # with its imports, all that a worker runs
 
 
 def traits(device: torch.device, threads: int) -> dict[str, str]:

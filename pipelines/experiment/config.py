@@ -53,7 +53,6 @@ DEPLOYS = (
     "`noniid init --deploy` makes an experiment with both, the section deploy of params.yaml "
     "and the stage of dvc.yaml"
 )
-ON_CLUSTER = "auto", "items", "clients"  # what a worker of a cluster trains
 LONGEST = 200  # bytes of the experiment's name
 
 
@@ -237,7 +236,6 @@ class MachineSettings(Section):
     clients_memory: Annotated[str, OneOf(lambda: memory.FORMS)] = "auto"
     checkpoint_every: Count = 5
     processes: Annotated[int, Range(1, 1024)] | None = None
-    on_cluster: Annotated[str, OneOf(lambda: ON_CLUSTER)] = "auto"
 
 
 class DeploySettings(Section):

@@ -119,50 +119,37 @@ def _here(
 
 
 def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerprint: str) -> Files:
-    """Trains an item from its checkpoint."""
-    return _Training(place, settings, workers, unit, fingerprint).files()
-
-
-class _Training:
-    """An item that this process trains from its checkpoint."""
-
-    def __init__(
-        self, place: Workspace, settings: Config, workers: int, unit: Unit, fingerprint: str
-    ) -> None:
-        self.item, self.fingerprint = Item.load(place, settings, unit), fingerprint
-        data = cache.sha256(place.dataset(settings.data.name))
-        if _fingerprint(place, settings, data, unit) != fingerprint:
-            raise UserError(
-                f"{unit.key}: its data or partition has changed since this command began; is "
-                "another one at work in this folder? Run it again"
-            )
-        self.folder = resume.folder_of(place.repository, fingerprint)
-        every = settings.machine.checkpoint_every
-        checkpointing = Checkpointing(resume.checkpoints(self.folder, fingerprint), every)
-        on_row = OnRow(lambda _: self.tracked.on_rows(self.simulation.loop.rows))
-        made = self.simulation = self.item.simulation([on_row, checkpointing], workers)
-        log.debug("%s: %s engine (%s)", unit.key, made.engine_name, made.engine_reason)
-        tags = tags_of(self.item, made, fingerprint)
-        self.tracked = _Tracked(place, settings, unit, tags, machine(self.item.device))
-
-    def files(self) -> Files:
-        """Trains; the files for the store."""
-        try:
-            made = trained(self.item, self.simulation, self.fingerprint).files()
-            files = self.tracked.finished(made, self.simulation.loop.rows)
-        except UserError as error:
-            files = self.tracked.failed(error)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        return files
+    """Trains an item from its checkpoint; returns its files for the store."""
+    item = Item.load(place, settings, unit)
+    data = cache.sha256(place.dataset(settings.data.name))
+    if _fingerprint(place, settings, data, unit) != fingerprint:
+        raise UserError(
+            f"{unit.key}: its data or partition has changed since this command began; is another "
+            "one at work in this folder? Run it again"
+        )
+    folder = resume.folder_of(place.repository, fingerprint)
+    checkpoints = resume.checkpoints(folder, fingerprint)
+    checkpointing = Checkpointing(checkpoints, settings.machine.checkpoint_every)
+    on_row = OnRow(lambda _: tracked.on_rows(simulation.loop.rows))
+    simulation = item.simulation([on_row, checkpointing], workers)
+    log.debug("%s: %s engine (%s)", unit.key, simulation.engine_name, simulation.engine_reason)
+    tags = tags_of(item, simulation, fingerprint)
+    tracked = _Tracked(place, settings, unit, tags, machine(item.device))
+    try:
+        made = trained(item, simulation, fingerprint).files()
+        files = tracked.finished(made, simulation.loop.rows)
+    except UserError as error:
+        files = tracked.failed(error)
+    shutil.rmtree(folder, ignore_errors=True)
+    return files
 
 
 def _on_cluster(
     place: Workspace, settings: Config, fingerprints: Mapping[Unit, str], data: str
 ) -> Iterator[tuple[Unit, Outcome]]:
-    """Yields each item as it ends. Workers of the cluster train those that the store lacks, or the
-    clients of their rounds."""
+    """Yields each item as it ends. Workers of the cluster train those that the store lacks."""
     # Imported here: dask comes with an extra.
-    from fedml_noniid.pipelines.cluster import front, rounds
+    from fedml_noniid.pipelines.cluster import front
     from fedml_noniid.pipelines.cluster.job import Done, Job, Report
     from fedml_noniid.pipelines.cluster.traits import traits
 
@@ -187,18 +174,9 @@ def _on_cluster(
             )
         )
     wanted = traits(resolve_device(settings.train.device), settings.train.threads)
-    whole = [*jobs]
-    for job in jobs if rounds.may_divide(jobs) else ():
-        training = _Training(place, settings, 1, job.unit, job.fingerprint)
-        with rounds.divided(place.cluster, job, wanted, training.simulation) as are_divided:
-            if are_divided:
-                make = training.files
-                outcome = _get_or_create(place, settings, job.unit, job.fingerprint, make)
-                whole.remove(job)
-                yield job.unit, outcome
     tracked: dict[Unit, _Tracked] = {}
-    rows: dict[Unit, list[Row]] = {job.unit: [] for job in whole}
-    for job, news in front.trained(place.cluster, whole, wanted) if whole else ():
+    rows: dict[Unit, list[Row]] = {job.unit: [] for job in jobs}
+    for job, news in front.trained(place.cluster, jobs, wanted) if jobs else ():
         unit = job.unit
         report = news.report if isinstance(news, Done) else news
         if isinstance(report, Report):

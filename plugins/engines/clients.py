@@ -210,11 +210,10 @@ class Clients:
         """Whether results of training are stored for further Asks of the same round."""
         return ask.job == TRAIN and self.algorithm.exchanges.round > 1
 
-    def sums(self, ask: Ask, positions: Sequence[int] | None = None) -> Sums:
-        """Empty sums of the answers to training; `positions`: in `ask.to`, of the clients that
-        train here."""
+    def sums(self, ask: Ask) -> Sums:
+        """Empty sums of the answers to training."""
         n = [len(self.indices[client]) for client in ask.to]
-        return Sums(self.algorithm, torch.tensor(n, device=self.device), positions)
+        return Sums(self.algorithm, torch.tensor(n, device=self.device))
 
     def model_of(self, ask: Ask, client: int) -> tuple[Params, Params]:
         """(parameters, buffers) that an Ask of a component is about. UserError if it has none."""

@@ -48,14 +48,13 @@ class Sequential:
         self.streams = streams
         self.sums: Sums | None = None  # of the training that is under way
 
-    def answer(self, ask: Ask, round_: int, sums: Sums | None = None) -> Reply:
-        """The stacked replies of the clients `ask.to`. `sums`: where updates of training are added
-        up, if these clients are a part of the cohort."""
+    def answer(self, ask: Ask, round_: int) -> Reply:
+        """The stacked replies of the clients `ask.to`."""
         m = len(ask.to)
         if ask.job != TRAIN:
             return Reply(ask.to, **self.some(ask, round_, range(m)))
         if self.streams:
-            self.sums = sums or self.clients.sums(ask)
+            self.sums = self.clients.sums(ask)
             found = self.some(ask, round_, range(m))
             return Reply(ask.to, **found, **self.sums.parts)
         if not self.updates or len(next(iter(self.updates.values()))) < m:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -77,22 +77,17 @@ class Weighing(NamedTuple):
 class Sums:
     """The sums of the clients' answers to training."""
 
-    def __init__(
-        self, algorithm: Algorithm, n: Tensor, positions: Sequence[int] | None = None
-    ) -> None:
-        """`n` [M]: the samples of each client of the cohort. `positions`: in the cohort, of the
-        clients whose answers come here; all if None."""
-        self._positions = range(len(n)) if positions is None else positions
+    def __init__(self, algorithm: Algorithm, n: Tensor) -> None:
+        """`n` [M]: the samples of each client of the cohort."""
         self._by, self._n = Weighing.of(algorithm, TRAIN), n
         self.parts: Tree = {}
 
     def take(self, position: int, answer: Tree) -> Tree:
-        """Adds the model and uploads of a client, by its position among those that come here.
-        Returns the rest of its answer."""
-        at = self._positions[position]
+        """Adds the model and uploads of a client, by its position in the cohort. Returns the rest
+        of its answer."""
         given = {key: answer[key] for key in ADDED}
         self.parts = self.parts or self._empty(given)
-        tree_map(lambda sums, leaf: sums.put(at, leaf), self.parts, given)
+        tree_map(lambda sums, leaf: sums.put(position, leaf), self.parts, given)
         return {key: of for key, of in answer.items() if key not in ADDED}
 
     def _empty(self, given: Tree) -> Tree:
