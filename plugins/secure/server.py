@@ -8,8 +8,8 @@ import math
 import operator
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache, partial
 from itertools import chain, count
 
 import torch
@@ -43,6 +43,7 @@ LOG = logging.getLogger(__name__)
 # A silo that can't add its part so often is out of the exchange. One that was started again can't
 # add it once: it has no key yet.
 MAX_FAILURES = 2
+PIECE = 1 << 16  # numbers that the caches hold as float64
 STEPS = 3  # of an attempt: counts, the sum, and what silos show if it is too long
 Earlier = Mapping[int, Sequence[frozenset[int]]]  # by silo: to which sets it has added its answer
 
@@ -96,7 +97,8 @@ def summed(
     """
     assert down.ask is not None, "there is something to do"
     by, structure = Weighing.of(terms.algorithm, down.ask.job), announced(schema, terms.silos)
-    checked = partial(_announced, coordinator, down, question_of(down), check)
+    question_once = cache(partial(question_of, down))  # while the silos train
+    checked = partial(_announced, coordinator, down, question_once, check)
     compare = partial(outliers.refused, wire.name(down.ask))
     answers = min(coordinator.comm.quorum or terms.silos, len(down.ask.to))
     quorum = max(answers, terms.secure_sums)
@@ -178,7 +180,7 @@ def largest(earlier: Earlier, least: int) -> tuple[int, ...]:
 def _announced(
     coordinator: Coordinator,
     down: Down,
-    question: str,
+    question: Callable[[], str],
     check: Check,
     up: Up,
     client: int,
@@ -190,7 +192,7 @@ def _announced(
     if reply is not None:
         key, signed, certificate = (reply["secure"][name].numpy().tobytes() for name in ANNOUNCED)
         exchange = masks.Exchange(coordinator.run, coordinator.study, down.exchange)
-        announcement = masks.Announcement(exchange, question, client, int(reply["n"]), key)
+        announcement = masks.Announcement(exchange, question(), client, int(reply["n"]), key)
         try:
             public = certified(coordinator.ca, client, certificate)
             masks.check_signature(public, announcement, signed)
@@ -267,8 +269,8 @@ class _Adding:
         n, sizes = self._n.double().sum().item(), [size for _, size in self._parts]
         squares, lengths = defaultdict[vectors.Part, float](float), defaultdict[str, float](float)
         for (segment, _), numbers in zip(self._parts, torch.split(self.total, sizes), strict=True):
-            if segment.whole:
-                values = numbers.double()
+            for piece in torch.split(numbers, PIECE) if segment.whole else ():
+                values = piece.double()
                 squares[segment] += torch.dot(values, values).item()
         for segment, square in squares.items():
             unit = vectors.unit(self._by, segment.name, segment.level, 1.0, n, len(self._n))
