@@ -48,7 +48,7 @@ from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Momentum, Positive, Range
 from fedml_noniid.plugins.core.randomness import fold, normal
 from fedml_noniid.plugins.core.sums import added
-from fedml_noniid.plugins.core.training import Descent, Step, descend
+from fedml_noniid.plugins.core.training import Descent, Step, descend, gradient_of
 from fedml_noniid.plugins.core.trees import Params, Tree
 
 
@@ -161,4 +161,5 @@ class CCVR(Component):
         features = Pass(Samples(z, y), torch.arange(len(y), device=y.device))
         batches = features.shuffled(fold(server.key, "order"), self.epochs, self.batch_size)
         step = Step(SGD(self.server_lr, self.momentum))
-        return server.params | descend(server.task, loss, Descent(head), batches, step).params
+        gradient = gradient_of(server.task, loss)
+        return server.params | descend(gradient, Descent(head), batches, step).params

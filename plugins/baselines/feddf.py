@@ -45,7 +45,7 @@ from fedml_noniid.plugins.core.optimizers import Adam
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Positive
 from fedml_noniid.plugins.core.randomness import fold
 from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.training import Descent, Step, descend
+from fedml_noniid.plugins.core.training import Descent, Step, descend, gradient_of
 from fedml_noniid.plugins.core.trees import Params
 
 PASS_BATCH = 500  # samples per batch of the teachers' pass
@@ -86,8 +86,7 @@ class FedDF(Component):
 
         adam = Adam(self.server_lr, clip=self.clip)
         found = descend(
-            task,
-            divergence,
+            gradient_of(task, divergence),
             Descent(server.params, server.buffers),
             islice(batches, self.steps),
             Step(adam, rate=lambda s: (1 + math.cos(math.pi * s / self.steps)) / 2),

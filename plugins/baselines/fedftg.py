@@ -64,7 +64,7 @@ from fedml_noniid.plugins.core.options import (
 )
 from fedml_noniid.plugins.core.randomness import fold, normal
 from fedml_noniid.plugins.core.task import Output, Task
-from fedml_noniid.plugins.core.training import Descent, Step, descend
+from fedml_noniid.plugins.core.training import Descent, Step, descend, gradient_of
 from fedml_noniid.plugins.core.trees import Params, Tree
 
 Model = tuple[Params, Params]  # parameters and buffers
@@ -129,8 +129,7 @@ class FedFTG(LabelCounts):
             weights = label_weights(counts)[:, y]  # alpha_k^y, [M, B]
             hard = partial(self.generator_loss, server, teachers, (params, buffers), weights)
             made = descend(
-                task,
-                hard,
+                gradient_of(task, hard),
                 Descent(g, state=state),
                 [Batch(z, y)] * self.generator_steps,
                 Step(adam),
@@ -139,8 +138,7 @@ class FedFTG(LabelCounts):
             x = self.inputs(server, g, z, y)
             target = self.ensemble(self.predicted(task, teachers, x), weights)
             student = descend(
-                task,
-                partial(self.model_loss, task),
+                gradient_of(task, partial(self.model_loss, task)),
                 Descent(params, buffers),
                 [Batch(x, target)] * self.model_steps,
                 Step(sgd),

@@ -59,7 +59,7 @@ from fedml_noniid.plugins.core.options import (
 )
 from fedml_noniid.plugins.core.randomness import fold, integers, uniform
 from fedml_noniid.plugins.core.task import Output, Task
-from fedml_noniid.plugins.core.training import Descent, Step, descend
+from fedml_noniid.plugins.core.training import Descent, Step, descend, gradient_of
 from fedml_noniid.plugins.core.trees import Params, Tree
 
 
@@ -146,8 +146,7 @@ class FedGen(LabelCounts):
             ), None
 
         found = descend(
-            server.task,
-            loss,
+            gradient_of(server.task, loss),
             Descent(server.state["generator"], state=server.state["adam"]),
             draws(),
             Step(self.adam, rate=lambda s: self.decay ** (server.round - 1)),

@@ -34,7 +34,7 @@ from fedml_noniid.plugins.core.data import Batch, Pass, cross_entropy
 from fedml_noniid.plugins.core.options import Count, CountOrNone
 from fedml_noniid.plugins.core.randomness import fold
 from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.training import Descent, Step, descend
+from fedml_noniid.plugins.core.training import Descent, Step, descend, gradient_of
 from fedml_noniid.plugins.core.trees import Params
 
 
@@ -63,5 +63,5 @@ class FSL(Component):
 
         start = Descent(server.params, server.buffers)
         key = fold(server.key, "dropout")
-        found = descend(task, loss, start, batches, Step(task.optimizer), key)
+        found = descend(gradient_of(task, loss), start, batches, Step(task.optimizer), key)
         return Change(params=found.params, buffers=found.buffers)

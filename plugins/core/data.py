@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -47,7 +48,6 @@ class Batch(NamedTuple):
     keys: Tensor | None = None  # 0-d, of this client and job; only in training
     step: int = 0
     scope: int = 0  # a component's number among the keys of the step
-    personal: Tensor | None = None  # 0-d bool; as in `Pass`
 
     @property
     def key(self) -> Any:
@@ -90,14 +90,23 @@ class Pass:
         return len(self.sizes) if self.sizes is not None else self.index.shape[0]
 
     def __iter__(self) -> Iterator[Batch]:
-        parts = torch.split(self.index, list(self.sizes)) if self.sizes is not None else self.index
-        for s, index in enumerate(parts):
-            mask, live, last, personal = (
-                None if of is None else of[s]
-                for of in (self.mask, self.live, self.last, self.personal)
-            )
-            x, y = self.inputs(index, s), rows_at(self.samples.y, index)
-            yield Batch(x, y, mask, live, last, personal=personal)
+        """The batches in their order.
+
+        What all steps can share is made before the first one: a call of Python takes several times
+        as long between two steps, whose tensors have taken the caches.
+        """
+        index, sizes = self.index, self.sizes
+        labels = rows_at(self.samples.y, index)
+        parts, ys = (
+            leaf.unbind() if sizes is None else torch.split(leaf, list(sizes))
+            for leaf in (index, labels)
+        )
+        xs = (self.inputs(part, s) for s, part in enumerate(parts))
+        optional = (
+            repeat(None) if leaf is None else leaf.unbind()
+            for leaf in (self.mask, self.live, self.last)
+        )
+        return map(Batch, xs, ys, *optional)
 
     def inputs(self, index: Tensor, step: int) -> Tensor:
         """The samples of a batch, [B, ...]."""

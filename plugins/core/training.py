@@ -1,15 +1,13 @@
-"""Trains one client, and has the one loop behind that.
+"""Defines local training: the loop of steps, and what components add to it.
 
-`train` is the plain form: one client, one step after the other. Engines bring their own loop for
-the same local problem, and tests prove that it is equal. Refinements and learners on the server
-call `descend`.
+Engines, refinements and learners on the server all run the loop `descend`. `engines.local` says
+which gradient and which form of the step a client has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -29,10 +27,9 @@ from fedml_noniid.plugins.core.component import (
     Trace,
     V,
     absent,
-    overrides,
 )
 from fedml_noniid.plugins.core.contract import call
-from fedml_noniid.plugins.core.data import Batch, Pass
+from fedml_noniid.plugins.core.data import Batch
 from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.randomness import identity
 from fedml_noniid.plugins.core.task import Output, Task
@@ -44,18 +41,15 @@ from fedml_noniid.plugins.core.trees import (
     leading,
     scale,
     select,
-    tree_map,
 )
 
 Views = Mapping[Component, Client]  # the client as each component sees it
-Objective = Callable[
-    [Params, Params, Batch], tuple[Tensor, Output | None]
-]  # (w, buffers, batch) -> loss, forward pass
+# (w, buffers, batch) -> loss, forward pass; without one, the buffers stay
+Objective = Callable[[Params, Params, Batch], tuple[Tensor, Output | None]]
+# (w, "buffers" and "own" of the last step, batch) -> the gradient; "loss", "buffers" and "own" of
+# this step, and "features" [..., B, d] where a component needs those of the last epoch
+Gradient = Callable[[Params, Tree, Batch], tuple[Params, Tree]]
 Update = Callable[[Params, Tree, Params], tuple[Params, Tree]]  # as `Optimizer.step`
-# (what a client's own model keeps, w, w's buffers, batch) -> the same after a step of its own
-Beside = Callable[[Tree, Params, Params, Batch], Tree]
-# (w, what computes the gradient at w) -> where the gradient is taken
-Point = Callable[[Params, Callable[[], tuple[Params, Tree]]], Params]
 NO_FEATURES = "trace.features is there for methods that declare Needs(last_epoch=True)"
 NO_GRADIENT = "g is there for methods that declare Needs(gradient=True)"
 
@@ -80,9 +74,6 @@ class Step:
     term: Callable[[Params], Params] | None = None
     factor: Params = field(default_factory=dict)  # of rows
     rate: Callable[[int], float | Tensor] | None = None  # of the step with this number; None: 1
-    beside: Beside | None = None  # the step of the client's own model
-    # (gradients of the samples [B, ...], batch) -> the gradient; None: of the mean loss
-    gathered: Callable[[Params, Batch], Params] | None = None
 
     def __call__(
         self, grads: Params, params: Params, state: Tree, s: int = 0, out: Params | None = None
@@ -99,92 +90,65 @@ class Step:
 
 
 def descend(
-    task: Task,
-    loss: Objective,
+    gradient: Gradient,
     start: Descent,
     batches: Iterable[Batch],
     step: Step,
     key: Tensor | None = None,
-    point: Point | None = None,
+    out: Params | None = None,
+    total: Callable[[list[Tensor]], Tensor] | None = None,
 ) -> Descent:
-    """Takes a step down the gradient of the loss for each batch.
+    """Takes a step down the gradient for each batch: the one loop of training.
 
-    `start`: parameters, buffers and state are read. `point`: None takes the gradient at w.
+    `start`: all but `features` is read. `key`: of the client, whose steps draw from it. `out`:
+    memory that the new parameters may take. `total` makes the loss of those of the steps; None
+    leaves that of `start`.
     """
-    params, buffers, state, own = start.params, start.buffers, start.state, start.own
-    state = state or step.optimizer.init(params)
-    steps = total = next(iter(params.values())).new_zeros(())
-    summed: Params = {}
+    params, state = start.params, start.state or step.optimizer.init(start.params)
+    carried: Tree = {"buffers": start.buffers, "own": start.own}
+    count: int | Tensor = 0
+    losses: list[Tensor] = []
+    features = weight = None
     for s, batch in enumerate(batches):
-        batch = batch if key is None else batch._replace(keys=key, step=s)
-
-        def value(
-            w: Params, batch: Batch = batch, buffers: Params = buffers
-        ) -> tuple[Tensor, Tree]:
-            found, out = loss(w, buffers, batch)
-            return found, {"loss": found} | (
-                {} if out is None else {"buffers": out.buffers, "h": out.features}
-            )
-
-        at = params if point is None else point(params, partial(task.grad, value, params))
-        if step.gathered is None:
-            grads, left = task.grad(value, at)
-        else:
-            grads, left = _of_samples(task, value, at, batch)
-            grads = step.gathered(grads, batch)
-        new = dict(zip(("w", "state"), step(grads, params, state, s), strict=True)) | {
-            "buffers": left.get("buffers", buffers),
-            "loss": total + left["loss"],
-            "own": own if step.beside is None else step.beside(own, params, buffers, batch),
-        }
-        old = {"w": params, "state": state, "buffers": buffers, "loss": total, "own": own}
-        if batch.personal is not None:
-            moved = {"w": new["w"], "state": new["state"]}
-            new |= alternated(task, batch.personal, params, moved, old)
-        params, state, buffers, total, own = select(batch.live, new, old).values()
-        steps = steps + (1 if batch.live is None else batch.live)
+        batch = batch._replace(keys=key, step=s)
+        grads, left = gradient(params, carried, batch)
+        # In place, because the passes over memory take most of a step's time. The received model
+        # belongs to others too, and so do the parameters of a client that has no such step.
+        into = None if batch.live is not None else params if s > 0 else out
+        moved, after = step(grads, params, state, s, into)
+        params, state = select(batch.live, moved, params), select(batch.live, after, state)
+        carried = select(batch.live, {name: left[name] for name in carried}, carried)
+        count = count + (1 if batch.live is None else batch.live)
+        losses.append(left["loss"])
         if batch.last_epoch is not None:
-            part = {"h": left["h"], "n": torch.ones_like(left["h"][:, 0])}
-            summed = combined(torch.add, summed, scale(batch.last_epoch, tree_map(batch.sum, part)))
-    mean = summed["h"] / summed["n"].clamp(min=1) if summed else None
-    return Descent(params, buffers, state, steps, total, mean, own)
+            h = left["features"]
+            mask = torch.ones_like(h[..., 0]) if batch.mask is None else batch.mask  # [..., B]
+            fraction = batch.last_epoch.unsqueeze(-1) * mask.to(h.dtype)
+            part = torch.einsum("...b,...bd->...d", fraction, h)
+            features = part if features is None else features + part
+            weight = fraction.sum(-1) if weight is None else weight + fraction.sum(-1)
+    mean = None
+    if features is not None and weight is not None:
+        mean = features / weight.clamp(min=1).unsqueeze(-1)
+    loss = total(losses) if total is not None and losses else start.loss
+    return Descent(
+        params, steps=start.steps + count, state=state, loss=loss, features=mean, **carried
+    )
 
 
-def _of_samples(
-    task: Task, value: Callable[..., tuple[Tensor, Tree]], at: Params, batch: Batch
-) -> tuple[Params, Tree]:
-    """(the gradient of each sample by itself [B, ...], what else the pass leaves).
+def gradient_of(task: Task, loss: Objective) -> Gradient:
+    """The gradient of a loss."""
 
-    The running statistics of a batch stay: a network with batch norms is refused.
-    """
-    found = []
-    for i in range(len(batch.y)):
-        part = {name: getattr(batch, name)[i : i + 1] for name in ("x", "y")}
-        mask = None if batch.mask is None else batch.mask[i : i + 1]
-        found.append(task.grad(partial(value, batch=batch._replace(**part, mask=mask)), at))
-    grads = {name: torch.stack([one[name] for one, _ in found]) for name in at}
-    left: Tree = {"loss": batch.mean(torch.stack([of["loss"] for _, of in found]))}
-    if "h" in found[0][1]:
-        left["h"] = torch.cat([of["h"] for _, of in found])
-    return grads, left
+    def gradient(w: Params, carried: Tree, batch: Batch) -> tuple[Params, Tree]:
+        def value(w: Params) -> tuple[Tensor, Tree]:
+            mean, out = loss(w, carried["buffers"], batch)
+            buffers = carried["buffers"] if out is None else out.buffers
+            return mean, {"loss": mean, "buffers": buffers}
 
+        grads, left = task.grad(value, w)
+        return grads, {**carried, **left}
 
-def alternated(task: Task, personal: Tensor, params: Params, new: Tree, old: Tree) -> Tree:
-    """The tree `new`, with the leaves as in `old` of the parameters that rest: the client's own
-    part trains where `personal` says so, all others where it does not.
-
-    `params`: all that train. What is of no parameter, such as Adam's count of steps, is new.
-    """
-    found: Tree = {}
-    for name, leaf in new.items():
-        if isinstance(leaf, dict):
-            found[name] = alternated(task, personal, params, leaf, old[name])
-        elif name in params:
-            moves = personal if name in task.personal["params"] else ~personal
-            found[name] = torch.where(leading(moves, leaf), leaf, old[name])
-        else:
-            found[name] = leaf
-    return found
+    return gradient
 
 
 def scaled(update: Params, factor: Params) -> Params:
@@ -193,44 +157,6 @@ def scaled(update: Params, factor: Params) -> Params:
         name: leading(factor[name], leaf) * leaf if name in factor else leaf
         for name, leaf in update.items()
     }
-
-
-def train(
-    algorithm: Algorithm, client: Client, sent: Ask, memory: Tree, steps: Pass
-) -> tuple[Trace, dict[str, Answer]]:
-    """Local training from the received model: (trace, the answers by component), for one client."""
-    task, views = client.task, component_views(algorithm, client, sent, memory)
-    views = {c: replace(view, prepared=call(c, "prepare", view)) for c, view in views.items()}
-
-    def loss(w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Output]:
-        out = task.train(w, buffers, batch)
-        value = task.loss.mean(adjusted(algorithm, views, out.logits, w), batch.y, batch.mask)
-        extra = penalty(views, w, out, batch)
-        return value if extra is None else value + extra, out
-
-    def beside(own: Tree, w: Params, buffers: Params, batch: Batch) -> Tree:
-        def loss(v: Params) -> tuple[Tensor, Tree]:
-            model = own_model(algorithm, views, v, w)
-            out = task.train(model["params"], own.get(V_BUFFERS, buffers), batch)
-            value = task.loss.mean(out.logits, batch.y, batch.mask)
-            return value + model.get("penalty", 0), {"buffers": out.buffers}
-
-        return own_step(task, own, loss, task.optimizer.step)
-
-    own = own_start(algorithm, memory, task.optimizer)
-    state, params = started(algorithm, views)
-    start = Descent(client.params | params, client.buffers, state)._replace(own=own)
-    step = Step(
-        task.optimizer,
-        lambda w: term(views, w),
-        factor(views),
-        beside=beside if own else None,
-        gathered=gathering(algorithm, views),
-    )
-    found = descend(task, loss, start, steps, step, client.keys, point_of(algorithm, views))
-    kept = own_memory(algorithm, memory, found.own)
-    views = {c: replace(view, memory=kept.get(c.name, {})) for c, view in views.items()}
-    return ended(algorithm, views, found, len(steps))
 
 
 def component_views(
@@ -277,18 +203,6 @@ def started(algorithm: Algorithm, views: Views) -> tuple[Tree, Params]:
         states[c] = None if found is None or (starts[c] is not None and not state) else state
     state = algorithm.owned(Exclusive.OPTIMIZER_MEMORY, states) or {}
     return state, algorithm.owned(Exclusive.START, starts) or {}
-
-
-def point_of(algorithm: Algorithm, views: Views) -> Point | None:
-    """Where the components take the gradient; None: at w."""
-    if not any(overrides(c, "gradient_point") for c in algorithm.components):
-        return None
-
-    def point(w: Params, gradient: Callable[[], tuple[Params, Tree]]) -> Params:
-        g = gradient()[0] if algorithm.needs.gradient else {}
-        return {**w, **shifted(algorithm, views, w, g)}
-
-    return point
 
 
 def shifted(algorithm: Algorithm, views: Views, w: Params, g: Params) -> Params:

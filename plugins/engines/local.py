@@ -1,16 +1,15 @@
 """Trains as the engines do: the core's local problem, for one client or several side by side.
 
 Trees of several clients have an axis [M] in front of every leaf. No function here reads that axis:
-the engine's `ClientAxis` lifts functions of one client to several. Training equals
-`plugins.core.training.train` (tested). docs/performance.md says how much each shortcut saves.
+the engine's `ClientAxis` lifts functions of one client to several. docs/performance.md says how
+much each shortcut saves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -24,12 +23,13 @@ from fedml_noniid.plugins.core.optimizers import SGD, Optimizer
 from fedml_noniid.plugins.core.task import Output, Task, functional
 from fedml_noniid.plugins.core.training import (
     Descent,
+    Gradient,
     Step,
     Update,
     Views,
     adjusted,
-    alternated,
     component_views,
+    descend,
     ended,
     factor,
     gathering,
@@ -48,13 +48,18 @@ from fedml_noniid.plugins.core.trees import (
     Tree,
     combined,
     leading,
-    rows_at,
-    select,
     tree_map,
 )
 from fedml_noniid.plugins.engines.clients import marked
 from fedml_noniid.plugins.engines.device import tf32
-from fedml_noniid.plugins.engines.personal import PERSONAL, joined, over, parted, personalized
+from fedml_noniid.plugins.engines.personal import (
+    PERSONAL,
+    Alternating,
+    joined,
+    over,
+    parted,
+    personalized,
+)
 from fedml_noniid.plugins.models.model import Model
 
 # (buffers, batch, what it draws, parameters) -> the gradient of the mean loss, in the
@@ -356,70 +361,55 @@ class LocalSteps:
         written = self.axis.written(self.task) if bare else None
         plain = plain_rate(self.task.optimizer) is not None
         if written is None or not plain or hooks.point is not None or began["own"]:
-            return self._stepped(began, inputs, written)
+            return self._descended(began, inputs, written)
         # No gradient is ever taken of these steps. In this mode torch keeps no record for one:
         # calls get shorter.
         with torch.inference_mode():
-            found = self._stepped(began, inputs, written)
+            end = self._descended(began, inputs, written)
         # What is made in this mode can't be used where a gradient is taken; a copy can.
-        left = {field: tree for field, tree in found._asdict().items() if tree is not None}
-        return found._replace(
+        left = {field: tree for field, tree in end._asdict().items() if tree is not None}
+        return end._replace(
             **tree_map(lambda leaf: leaf.clone() if leaf.is_inference() else leaf, left)
         )
 
-    def _stepped(self, began: Tree, inputs: StepInputs, written: Written | None) -> Descent:
-        """As a call, one step after the other. `written`: the gradient, if it is written out."""
-        params, buffers, state, own = (
-            began[name] for name in ("params", "buffers", "state", "own")
-        )
+    def _descended(self, began: Tree, inputs: StepInputs, written: Written | None) -> Descent:
+        """As a call. `written`: the gradient, if it is written out."""
         steps, drawn, out = inputs
-        step_of = step_form(self, began["factor"], owned=written is not None)
-        some = next(iter(params.values()))
+        some = next(iter(began["params"].values()))
         zero = torch.zeros(self.key.shape, dtype=some.dtype, device=some.device)
-        losses: list[Tensor] = []
-        weight, last = zero, steps.last
-        features: Tensor | None = None
-        for step, batch in enumerate(_batches(steps)):
-            # In place, because the passes over memory take most of a step's time. The received
-            # model belongs to others too, and so do the parameters of a client that has no such
-            # step.
-            into = None if batch.live is not None else params if step > 0 else out
-            into = None if steps.personal is not None else into  # a part stays as it is
-            draws = next(drawn)
-            if own:  # before w's step, which may be in place
-                beside = self._beside(own, params, buffers, batch, draws)
-                own = select(batch.live, beside, own)
-            keyed = batch._replace(keys=self.key, step=step)
+        start = Descent(
+            **{name: began[name] for name in ("params", "buffers", "state", "own")},
+            steps=zero,
+            loss=zero,
+        )
+        step = step_form(self, began["factor"], owned=written is not None)
+        if steps.personal is not None:
+            step = Alternating(step.optimizer, step=step, task=self.task, flags=steps.personal)
+        gradient = self._gradient(drawn, written, steps.last is not None)
+        total = partial(_total, steps, written is not None)
+        return descend(gradient, start, steps, step, self.key, out, total)
+
+    def _gradient(
+        self, drawn: Iterator[Params], written: Written | None, features: bool
+    ) -> Gradient:
+        """What takes the gradient of a step, and trains the client's own model beside it."""
+
+        def taken(batch: Batch, buffers: Params, draws: Params, w: Params) -> tuple[Params, Tree]:
             if self.hooks.gathered is not None:
-                taken = partial(self.hooks.gathered, keyed, buffers)
-            elif written is None:
-                loss = partial(self._loss, keyed, buffers, draws, last is not None)
-                taken = partial(self.task.grad, loss)
-            else:
-                taken = partial(written, buffers, batch, draws)
-            gradient, left = taken(self._point(params, taken))
-            losses.append(left["loss"])
-            if last is not None:
-                mask = batch.mask  # [..., B]
-                mask = torch.ones_like(left["features"][..., 0]) if mask is None else mask
-                fraction = last[step].unsqueeze(-1) * mask.to(some.dtype)  # [..., B]
-                part = torch.einsum("...b,...bd->...d", fraction, left["features"])
-                features = part if features is None else features + part
-                weight = weight + fraction.sum(-1)
-            moved, after = step_of(gradient, params, state, step, into)
-            if steps.personal is not None:
-                flag = steps.personal[step]
-                moved = alternated(self.task, flag, params, moved, params)
-                after = alternated(self.task, flag, params, after, state)
-            if batch.live is None:
-                params, state, buffers = moved, after, left["buffers"]
-            else:
-                params, state = select(batch.live, moved, params), select(batch.live, after, state)
-                buffers = select(batch.live, left["buffers"], buffers)
-        mean = None if features is None else features / weight.clamp(min=1).unsqueeze(-1)
-        count = zero + _length(steps)
-        total = _step_losses(losses, steps, written is not None).sum(0) if losses else zero
-        return Descent(params, buffers, state, count, total, mean, own)
+                return self.hooks.gathered(batch, buffers, w)
+            if written is not None:
+                return written(buffers, batch, draws, w)
+            return self.task.grad(partial(self._loss, batch, buffers, draws, features), w)
+
+        def gradient(w: Params, carried: Tree, batch: Batch) -> tuple[Params, Tree]:
+            own, buffers, draws = carried["own"], carried["buffers"], next(drawn)
+            if own:  # before w's step, which may be in place
+                own = self._beside(own, w, buffers, batch, draws)
+            at_w = partial(taken, batch, buffers, draws)
+            grads, left = at_w(self._point(w, at_w))
+            return grads, {**left, "own": own}
+
+        return gradient
 
     def _beside(self, own: Tree, w: Params, buffers: Params, batch: Batch, drawn: Params) -> Tree:
         """A step of the client's own model: its pass draws what w's draws."""
@@ -499,11 +489,6 @@ def update_form(walk: LocalSteps) -> Update:
     return walk.axis.lift(optimizer.step) if optimizer.clip else optimizer.step
 
 
-def _length(steps: Pass) -> int | Tensor:
-    """How many steps there are, or each client has, [M]."""
-    return len(steps) if steps.live is None else steps.live.sum(0)
-
-
 def plain_rate(optimizer: Optimizer) -> float | None:
     """eta of plain SGD, whose update is -eta times the gradient and can be added in one pass; None
     for others."""
@@ -511,22 +496,6 @@ def plain_rate(optimizer: Optimizer) -> float | None:
         optimizer.momentum or optimizer.weight_decay or optimizer.clip
     )
     return optimizer.lr if plain else None
-
-
-def _batches(steps: Pass) -> Iterator[Batch]:
-    """The batches in their order.
-
-    Whatever all steps can share is made before the first one: a call of Python
-    takes several times as long between two steps, whose tensors have taken the caches.
-    """
-    index, sizes = steps.index, steps.sizes
-    ys = rows_at(steps.samples.y, index)
-    parts, labels = (
-        of.unbind() if sizes is None else torch.split(of, list(sizes)) for of in (index, ys)
-    )
-    xs = (steps.inputs(of, s) for s, of in enumerate(parts))
-    masks, lives = (repeat(None) if of is None else of.unbind() for of in (steps.mask, steps.live))
-    return map(Batch, xs, labels, masks, lives)
 
 
 def _plus(grads: Params, added: Params, in_place: bool) -> Params:
@@ -547,16 +516,15 @@ def _scaled(update: Params, factor: Params, in_place: bool) -> Params:
     return update
 
 
-def _step_losses(losses: Sequence[Tensor], steps: Pass, by_sample: bool) -> Tensor:
-    """The mean loss of each step, [S, ...], 0 where a client has no such step."""
+def _total(steps: Pass, by_sample: bool, losses: list[Tensor]) -> Tensor:
+    """The sum of the steps' mean losses, without those of steps that a client does not have."""
     if steps.sizes is not None:
-        return torch.stack([loss.mean() for loss in losses])
-    found = torch.stack(list(losses))
-    if (
-        by_sample
-    ):  # means of all steps at once: step by step, they take longer than the losses themselves
-        return masked_mean(found, steps.mask, found.ndim - 1)
-    return found if steps.live is None else torch.where(steps.live, found, 0)
+        return torch.stack([loss.mean() for loss in losses]).sum(0)
+    stacked = torch.stack(losses)  # [S, ...]
+    # Means of all steps at once: step by step, they take longer than the losses themselves.
+    if by_sample:
+        return masked_mean(stacked, steps.mask, stacked.ndim - 1).sum(0)
+    return (stacked if steps.live is None else torch.where(steps.live, stacked, 0)).sum(0)
 
 
 def _added(params: Params, update: Params, amount: float, out: Params | None) -> Params:

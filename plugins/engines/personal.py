@@ -10,7 +10,7 @@ that is the trained one.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -21,8 +21,9 @@ from fedml_noniid.plugins.core.component import BODY, HEAD, NORMS, Client
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.losses import CROSS_ENTROPY, Loss
 from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.task import Network
-from fedml_noniid.plugins.core.trees import Params, Tree, row
+from fedml_noniid.plugins.core.task import Network, Task
+from fedml_noniid.plugins.core.training import Step
+from fedml_noniid.plugins.core.trees import Params, Tree, leading, row
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate, outputs_of
@@ -95,6 +96,38 @@ def parted(
         without(buffers, names),
         without(state, names),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternating(Step):
+    """Takes the step of another form, and keeps the parameters that rest: some steps train the
+    client's own part alone, the others all the rest."""
+
+    step: Step
+    task: Task
+    flags: Tensor  # [S, ...] bool: whether a step trains the client's own part
+
+    def __call__(
+        self, grads: Params, params: Params, state: Tree, s: int = 0, out: Params | None = None
+    ) -> tuple[Params, Tree]:
+        """As `Step`; nothing is changed in place."""
+        moved, after = self.step(grads, params, state, s)
+        return self._kept(s, params, moved, params), self._kept(s, params, after, state)
+
+    def _kept(self, s: int, params: Params, new: Tree, old: Tree) -> Tree:
+        """The tree `new`, with the leaves as in `old` of the parameters that rest. What is of no
+        parameter, such as Adam's count of steps, is new."""
+        kept: Tree = {}
+        for name, leaf in new.items():
+            if isinstance(leaf, dict):
+                kept[name] = self._kept(s, params, leaf, old[name])
+            elif name in params:
+                own = name in self.task.personal["params"]
+                moves = self.flags[s] if own else ~self.flags[s]
+                kept[name] = torch.where(leading(moves, leaf), leaf, old[name])
+            else:
+                kept[name] = leaf
+        return kept
 
 
 def over(base: Tree, top: Tree) -> Tree:

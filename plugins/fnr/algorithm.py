@@ -56,7 +56,7 @@ from fedml_noniid.plugins.core.data import Batch, cross_entropy, one_hot
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Fraction, Range
 from fedml_noniid.plugins.core.sums import added
 from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.training import Descent, Step, descend
+from fedml_noniid.plugins.core.training import Descent, Step, descend, gradient_of
 from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
 from fedml_noniid.plugins.fnr.recorded import by_client, figure_5
 
@@ -157,11 +157,10 @@ class FNR(Component):
                 out, batch, client
             ), out
 
-        given, key = client.task.optimizer, client.key
+        start, step = Descent(client.params, client.buffers), Step(client.task.optimizer)
+        key = client.key
         batches = client.public.shuffled(key, self.epochs, self.batch_size)
-        end = descend(
-            client.task, loss, Descent(client.params, client.buffers), batches, Step(given), key
-        )
+        end = descend(gradient_of(client.task, loss), start, batches, step, key)
         metrics: Tree = {}
         if client.observing:
             before = self.by_class(client, client.params, client.buffers)
