@@ -50,13 +50,12 @@ class Setting(NamedTuple):
     sizes: tuple[int, ...]
     cohort: int
     batch_size: int
-    memory_mb: int = 2048
+    clients_at_once: int | None = None
 
 
 SMALL = Setting("mlp", {"hidden": 4, "batch_norm": True}, (1, 2, 4), 3, (5, 7, 18, 11), 3, 4)
-# Of the users only the cohort's size counts, so there are fewer than pfl's 1,000. The memory is a
-# GPU's.
-PFL = Setting("pfl_cnn", {}, (3, 32, 32), 10, (50,) * 60, 50, 10, 64 << 10)
+# Of the users only the cohort's size counts, so there are fewer than pfl's 1,000.
+PFL = Setting("pfl_cnn", {}, (3, 32, 32), 10, (50,) * 60, 50, 10, 50)
 
 
 class Cost(NamedTuple):
@@ -91,7 +90,7 @@ def of_round(recipe: str, settings: Settings, engine: str, setting: Setting, ste
                 setting.cohort,
                 0,
                 engine=engine,
-                memory_mb=setting.memory_mb,
+                clients_at_once=setting.clients_at_once,
             ),
         )
         rounds = simulation.rounds()

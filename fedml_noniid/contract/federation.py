@@ -89,6 +89,7 @@ PLAN: dict[str, Any] = {
     "seed": 3,
     "evaluate_every": 1,
     "engine": "sequential",
+    "clients_at_once": None,
     "memory_mb": 2048,
     "workers": 1,
     "observing": False,

@@ -229,9 +229,11 @@ class TrainSettings(RunSettings, ModelSettings):
 
 
 class MachineSettings(Section):
-    """How this machine runs the work. Nothing here changes a result, but `memory_mb` may change its
-    last bits: torch multiplies batches of another size otherwise."""
+    """How this machine runs the work. Nothing here changes a result, but `clients_at_once` may
+    change its last bits: torch multiplies batches of another size otherwise. So it is in the
+    fingerprint."""
 
+    clients_at_once: Annotated[int, Range(1, 1_000_000)] | None = None
     memory_mb: Count = 2048
     clients_memory: Annotated[str, OneOf(lambda: memory.FORMS)] = "auto"
     checkpoint_every: Count = 5

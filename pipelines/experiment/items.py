@@ -167,6 +167,7 @@ class Item:
             self.unit.seed,
             train.evaluate_every,
             train.engine,
+            settings.machine.clients_at_once,
             settings.machine.memory_mb,
             workers,
             train.observe,

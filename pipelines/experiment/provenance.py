@@ -162,9 +162,9 @@ def training_fingerprint(
 def machine_kind(settings: Config) -> dict[str, str]:
     """What decides about the bits of a training, beside its settings, code and data."""
     device = resolve_device(settings.train.device)
-    # How many clients a GPU takes at once decides about its kernels.
-    of_gpu = {"memory_mb": str(settings.machine.memory_mb)} if device.type == "cuda" else {}
-    return kind_of(device, settings.train.threads) | of_gpu
+    at_once = settings.machine.clients_at_once
+    asked = {} if at_once is None else {"clients_at_once": str(at_once)}
+    return kind_of(device, settings.train.threads) | asked
 
 
 def kind_of(device: torch.device, threads: int) -> dict[str, str]:

@@ -112,8 +112,8 @@ def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> Non
     ]
     public = one if settings.data.public else None
     engine = "sequential" if train.engine == "auto" else train.engine
-    rounds, memory_mb = train.rounds, settings.machine.memory_mb
-    plan = Plan(network, train, rounds, n, 0, engine=engine, memory_mb=memory_mb)
+    memory_mb = settings.machine.memory_mb
+    plan = Plan(network, train, train.rounds, n, 0, engine=engine, memory_mb=memory_mb)
     of = Federation.of(
         one, clients, test, validation=test if settings.data.validation else None, public=public
     )

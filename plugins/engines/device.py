@@ -33,6 +33,7 @@ WORKSPACES = (":4096:8", ":16:8")  # with which cuBLAS repeats its sums
 NVIDIA, DISPLAY = "0x10de", "0x03"  # vendor, and first digits of the class, of a PCI device
 DRIVER = Path("/sys/module/nvidia/version")
 OPERATIONS = ("matmul", "conv", "rnn")  # with float32 precisions of their own
+AMPERE = [8, 0]  # its compute capability, the first with matrix units for tf32
 # torch's warnings of a GPU that its kernels are not built for
 NO_GPU_CODE = r"(?s).*(which is of compute capability|is not compatible with the current)"
 NO_KERNEL = re.compile(r"(\S.*?) does not have a deterministic implementation")
@@ -48,6 +49,7 @@ class Gpus(NamedTuple):
     driver: str = ""
     cudnn: int = 0
     reason: str = "this process was forked from one that has used CUDA"  # why there is none
+    capability: Sequence[int] = ()  # of the first, (major, minor)
 
 
 def gpus() -> Gpus:
@@ -77,10 +79,12 @@ def _list() -> Sequence[Any]:
             warnings.filterwarnings("error", NO_GPU_CODE)
             torch.cuda.init()  # type: ignore[no-untyped-call]  # torch types it in part
             names = [*map(torch.cuda.get_device_name, range(torch.cuda.device_count()))]
+            capability = [*torch.cuda.get_device_capability()]
             cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # likewise
     except Exception as error:  # of torch, the driver or a missing library
         return (), "", 0, re.split(r"\.\s", " ".join(str(error).split()))[0]
-    return names, DRIVER.read_text().strip() if DRIVER.exists() else "unknown", cudnn, ""
+    driver = DRIVER.read_text().strip() if DRIVER.exists() else "unknown"
+    return names, driver, cudnn, "", capability
 
 
 def _has_card() -> bool:
@@ -125,6 +129,20 @@ def resolve_device(
     return torch.device("cuda" if gpus().names else "cpu")
 
 
+def refuse_tf32(device: torch.device) -> None:
+    """Raises UserError if a device has no matrix units for tf32."""
+    name, allowed = device.type, "float32, bf16"
+    if device.type == "cuda":
+        if [*gpus().capability] >= AMPERE:
+            return
+        name, allowed = gpus().names[0], "float32"
+    raise UserError(
+        "precision = tf32 is for the matrix units of NVIDIA GPUs since Ampere; the device is "
+        f"{name}",
+        allowed=allowed,
+    )
+
+
 def n_cards(device: torch.device) -> int:
     """Counts the GPUs of the first one's model, as others have other bits; 0 on a CPU."""
     names = gpus().names if device.type == "cuda" else ()
@@ -143,7 +161,7 @@ def facts(device: torch.device) -> dict[str, str]:
     """Returns what decides about a GPU's bits, beside settings, code and data; {} for a CPU."""
     if device.type == "cpu":
         return {}
-    names, driver, cudnn, _ = gpus()
+    names, driver, cudnn, *_ = gpus()
     return {
         "gpu": names[0],
         "driver": driver,

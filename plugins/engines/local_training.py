@@ -130,12 +130,10 @@ class LocalTraining(Section):
     def check(self, shape: tuple[int, ...], device: torch.device) -> None:
         """UserError if these settings can't train on samples of this shape on this device."""
         from fedml_noniid.plugins.data.reading import PAD
+        from fedml_noniid.plugins.engines.device import refuse_tf32
 
-        if self.precision == "tf32" and device.type != "cuda":
-            raise UserError(
-                f"precision = tf32 is for NVIDIA's matrix units, the device is {device.type}",
-                allowed="float32, bf16",
-            )
+        if self.precision == "tf32":
+            refuse_tf32(device)
         if self.augment and not (len(shape) == 3 and min(shape[1:]) > PAD):
             raise UserError(
                 f"augment = true is refused for samples of shape {list(shape)}",

@@ -34,7 +34,12 @@ class Plan:
     seed: int
     evaluate_every: int = 1  # rounds; the last one always
     engine: str = "auto"  # of a simulation: auto, sequential, vectorized
-    memory_mb: int = 2048  # the vectorized engine's bound
+    # clients that the vectorized engine runs side by side; None: by the size of the model, see
+    # `engines.vectorized`
+    clients_at_once: int | None = None
+    # beyond it, updates of a round are added up one by one, and clients' states lie on disk; the
+    # bits are the same
+    memory_mb: int = 2048
     # processes that the sequential engine may take on a CPU; the bits are the same
     workers: int = 1
     # whether quantities that cost further passes over data are recorded too

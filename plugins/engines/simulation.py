@@ -9,7 +9,6 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-import torch
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Ask, Reply
@@ -56,46 +55,44 @@ def mean_parallel_clients(steps: Ints, cohort: int) -> float:
     return one_by_one / max(sum(longest * chance for longest, chance in together), 1)
 
 
-def choose_engine(
-    name: str, network: Model, device: torch.device, together: float
-) -> tuple[str, str]:
+# The engine that `auto` takes for a kind of network, on a CPU and on a GPU, and why.
+# docs/performance.md has this table.
+AUTO = {
+    "dense": ("vectorized", "a dense model: side by side {moving:.0f} clients move at a time"),
+    "dense, alone": (
+        "sequential",
+        "a dense model, but side by side only {moving:.1f} clients move at a time",
+    ),
+    "other": (
+        "sequential",
+        "convolutions or recurrent layers: one client at a time takes their fastest kernels",
+    ),
+    "without vmap": ("sequential", "vmap can't take {name!r}: {obstacle}"),
+}
+
+
+def choose_engine(name: str, network: Model, moving: float) -> tuple[str, str]:
     """(engine, why) for `auto | sequential | vectorized`.
 
     UserError for another name, or for what vmap can't take.
 
-    `together`: how many clients move at a time on average if the cohort runs side by side. The
-    choice goes by counts and not by the clock, because it decides about the last bits of a run.
+    `moving`: how many clients move at a time on average if the cohort runs side by side. The choice
+    goes by counts and not by the clock, because it decides about the last bits of a run.
     """
     known("engine", name, ENGINES)
+    obstacle = network.sequential_only
     if name == "vectorized" and not network.vmappable:
         raise UserError(
-            f"engine 'vectorized': vmap can't take model {network.name!r}, as "
-            f"{network.sequential_only}; allowed: auto, sequential"
+            f"engine 'vectorized': vmap can't take model {network.name!r}, as {obstacle}; allowed: "
+            "auto, sequential"
         )
     if name != "auto":
         return name, "as asked"
-    if not network.vmappable:
-        return "sequential", f"vmap can't take {network.name!r}: {network.sequential_only}"
-    if device.type == "cuda":
-        return "vectorized", "a GPU is busy only with many clients at once"
-    if not network.dense:
-        return (
-            "sequential",
-            (
-                "convolutions on a CPU: grouped ones, over clients, are slower than one client "
-                "at a "
-                "time"
-            ),
-        )
-    if together < MIN_PARALLEL_CLIENTS:
-        return (
-            "sequential",
-            f"a dense model on a CPU, but side by side only {together:.1f} clients move at a time",
-        )
-    return (
-        "vectorized",
-        f"a dense model on a CPU: side by side {together:.0f} clients move at a time",
-    )
+    kind = "dense" if network.dense else "other" if network.vmappable else "without vmap"
+    if kind == "dense" and moving < MIN_PARALLEL_CLIENTS:
+        kind = "dense, alone"
+    engine, why = AUTO[kind]
+    return engine, why.format(moving=moving, name=network.name, obstacle=obstacle)
 
 
 def drive(asks: Generator[A, R, T], answer: Callable[[A], R]) -> T:
@@ -126,10 +123,8 @@ class Simulation:
             plan = replace(plan, cohort=1)
         per_round = plan.steps(lists_of(used.clients).sizes)
         device = used.train.x.device
-        together = mean_parallel_clients(per_round, plan.cohort)
-        self.engine_name, self.engine_reason = choose_engine(
-            plan.engine, plan.network, device, together
-        )
+        moving = mean_parallel_clients(per_round, plan.cohort)
+        self.engine_name, self.engine_reason = choose_engine(plan.engine, plan.network, moving)
         if not plan.network.vmappable:
             LOG.info("%s engine: %s", self.engine_name, self.engine_reason)
         start = Start.of(algorithm, plan, used.train.x)
@@ -147,7 +142,7 @@ class Simulation:
         # Another engine with the same bits may take its place before the first round.
         self.engine: Engine
         if self.engine_name == "vectorized":
-            self.engine = Vectorized(store, plan.memory_mb)
+            self.engine = Vectorized(store, plan.clients_at_once)
         elif processes > 1:
             self.engine = Workers(store, processes, plan.cohort, bool(streams))
         else:

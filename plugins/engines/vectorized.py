@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,10 +27,12 @@ from fedml_noniid.plugins.engines.local import ClientAxis, StepInputs, train
 from fedml_noniid.plugins.engines.packing import stack
 from fedml_noniid.plugins.engines.personal import personalized
 from fedml_noniid.plugins.engines.storage import rows_for, unaliased
-from fedml_noniid.plugins.models.model import Model
 
 # on a CPU, where a client that waits for the longest one costs as much as one that moves
 MAX_STEP_RATIO = 2.0
+# Without `clients_at_once`, the models of the clients side by side take so many bytes. This is a
+# number of its own and not the machine's memory, as it decides about the last bits of a run.
+MODEL_BYTES = 2 << 30
 
 
 def chunks(lengths: Sequence[int], size: int, ratio: float = MAX_STEP_RATIO) -> list[list[int]]:
@@ -49,15 +51,14 @@ def chunks(lengths: Sequence[int], size: int, ratio: float = MAX_STEP_RATIO) -> 
 class Vectorized:
     """Runs clients side by side.
 
-    Equal to `Sequential` up to rounding; chunks keep within `memory_mb`.
-
-    As there, the updates and gradients of a round take the memory of the last round's.
+    Equal to `Sequential` up to rounding. As there, the updates and gradients of a round take the
+    memory of the last round's.
     """
 
-    def __init__(self, clients: Clients, memory_mb: int = 2048) -> None:
+    def __init__(self, clients: Clients, at_once: int | None = None) -> None:
+        """`at_once`: clients of a chunk; None: as many as MODEL_BYTES hold."""
         self.clients = clients
-        self.memory_mb = memory_mb
-        self._sizes: dict[str, int] = {}  # of chunks, by job
+        self.at_once = at_once or max(1, MODEL_BYTES // self._client_bytes())
         # Memory for the updates of a cohort, and for the gradients of a chunk: fresh memory costs
         # page faults.
         self._updates: Params = {}
@@ -78,9 +79,7 @@ class Vectorized:
         keys = host.to(clients.device)
         # A GPU has memory for clients that wait, and needs few launches.
         max_ratio = MAX_STEP_RATIO if clients.device.type == "cpu" else math.inf
-        if ask.job not in self._sizes:
-            self._sizes[ask.job] = self.chunk_size(ask)
-        parts = chunks([len(order.sizes) for order in orders], self._sizes[ask.job], max_ratio)
+        parts = chunks([len(order.sizes) for order in orders], self.at_once, max_ratio)
         out = self._memory(ask) if training and len(parts) == 1 else None
         for chunk in parts:
             moving = [orders[position] for position in chunk]
@@ -154,25 +153,16 @@ class Vectorized:
             return self._answered(ask, round_, trees, ids)
         return self._trained(ask, round_, trees, orders, host[chunk], out)
 
-    def chunk_size(self, ask: Ask) -> int:
-        """How many clients fit into the memory bound: copies of the model, and a batch's outputs of
-        all layers."""
-        clients = self.clients
-        training = ask.job == TRAIN
-        params, buffers = (
-            (ask.params, ask.buffers) if training else clients.model_of(ask, ask.to[0])
-        )
-        outputs = cast("Model", clients.task.network).outputs(
-            *clients.task.model(params, buffers), clients.train.x[:1]
-        )
-        # Parameters, gradient, update, their successors and the received model; forward and
-        # backward of a batch.
-        models = 1 if clients.algorithm.own_model is None else 2
-        model = 8 * models * n_bytes(params)
-        if clients.algorithm.per_sample is not None:  # their gradients, clipped ones too
-            model += 2 * clients.local.batch_size * n_bytes(params)
-        batch = 3 * outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
-        return max(1, (self.memory_mb << 20) // (model + batch))
+    def _client_bytes(self) -> int:
+        """The bytes of a client's models in training."""
+        # Parameters, gradient, update, their successors and the received model.
+        algorithm, copies = self.clients.algorithm, 8
+        if algorithm.own_model is not None:
+            copies *= 2
+        if algorithm.per_sample is not None:  # their gradients, clipped ones too
+            copies += 2 * self.clients.local.batch_size
+        start = self.clients.start
+        return copies * (n_bytes(start.params) + n_bytes(start.task.personal) or 1)
 
     def _memory(self, ask: Ask) -> Params:
         if not self._updates or len(next(iter(self._updates.values()))) != len(ask.to):

@@ -131,10 +131,6 @@ class Model:
         """As `plugins.core.task.Network.pre_activation`."""
         raise NotImplementedError
 
-    def outputs(self, params: Params, buffers: Params, x: Tensor) -> int:
-        """How many numbers the layers put out for a batch."""
-        raise NotImplementedError
-
     def gradient(
         self,
         params: Params,

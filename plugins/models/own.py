@@ -269,20 +269,3 @@ class OwnNetwork(Model):
         # `flatten` behind the ReLU gives another tensor of the same memory.
         same = rectified is h or (rectified is not None and h._base is rectified)
         return z.reshape(h.shape) if z is not None and same else None
-
-    def outputs(self, params: Params, buffers: Params, x: Tensor) -> int:
-        total = 0
-
-        def count(_: nn.Module, __: object, out: object) -> None:
-            nonlocal total
-            total += out.numel() if isinstance(out, Tensor) else 0
-
-        module = self.template(False, next(iter(params.values()))).module
-        parts = [part for part in module.modules() if not list(part.children())]
-        hooks = [part.register_forward_hook(count) for part in parts]
-        try:
-            self(params, buffers, x, False)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return total

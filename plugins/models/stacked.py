@@ -139,7 +139,6 @@ class Stacked(Model):
     def logits(self, run: Forward, h: Tensor) -> Tensor:
         """features [B, d] -> logits [B, C]."""
         logits = self.head(run, h)
-        run.outputs += logits.numel()
         run.note(self.head.name, logits)
         return logits
 
@@ -190,12 +189,6 @@ class Stacked(Model):
         h = self.encode(run, x)
         self.logits(run, h)
         return run, h
-
-    def outputs(self, params: Params, buffers: Params, x: Tensor) -> int:
-        """How many numbers the layers put out for a batch."""
-        run = Forward(params, dict(buffers), train=False)
-        self.logits(run, self.encode(run, x))
-        return run.outputs
 
     @property
     def written_out(self) -> bool:

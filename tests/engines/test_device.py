@@ -57,6 +57,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, names: list[str], refused: Exceptio
     monkeypatch.setattr(torch.cuda, "is_available", noted(bool(names)))
     monkeypatch.setattr(torch.cuda, "device_count", noted(len(names)))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda k: (noted(None)(), names[k])[1])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", noted((9, 0)))
     monkeypatch.setattr(torch.backends.cudnn, "version", noted(91900))
     device._gpus.cache_clear()
     return asked

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines import device
 from fedml_noniid.plugins.engines.device import be_deterministic
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.local import LocalSteps
@@ -93,11 +94,22 @@ def test_only_training_is_of_fewer_bits() -> None:
     assert passes[3].logits.dtype == passes[3].features.dtype == torch.float32
 
 
-def test_what_is_not_there_is_refused() -> None:
-    local = LocalTraining(lr=0.1, epochs=1, batch_size=4, precision="tf32")
-    words = "precision = tf32 is for NVIDIA's matrix units, the device is cpu; allowed: float32"
-    with pytest.raises(UserError, match=words):
+def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU, and a card before Ampere, have no matrix units for tf32."""
+    local, cuda = (
+        LocalTraining(lr=0.1, epochs=1, batch_size=4, precision="tf32"),
+        torch.device("cuda"),
+    )
+    with pytest.raises(UserError, match="the device is cpu; allowed: float32, bf16"):
         local.check((6,), torch.device("cpu"))
+    for card, capability in (("T4", [7, 5]), ("A100", [8, 0]), ("H200", [9, 0])):
+        gpus = device.Gpus([card], capability=capability)
+        monkeypatch.setattr(device, "gpus", lambda gpus=gpus: gpus)
+        if card != "T4":
+            local.check((6,), cuda)
+            continue
+        with pytest.raises(UserError, match="the device is T4; allowed: float32"):
+            local.check((6,), cuda)
 
 
 def precisions() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from fedml_noniid.plugins.core.component import (
 )
 from fedml_noniid.plugins.core.trees import n_bytes, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
+from fedml_noniid.plugins.engines import vectorized
 from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.simulation import choose_engine, mean_parallel_clients
+from fedml_noniid.plugins.engines.simulation import AUTO, choose_engine, mean_parallel_clients
 from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
 from fedml_noniid.plugins.models import build
 from tests import federation
@@ -28,17 +30,19 @@ def close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> No
 
 @pytest.mark.parametrize("recipe", ["fedavg", "scaffold+fnr", "rfedavg", "ccn+fednlr"])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_chunks_of_any_size_give_the_same_result(
-    recipe: str, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_of_any_size_give_the_same_result(recipe: str, size: int) -> None:
     """Other chunks pad to other lengths, so up to rounding."""
     whole = federation.simulation(
         recipe, dtype=torch.float64, batch_norm=True, engine="vectorized", cohort=5
     )
     out = whole.run()
-    monkeypatch.setattr(Vectorized, "chunk_size", lambda self, ask: size)
     parts = federation.simulation(
-        recipe, dtype=torch.float64, batch_norm=True, engine="vectorized", cohort=5
+        recipe,
+        dtype=torch.float64,
+        batch_norm=True,
+        engine="vectorized",
+        cohort=5,
+        clients_at_once=size,
     )
     again = parts.run()
     for part in ("params", "evaluated", "buffers"):
@@ -49,31 +53,29 @@ def test_chunks_of_any_size_give_the_same_result(
     assert [row["bytes_up"] for row in again.rows] == [row["bytes_up"] for row in out.rows]
 
 
-def test_a_memory_bound_of_one_client_is_kept_by_going_one_by_one() -> None:
-    simulation = federation.simulation("fedavg", engine="vectorized")
-    assert isinstance(simulation.engine, Vectorized)
-    ask = Ask("train", (0, 1, 2, 3), simulation.loop.state.params, simulation.loop.state.buffers)
-    simulation.engine.memory_mb = 0
-    assert simulation.engine.chunk_size(ask) == 1
-    simulation.engine.memory_mb = 1
-    one = simulation.engine.chunk_size(ask)
-    simulation.engine.memory_mb = 8
-    assert simulation.engine.chunk_size(ask) == pytest.approx(8 * one, rel=0.01)
-    assert one * n_bytes(simulation.loop.state.params) <= 1 << 20, (
-        "the models of a chunk fit into the bound"
-    )
+def test_the_size_of_the_model_bounds_the_clients_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight copies of a client's model; twice that with a model of its own."""
+    copy = n_bytes(federation.simulation("fedavg").loop.state.params)
+    monkeypatch.setattr(vectorized, "MODEL_BYTES", 33 * copy)
+    for recipe, at_once in (("fedavg", 4), ("ditto", 2)):
+        engine = federation.simulation(recipe, engine="vectorized").engine
+        assert isinstance(engine, Vectorized) and engine.at_once == at_once
+    monkeypatch.setattr(vectorized, "MODEL_BYTES", 1)
+    engine = federation.simulation("fedavg", engine="vectorized").engine
+    assert isinstance(engine, Vectorized) and engine.at_once == 1
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_memory_that_is_used_again_leaves_no_trace(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_is_used_again_leaves_no_trace(size: int) -> None:
     """Not even NaN.
 
     Gradients lie where those of the last chunk did, of this round or the one before.
     """
-    monkeypatch.setattr(Vectorized, "chunk_size", lambda self, ask: size)
-    used, fresh = (federation.simulation("fedavg", engine="vectorized") for _ in range(2))
+    used, fresh = (
+        federation.simulation("fedavg", engine="vectorized", clients_at_once=size) for _ in range(2)
+    )
     ask = Ask("train", (0, 1, 3, 5), used.loop.state.params, used.loop.state.buffers)
     spoiled = ask._replace(
         params=tree_map(lambda leaf: torch.full_like(leaf, math.nan), ask.params)
@@ -90,15 +92,12 @@ def test_memory_that_is_used_again_leaves_no_trace(
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_gradient_can_be_taken_of_what_training_leaves(
-    engine: str, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gradient_can_be_taken_of_what_training_leaves(engine: str, size: int) -> None:
     """Though the steps run in torch's inference mode.
 
     Some clients have fewer steps than their chunk.
     """
-    monkeypatch.setattr(Vectorized, "chunk_size", lambda self, ask: size)
-    simulation = federation.simulation("fednova", engine=engine)
+    simulation = federation.simulation("fednova", engine=engine, clients_at_once=size)
     state = simulation.loop.state
     ask = Ask("train", (0, 1, 3, 5), state.params, state.buffers, {"fednova": {}}, {"fednova": {}})
     reply = simulation.engine.answer(ask, 1)
@@ -134,15 +133,19 @@ def test_how_many_clients_move_at_a_time() -> None:
 
 def test_the_choice_of_an_engine() -> None:
     """By whether a model is dense and how many clients move at a time."""
-    cpu, dense = torch.device("cpu"), build("mlp", (6,), 3)
-    assert choose_engine("auto", dense, cpu, 10.0)[0] == "vectorized"
-    assert choose_engine("auto", dense, cpu, 1.2) == (
-        "sequential",
-        "a dense model on a CPU, but side by side only 1.2 clients move at a time",
-    )
-    assert choose_engine("auto", build("cnn", (1, 8, 8), 3), cpu, 10.0)[0] == "sequential"
-    assert choose_engine("auto", dense, torch.device("cuda"), 1.2)[0] == "vectorized"
-    assert choose_engine("sequential", dense, cpu, 10.0) == ("sequential", "as asked")
+    dense, cnn = build("mlp", (6,), 3), build("cnn", (1, 8, 8), 3)
+    assert choose_engine("auto", dense, 10.0)[0] == "vectorized"
+    engine, why = choose_engine("auto", dense, 1.2)
+    assert engine == "sequential" and "1.2 clients" in why
+    assert choose_engine("auto", cnn, 10.0)[0] == "sequential"
+    for asked in ("sequential", "vectorized"):
+        assert choose_engine(asked, dense, 1.2)[0] == choose_engine(asked, cnn, 1.2)[0] == asked
+
+
+def test_the_page_has_the_engines_that_auto_takes() -> None:
+    page = Path("docs/performance.md").read_text().split("## Which engine runs")[1].split("##")[0]
+    rows = [row.split("|")[2].strip() for row in page.splitlines() if row.startswith("| ")][1:]
+    assert rows == [engine for engine, _ in AUTO.values()]
 
 
 def test_a_dense_network_with_a_projection_takes_several_clients_trees() -> None:

@@ -146,7 +146,7 @@ def test_the_engine_is_the_sequential_one() -> None:
         UserError,
         match=r"engine 'vectorized': vmap can't take model 'lstm', .*; allowed: auto, sequential",
     ):
-        choose_engine("vectorized", net, torch.device("cpu"), 1e9)
+        choose_engine("vectorized", net, 1e9)
     made = simulation("fedavg", engine="auto")
     why = "vmap can't take 'lstm': torch has no vmap rule for its LSTM"
     assert (made.engine_name, made.engine_reason) == ("sequential", why)

@@ -57,18 +57,21 @@ def test_what_decides_about_a_gpus_bits_is_in_the_fingerprint(
     place: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = config.load(place.root)
-    more = more.model_copy(update={"machine": more.machine.model_copy(update={"memory_mb": 9})})
+    more = more.model_copy(
+        update={"machine": more.machine.model_copy(update={"clients_at_once": 9})}
+    )
 
     def kinds() -> list[dict[str, str]]:
         return [provenance.machine_kind(each) for each in (config.load(place.root), more)]
 
     monkeypatch.setattr(device, "gpus", device.Gpus)
     one, other = on_cpu = kinds()
-    assert one == other and not one.keys() & {"driver", "cudnn", "determinism", "memory_mb"}
+    assert {**one, "clients_at_once": "9"} == other
+    assert not one.keys() & {"driver", "cudnn", "determinism"}
     gpu = device.Gpus(["H200"], "580.65.06", 91900, "")
     monkeypatch.setattr(device, "gpus", lambda: gpu)
     one, other = kinds()
-    assert one != other and {**one, "memory_mb": "9"} == other
+    assert one != other and {**one, "clients_at_once": "9"} == other
     for changed in ({"names": ["T4"]}, {"driver": "590.1"}, {"cudnn": 92000}):
         monkeypatch.setattr(device, "gpus", lambda changed=changed: gpu._replace(**changed))
         assert kinds()[0] != one
