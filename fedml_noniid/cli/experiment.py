@@ -98,12 +98,7 @@ def run(
     where it was.
     """
     train_on(cluster, kit)
-    from fedml_noniid.pipelines.tools import repro
-
-    place = workspace(root)
-    _repro(place, stage)
-    if stage is None:
-        typer.echo(f"\n{repro.table(place.root)}\n{repro.certificate(place.root)}")
+    _repro(workspace(root), stage)
 
 
 def table(root: Root = Path()) -> None:
@@ -167,6 +162,6 @@ def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> N
 def _repro(place: Workspace, stage: str | None) -> None:
     from fedml_noniid.pipelines.tools import repro
 
-    code = repro.repro(place, stage)
+    code = repro.repro(place, stage, typer.echo)
     if code:
         raise typer.Exit(code)

@@ -6,6 +6,7 @@ Each is one run, with its numbers, files and registered model.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.tracking import models, runs, view
 from fedml_noniid.pipelines.tracking.store import Store
 
+log = logging.getLogger(__name__)
 SYNCED = "synced"  # tag: digest of the files and facts that completed a run
 MODEL = "model.safetensors"  # is stored with the registered model
 
@@ -63,8 +65,10 @@ def record(store: Store, experiment: str, found: Sequence[Finished], root: Path)
     DVC experiment stay: their files are not in the workspace. So do those that another folder or
     machine made. A run that was deleted in MLflow is made again.
     """
-    if recorded(store, experiment).issuperset(one.digest for one in found):
+    missing = {finished.digest for finished in found} - recorded(store, experiment)
+    if not missing:
         return []
+    log.info("MLflow: recording runs in %s: %d", store.shown, len(missing))
     client = store.client()
     with store.guarded(), store.lock("sync"):
         experiment_id = runs.experiment_id(store, client, experiment)

@@ -104,12 +104,24 @@ def test_a_folder_that_can_not_be_written_is_refused_before_dvc_runs(
     assert capfd.readouterr().err == said
 
 
-def test_it_ends_with_the_table(experiment: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_it_shows_the_table(experiment: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "train"]) == 0
     assert "the table" not in capfd.readouterr().out, "it is of all stages"
     assert main(["run"]) == 0
     assert calls(experiment) == ["repro train", "repro"]
     assert "\nthe table\n" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+def test_the_table_comes_before_mlflow(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ended: int
+) -> None:
+    """A store that fails does not take the table away. Its exit code stays."""
+    shown: list[str] = []
+    monkeypatch.setattr(warm, "sync", lambda _: shown.append(capfd.readouterr().out) or ended)
+    assert main(["run"]) == ended
+    assert "\nthe table\n" in shown[0] and "dvc.lock" in shown[0]
+    assert "the table" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
