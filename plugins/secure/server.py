@@ -284,8 +284,9 @@ class _Adding:
 
     def _sums_of(self, clients: tuple[int, ...]) -> Tensor:
         """The structure of the signed sums over a silo's streams."""
-        names = {part for part, _ in self._parts}
-        return torch.zeros(len(clients), len(names), liars.SUMS, dtype=torch.int64)
+        return torch.zeros(
+            len(clients), len({part for part, _ in self._parts}), liars.SUMS, dtype=torch.int64
+        )
 
     def _shown(
         self, clients: tuple[int, ...], nonce: bytes, up: Up, client: int, _: int | None
@@ -294,8 +295,9 @@ class _Adding:
         leaves: Tree = up["leaves"]
         wire.fit(leaves, {CHECK: self._sums_of(clients), SUM: self.total}, wire.silo(client))
         if wire.digest({SUM: leaves[SUM]}) != self._digests[client]:
-            why = "it shows other numbers than it has added"
-            raise RefusedError("outlier", f"{wire.silo(client)}: {why}")
+            raise RefusedError(
+                "outlier", f"{wire.silo(client)}: it shows other numbers than it has added"
+            )
         return {CHECK: leaves[CHECK], SUM: liars.signed_sums(leaves[SUM], self._parts, nonce)}
 
     def _in_integers(self, client: int, position: int) -> list[float]:

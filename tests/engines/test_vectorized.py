@@ -62,9 +62,6 @@ def test_the_size_of_the_model_bounds_the_clients_side_by_side(
     for recipe, at_once in (("fedavg", 4), ("ditto", 2)):
         engine = federation.simulation(recipe, engine="vectorized").engine
         assert isinstance(engine, Vectorized) and engine.at_once == at_once
-    monkeypatch.setattr(vectorized, "MODEL_BYTES", 1)
-    engine = federation.simulation("fedavg", engine="vectorized").engine
-    assert isinstance(engine, Vectorized) and engine.at_once == 1
 
 
 @pytest.mark.parametrize("size", [2, 4])
