@@ -42,7 +42,7 @@ class Wing(NamedTuple):
 
 
 WINGS = {
-    "product": Wing(PRODUCT, 20600, 17000),
+    "product": Wing(PRODUCT, 20591, 17000),
     "research": Wing(RESEARCH, 2732, 2700),
     "benchmarks": Wing(("benchmarks",), 3541, 2300),
     "tools": Wing(("tools",), 300, 400),

@@ -1,5 +1,4 @@
-"""Items, or clients of one round, on several machines: dask.distributed as the executor. The only
-room that imports it.
+"""Runs items on several machines: dask.distributed is the executor. The only room that imports it.
 
 dask runs what it is sent, so a cluster has a CA of its own and is for machines of one owner. It
 never links silos.

@@ -24,12 +24,11 @@ from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.engines.device import be_deterministic, resolve_device
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Plan
-from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.settings import build_network
 from fedml_noniid.plugins.recipes import Settings
-from fedml_noniid.plugins.simulate import reference, simulate
+from fedml_noniid.plugins.simulate import simulate
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,10 +119,6 @@ class Item:
         """
         every = [*self._training.built_callbacks(), *callbacks]
         return simulate(*self._method, self._federation(), self._plan(workers), every)
-
-    def reference(self, streams: bool) -> Sequential:
-        """The sequential engine of the run by itself, as `plugins.simulate.reference`."""
-        return reference(*self._method, self._federation(), self._plan(1), streams)
 
     @property
     def _method(self) -> tuple[str, Settings]:

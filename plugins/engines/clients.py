@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Protocol, cast
 
@@ -25,11 +25,10 @@ from fedml_noniid.plugins.data.batches import Order, epochs, in_order
 from fedml_noniid.plugins.data.ragged import lists_of
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import Streams, key
-from fedml_noniid.plugins.engines.client_state_file import Places
 from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.memory import Memory, memory_for
+from fedml_noniid.plugins.engines.memory import memory_for
 from fedml_noniid.plugins.engines.personal import PERSONAL
-from fedml_noniid.plugins.engines.plan import Plan, Start
+from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.storage import numbers as numbers
 from fedml_noniid.plugins.engines.storage import to_device as to_device
 from fedml_noniid.plugins.engines.streaming import Sums
@@ -43,15 +42,8 @@ NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
 class Clients:
     """Holds data, memory and results of a round of some clients, by client id."""
 
-    def __init__(
-        self,
-        start: Start,
-        federation: Federation,
-        memory: Callable[[Plan, Tree, Places], Memory] = memory_for,
-    ) -> None:
-        """`federation`: as the algorithm uses it, with the clients that this process has.
-
-        `memory`: makes their memory."""
+    def __init__(self, start: Start, federation: Federation) -> None:
+        """`federation`: as the algorithm uses it, with the clients that this process has."""
         self.start, self.algorithm, self.local = start, watched(start.algorithm), start.plan.local
         self.task, self.seed, self.observing = start.task, start.plan.seed, start.plan.observing
         self.needs = self.algorithm.needs
@@ -82,7 +74,7 @@ class Clients:
         unmet = Client(self.task, start.params, start.buffers, 0)
         first = {c.name: call(c, "init_client", unmet) for c in self.algorithm.components}
         first |= {PERSONAL: self.task.personal} if self.task.personal else {}
-        self.memory = memory(start.plan, first, self.row)
+        self.memory = memory_for(start.plan, first, self.row)
         self.trained: dict[int, tuple[Params, Params]] = {}
         self.w_t: Params = {}  # of the round in which they were trained
         read = self.train.noise is not None or self.local.augment
