@@ -227,12 +227,15 @@ def started(entry: Entry, least: int, kits: Path, folder: Path) -> Running:
 
 def ran(running: Running, recorded: Mapping[str, list[Frames]]) -> dict[str, Frames]:
     """Runs it; what the server has read from each silo, and written. The silos have written and
-    read just that."""
+    read just that, but for connections that came to nothing, as happens on a busy machine."""
     running.run()
     servers, *of_silos = (recorded.pop(name) for name in (SERVER, *sorted({*recorded} - {SERVER})))
     found = {f"silo-{k + 1}": one for k, (one,) in enumerate(of_silos)}
     assert len(found) == 3 and not recorded
-    assert sorted(servers) == sorted((out, in_) for in_, out in found.values())
+    for _, written in (failed for failed in servers if not failed[0]):
+        assert len(decoded(written)) <= 1, "but a Hello, nothing leaves before a Welcome"
+    reached = [stream for stream in servers if stream[0]]
+    assert sorted(reached) == sorted((out, in_) for in_, out in found.values())
     return found
 
 
