@@ -12,10 +12,6 @@ from fedml_noniid.plugins.data.files import REMEDIES
 
 WRONG_INPUT = 2  # exit codes, as shells have them
 INTERRUPTED = 128 + signal.SIGINT
-CRASHED = 1
-# Environment variable: the file where a stage leaves its exit code, as DVC ends with 255 whatever
-# the stage said.
-ENDED = "NONIID_STAGE_ENDED"
 
 
 def guarded(work: Callable[[], int | None]) -> int:

@@ -29,7 +29,7 @@ from fedml_noniid.plugins.core.options import (
     unknown,
     validated,
 )
-from fedml_noniid.plugins.data import datasets, user_files
+from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import callbacks, memory, metrics, simulation
 from fedml_noniid.plugins.engines.device import DEVICES
@@ -403,11 +403,6 @@ class Config(Section):
         if scenario is not None and deploy.silos > max(2, scenario.clients):
             most = f"2 to {scenario.clients}, the clients of scenario {deploy.scenario!r}"
             raise UserError(where=("silos",), value=deploy.silos, allowed=most)
-
-    @property
-    def own_files(self) -> bool:
-        """Whether results depend on files of the user."""
-        return self.data.name in user_files.OF_USER or self.own_extras
 
     @property
     def own_extras(self) -> bool:

@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -24,15 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedml_noniid.pipelines.experiment import user_cache
 from fedml_noniid.pipelines.experiment.config import Config, Unit
-from fedml_noniid.pipelines.experiment.user_cache import of_cpu
+from fedml_noniid.pipelines.experiment.facts import of_cpu, readers
 from fedml_noniid.plugins import extras, own_code, recipes
 from fedml_noniid.plugins.engines.device import facts, resolve_device
 
 ROOT = Path(__file__).parents[3]  # holds the package: the checkout, or site-packages
 PACKAGE = "fedml_noniid"
-CODE = "code"  # name in the user's cache
 MAX_FILE_NAME = 255  # characters of a file's name
 REGISTRY = "fedml_noniid.plugins.recipes"
 # These count without their imports, but for each other: they name every method, data set and
@@ -57,7 +54,7 @@ NO_CODE = tuple(
         "pipelines.experiment.progress",
         "pipelines.experiment.provenance",
         "pipelines.experiment.workers",
-        "pipelines.experiment.user_cache",
+        "pipelines.experiment.facts",
         "pipelines.experiment.workspace",
         "pipelines.tracking",
     )
@@ -86,7 +83,7 @@ def plan(
         name: settings.scenarios[name].model_dump(exclude={"availability"}) for name in used
     }
     owns = {name: _listed(settings.scenarios[name].own_code()) for name in used}
-    found = {
+    return {
         "machine": machine_kind(settings),
         "prepare": preparing(settings, user_files),
         "partition": {
@@ -99,13 +96,11 @@ def plan(
         "report": {"all": digest(reported, code("fedml_noniid.pipelines.stages.report"))},
         "deploy": _deploying(settings, split),
     }
-    _save()
-    return found
 
 
 def preparing(settings: Config, user_files: Mapping[str, str] | None = None) -> dict[str, str]:
     """The entry `prepare` of `plan`."""
-    made_of: list[object] = [_read(settings), user_files or {}, user_cache.readers()]
+    made_of: list[object] = [_read(settings), user_files or {}, readers()]
     made_of += [code("fedml_noniid.pipelines.stages.prepare")]
     made_of += _listed(settings.data.reader_code())
     embed = settings.data.embed
@@ -251,7 +246,8 @@ class _Source(NamedTuple):
     texts: list[str]  # its texts that may be names of files
 
 
-def _of_file(path: Path) -> _Source:
+@cache
+def _source(path: Path) -> _Source:
     """Parses a Python file. The registry counts without its imports and its table of methods."""
     tree = ast.parse(path.read_bytes())
     imports = [name for name in _named(tree) if name.split(".")[0] == PACKAGE]
@@ -266,36 +262,6 @@ def _of_file(path: Path) -> _Source:
         ]
     hashed = hashlib.sha256("\n".join(filter(None, map(_dumped, body))).encode()).hexdigest()
     return _Source(hashed, imports, [text for text in texts if len(text) <= MAX_FILE_NAME])
-
-
-def _key() -> str:
-    """What stands in the user's cache for these rules, and for Python's syntax trees."""
-    return f"{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()} {sys.version}"
-
-
-@cache
-def _known() -> dict[str, list[Any]]:
-    """Path -> stamp, what counts of the Python file: from the user's cache."""
-    return user_cache.read(CODE, _key()) or {}
-
-
-@cache
-def _source(path: Path) -> _Source:
-    """What counts of a Python file, which is parsed if it has changed since."""
-    stamp, found = user_cache.stamp(path), _known().get(str(path), [None])
-    if stamp == found[0]:
-        return _Source(*found[1])
-    source = _of_file(path)
-    if user_cache.is_settled(stamp):
-        _known()[str(path)] = [stamp, list(source)]
-    return source
-
-
-def _save() -> None:
-    """Writes what was found into the user's cache, which forgets the files that are gone."""
-    known = {path: found for path, found in _known().items() if Path(path).exists()}
-    if known != (user_cache.read(CODE, _key()) or {}):
-        user_cache.write(CODE, _key(), known)
 
 
 def _beside(path: Path) -> Iterator[Path]:

@@ -7,14 +7,20 @@ from the store of finished work on this machine.
 from __future__ import annotations
 
 import statistics
+import textwrap
 from pathlib import Path
 
 from fedml_noniid.pipelines.experiment import results
-from fedml_noniid.pipelines.reporting import pages
-from fedml_noniid.pipelines.reporting.text import MIB, NONE
+from fedml_noniid.pipelines.reporting.text import MIB, NONE, plain
 from fedml_noniid.plugins.metrics import metric_of
 
 SUMMARY = Path("report") / "summary.csv"
+SECONDS = (
+    "Seconds: wall time of a training's rounds, mean over seeds, on the machine that trained it. "
+    "With `threads: 1` it is also the CPU time, unless more processes run than there are cores. "
+    "-: trained elsewhere."
+)
+WIDTH = 110  # columns of a line
 
 
 def text(root: Path, repository: Path | None = None) -> str:
@@ -41,4 +47,5 @@ def text(root: Path, repository: Path | None = None) -> str:
         title = "%" if main == "accuracy" else f"{metric.words}{metric.unit}"
         header = ["method", f"last round, {title}", "seconds/run", "MiB/run"]
         tables.setdefault(scenario, [header]).append(cells)
-    return pages.render("cost.txt.j2", {"tables": tables})
+    written = [f"{scenario}: cost\n\n{plain(table)}\n" for scenario, table in tables.items()]
+    return "".join([*written, textwrap.fill(SECONDS, WIDTH), "\n"])

@@ -11,16 +11,10 @@ deploy     one recipe through FedML cross-silo, compared with its simulation -> 
 
 from __future__ import annotations
 
-import sys
-
-from fedml_noniid.pipelines.stages.handover import handed_over
-
-if __name__ == "__main__" and (done := handed_over(sys.argv[1:])) is not None:
-    sys.exit(done)  # before the imports below, which take a quarter of a second
-
 import argparse
 import importlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,11 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("stage", choices=STAGES, metavar=" | ".join(STAGES))
     options = parser.parse_args(arguments)
-    ended = Path(os.environ.get(edge.ENDED) or os.devnull)
-    ended.write_text(str(edge.CRASHED))  # unless the line after the next is reached
-    code = edge.guarded(lambda: run(options.stage, Workspace.of(options.root, os.environ)))
-    ended.write_text(str(code))
-    return code
+    return edge.guarded(lambda: run(options.stage, Workspace.of(options.root, os.environ)))
 
 
 def run(stage: str, place: Workspace) -> None:

@@ -15,30 +15,47 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedml_noniid.pipelines.experiment import user_cache
+from fedml_noniid.pipelines.experiment import facts
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import replace_folder
+from fedml_noniid.plugins.data.files import replace_folder, write_whole
 from fedml_noniid.plugins.data.user_files import user_files
 
 PACKAGE = Path(__file__).parents[2]
 CODE = tuple(PACKAGE / folder for folder in ("plugins", "pipelines"))
-LAST = Path(".dvc") / "tmp" / "plan"  # the last plan
+LAST = Path(".dvc") / "tmp" / "plan.json"  # the last plan, and what it follows from
 # Files of drivers in /dev. Without any, no torch finds a GPU.
 GPUS = ("nvidia*", "nvgpu*", "nvhost*", "nvmap", "kfd", "dxg")
 
 
 def run(place: Workspace) -> None:
     """Writes one file for each stage."""
-    name, key = str((place.root / LAST).resolve()), _key(place.root)
-    known = user_cache.read(name, key)
-    if known is None or known["files"] != contents(*known["data"]):
-        known = _planned(place)
-        settled = all(map(user_cache.is_settled, user_cache.stamps(CODE).values()))
-        if known["lasts"] and settled and (place.root / LAST).parent.is_dir():
-            user_cache.write(name, key, known)
-    files = {f"{stage}.json": content(hashes) for stage, hashes in known["plan"].items()}
+    record = _last(place.root)
+    if record is None:
+        record = _planned(place)
+        last = place.root / LAST
+        last.unlink(missing_ok=True)
+        if record.pop("lasts") and last.parent.is_dir():
+            write_whole(last, json.dumps(record | {"key": _key(place.root)}))
+    files = {f"{stage}.json": content(hashes) for stage, hashes in record["plan"].items()}
     replace_folder(place.root / "plan", files)
+
+
+def holds(root: Path) -> bool:
+    """Whether the last plan is still that of the settings, code, machine and the user's files.
+
+    UserError for files that can't be read.
+    """
+    return _last(root) is not None
+
+
+def _last(root: Path) -> dict[str, Any] | None:
+    """What the last plan left in DVC's folder, if it holds."""
+    if not (root / LAST).is_file():
+        return None
+    record: dict[str, Any] = json.loads((root / LAST).read_text())
+    same = record["key"] == _key(root) and record["files"] == contents(*record["data"])
+    return record if same else None
 
 
 def content(hashes: Mapping[str, str]) -> bytes:
@@ -76,14 +93,15 @@ def _planned(place: Workspace) -> dict[str, Any]:
 def _key(root: Path) -> str:
     """A hash of all that the plan follows from, beside the user's files and a GPU."""
     settings, torch = root / "params.yaml", importlib.util.find_spec("torch")
-    about = (
+    version = Path(str(torch and torch.origin)).with_name("version.py")
+    made_of = (
         settings.read_text(errors="replace") if settings.is_file() else "",
-        user_cache.stamps(CODE),
-        user_cache.stamp(Path(str(torch and torch.origin)).with_name("version.py")),
-        user_cache.readers(),
+        facts.sources(CODE),
+        version.read_text(),
+        facts.readers(),
         sys.version,
-        user_cache.of_cpu("vendor_id"),
-        user_cache.of_cpu("flags"),
+        facts.of_cpu("vendor_id"),
+        facts.of_cpu("flags"),
         os.environ.get("ATEN_CPU_CAPABILITY"),
     )
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()

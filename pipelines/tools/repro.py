@@ -1,45 +1,45 @@
-"""What `noniid run` does: checks params.yaml, runs `dvc repro`, shows the table, updates MLflow."""
+"""What `noniid run` does: checks params.yaml, runs the stages that DVC finds out of date, shows the
+table, updates MLflow. All in this process: the stages share their imports."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import logging
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
 
-from fedml_noniid.pipelines import edge
 from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.stages.handover import handed_over
-from fedml_noniid.pipelines.tools import warm
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.pipelines.stages import __main__ as stages
+from fedml_noniid.pipelines.stages import plan
+from fedml_noniid.plugins.core.errors import UserError, one_line
 from fedml_noniid.plugins.data.files import WRITABLE
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 
+log = logging.getLogger(__name__)
 LOCK = Path(".dvc") / "tmp" / "repro.lock"
 PARAMS = "params.yaml"
-CHECKED = Path(".dvc") / "tmp" / "checked"  # the SHA-256 of PARAMS, and a note
-STAGE_ENDED = Path(".dvc") / "tmp" / "ended"  # the exit code of the last stage
-# at the end of CHECKED if the settings name files of the user, which DVC does not see
-USER_FILES = "user files\n"
 SOURCES = ("plugins", "pipelines")
 CODE = Path(__file__).parents[2]  # holds SOURCES: the checkout, or the installed package
 KIND = "plan/machine.json"
 NEEDED = ("dvc.yaml", ".dvc")
 TABLE = Path("report") / "table.txt"
+MAX_REASON = 500  # characters of what DVC says
+COMMAND = "python -m fedml_noniid.pipelines.stages "  # and a stage, in dvc.yaml
 
 
-def repro(place: Workspace, stage: str | None, show: Callable[[str], None]) -> int:
+def repro(place: Workspace, stage: str | None, show: Callable[[str], None]) -> None:
     """Runs the out-of-date stages, up to `stage` if one is named; otherwise it shows the table.
 
-    The table comes before MLflow, which takes seconds. Returns an exit code. UserError.
+    The table comes before MLflow, which takes seconds. UserError.
     """
     root = place.root
     for name in (PARAMS, *NEEDED):
@@ -49,64 +49,89 @@ def repro(place: Workspace, stage: str | None, show: Callable[[str], None]) -> i
             )
     if not os.access(root, os.W_OK, effective_ids=True):
         raise UserError(f"{root}: can't be written; {WRITABLE}")
-    if stage == "deploy" and stage not in (read_yaml(root / "dvc.yaml").get("stages") or ()):
+    if stage == "deploy" and stage not in _stages(root / "dvc.yaml"):
         raise UserError(
             f"{root / 'dvc.yaml'}: has no stage deploy; `noniid init --deploy` makes an "
             "experiment that has it"
         )
-    if shutil.which("dvc", path=_path()) is None:
-        raise UserError(
-            "the program dvc is missing; install it into the environment of noniid: pip install dvc"
-        )
     cache.refuse_foreign(root)
-    with exclusively(root), _warm(root, stage):
-        if not _is_checked(root):
-            from fedml_noniid.pipelines.tools import fits
+    with exclusively(root):
+        is_planned = plan.holds(root)
+        if not is_planned:
+            from fedml_noniid.pipelines.tools import fits  # imports torch
 
-            given = dict(os.environ)
-            settings, _ = fits.checked(place)
-            # Readers import libraries that set variables (scikit-learn's KMP_*). The stages have
-            # those of this command.
-            os.environ.clear()
-            os.environ.update(given)
-            note = USER_FILES if settings.own_files else ""
-            (root / CHECKED).write_text(f"{cache.sha256(root / PARAMS)} {note}")
-        if not (root / "report").exists() and (root / "dvc.lock").exists():
-            # Takes outputs from DVC's cache. It is faster than stages that take them from the
-            # store.
-            _start(root, "checkout", "--quiet", "--allow-missing").wait()
-        code = 0
-        if (root / CHECKED).read_text().endswith(USER_FILES) and not _always_plans(root):
-            # DVC does not see these files, and it takes an old plan from its cache. The new plan
-            # has their hashes.
-            code = _dvc(root, "--force", "--single-item", "plan")
-        code = code or _dvc(root, *([stage] if stage else []))
-        if code == 0:
-            if stage is None:
-                show(f"\n{table(root)}\n{certificate(root)}\n")
-            done = handed_over([warm.SYNC], str(root))
-            code = warm.sync(place) if done is None else done
-        return code
+            fits.checked(place)
+        with _dvc(place) as repository:
+            made = _stages(root / "dvc.lock") & _stages(root / "dvc.yaml")
+            if made and not (root / "report").exists():
+                # Takes outputs from DVC's cache. It is faster than stages that take them from the
+                # store.
+                repository.checkout([*made], allow_missing=True)
+            if not is_planned:
+                # DVC does not see the user's own files, and it takes an old plan from its cache.
+                # The new plan has their hashes.
+                repository.reproduce("plan", force=True, single_item=True)
+            repository.reproduce(stage)
+        if stage is None:
+            show(f"\n{table(root)}\n{certificate(root)}\n")
+        from fedml_noniid.pipelines.tracking.store import spared
+        from fedml_noniid.pipelines.tracking.verbs import bring_up_to_date
+
+        with spared("the new results"):
+            bring_up_to_date(place)
 
 
-@contextmanager
-def _warm(root: Path, stage: str | None) -> Iterator[None]:
-    """Processes in which the stages' imports are done.
+@contextlib.contextmanager
+def _dvc(place: Workspace) -> Iterator[Any]:
+    """DVC's repository, whose `reproduce` calls our stages in this process.
 
-    None if `root` has code of its own, which `python` takes.
+    A stage's error is raised as it is, DVC's own as UserError. Commands that are not ours are
+    started, as DVC does, and so are all if `root` has code of its own, which `python` takes.
     """
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+    from dvc.stage import run as running
+
+    # Its import sets its own lines up: each stage, each file, what to do with git.
+    dvc_log = logging.getLogger("dvc")
+    dvc_log.setLevel(logging.WARNING)
+    dvc_log.propagate = False
+    root, started = place.root, running.cmd_run
     theirs = root / "fedml_noniid"
-    if theirs.exists() and theirs.resolve() != CODE.resolve():
-        yield
-        return
-    has_silos = "deploy" in (read_yaml(root / "dvc.yaml").get("stages") or ())
-    results = ["report", *(["deploy/result.json"] if has_silos else [])]
-    eager = not _is_checked(root) or not all((root / name).exists() for name in results)
-    if eager:
-        from fedml_noniid.pipelines.tools import fits  # noqa: F401  # imports torch for all of them
-    deploys = eager and has_silos and stage in (None, "deploy")
-    with warm.processes(root, [CODE / folder for folder in SOURCES], deploys, eager):
-        yield
+    is_ours = not theirs.exists() or theirs.resolve() == CODE.resolve()
+    names = {f"{COMMAND}{name}": name for name in stages.STAGES} if is_ours else {}
+
+    failed: list[Exception] = []  # of our stages
+
+    def run(stage: Any, dry: bool = False, run_env: Any = None) -> None:
+        name = names.get(stage.cmd) if isinstance(stage.cmd, str) else None
+        log.info("Stage %s", stage.addressing)
+        if name is None or Path(stage.wdir).resolve() != root:
+            started(stage, dry, {**(run_env or {}), "PATH": _path()})
+            return
+        try:
+            stages.run(name, place)
+        except Exception as error:
+            failed.append(error)
+            raise
+
+    running.cmd_run = run
+    sys.path.insert(0, str(root))  # as for `python -m` there
+    try:
+        with Repo(str(root)) as repository:
+            yield repository
+    except DvcException as error:
+        if failed:
+            raise failed[0] from None
+        causes = [str(error)]
+        while (cause := error.__cause__) is not None:
+            causes.append(str(cause))
+            error = cause
+        reason = one_line(": ".join(causes), MAX_REASON)
+        raise UserError(f"{root / 'dvc.yaml'}: DVC: {reason}") from None
+    finally:
+        sys.path.remove(str(root))
+        running.cmd_run = started
 
 
 def table(root: Path) -> str:
@@ -120,35 +145,6 @@ def table(root: Path) -> str:
     from fedml_noniid.pipelines.reporting import cost
 
     return f"{(root / TABLE).read_text()}\n{cost.text(root)}"
-
-
-def _start(root: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """DVC, for which the programs `dvc` and `python` are those of this environment."""
-    environment = os.environ | {"PATH": _path(), edge.ENDED: str((root / STAGE_ENDED).resolve())}
-    return subprocess.Popen(["dvc", *arguments], cwd=root, env=environment)
-
-
-def _dvc(root: Path, *arguments: str) -> int:
-    """Runs `dvc repro`.
-
-    Returns the exit code of the stage that failed; 2 if DVC itself refuses its files.
-    """
-    (root / STAGE_ENDED).unlink(missing_ok=True)
-    process = _start(root, "repro", *arguments)
-    try:
-        if process.wait() == 0:
-            return 0
-        stage = (root / STAGE_ENDED).read_text() if (root / STAGE_ENDED).exists() else ""
-        return int(stage or 0) or edge.WRONG_INPUT
-    except KeyboardInterrupt:
-        process.wait()  # DVC was interrupted too; wait for its end
-        raise
-
-
-def _always_plans(root: Path) -> bool:
-    """Whether DVC runs the stage `plan` every time, as outside a checkout."""
-    stages = read_yaml(root / "dvc.yaml").get("stages") or {}
-    return bool(stages.get("plan", {}).get("always_changed"))
 
 
 def _path() -> str:
@@ -183,19 +179,23 @@ def certificate(root: Path) -> str:
     )
 
 
+def _stages(path: Path) -> set[str]:
+    """The stages that a file of DVC names; none without the file."""
+    return {*(read_yaml(path).get("stages") or ())} if path.exists() else set()
+
+
 def _hashes(lock: str) -> dict[str, str]:
     """Path -> hash of every dependency and output of the stages."""
-    stages = YAML(typ="safe", pure=True).load(lock)["stages"].values()
     found = {
         part["path"]: part["md5"]
-        for about in stages
+        for about in YAML(typ="safe", pure=True).load(lock)["stages"].values()
         for kind in ("deps", "outs")
         for part in about[kind]
     }
     return {path: md5 for path, md5 in found.items() if path not in SOURCES}
 
 
-@contextmanager
+@contextlib.contextmanager
 def exclusively(root: Path) -> Iterator[None]:
     """Allows one `noniid run`, `tune` or `choose` at a time.
 
@@ -211,17 +211,3 @@ def exclusively(root: Path) -> Iterator[None]:
                 f"another `noniid` command runs in {root.resolve()}; wait for its end, or stop it"
             ) from None
         yield
-
-
-def _is_checked(root: Path) -> bool:
-    """Whether params.yaml is what was checked last, and no file of our code was edited since.
-
-    It saves a check, which imports torch and takes seconds.
-    """
-    if not (root / CHECKED).exists():
-        return False
-    since, sha256 = (root / CHECKED).stat().st_mtime, cache.sha256(root / PARAMS)
-    files = (path for folder in SOURCES for path in (CODE / folder).rglob("*.py"))
-    return (root / CHECKED).read_text().split(" ")[0] == sha256 and all(
-        path.stat().st_mtime <= since for path in files
-    )

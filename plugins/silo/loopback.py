@@ -38,9 +38,6 @@ from fedml_noniid.plugins.site import policy
 CONFIG = Path(__file__).with_name("fedml_config.yaml")
 OWNERSHIP_FILE = "loopback.txt"
 OWNED = "Runs of a server and its silos on one machine replace the files of this folder.\n"
-# How processes start. A process that has imported FedML, and that runs nothing beside it, may set
-# "fork".
-START_METHOD = "forkserver"
 Main = Callable[[int, str, str], None]
 DEADLINE_S = 900.0
 GRACE_S = 20.0  # for the others, once one process has failed
@@ -77,7 +74,7 @@ class Processes:
         self.running: dict[int, BaseProcess] = {}
         self._main = main or process
         # One clean process imports FedML once (11 s, 1 GB) and forks the others.
-        self._context: Any = multiprocessing.get_context(START_METHOD)
+        self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
             ["fedml_noniid.plugins.silo.pair", "fedml_noniid.plugins.silo.silo_client"]
         )
@@ -88,8 +85,7 @@ class Processes:
         # traceback of their own.
         resource_tracker.ensure_running()  # first: it makes interrupts visible again
         hidden = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        if START_METHOD == "forkserver":
-            forkserver.ensure_running()
+        forkserver.ensure_running()
         signal.pthread_sigmask(signal.SIG_SETMASK, hidden)
 
     def __enter__(self) -> Processes:

@@ -153,6 +153,6 @@ def test_a_study_has_them_in_its_files_and_its_report(study: Callable[[], Path])
     file.write_text(file.read_text().replace("float()", "double()"))
     forget(file.stem)
     after = provenance.plan(config.load(root))
-    assert config.load(root).own_files, "`noniid run` asks the stage plan each time"
+    assert config.load(root).own_extras, "`noniid run` asks the stage plan each time"
     changed = {stage for stage in after if after[stage] != before[stage]}
     assert changed == {"train", "deploy"}

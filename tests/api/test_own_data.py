@@ -195,7 +195,7 @@ def study(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 def test_an_edit_is_another_data_set_and_another_partition(study: tuple[Path, Path]) -> None:
     root, file = study
     settings = config.load(root)
-    assert settings.own_files, "`noniid run` asks the stage plan each time"
+    assert settings.own_extras, "`noniid run` asks the stage plan each time"
     name, where, options = settings.data.name, root, settings.data.options
     assert [*plan.contents(name, str(where), options)] == ["x.txt"]
     for named in (["x.txt"], {"train": ["x.txt", "none.txt"]}):  # in lists too

@@ -133,7 +133,7 @@ def test_an_edit_of_the_users_file_trains_again(study: Path) -> None:
         fingerprint()  # this process still has the old classes
     sys.modules.pop(file.stem)
     assert fingerprint() != first
-    assert config.load(study).own_files, "`noniid run` asks the stage plan each time"
+    assert config.load(study).own_extras, "`noniid run` asks the stage plan each time"
 
 
 @pytest.mark.parametrize(

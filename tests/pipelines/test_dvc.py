@@ -91,7 +91,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
 
 def forget() -> None:
     """What provenance knows of files. A process reads each file once."""
-    for cached in (provenance.files, provenance._source, provenance._known):
+    for cached in (provenance.files, provenance._source):
         cached.cache_clear()
 
 

@@ -92,7 +92,7 @@ def test_the_prepared_data_are_vectors_and_all_stages_take_them(study: Path) -> 
     """As in Python, to the bit; what is checked before has their shape."""
     place = Workspace.of(study, {})
     settings, _ = fits.checked(place)
-    assert settings.own_files, "`noniid run` asks the stage plan each time"
+    assert settings.own_extras, "`noniid run` asks the stage plan each time"
     run_stages(study, ("prepare", "partition", "train", "evaluate", "report"))
     found = Dataset.read(study / "data" / "digits.safetensors")
     assert found.train_x.shape == (1437, 6) and found.train_x.dtype == torch.float32

@@ -43,7 +43,7 @@ def hashes(study: Path) -> dict[str, object]:
 
 def test_a_changed_line_trains_what_has_the_method_again_and_nothing_else(study: Path) -> None:
     first = hashes(study)
-    assert config.load(study).own_files, "`noniid run` asks the stage plan each time"
+    assert config.load(study).own_extras, "`noniid run` asks the stage plan each time"
     (file,) = study.glob("*/fedx.py")
     file.write_text(file.read_text().replace("self.mu * (w", "2 * self.mu * (w"))
     own_package.forget(file.parent.name)

@@ -3,17 +3,15 @@ import."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedml_noniid.pipelines.cluster import traits
-from fedml_noniid.pipelines.experiment import config, provenance, user_cache
+from fedml_noniid.pipelines.experiment import config, provenance
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import plan
 from fedml_noniid.plugins import extras, recipes
@@ -169,64 +167,6 @@ def test_prepared_data_depend_on_the_libraries_that_read_them(
         assert {name for name in before if before[name] != after[name]} == {"prepare"}
 
 
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module that was written long ago, and an empty cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    path = tmp_path / "module.py"
-    path.write_text("x = 1\n")
-    os.utime(path, (0, 0))
-    monkeypatch.setattr(user_cache, "SETTLED_NS", 0)
-    yield path
-    for cached in (provenance._source, provenance._known):
-        cached.cache_clear()
-
-
-def found(path: Path) -> provenance._Source:
-    """As a new process finds it, and stores it."""
-    for cached in (provenance._source, provenance._known):
-        cached.cache_clear()
-    source = provenance._source(path)
-    provenance._save()
-    return source
-
-
-def test_code_is_parsed_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = found(file)
-    monkeypatch.setattr(provenance, "_of_file", lambda path: pytest.fail("parsed again"))
-    assert found(file) == first
-    monkeypatch.undo()
-    assert (file.parents[0] / "cache" / "fedml-noniid" / "code.json").stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.parametrize("edited", ["module.py", "fresh.py"], ids=["in place", "replaced"])
-def test_an_edit_that_sets_the_clock_back_is_noticed(file: Path, edited: str) -> None:
-    first, path = found(file), file.with_name(edited)
-    path.write_text("x = 2\n")  # of the same size
-    os.utime(path, (0, 0))
-    path.replace(file)
-    assert found(file) == provenance._of_file(file) != first
-
-
-def test_a_damaged_cache_costs_time_only(file: Path) -> None:
-    wanted, kept = found(file), user_cache.folder() / "code.json"
-    text = kept.read_text()
-    for damaged in ("", text[:-20], text.replace("module.py", "module.pi"), f"{text} "):
-        kept.write_text(damaged)
-        assert found(file) == wanted and kept.read_text() != damaged
-
-
-def test_a_file_that_may_be_edited_unnoticed_is_not_stored_and_no_cache_is_no_error(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(user_cache, "SETTLED_NS", 10**12)
-    assert found(file) == provenance._of_file(file)
-    assert not user_cache.folder().exists()
-    monkeypatch.setattr(user_cache, "SETTLED_NS", 0)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # is no folder
-    assert found(file) == provenance._of_file(file)
-
-
 HOLDS = """
 import sys
 from fedml_noniid.pipelines.stages.__main__ import main
@@ -245,7 +185,6 @@ def test_the_last_plan_holds_until_something_changes(
     ).replace("device: cpu", "device: auto")
     (tmp_path / "params.yaml").write_text(mine)
     (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
-    monkeypatch.setattr(user_cache, "SETTLED_NS", 0)
     place = Workspace.of(tmp_path, {})
 
     def planned(imports: bool) -> dict[str, bytes]:

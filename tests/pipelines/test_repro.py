@@ -1,11 +1,11 @@
-"""`noniid run`: one at a time, checked first, with the exit code of its stage, and a table.
+"""`noniid run`: one at a time, checked first, what is out of date alone, with the exit code of its
+stage, and a table before MLflow is written.
 
-DVC is a script here.
+DVC is the true one; the stages are stood in for.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -13,56 +13,74 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from dvc.repo import Repo
+from dvc.stage import run as running
 from ruamel.yaml import YAML
 
 from fedml_noniid.cli.app import main
-from fedml_noniid.pipelines import edge
+from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stages
-from fedml_noniid.pipelines.tools import repro, warm
-from tests.pipelines.small import NAMED, PARAMS
+from fedml_noniid.pipelines.tools import repro
+from fedml_noniid.pipelines.tracking import verbs
+from fedml_noniid.plugins.core.errors import UserError
+from tests.pipelines import small
 
-CALLS = "calls"
-# mlflow's own use of SQLAlchemy, in a process that is forked from this one.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
+PARAMS = small.PARAMS[: small.PARAMS.index("deploy:")]
+COMMAND = "python -m fedml_noniid.pipelines.stages"
+DVC_YAML = {
+    "plan": {"cmd": f"{COMMAND} plan", "params": ["seeds", "train"], "outs": ["plan"]},
+    "train": {"cmd": f"{COMMAND} train", "deps": ["plan/train.json"], "outs": ["trained"]},
+    "report": {"cmd": f"{COMMAND} report", "deps": ["trained"], "outs": ["report"]},
+}
+SUMMARY = "scenario,recipe,final_mean,traffic_total_bytes_mean\nskew,fedavg,0.5,0\n"
+# Of a library of DVC, in a call of DVC.
+pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value:DeprecationWarning")
+
+
+class Stages:
+    """Stand in for all stages but plan, and note which ran."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.ran = folder, list[str]()
+        self.raised: BaseException | None = None  # by train
+        self._run = stages.run
+
+    def __call__(self, stage: str, place: Workspace) -> None:
+        self.ran.append(stage)
+        if stage == "plan":
+            self._run(stage, place)
+            return
+        if self.raised is not None:
+            raise self.raised
+        texts = {"trained/model": (self.folder / "plan" / "train.json").read_text()}
+        if stage == "report":
+            texts = {"report/table.txt": "the table\n", "report/summary.csv": SUMMARY}
+        for name, text in texts.items():
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            (self.folder / name).write_text(text)
 
 
 @pytest.fixture
-def place(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same without warm processes and MLflow, which take seconds."""
-    monkeypatch.setattr(warm, "processes", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(warm, "sync", lambda place: 0)
-    return experiment
-
-
-@pytest.fixture
-def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with settings and a `dvc` that notes its arguments."""
-    program = tmp_path / "bin" / "dvc"
-    program.parent.mkdir()
-    program.write_text(
-        f'#!/bin/sh\necho "$@" >> {CALLS}\n[ -f ended ] && cp ended "$NONIID_STAGE_ENDED"\nexit '
-        "$(cat code)\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setattr(
-        sys, "executable", str(program.with_name("python"))
-    )  # whose programs come first
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with settings and three stages. MLflow, which takes seconds, is away."""
     for name in ("DVC_ROOT", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verbs, "bring_up_to_date", lambda place: None)
+    Repo.init(str(tmp_path), no_scm=True)
     (tmp_path / "params.yaml").write_text(PARAMS)
-    (tmp_path / "code").write_text("0")
-    (tmp_path / "dvc.yaml").write_text("stages: {deploy: {}}\n")
-    (tmp_path / ".dvc").mkdir()
-    (tmp_path / "report").mkdir()
-    (tmp_path / "report" / "table.txt").write_text("the table\n")
-    (tmp_path / "report" / "summary.csv").write_text(
-        "scenario,recipe,final_mean,traffic_total_bytes_mean\nskew,fedavg,0.5,0\n"
-    )
-    lock(tmp_path, {"runs": "1"})
+    (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": DVC_YAML}))
     return tmp_path
+
+
+@pytest.fixture
+def done(place: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
+    standing_in = Stages(place)
+    monkeypatch.setattr(stages, "run", standing_in)
+    return standing_in
 
 
 def lock(place: Path, hashes: Mapping[str, str]) -> None:
@@ -74,19 +92,77 @@ def lock(place: Path, hashes: Mapping[str, str]) -> None:
         )
 
 
-def calls(place: Path) -> list[str]:
-    return (place / CALLS).read_text().splitlines() if (place / CALLS).exists() else []
+def test_only_what_is_out_of_date_runs(
+    place: Path, done: Stages, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "train"]) == 0
+    assert done.ran == ["plan", "train"]
+    assert "the table" not in capfd.readouterr().out, "it is of all stages"
+    assert main(["run"]) == 0
+    assert done.ran == ["plan", "train", "report"]
+    written, locked = capfd.readouterr(), (place / "dvc.lock").read_text()
+    assert "\nthe table\n" in written.out and not written.err
+    assert main(["run"]) == 0
+    assert done.ran == ["plan", "train", "report"], "a second time nothing"
+    (place / "params.yaml").write_text(PARAMS.replace("lr: 0.1", "lr: 0.2"))
+    assert main(["run"]) == 0
+    assert done.ran[3:] == ["plan", "train", "report"]
+    (place / "params.yaml").write_text(PARAMS)
+    assert main(["run"]) == 0
+    assert done.ran[6:] == ["plan"], "DVC's cache has the outputs of these settings"
+    assert (place / "dvc.lock").read_text() == locked
+
+
+def test_the_lock_is_that_of_dvc_repro(place: Path, done: Stages) -> None:
+    assert main(["run"]) == 0
+    with Repo(str(place)) as repository:
+        assert repository.status() == {}
+
+
+def test_outputs_that_were_deleted_come_from_dvc_s_cache(place: Path, done: Stages) -> None:
+    assert main(["run"]) == 0
+    for folder in ("trained", "report"):
+        for path in (place / folder).iterdir():
+            path.unlink()
+        (place / folder).rmdir()
+    assert main(["run"]) == 0
+    assert done.ran == ["plan", "train", "report"]
+    assert (place / "report" / "table.txt").read_text() == "the table\n"
+
+
+def test_commands_that_are_not_ours_are_started(place: Path, done: Stages) -> None:
+    """With this environment's programs. So is every stage where `python` takes other code."""
+    own = {"cmd": "python -c 'import fedml_noniid, sys; open(sys.argv[1], \"w\")' mine"}
+    (place / "dvc.yaml").write_text(
+        json.dumps({"stages": DVC_YAML | {"own": own | {"deps": ["report"], "outs": ["mine"]}}})
+    )
+    assert main(["run"]) == 0
+    assert done.ran == ["plan", "train", "report"] and (place / "mine").exists()
+    (place / "fedml_noniid").mkdir()
+    started: list[str] = []
+
+    def start(stage: Any, *_: object) -> None:
+        started.append(stage.addressing)
+        (place / "plan").mkdir()
+        (place / "plan" / "train.json").write_text("{}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "cmd_run", start)
+        (place / "params.yaml").write_text(PARAMS.replace("lr: 0.1", "lr: 0.2"))
+        with repro._dvc(Workspace.of(place, {})) as repository:
+            repository.reproduce("plan", force=True, single_item=True)
+    assert started == ["plan"] and len(done.ran) == 3
 
 
 @pytest.mark.parametrize("name", ["runs/events.out", "plan/thesis.tex"])
 def test_what_is_not_ours_is_refused_before_dvc_runs(
-    place: Path, capfd: pytest.CaptureFixture[str], name: str
+    place: Path, done: Stages, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
     """DVC removes such files, or takes them for results."""
     (place / name).parent.mkdir()
     (place / name).write_text("mine")
     assert main(["run"]) == 2
-    assert not calls(place) and (place / name).read_text() == "mine"
+    assert not done.ran and (place / name).read_text() == "mine"
     said = capfd.readouterr().err
     assert (
         said.startswith(f"error: {place / name}: not written by noniid") and said.count("\n") == 1
@@ -94,76 +170,17 @@ def test_what_is_not_ours_is_refused_before_dvc_runs(
 
 
 def test_a_folder_that_can_not_be_written_is_refused_before_dvc_runs(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    place: Path,
+    done: Stages,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """DVC shows an exception of Python. Root, who may run this, writes everywhere."""
     monkeypatch.setattr(os, "access", lambda path, mode, **_: mode != os.W_OK)
     assert main(["run"]) == 2
-    assert not calls(place)
+    assert not done.ran
     said = f"error: {place}: can't be written; choose a folder that is writable\n"
     assert capfd.readouterr().err == said
-
-
-def test_it_shows_the_table(experiment: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "train"]) == 0
-    assert "the table" not in capfd.readouterr().out, "it is of all stages"
-    assert main(["run"]) == 0
-    assert calls(experiment) == ["repro train", "repro"]
-    assert "\nthe table\n" in capfd.readouterr().out
-
-
-@pytest.mark.parametrize("ended", [0, 1])
-def test_the_table_comes_before_mlflow(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ended: int
-) -> None:
-    """A store that fails does not take the table away. Its exit code stays."""
-    shown: list[str] = []
-    monkeypatch.setattr(warm, "sync", lambda _: shown.append(capfd.readouterr().out) or ended)
-    assert main(["run"]) == ended
-    assert "\nthe table\n" in shown[0] and "dvc.lock" in shown[0]
-    assert "the table" not in capfd.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("stage", "expected"),
-    [("2", 2), ("1", 1), ("130", 130), ("", 2), ("0", 2)],
-    ids=["bad input", "a crash", "interrupted", "no stage ran", "DVC fails behind a stage"],
-)
-def test_a_failure_has_the_stage_s_exit_code(
-    place: Path, capfd: pytest.CaptureFixture[str], stage: str, expected: int
-) -> None:
-    """DVC's own is always 255. A code that an earlier run left does not count."""
-    (place / ".dvc" / "tmp").mkdir()
-    (place / repro.STAGE_ENDED).write_text("7")
-    (place / "code").write_text("255")
-    if stage:
-        (place / "ended").write_text(stage)
-    assert main(["run"]) == expected
-    assert "the table" not in capfd.readouterr().out
-
-
-def test_a_stage_leaves_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "params.yaml").write_text("seeds: [0]\n")
-    monkeypatch.setenv(edge.ENDED, str(tmp_path / "ended"))
-    assert stages.main(["--root", str(tmp_path), "prepare"]) == 2
-    assert (tmp_path / "ended").read_text() == "2"
-    monkeypatch.setattr(stages, "run", lambda stage, place: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        stages.main(["--root", str(tmp_path), "prepare"])
-    assert (tmp_path / "ended").read_text() == "1"
-
-
-def test_nothing_runs_before_the_settings_are_right(
-    place: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Also if they were right the last time, and if the time of the file is older."""
-    assert main(["run", "train"]) == 0
-    (place / "params.yaml").write_text(PARAMS.replace("lr: 0.1", "lr: 0"))
-    os.utime(place / "params.yaml", (0, 0))
-    assert main(["run"]) == 2
-    assert calls(place) == ["repro train"]
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("error: params.yaml: train.lr = 0 is refused")
 
 
 ABSENT = PARAMS.replace(
@@ -172,58 +189,137 @@ ABSENT = PARAMS.replace(
 TABLE = PARAMS.replace(
     "name: digits, root: data/raw", "name: table, root: ., file: a.csv, label: y"
 )
-
-
-def own_table(place: Path) -> None:
-    """The file of TABLE: one feature, two classes."""
-    (place / "a.csv").write_text("x,y\n" + "".join(f"{i}.5,{i % 2}\n" for i in range(300)))
-
-
-PLAN = "repro --force --single-item plan"
+ROWS = "".join(f"{i}.5,{i % 2}\n" for i in range(300))
 
 
 @pytest.mark.parametrize(
-    ("params", "stages", "expected"),
+    ("params", "name", "before", "after"),
     [
-        (PARAMS, "stages: {deploy: {}, plan: {cmd: x}}", []),
-        (TABLE, "stages: {deploy: {}, plan: {cmd: x}}", [PLAN]),
-        (ABSENT, "stages: {deploy: {}, plan: {cmd: x}}", [PLAN]),
-        (TABLE, "stages: {deploy: {}, plan: {always_changed: true}}", []),
+        (TABLE, "a.csv", f"x,y\n{ROWS}", f"x,y\n1,1\n{ROWS}"),
+        (ABSENT, "absent.csv", "round,exchange,client\n1,0,3\n", "round,exchange,client\n"),
     ],
-    ids=["no own file", "own data", "missing clients", "DVC always plans"],
+    ids=["own data", "missing clients"],
 )
 def test_own_files_are_looked_at_every_time(
-    place: Path, params: str, stages: str, expected: list[str]
+    place: Path, done: Stages, params: str, name: str, before: str, after: str
 ) -> None:
-    """DVC does not see them, so the stage `plan` runs, also if nothing else has changed."""
+    """DVC does not see them."""
     (place / "params.yaml").write_text(params)
-    (place / "dvc.yaml").write_text(stages)
-    own_table(place)
-    (place / "absent.csv").write_text("round,exchange,client\n1,0,3\n")
-    for times in (1, 2):
-        assert main(["run", "train"]) == 0
-        assert calls(place) == [*expected, "repro train"] * times
+    (place / name).write_text(before)
+    assert main(["run"]) == 0
+    assert main(["run"]) == 0
+    assert done.ran.count("train") == 1
+    planned = (place / "plan" / "prepare.json").read_text(), (place / "plan" / "train.json")
+    train = planned[1].read_text()
+    (place / name).write_text(after)
+    assert main(["run"]) == 0
+    assert ((place / "plan" / "prepare.json").read_text(), planned[1].read_text()) != (
+        planned[0],
+        train,
+    )
 
 
-def test_two_at_once_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_runs_before_the_settings_are_right(
+    place: Path, done: Stages, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also if they were right the last time, and if the time of the file is older."""
+    assert main(["run", "train"]) == 0
+    (place / "params.yaml").write_text(PARAMS.replace("lr: 0.1", "lr: 0"))
+    os.utime(place / "params.yaml", (0, 0))
+    assert main(["run"]) == 2
+    assert done.ran == ["plan", "train"]
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: params.yaml: train.lr = 0 is refused")
+
+
+def test_two_at_once_are_refused(
+    place: Path, done: Stages, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = place / repro.LOCK
-    path.parent.mkdir()
+    path.parent.mkdir(exist_ok=True)
     with path.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert main(["run"]) == 2
-    assert calls(place) == []
+    assert not done.ran
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"error: another `noniid` command runs in {place}; wait for its end, or stop it"
     assert main(["run", "train"]) == 0, "it is over"
 
 
+def test_the_table_comes_before_mlflow(
+    place: Path,
+    done: Stages,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A store that is refused does not take the table away. Its exit code stays."""
+    shown: list[str] = []
+
+    def refused(place: Workspace) -> None:
+        shown.append(capfd.readouterr().out)
+        raise UserError("no store")
+
+    monkeypatch.setattr(verbs, "bring_up_to_date", refused)
+    assert main(["run"]) == 2
+    assert "\nthe table\n" in shown[0] and "dvc.lock" in shown[0]
+    assert "the table" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "line"),
+    [
+        (UserError("no data"), 2, "error: no data\n"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command goes on from here\n"),
+    ],
+    ids=["bad input", "interrupted"],
+)
+def test_a_failure_is_that_of_its_stage(
+    place: Path,
+    done: Stages,
+    capfd: pytest.CaptureFixture[str],
+    raised: BaseException,
+    code: int,
+    line: str,
+) -> None:
+    """Said once, without DVC's own lines. The next run goes on at that stage."""
+    done.raised = raised
+    path = [*sys.path]
+    assert main(["run"]) == code
+    written = capfd.readouterr()
+    assert written.err == line and "the table" not in written.out
+    assert sys.path[: len(path)] == path and running.cmd_run.__module__ == "dvc.stage.run"
+    done.raised = None
+    assert main(["run"]) == 0
+    assert done.ran == ["plan", "train", "train", "report"]
+
+
+def test_a_fault_of_ours_is_not_hidden(place: Path, done: Stages) -> None:
+    done.raised = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        main(["run"])
+
+
+def test_what_dvc_refuses_is_one_line(
+    place: Path, done: Stages, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = {"cmd": "exit 7", "deps": ["report"]}
+    (place / "dvc.yaml").write_text(json.dumps({"stages": DVC_YAML | {"own": own}}))
+    assert main(["run"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"error: {place}/dvc.yaml: DVC: ") and "exit 7, exited with 7" in line
+    (place / "dvc.yaml").write_text(json.dumps({"stages": {"own": {"outs": ["x"]}}}))
+    assert main(["run"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"error: {place}/dvc.yaml: DVC: ")
+
+
 @pytest.mark.parametrize("name", ["params.yaml", "dvc.yaml", ".dvc"])
 def test_a_folder_that_is_no_experiment_is_refused(
-    place: Path, name: str, capsys: pytest.CaptureFixture[str]
+    place: Path, done: Stages, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place / name).rename(place / "away")
     assert main(["run"]) == 2
-    assert calls(place) == []
+    assert not done.ran
     (line,) = capsys.readouterr().err.splitlines()
     assert (
         line
@@ -256,7 +352,7 @@ def test_the_lock_is_compared_with_the_committed_one(
     if committed is not None:
         lock(place, committed)
         subprocess.run(["git", "add", "dvc.lock"], check=True)
-        subprocess.run(["git", *NAMED, "commit", "--quiet", "--message", "lock"], check=True)
+        subprocess.run(["git", *small.NAMED, "commit", "--quiet", "--message", "lock"], check=True)
     lock(place, now)
     (place / "plan").mkdir()
     (place / repro.KIND).write_text(json.dumps({"device": "cpu", "torch": "2.0"}))

@@ -172,7 +172,7 @@ def test_loopback_runs_the_studys_settings_and_data(prepared, monkeypatch, optio
         train={"model_options": {"hidden": 7}, "batch_size": 5},
     )
     asked, ran = [], []
-    monkeypatch.setattr(repro, "repro", lambda place, stage: asked.append(stage) or 0)
+    monkeypatch.setattr(repro, "repro", lambda place, stage, show: asked.append(stage))
     monkeypatch.setattr(loopback, "compare", lambda *given: ran.append(given))
     assert main(["deploy", "loopback", "--out", "out", *options]) == 0
     assert asked == ["partition"]
