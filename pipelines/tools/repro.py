@@ -105,7 +105,7 @@ def _dvc(place: Workspace) -> Iterator[Any]:
 
     def run(stage: Any, dry: bool = False, run_env: Any = None) -> None:
         name = names.get(stage.cmd) if isinstance(stage.cmd, str) else None
-        log.info("Stage %s", stage.addressing)
+        log.info("Running stage '%s'", stage.addressing)
         if name is None or Path(stage.wdir).resolve() != root:
             started(stage, dry, {**(run_env or {}), "PATH": _path()})
             return
