@@ -21,7 +21,6 @@ class Engine:
     argument: str = "-"
     same_order: bool = True  # whether it reads the batches in the job's order
     python: str = sys.executable
-    large_pages: bool = False  # for tensors; our engines switch them on by themselves
 
     @property
     def parallel(self) -> bool:
@@ -49,8 +48,7 @@ PEERS = {
 }
 
 
-# The bare loop is the limit, so it gets all the help. Peers run with their defaults.
-BARE = Engine("bare loop", "benchmarks.bare", large_pages=True)
+BARE = Engine("bare loop", "benchmarks.bare")
 
 
 def ours(workload: Workload) -> list[Engine]:

@@ -48,9 +48,10 @@ class Running:
             Path(self._folder.name) / "result.npz",
             Path(self._folder.name) / "stderr",
         )
-        # Our engines set this variable when they are imported. Peers must not inherit it.
+        # Our commands set it too. The bare loop is the limit, so it gets all the help.
+        # Peers run with their defaults.
         inherited = {key: value for key, value in os.environ.items() if key != LARGE_PAGES}
-        pages = {LARGE_PAGES: "1"} if engine.large_pages else {}
+        pages = {LARGE_PAGES: "1"} if ".peers." not in engine.module else {}
         theirs: tuple[int, ...] = ()
         self._pipes: tuple[int, ...] = ()
         if in_turns:

@@ -10,8 +10,6 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from fedml_noniid.plugins import loads as loads
-
 if TYPE_CHECKING:
     from fedml_noniid.api import (
         Callback,

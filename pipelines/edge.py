@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -19,6 +20,9 @@ def guarded(work: Callable[[], int | None]) -> int:
 
     A UserError is printed, one line per error, and gives 2.
     """
+    # Tensors of some megabytes in large pages: getting small ones from Linux costs more than what
+    # is calculated in them. torch reads this once, with its first tensor.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.raiseExceptions = False  # on a full disk, a line that can't be logged is no traceback
     # Libraries that report every step of their own work at this level.

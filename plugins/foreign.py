@@ -20,7 +20,7 @@ from importlib import metadata
 from fedml_noniid.plugins.core.component import Component
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.core.randomness import identity
-from fedml_noniid.plugins.own_code import is_path, latest, load, package_of, split_path
+from fedml_noniid.plugins.own_code import is_path, latest, load, note, package_of, split_path
 
 GROUP = "fedml_noniid.methods"  # of entry points: a method's name -> its class
 # Names of settings that stand beside those of methods.
@@ -88,6 +88,7 @@ def register(kind: type[Component], ours: Methods, what: str = "") -> type[Compo
     if kind in (ours.get(name), _known.get(name)):
         return kind
     _refuse_taken(what, kind, name, ours)
+    note(kind.__module__)
     _known[name] = kind
     return kind
 

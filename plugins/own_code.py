@@ -13,12 +13,12 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, Field, create_model
 
-from fedml_noniid.plugins import loads
 from fedml_noniid.plugins.core.errors import REFUSED, UNKNOWN, UserError, closest, shown
 from fedml_noniid.plugins.core.options import STRICT, checked_type, validated
 
@@ -30,6 +30,10 @@ TORCH = "/site-packages/torch/"  # no place for a user to look at
 _only: tuple[Collection[str], str] | None = (
     None  # SHA-256 of the packages that may run; who says so
 )
+# Module -> its specification, which is another object after a reload, and the SHA-256 of its file.
+_imported: dict[str, tuple[ModuleSpec | None, str]] = {}
+_older: set[str] = set()  # modules that may hold objects from before a reload of another one
+EMPTY = "", hashlib.sha256().hexdigest()  # of no file and of an empty one, such as `__init__.py`
 _given: dict[str, Any] = {}  # objects that this process was given, by the name that they got
 LONGEST = 256  # characters of a file's name
 IMPORTED = ".py", ".pyc", ".pyd", ".so"  # endings of what Python imports
@@ -58,6 +62,7 @@ def name_of(value: object) -> str:
     this process knows."""
     module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
     if module != "__main__" and getattr(sys.modules.get(module), name, None) is value:
+        note(module)
         return f"{module}:{name}"
     for known, given in _given.items():
         if given is value:
@@ -216,17 +221,56 @@ def imported(what: str, module: str, attribute: str, allowed: str) -> Any:
     if _only is not None:
         if (sha := source_of(module)) not in _only[0]:
             raise UserError(f"{what}: its package has the SHA-256 {sha}", allowed=_only[1])
-        loads.from_source(module.partition(".")[0])
+        # What lies in `__pycache__` may be of another source. For good: functions import too.
+        sys.pycache_prefix = os.devnull
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # of any kind: the code is the user's
-        found = sys.modules.get(module) or sys.modules.get(module.partition(".")[0])
-        where, file = place(error, ""), getattr(found, "__file__", None)
+        failed = sys.modules.get(module) or sys.modules.get(module.partition(".")[0])
+        where, file = place(error, ""), getattr(failed, "__file__", None)
         # Perhaps of another module of this name: those beside a user's settings come last.
         inside = f" in {file}" if file and not where else ""
         raise UserError(
             f"{what} can't be imported, {where}{_told(error)}{inside}; allowed: {allowed}"
         ) from error
+    note(module)
+    return found
+
+
+def note(name: str) -> dict[str, str]:
+    """Records the files of a package's loaded modules, of each when it is first seen here.
+
+    `name`: of the package or a module. Returns the SHA-256 of each module's file as it is now.
+    """
+    package = name.partition(".")[0]
+    loaded = {
+        key: getattr(module, "__spec__", None)
+        for key, module in [*sys.modules.items()]
+        if key.partition(".")[0] == package
+    }
+    hashes = {
+        key: _sha256_cached(file) if (file := Path((spec and spec.origin) or "")).is_file() else ""
+        for key, spec in loaded.items()
+    }
+    new = {
+        key: (spec, hashes[key])
+        for key, spec in loaded.items()
+        if key not in _imported or _imported[key][0] is not spec
+    }
+    if any(_imported.get(key, new[key])[1] != hashes[key] for key in new):  # loaded again
+        # An empty file holds nothing of another module.
+        _older.update(key for key in loaded.keys() - new if hashes[key] not in EMPTY)
+    _older.difference_update(new)
+    _imported.update(new)
+    return hashes
+
+
+def check_unchanged(package: str) -> None:
+    """EditedError if a loaded module of a package has another file than when it was first seen
+    here, or was not loaded again after such a one."""
+    for module, sha256 in note(package).items():
+        if module in _older or _imported[module][1] != sha256:
+            raise _edited(package, module)
 
 
 def look_in(folder: Path) -> None:
@@ -264,8 +308,7 @@ def source_of(name: str) -> str:
         found = sha256_of(files_of(top))
     except (OSError, ValueError) as error:
         raise UserError(f"{name}: the source of {top} can't be read ({error})") from None
-    if module := loads.edited(top):
-        raise _edited(top, module)
+    check_unchanged(top)
     return found
 
 
@@ -300,9 +343,10 @@ def _texts(option: object) -> list[str]:
 
 
 def _edited(top: str, module: str) -> EditedError:
+    reload = "" if top == OURS else f" (or call importlib.reload({module}))"
     return EditedError(
-        f"the source of {top} was changed after this process had imported it; start the process "
-        f"again (or call importlib.reload({module}))"
+        f"the source of {top} was changed after this process had imported "
+        f"{getattr(sys.modules.get(module), '__file__', module)}; start the process again{reload}"
     )
 
 
@@ -344,9 +388,14 @@ def sha256_of(files: Sequence[Path]) -> str:
 
 
 def _sha256(file: Path) -> str:
-    """Of a file; of another one than a source, which may be large, computed once in each state."""
+    """Of a file; of another one than a source, which may be large, as `_sha256_cached`."""
     if file.suffix == ".py":
         return hashlib.sha256(file.read_bytes()).hexdigest()
+    return _sha256_cached(file)
+
+
+def _sha256_cached(file: Path) -> str:
+    """Of a file, computed once in each state."""
     state = file.stat()
     return _hash(file, state.st_mtime_ns, state.st_size)
 

@@ -86,7 +86,7 @@ def test_a_record_has_the_hash_of_the_code_that_ran(place: Path, tmp_path: Path)
     file = own_package.write(place, "stranger")
     nd.register(importlib.import_module("stranger.fedx").FedX)
     split = nd.partition(nd.load("digits"), "iid", clients=2)
-    for edit in ("0.5", "0.25000"):
+    for edit in ("0.50", "0.25000"):
         file.write_text(changed("= 0.1", f"= {edit}"))
         refused = r"run: the source of stranger was changed .* importlib\.reload\(stranger\.fedx\)"
         with pytest.raises(UserError, match=refused):
@@ -123,22 +123,6 @@ def test_a_reload_of_one_module_leaves_old_objects_in_others(place: Path) -> Non
         recipes.own_code("fedz")
     importlib.reload(sys.modules["stranger.fedx"])
     assert recipes.own_code("fedz") == after
-
-
-def test_a_module_that_was_imported_before_this_package_is_known(tmp_path: Path) -> None:
-    (tmp_path / "net_of_mine.py").write_text("x = 1\n")
-    code = (
-        "import net_of_mine, pathlib\n"
-        "import fedml_noniid\n"
-        "pathlib.Path('net_of_mine.py').write_text('x = 2  # edited')\n"
-        "from fedml_noniid.plugins.own_code import source_of\n"
-        "source_of('net_of_mine')\n"
-    )
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[1]}"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert "EditedError: the source of net_of_mine was changed" in done.stderr
 
 
 def changed(old: str, new: str) -> str:

@@ -51,17 +51,9 @@ SWITCHES: list[Switch] = [  # beside those of `plugins.engines.device`
         for device in ("cpu", "cuda")
     ),
 ]
-_turn = threading.RLock()  # held by the call that this process works on
-
-
-def _no_turn() -> None:
-    global _turn
-    _turn = threading.RLock()
-
-
-os.register_at_fork(
-    after_in_child=_no_turn
-)  # nobody would give back what a thread of the parent holds
+# Process -> what its call in work holds. In a forked one, nobody would give back what a thread of
+# the parent holds.
+_turns: dict[int, threading.RLock] = {}
 
 
 @contextmanager
@@ -71,7 +63,7 @@ def in_turn() -> Iterator[None]:
 
     Code of the user that draws from a global generator meets it with seed 0.
     """
-    with _turn, ExitStack() as stack:
+    with _turns.setdefault(os.getpid(), threading.RLock()), ExitStack() as stack:
         stack.callback(torch.set_num_threads, _threads_of_the_process())
         stack.enter_context(torch.inference_mode(False))  # gradients are on too
         stack.enter_context(_disable_current_modes())

@@ -15,11 +15,13 @@ from fedml_noniid.pipelines.experiment import provenance
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.results import finals
 from fedml_noniid.plugins.core.component import Public
+from fedml_noniid.plugins.core.errors import located
 from fedml_noniid.plugins.core.trees import Params, leaves
 from fedml_noniid.plugins.engines.callbacks import Row
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.plugins.engines.record import rounds_csv
 from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.own_code import OURS, EditedError, check_unchanged
 
 # How reports describe the public split that training sees.
 SEEN = {Public.UNLABELLED: "unlabelled", Public.LABELLED: "labelled", Public.TEST_SET: "labelled"}
@@ -70,10 +72,16 @@ class Trained(NamedTuple):
 
 
 def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
-    """Runs the remaining rounds. Raises NonFiniteError."""
+    """Runs the remaining rounds. Raises NonFiniteError, and EditedError if code was edited."""
     unit = item.unit
-    params = item.settings.params(unit)  # of the code that trains: it may be edited meanwhile
+    params = item.settings.params(unit)
+    check_unchanged(OURS)
     outcome = simulation.run()
+    with located(source=f"{unit.key}: the result is refused"):
+        check_unchanged(OURS)
+        if item.settings.params(unit) != params:
+            names = ", ".join(item.settings.own_code(unit.recipe))
+            raise EditedError(f"a file of {names} was changed during the run")
     last = outcome.rows[-1]
     tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.personal)
     record = {

@@ -19,7 +19,7 @@ import torch
 
 from fedml_noniid.pipelines.experiment import progress
 from fedml_noniid.plugins.engines.device import VISIBLE, cards
-from fedml_noniid.plugins.engines.forks import autograd_survives_fork, end_with
+from fedml_noniid.plugins.engines.forks import autograd_survives_fork, end_with, settle
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -65,6 +65,7 @@ def side_by_side(
     pool = concurrent.futures.ProcessPoolExecutor(
         min(processes, len(items)), context, _begin, given
     )
+    settle()
     futures = {pool.submit(_do, item): item for item in items}
     started = [process for process in multiprocessing.active_children() if process not in others]
     reader = display.follow(reports)

@@ -18,7 +18,7 @@ from fedml_noniid.pipelines.tracking.runs import MAX_NAME
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 # The parts of plugins/ that a network needs.
-CODE = ("__init__.py", "core", "data", "models", "loads.py", "own_code.py")
+CODE = ("__init__.py", "core", "data", "models", "own_code.py")
 REQUIRED = [
     f"{name}=={version(name).partition('+')[0]}"
     for name in ("mlflow", "numpy", "safetensors", "torch")

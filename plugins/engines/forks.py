@@ -49,8 +49,8 @@ def _is_ending() -> bool:
     return not known <= _known()  # one has ended while we looked
 
 
-def _settle() -> None:
-    """Waits until no thread is ending, at most LIMIT_S.
+def settle() -> None:
+    """Waits before a fork until no thread is ending, at most LIMIT_S.
 
     A thread that has multiplied matrices frees MKL's memory when it ends, after `join` has
     returned. It holds all locks of that memory meanwhile. Nobody gives them back in a process that
@@ -59,9 +59,6 @@ def _settle() -> None:
     until = time.monotonic() + LIMIT_S
     while _is_ending() and time.monotonic() < until:
         time.sleep(LOOK_S)
-
-
-os.register_at_fork(before=_settle)
 
 
 def autograd_survives_fork() -> bool:
@@ -82,6 +79,7 @@ def autograd_survives_fork() -> bool:
 def in_fork(work: Callable[[], Any]) -> Any:
     """Returns what `work` returns in a forked process, as JSON has it; None if it fails there."""
     reading, writing = os.pipe()
+    settle()
     child = os.fork()
     if child == 0:
         try:

@@ -26,7 +26,7 @@ from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.engines.clients import Clients
-from fedml_noniid.plugins.engines.forks import end_with, finalize
+from fedml_noniid.plugins.engines.forks import end_with, finalize, settle
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.storage import SharedStorage, rows_for, shared
 
@@ -145,6 +145,7 @@ class Workers:
         if not self.streams:
             self._updates = rows_for(ask.params, self.cohort, shared)
         context = multiprocessing.get_context("fork")
+        settle()
         for _ in range(self.processes):
             ours, theirs = context.Pipe()
             answers = SharedStorage(MODELS_PER_ANSWER * model * self.cohort)

@@ -21,6 +21,7 @@ from fedml_noniid.plugins.engines import forks
 
 def code_of(child: Callable[[], int]) -> int | None:
     """The exit code of a forked process that returns what `child` returns. None if it hangs."""
+    forks.settle()
     process = os.fork()
     if process == 0:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import subprocess
 import sys
 import zlib
@@ -16,7 +15,7 @@ from fedml_noniid.pipelines.experiment import config, provenance, search
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.training import trained
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins import foreign, loads
+from fedml_noniid.plugins import foreign, own_code
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.engines.simulation import Simulation
@@ -67,7 +66,7 @@ def test_a_living_worker_refuses_code_that_it_has_not_imported(
         with monkeypatch.context() as patch:
             for name in [name for name in sys.modules if name.startswith(file.parent.name)]:
                 patch.delitem(sys.modules, name)
-            patch.setattr(loads, "_loaded", {**loads._loaded})
+            patch.setattr(own_code, "_imported", {**own_code._imported})
             patch.setattr(foreign, "_known", {})
             settings = config.load(study)
             unit = next(unit for unit in settings.units() if unit.recipe == "mine")
@@ -84,7 +83,7 @@ def test_a_living_worker_refuses_code_that_it_has_not_imported(
         job._indices(sent())
     assert str(error.value) == (
         f"worker w7: the source of {file.parent.name} was changed after this process had imported "
-        f"it; start the process again (or call importlib.reload({file.parent.name}.fedx))"
+        f"{file}; start the process again (or call importlib.reload({file.parent.name}.fedx))"
     )
     own_package.forget(file.parent.name)  # it is started again
     assert job._indices(sent()) == b"them"
@@ -105,21 +104,38 @@ def test_what_it_imports_of_ours_counts(study: Path) -> None:
 def test_it_trains_and_its_code_is_in_the_record(
     study: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The code that has trained, whatever the user writes meanwhile."""
+    """A result is refused if a file was edited, or one came that the package did not have."""
     (file,) = study.glob("*/fedx.py")
-    settings, run = config.load(study), Simulation.run
-    before = settings.own_code("mine")
-
-    def edited(simulation: Simulation) -> Outcome:
-        file.write_text(f"{own_package.METHOD}# edited\n")
-        return run(simulation)
-
+    settings, run, edit = config.load(study), Simulation.run, list[tuple[Path, str]]()
     run_stages(study, ("prepare", "partition"))
     item = Item.load(Workspace.of(study, {}), settings, settings.units()[1])
+
+    def edited(simulation: Simulation) -> Outcome:
+        for path, source in edit:
+            path.write_text(source)
+        return run(simulation)
+
     monkeypatch.setattr(Simulation, "run", edited)
-    record = trained(item, item.simulation(), "fingerprint").record
-    assert record["params"]["own_code"] == before != {}
-    assert record["params"]["fedx.mu"] == 0.2
+    params = trained(item, item.simulation(), "fingerprint").record["params"]
+    assert params["own_code"] == settings.own_code("mine") != {}
+    assert params["fedx.mu"] == 0.2
+    refused = "skewed-mine-0: the result is refused: "
+    for path, words in (
+        (file.with_name("late.py"), "a file of fedx was changed during the run"),
+        (file, rf"the source of {file.parent.name} was changed after .* had imported {file};"),
+    ):
+        edit[:] = [(path, f"{own_package.METHOD}# edited\n")]
+        with pytest.raises(UserError, match=f"^{refused}{words}"):
+            trained(item, item.simulation(), "fingerprint")
+
+
+def test_a_result_of_our_edited_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the file; a reload would leave old objects in other modules."""
+    own_code.check_unchanged(own_code.OURS)
+    spec, _ = own_code._imported["fedml_noniid.plugins.rates"]
+    monkeypatch.setitem(own_code._imported, "fedml_noniid.plugins.rates", (spec, "other"))
+    with pytest.raises(UserError, match=r"imported \S+/rates\.py; start the process again$"):
+        own_code.check_unchanged(own_code.OURS)
 
 
 def test_mistakes_name_the_entry(study: Path) -> None:
@@ -192,15 +208,3 @@ def test_noniid_run_of_a_new_study_trains_only_what_changed(tmp_path: Path) -> N
     said = noniid("run")
     assert "1 known, 1 made" in said
     assert "the sequential simulation ends with the same weights, bit for bit" in said
-
-
-def test_a_second_finder_of_loads_does_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as after a reload of the module, or beside another copy of this package."""
-    (tmp_path / "found_once.py").write_text("here = 1\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "meta_path", [loads._Finder(), loads._Finder(), *sys.meta_path])
-    found = importlib.import_module("found_once")
-    monkeypatch.delitem(sys.modules, "found_once")
-    assert found.here == 1 and not loads.edited("found_once")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedml_noniid.plugins import loads, own_code
+from fedml_noniid.plugins import own_code
 from fedml_noniid.plugins.core.errors import UserError
 from tests import own_package
 from tests.site.conftest import TODAY, Place
@@ -145,7 +145,7 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "__init__.py").write_text("from listed_of_a_stranger.part import ran\n")
     (folder / "part.py").write_text("ran = 'the source'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(loads, "_uncached", set())
+    monkeypatch.setattr(sys, "pycache_prefix", None)
     monkeypatch.setattr(own_code, "_only", None)
     own_code.import_only([own_code.source_of(folder.name)], "own_code")
     yield folder
