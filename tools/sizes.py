@@ -50,7 +50,8 @@ WINGS = {
 }
 # Statements at most of single files and folders.
 STATEMENTS = {
-    ("plugins/core",): 1442,
+    # The watch over hooks of other packages came from the engines, which lost 93 statements with it.
+    ("plugins/core",): 1476,
     ("plugins/privacy",): 133,
     ("plugins/silo",): 2009,
     ("plugins/baselines/scaffold.py",): 29,

@@ -6,6 +6,7 @@ FedAvg is the empty set.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 from typing import Any, NamedTuple, TypeVar
@@ -38,7 +39,10 @@ from fedml_noniid.plugins.core.contract import (
     checked,
     described,
     failure,
+    is_foreign,
     is_sound,
+    watched,
+    watching,
 )
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.randomness import identity
@@ -89,6 +93,7 @@ class Algorithm:
         RecipeError names two components that own the same thing, that thing, and why both can't own
         it.
         """
+        watched.clear()
         found = tuple(sorted(components, key=identity))
         for c in found:
             _check(c, setting)
@@ -458,8 +463,11 @@ def _asked(c: Component, hook: str, server: Server) -> Generator[Ask, Reply, Any
         return asks
     reply: Reply | None = None
     while True:
+        answer = None if reply is None else _seen(reply, c)
         try:
-            ask = asks.send(None if reply is None else _seen(reply, c))
+            # Until the reply, the engine may take the memory of earlier ones again.
+            with watching(c, hook, server, answer) if is_foreign(c) else nullcontext():
+                ask = asks.send(answer)
         except StopIteration as stop:
             return checked(c, hook, stop.value, server)
         except Exception as error:  # of any kind: the code is the method's

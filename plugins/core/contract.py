@@ -8,8 +8,10 @@ error that names the method and the hook, and never another method without a wor
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import CodeType
 from typing import Any, NamedTuple, get_args
@@ -22,13 +24,17 @@ from fedml_noniid.plugins.core.component import (
     Answer,
     Ask,
     Change,
+    Client,
     Component,
     Exclusive,
     Needs,
     OwnModel,
     Reply,
+    Server,
     Weights,
+    overrides,
 )
+from fedml_noniid.plugins.core.data import Pass
 from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.options import RecipeError
@@ -135,8 +141,8 @@ class Returns(NamedTuple):
     kind: type
     fits: Callable[..., bool]  # (value, the hook's arguments)
     nothing: bool = True  # whether None is allowed
-    # What is checked once, when a foreign method is tried: too slow for every step.
-    once: Callable[..., bool] = lambda *_: True
+    # Of a foreign method, also checked where it is not too slow: see `call`.
+    whole: Callable[..., bool] = lambda *_: True
 
 
 A_TREE = Returns(
@@ -160,7 +166,7 @@ HOOKS = {
         f"an optimiser's state, and in 'params' tensors {LIKE} parameters, or None",
         dict,
         lambda found, *_: tree(found),
-        once=lambda found, client: _part(
+        whole=lambda found, client: _part(
             found, client.task.optimizer.init(client.params) | {START: client.params}
         ),
     ),
@@ -169,7 +175,7 @@ HOOKS = {
         f"a dict of tensors {LIKE} parameters, or None",
         dict,
         lambda found, w, *_: _named(found) and found.keys() <= w.keys(),
-        once=lambda found, w, *_: _part(found, w),
+        whole=lambda found, w, *_: _part(found, w),
     ),
     "logits": Returns(
         "logits of the shape that it is given, or None",
@@ -186,13 +192,13 @@ HOOKS = {
         dict,
         lambda found, grads, *_: _named(found) and found.keys() == grads.keys(),
         nothing=False,
-        once=lambda found, grads, *_: _alike(found, row(grads, 0)),
+        whole=lambda found, grads, *_: _alike(found, row(grads, 0)),
     ),
     "gradient_term": Returns(
         f"a dict of tensors {LIKE} parameters, or None",
         dict,
         lambda found, w, _: _named(found) and found.keys() <= w.keys(),
-        once=lambda found, w, _: _part(found, w),
+        whole=lambda found, w, _: _part(found, w),
     ),
     "update_factor": Returns(
         "a dict with names of parameters, a number of their dtype for each of their rows, or None",
@@ -209,7 +215,7 @@ HOOKS = {
         f"an OwnModel of tensors {LIKE} all parameters of w, or None",
         OwnModel,
         lambda found, v, w, _: _named(found.params) and found.params.keys() == w.keys(),
-        once=lambda found, v, w, _: _alike(tree_map(Tensor.detach, found.params), w),
+        whole=lambda found, v, w, _: _alike(tree_map(Tensor.detach, found.params), w),
     ),
     "leaving": Returns(
         f"a dict of tensors {LIKE} all parameters, or None",
@@ -265,25 +271,90 @@ HOOKS = {
 }
 
 
+OURS = "fedml_noniid."  # modules whose methods the tests of this repository hold to the contract
+# Hooks of each step: of a foreign method, their first call in a run is watched. Of the others, all
+# calls are.
+IN_STEPS = (
+    "gradient_point",
+    "logits",
+    "penalty",
+    "sample_gradients",
+    "gradient_term",
+    "own_model",
+)
+watched: set[tuple[type, str]] = set()  # (method, hook of a step) of the last composed recipe
+# What a hook does, without a word in a run, and what is allowed instead. The method would train
+# something else, or never the same again.
+IN_PLACE = (
+    "changes in place what it is given",
+    "a new tensor or dict, such as `a + b` for `a.add_(b)`",
+)
+DRAWN = (
+    "draws from torch's global generator",
+    "functions of core.randomness with `client.key`, `batch.key` or `server.key`",
+)
+
+
 def call(c: Component, hook: str, *args: Any) -> Any:
     """The checked result of a hook, or its generator of Asks.
 
     RecipeError names method, hook and mistake.
     """
+    watch = is_foreign(c) and (type(c), hook) not in watched and overrides(c, hook)
+    if watch and hook in IN_STEPS:
+        watched.add((type(c), hook))
     try:
-        found = getattr(c, hook)(*args)
+        with watching(c, hook, *args) if watch else nullcontext():
+            found = getattr(c, hook)(*args)
     except Exception as error:  # of any kind: the code is the method's
         raise failure(c, hook, error) from error
-    return found if isinstance(found, Generator) else checked(c, hook, found, *args)
+    return found if isinstance(found, Generator) else checked(c, hook, found, *args, whole=watch)
 
 
-def checked(c: Component, hook: str, found: Any, *args: Any, once: bool = False) -> Any:
+def is_foreign(c: Component) -> bool:
+    """Whether a method is of another package."""
+    return not type(c).__module__.startswith(OURS)
+
+
+@contextmanager
+def watching(c: Component, hook: str, *args: Any) -> Iterator[None]:
+    """Inside, a hook runs. RecipeError if it changes a tensor or a dict of `args` in place, or
+    draws what no key repeats."""
+    leaves = [*_tensors(args)]  # kept: without a reference, torch may make another object of each
+    before = [(id(leaf), leaf._version) for leaf in leaves]
+    generator = torch.get_rng_state()
+    try:
+        yield
+    finally:  # also where a generator of Asks ends, by StopIteration
+        changed = before != [(id(leaf), leaf._version) for leaf in _tensors(args)]
+        if changed or not torch.equal(generator, torch.get_rng_state()):
+            mistake, allowed = IN_PLACE if changed else DRAWN
+            code = inspect.unwrap(getattr(type(c), hook)).__code__
+            raise RecipeError(
+                f"{c.name!r}: {hook} {mistake}, {code.co_filename}, from line "
+                f"{code.co_firstlineno}; allowed: {allowed}"
+            )
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors of a hook's arguments, inside the wrappers of vmap: these count no changes."""
+    if isinstance(value, Tensor):
+        while torch._C._functorch.is_functorch_wrapped_tensor(value):
+            value = torch._C._functorch.get_unwrapped(value)
+        yield value
+    parts = vars(value) if isinstance(value, Client | Pass | Server | Reply) else value
+    parts = tuple(parts.values()) if isinstance(parts, dict) else parts
+    for part in parts if isinstance(parts, tuple) else ():
+        yield from _tensors(part)
+
+
+def checked(c: Component, hook: str, found: Any, *args: Any, whole: bool = False) -> Any:
     """What a hook returned. RecipeError if it may not return that."""
     allowed = HOOKS[hook]
     if found is None and allowed.nothing:
         return found
-    fits = allowed.once if once else allowed.fits
-    if not isinstance(found, allowed.kind) or not fits(found, *args):
+    fits = isinstance(found, allowed.kind) and allowed.fits(found, *args)
+    if not fits or (whole and not allowed.whole(found, *args)):
         raise RecipeError(
             f"{c.name!r}: {hook} returned {described(found)}; allowed: {allowed.words}"
         )

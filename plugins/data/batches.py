@@ -23,11 +23,6 @@ class Order:
     last: int = 0  # batches of the last pass
     personal: int = 0  # first batches, which train the personal parts alone
 
-    @property
-    def first(self) -> Order:
-        """The first batch, as a whole pass."""
-        return Order(self.index[: sum(self.sizes[:1])], self.sizes[:1], 1)
-
 
 def epochs(
     indices: Ints,

@@ -32,7 +32,6 @@ from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.storage import numbers as numbers
 from fedml_noniid.plugins.engines.storage import to_device as to_device
 from fedml_noniid.plugins.engines.streaming import Sums
-from fedml_noniid.plugins.engines.watching import watched
 from fedml_noniid.plugins.models.model import Model
 
 PASS_BATCH = 500  # samples per batch of a pass without training
@@ -44,7 +43,7 @@ class Clients:
 
     def __init__(self, start: Start, federation: Federation) -> None:
         """`federation`: as the algorithm uses it, with the clients that this process has."""
-        self.start, self.algorithm, self.local = start, watched(start.algorithm), start.plan.local
+        self.start, self.algorithm, self.local = start, start.algorithm, start.plan.local
         self.task, self.seed, self.observing = start.task, start.plan.seed, start.plan.observing
         self.needs = self.algorithm.needs
         self.public, self.drift = federation.public, federation.held

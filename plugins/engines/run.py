@@ -40,7 +40,6 @@ from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.record import Evaluation, Recording, split_row, stacked
 from fedml_noniid.plugins.engines.sequential import plain
 from fedml_noniid.plugins.engines.storage import unaliased
-from fedml_noniid.plugins.engines.watching import watched
 
 T = TypeVar("T")
 Asking = Generator[Ask, Reply, Row]
@@ -91,7 +90,7 @@ class Run:
         )
         validation = None if federation.validation is None else federation.validation.y
         check_measured(start.task.loss, test=federation.test.y, validation=validation)
-        self.algorithm, self.plan = watched(start.algorithm), start.plan
+        self.algorithm, self.plan = start.algorithm, start.plan
         self.everybody = tuple(range(federation.size))
         observing = self.plan.observing
         made = [Evaluation(federation, observing), Recording(observing)]

@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
-from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError, known
 from fedml_noniid.plugins.data.ragged import lists_of
 from fedml_noniid.plugins.data.types import Ints
@@ -24,7 +23,6 @@ from fedml_noniid.plugins.engines.device import refusing
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.forks import autograd_survives_fork
 from fedml_noniid.plugins.engines.plan import Plan, Start
-from fedml_noniid.plugins.engines.preflight import Preflight
 from fedml_noniid.plugins.engines.run import Outcome, Run
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
@@ -158,18 +156,14 @@ class Simulation:
 
     def rounds(self) -> Iterator[Row]:
         """Runs the next round each time that a row is taken. Raises NonFiniteError."""
-        loop, trial = self.loop, Preflight(self.engine.clients)
-
-        def answer(ask: Ask, round_: int) -> Reply:
-            trial(ask, round_)
-            return answered(self.engine, ask, round_)
-
+        loop = self.loop
         if loop.done == 0:
             with refusing(loop.plan.network):
-                drive(loop.begin(), partial(answer, round_=0))
+                drive(loop.begin(), partial(answered, self.engine, round_=0))
         while not loop.over:
             with refusing(loop.plan.network):
-                row = drive(loop.round(), partial(answer, round_=loop.done + 1))
+                answer = partial(answered, self.engine, round_=loop.done + 1)
+                row = drive(loop.round(), answer)
             yield row
 
     @property

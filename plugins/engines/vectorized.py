@@ -105,18 +105,6 @@ class Vectorized:
             deltas = clients.moved(ask, params)
         return Reply(ask.to, deltas, n=n, **stacked)
 
-    @torch.no_grad()
-    def try_out(self, ask: Ask, round_: int) -> None:
-        """Has the first two clients answer, with one step where they train; keeps nothing."""
-        training, keys = ask.job == TRAIN, self.clients.keys(ask, round_)
-        orders = [NO_STEPS] * len(ask.to)
-        if training:
-            orders = [order.first for order in self.clients.orders(ask.to, round_)]
-        on_device = keys.to(self.clients.device)
-        found = self._piece(ask, round_, [*range(len(ask.to))], orders, (keys, on_device), None)
-        if training:
-            self._leaving(ask, round_, on_device, found["memory"], found["params"])
-
     def _leaving(self, ask: Ask, round_: int, keys: Tensor, memory: Tree, params: Params) -> Params:
         """The updates [M, ...] as they leave the clients; `params` is scratch memory afterwards."""
         deltas = tree_map(lambda w_k, w: w_k.sub_(w), params, ask.params)

@@ -21,7 +21,6 @@ from fedml_noniid.plugins.engines.device import be_deterministic, refusing
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.engines.plan import Start
-from fedml_noniid.plugins.engines.preflight import Preflight
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.results import RunFile
@@ -76,7 +75,6 @@ class Silo:
         start = Start.of(terms.algorithm, terms.plan, federation.train.x)
         self.engine = Sequential(_OneClient(start, federation))
         self.initial = start.params, start.buffers
-        self._preflight = Preflight(self.engine.clients)
         # By exchange: the memory after its answer.
         self._states: dict[int, Tree] = {NOT_COUNTED: self.engine.clients.memory.whole()}
         self._round, self._first = 0, NOT_COUNTED  # and the exchange counted when it began
@@ -165,7 +163,6 @@ class Silo:
         mine = here._replace(
             to=(self.client,), each=row(here.each, torch.tensor([position], device=device))
         )
-        self._preflight(mine, round_)
         return answered(self.engine, mine, round_)
 
     @staticmethod

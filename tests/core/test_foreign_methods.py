@@ -108,7 +108,7 @@ RETURNS: list[tuple[str, Callable[..., Any], str]] = [
     (
         "penalty",
         lambda self, w, out, batch, client: out.logits.sum(1),
-        r"a tensor of shape \[\d\], float32, cpu; .*one number",
+        r"a tensor of shape \[\d\], float32, cpu.*; .*one number",
     ),
     ("penalty", lambda self, w, out, batch, client: 0.5, "float 0.5; allowed: a tensor"),
     ("gradient_term", lambda self, w, client: twice(w), "{'fc1.weights': .*names, shapes"),
@@ -174,6 +174,11 @@ def in_place(self: Any, w: Any, client: Any) -> Any:
     return {name: leaf.mul_(0.5) for name, leaf in w.items()}
 
 
+def point_in_place(self: Any, w: Any, g: Any, client: Any) -> Any:
+    next(iter(client.params.values())).add_(1)
+    return w
+
+
 def in_place_of_the_sent(self: Any, client: Any) -> Any:
     next(iter(client.params.values())).add_(1)
     return {}
@@ -184,39 +189,15 @@ def in_place_of_the_memory(self: Any, trace: Any, client: Any) -> Any:
     return Answer()
 
 
-VMAP: list[tuple[str, Callable[..., Any], str, dict[str, Any]]] = [
-    (
-        "penalty",
-        reading,
-        r"failed, .*test_foreign_methods\.py, line \d+: RuntimeError: vmap: .*item\(\)",
-        {},
-    ),
-    ("penalty", branching, r"failed, .*line \d+: RuntimeError: vmap: .*control flow", {}),
-    ("gradient_term", in_place, r"failed, .*line \d+: RuntimeError: .*written-to", {}),
-    ("prepare", in_place_of_the_sent, "changes in place", {}),
-    (
-        "report",
-        in_place_of_the_memory,
-        "changes in place",
-        {"init_client": lambda self, client: {"w": zeros_like(client.params)}},
-    ),
-]
-
-
-@ENGINES
 @pytest.mark.parametrize(
-    ("hook", "does", "words", "more"), VMAP, ids=[does.__name__ for _, does, *_ in VMAP]
+    ("does", "words"), [(reading, r"item\(\)"), (branching, "control flow")], ids=["read", "branch"]
 )
-def test_what_runs_for_one_client_only_is_refused_for_one_client_too(
-    hook: str,
-    does: Callable[..., Any],
-    words: str,
-    more: dict[str, Any],
-    how: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_vmap_cant_take_is_named(
+    does: Callable[..., Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RecipeError, match=f"^'made': {hook} {words}"):
-        run(made(**{hook: does}, **more), monkeypatch, **how)
+    said = rf"^'made': penalty failed, .*methods\.py, line \d+: RuntimeError: vmap: .*{words}"
+    with pytest.raises(RecipeError, match=said):
+        run(made(penalty=does), monkeypatch, engine="vectorized")
 
 
 def step_in_place(self: Any, server: Any) -> Change:
@@ -250,7 +231,7 @@ def init_in_place(self: Any, client: Any) -> Any:
     return in_place_of_the_sent(self, client)
 
 
-ONCE: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
+IN_PLACE: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
     ("step", step_in_place, {}),
     ("step", step_with_another_model, {}),
     (
@@ -264,6 +245,13 @@ ONCE: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
     ),
     ("init_client", init_in_place, {}),
     ("leaving", leaving_in_place, {"exclusive": frozenset({Exclusive.UPDATE})}),
+    ("gradient_point", point_in_place, {"exclusive": frozenset({Exclusive.GRADIENT_POINT})}),
+    ("prepare", in_place_of_the_sent, {}),
+    (
+        "report",
+        in_place_of_the_memory,
+        {"init_client": lambda self, client: {"w": zeros_like(client.params)}},
+    ),
     (
         "sample_gradients",
         gathered_in_place,
@@ -274,9 +262,9 @@ ONCE: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
 
 @ENGINES
 @pytest.mark.parametrize(
-    ("hook", "does", "more"), ONCE, ids=[does.__name__ for _, does, *_ in ONCE]
+    ("hook", "does", "more"), IN_PLACE, ids=[does.__name__ for _, does, *_ in IN_PLACE]
 )
-def test_a_change_in_place_is_refused_in_the_hooks_of_a_round_too(
+def test_a_change_in_place_is_refused(
     hook: str,
     does: Callable[..., Any],
     more: dict[str, Any],
@@ -290,6 +278,18 @@ def test_a_change_in_place_is_refused_in_the_hooks_of_a_round_too(
         run(made(**{hook: does}, **more), monkeypatch, **how)
 
 
+def test_a_draw_that_nothing_repeats_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vmap takes none; one client at a time, it would be another one in each run."""
+
+    def drawn(self: Any, w: Any, client: Any) -> Any:
+        return tree_map(torch.rand_like, w)
+
+    for hook, does in (("gradient_term", drawn), ("leaving", drawn)):
+        kind = made(**{hook: does, "exclusive": frozenset({Exclusive.UPDATE})})
+        with pytest.raises(RecipeError, match=f"'made': {hook} draws from torch's global gen"):
+            run(kind, monkeypatch, engine="sequential")
+
+
 def test_an_error_comes_back_from_a_worker_where_dask_is_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -301,43 +301,13 @@ def test_an_error_comes_back_from_a_worker_where_dask_is_imported(
         run(kind, monkeypatch, engine="sequential", workers=2)
 
 
-@pytest.mark.parametrize("name", ["Recurrent", "Draws"])
-def test_a_method_is_tried_with_a_network_that_vmap_cant_take(
-    name: str, monkeypatch: pytest.MonkeyPatch
+def test_a_change_in_place_is_refused_with_a_network_that_vmap_cant_take(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The trial keeps nothing, and draws nothing that the run would draw."""
-    model = own(name)
+    model = own("Recurrent")
     assert not model.vmappable
-    ours = federation.run("scaffold", model=model)
-    foreign = type("Scaffold", (METHODS["scaffold"],), {"__module__": "someone"})
-    monkeypatch.setitem(METHODS, "scaffold", foreign)
-    assert federation.equal(federation.run("scaffold", model=model), ours)
     with pytest.raises(RecipeError, match=r"^'made': gradient_term changes in place"):
         run(made(gradient_term=in_place), monkeypatch, model=model)
-
-
-@ENGINES
-def test_an_answer_to_an_ask_is_tried_too(
-    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def survey(self: Any, server: Any) -> Any:
-        yield Ask("count", server.cohort, server.params)
-
-    def exchanges(self: Any, setting: Any) -> Any:
-        return Component.exchanges(self, setting)._replace(begin=1, round=1)
-
-    def answer(self: Any, client: Any) -> Answer:
-        return Answer(upload={"n": torch.zeros(()) + client.memory["n"].item()})
-
-    def init_client(self: Any, client: Any) -> Any:
-        return {"n": torch.zeros(())}
-
-    with pytest.raises(RecipeError, match=r"^'made': answer failed, .*vmap: .*item\(\)"):
-        run(
-            made(survey=survey, exchanges=exchanges, answer=answer, init_client=init_client),
-            monkeypatch,
-            **how,
-        )
 
 
 @ENGINES
@@ -362,8 +332,7 @@ def test_an_error_in_a_hook_names_method_hook_and_line(
 
 
 def test_a_sound_foreign_method_has_the_bits_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried first, and that leaves nothing behind: SCAFFOLD with its memory, FNR-FL with its
-    further exchange."""
+    """Its checks leave nothing behind."""
     for method in ("scaffold", "fnr", "rfedavg_plus"):
         ours = federation.run(method)
         foreign = type(METHODS[method].__name__, (METHODS[method],), {"__module__": "someone"})

@@ -27,7 +27,7 @@ from fedml_noniid.plugins.core.component import (
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.randomness import identity
 from fedml_noniid.plugins.core.sums import weighted_mean
-from fedml_noniid.plugins.core.trees import Params, scale, tree_map
+from fedml_noniid.plugins.core.trees import Params, tree_map
 from fedml_noniid.plugins.recipes import METHODS
 from tests import federation
 from tests.core.test_enforcement import ENGINES
@@ -274,19 +274,6 @@ def test_a_server_step_sets_the_running_statistics(
         assert torch.equal(leaf, 0.5 * (start[name] + mean.buffers[name]))
     for name, leaf in half.params.items():
         assert torch.equal(leaf, mean.params[name])
-
-
-@ENGINES
-def test_leaving_is_tried_before_the_first_training(
-    engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """vmap can't take it, so it would fail after a round of training, in one engine only."""
-
-    def reads(self: Any, delta: Params, client: Any) -> Params:
-        return scale(next(iter(delta.values())).sum().item(), delta)
-
-    with pytest.raises(RecipeError, match=r"^'made': leaving failed, .*item"):
-        run("leaving", reads, Exclusive.UPDATE, {}, monkeypatch, engine)
 
 
 @ENGINES
