@@ -50,7 +50,7 @@ WINGS = {
 }
 # Statements at most of single files and folders.
 STATEMENTS = {
-    # The watch over hooks of other packages came from the engines, which lost 93 statements with it.
+    # The watch over hooks of other packages came from the engines, which lost 93 statements.
     ("plugins/core",): 1476,
     ("plugins/privacy",): 133,
     ("plugins/silo",): 2009,

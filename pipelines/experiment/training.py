@@ -15,7 +15,6 @@ from fedml_noniid.pipelines.experiment import provenance
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.results import finals
 from fedml_noniid.plugins.core.component import Public
-from fedml_noniid.plugins.core.errors import located
 from fedml_noniid.plugins.core.trees import Params, leaves
 from fedml_noniid.plugins.engines.callbacks import Row
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
@@ -77,11 +76,13 @@ def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
     params = item.settings.params(unit)
     check_unchanged(OURS)
     outcome = simulation.run()
-    with located(source=f"{unit.key}: the result is refused"):
+    try:
         check_unchanged(OURS)
         if item.settings.params(unit) != params:
             names = ", ".join(item.settings.own_code(unit.recipe))
             raise EditedError(f"a file of {names} was changed during the run")
+    except EditedError as error:
+        raise EditedError(f"the result of {unit.key} is refused: {error}") from None
     last = outcome.rows[-1]
     tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.personal)
     record = {

@@ -119,7 +119,7 @@ def test_it_trains_and_its_code_is_in_the_record(
     params = trained(item, item.simulation(), "fingerprint").record["params"]
     assert params["own_code"] == settings.own_code("mine") != {}
     assert params["fedx.mu"] == 0.2
-    refused = "skewed-mine-0: the result is refused: "
+    refused = "the result of skewed-mine-0 is refused: "
     for path, words in (
         (file.with_name("late.py"), "a file of fedx was changed during the run"),
         (file, rf"the source of {file.parent.name} was changed after .* had imported {file};"),
