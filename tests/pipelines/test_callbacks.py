@@ -129,7 +129,7 @@ def test_an_edit_of_the_users_file_trains_again(study: Path) -> None:
     assert fingerprint() == first
     (file,) = study.glob("mine_*.py")
     file.write_text(f"{OWN}\n# new\n")
-    with pytest.raises(UserError, match="was changed after this process had imported .*; start"):
+    with pytest.raises(UserError, match=r"was changed after this process had imported .*; start"):
         fingerprint()  # this process still has the old classes
     sys.modules.pop(file.stem)
     assert fingerprint() != first
