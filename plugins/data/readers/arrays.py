@@ -365,7 +365,7 @@ def _labels(parts: Sequence[_Part]) -> tuple[list[str], list[Array]]:
     return user_data.classified(labels, [p.where("y") for p in parts], lambda i: f"y[{i}]", order)
 
 
-def _owners(parts: Sequence[_Part]) -> list[Array | list[Any]] | None:
+def _owners(parts: Sequence[_Part]) -> list[Any] | None:
     """client of each part."""
     missing = [part.where("client") for part in parts if "client" not in part.arrays]
     if len(missing) == len(parts):
@@ -377,7 +377,7 @@ def _owners(parts: Sequence[_Part]) -> list[Array | list[Any]] | None:
         if client.dtype.kind == "U" and (blank := np.char.strip(client) == "").any():
             at = f"{part.where('client')}[{blank.argmax()}]"
             raise UserError(f"{at} is empty; every sample needs an owner")
-    return [client if client.dtype.kind in "iu" else client.tolist() for client in found]
+    return [one if one.dtype.kind in "iu" else user_data.Labels.of(one) for one in found]
 
 
 def _whole_or_text(parts: Sequence[_Part], key: str) -> list[Array]:

@@ -3,13 +3,15 @@ parts."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import math
 import re
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +22,8 @@ from fedml_noniid.plugins import extras
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data.checks import known, refusal
 from fedml_noniid.plugins.data.readers import user_data
-from fedml_noniid.plugins.data.types import Floats
+from fedml_noniid.plugins.data.readers.user_data import Labels
+from fedml_noniid.plugins.data.types import Floats, Ints
 
 if TYPE_CHECKING:  # pandas takes half a second to import, and only these readers need it
     import pandas as pd
@@ -39,7 +42,8 @@ DATE = re.compile(
 LIKE_NUMBER = re.compile(
     r"[^\w]*\d+([.,' ]\d+)+\W*|[^\w]*\d+([.,' ]\d+)*\W+[^\d]*"
 )  # 1,5; 5 mg; 7%
-Cells = NDArray[Any]  # [n] of one column: float64 with NaN, or text with NAMELESS
+EXACT = 2**53  # up to here, float64 has each whole number
+Cells = Floats | Labels  # [n] of one column: float64 with NaN, or text with NAMELESS
 
 
 class Table(NamedTuple):
@@ -93,20 +97,25 @@ class UndecidedError(UserError):
         self.args = (errors,)  # of which a copy is made
 
 
-def tables_of(root: Path, file: object, test_file: object) -> list[Table]:
+def tables_of(
+    root: Path, file: object, test_file: object, is_number: Callable[[str], bool] = lambda _: False
+) -> list[Table]:
     """One or two tables: files under `root`, the ending tells the format; or data frames.
 
-    UserError for missing and damaged files, and for other objects.
+    `is_number`: the columns, by name, that have to be numbers. UserError for missing and damaged
+    files, and for other objects.
     """
     if isinstance(file, str) and test_file == file:
         raise refusal("test_file", test_file, "another file than `file`, or none")
-    tables = [_read(root, "file", "frame", file)]
+    tables = [_read(root, "file", "frame", file, is_number)]
     if test_file is not None:
-        tables.append(_read(root, "test_file", "test", test_file))
+        tables.append(_read(root, "test_file", "test", test_file, is_number))
     return tables
 
 
-def _read(root: Path, key: str, argument: str, source: object) -> Table:
+def _read(
+    root: Path, key: str, argument: str, source: object, is_number: Callable[[str], bool]
+) -> Table:
     """One table. `key` is its option in params.yaml, `argument` its name in Python."""
     import pandas as pd
 
@@ -127,7 +136,8 @@ def _read(root: Path, key: str, argument: str, source: object) -> Table:
             f"{path}: there is no such file; {key} is relative to root, where there is "
             f"{user_data.listed(there) or 'none'}"
         )
-    return _table(str(path), (_parquet if source.endswith(".parquet") else _csv)(path))
+    frame = _parquet(path) if source.endswith(".parquet") else _csv(path, is_number)
+    return _table(str(path), frame)
 
 
 def of_memory(name: str, frame: pd.DataFrame) -> Table:
@@ -136,8 +146,11 @@ def of_memory(name: str, frame: pd.DataFrame) -> Table:
     return _table(name, frame.set_axis([str(column) for column in frame.columns], axis=1))
 
 
-def _csv(path: Path) -> pd.DataFrame:
-    """A table of text. Nothing counts as missing here: a class may be called NA or None."""
+def _csv(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
+    """A table of text, in which nothing counts as missing: a class may be called NA or None.
+
+    The columns that have to be numbers are float64, if all are numbers that float64 has exactly.
+    """
     import pandas as pd
 
     # The first line is read as a row: pandas would rename columns of the same name.
@@ -155,6 +168,9 @@ def _csv(path: Path) -> pd.DataFrame:
             other = next((mark for mark in ";\t|" if mark in names[0]), None)
             if len(names) == 1 and other:
                 raise ValueError(f"its columns are separated by {other!r}; allowed: commas")
+            numbers = [i for i, name in enumerate(names) if is_number(name)]
+            with contextlib.suppress(ValueError, pd.errors.ParserWarning):
+                return _numbers(read, len(names), numbers).set_axis(names, axis=1, copy=False)
             rows = read()
     except (ValueError, pd.errors.ParserWarning, zlib.error, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -165,6 +181,42 @@ def _csv(path: Path) -> pd.DataFrame:
             "the first line, and as many cells in each line"
         ) from None
     return rows.iloc[1:].set_axis(names, axis=1)
+
+
+def _numbers(read: Callable[..., pd.DataFrame], width: int, numbers: list[int]) -> pd.DataFrame:
+    """A CSV of `width` columns, those at the positions `numbers` as float64.
+
+    ValueError if there are none, or not all of their cells are numbers that float64 has exactly.
+    """
+    import pandas as pd
+
+    read = functools.partial(read, header=0, names=range(width))
+    rows = read(
+        dtype=dict.fromkeys(range(width), str) | dict.fromkeys(numbers, np.float64),
+        na_filter=True,
+        keep_default_na=False,
+        na_values=dict.fromkeys(numbers, _in_cases(MISSING)),
+        float_precision="round_trip",  # Python's float: the others miss the last bit
+    )
+    # Where lines have a cell too many, pandas takes their first cells for an index.
+    large = [i for i in numbers if rows[i].abs().max() > EXACT]
+    if not numbers or large or not isinstance(rows.index, pd.RangeIndex):
+        raise ValueError
+    # Of a column of truth values, which are no numbers here, pandas makes 0 and 1.
+    firsts = {i: rows[i].first_valid_index() for i in numbers}
+    binary = {
+        i: first for i, first in firsts.items() if first is not None and rows[i][first] in (0, 1)
+    }
+    if binary:
+        cells = read(usecols=[*binary], nrows=max(binary.values()) + 1)
+        if cells.isin(_in_cases(("true", "false"))).any(axis=None):
+            raise ValueError
+    return rows
+
+
+def _in_cases(words: Sequence[str]) -> list[str]:
+    """The words in lower case, in upper case and as in a title."""
+    return [form(word) for word in words for form in (str.lower, str.upper, str.title)]
 
 
 def _parquet(path: Path) -> pd.DataFrame:
@@ -201,7 +253,9 @@ def _table(name: str, frame: pd.DataFrame) -> Table:
             raise UserError(f"{name}: column {column!r} is there twice; each name is allowed once")
     if len(frame) == 0:
         raise UserError(f"{name}: has no rows; needed: at least 2 of each class")
-    return Table(name, frame.reset_index(drop=True))
+    frame = frame.copy(deep=False)
+    frame.index = range(len(frame))
+    return Table(name, frame)
 
 
 def columns_of(
@@ -234,27 +288,45 @@ def used_columns(tables: Sequence[Table], **options: str | None) -> dict[str, st
     return used
 
 
-def names_of(table: Table, column: str) -> list[str]:
-    """A column as text, one for each row. ColumnError for missing values and for lists and such."""
-    found = cells_of(table, column)
-    complete(table, column, found)
-    return list(found)
+def names_of(table: Table, column: str) -> Labels:
+    """A column as text. ColumnError for missing values and for lists and such."""
+    cells = texts_of(table, column)
+    complete(table, column, cells)
+    return cells
 
 
-def cells_of(table: Table, column: str) -> Cells:
+def texts_of(table: Table, column: str) -> Labels:
     """A column as text, NAMELESS where it is missing, [n]. ColumnError for lists and such."""
-    found = np.array([_name(value) for value in table.frame[column]], dtype=object)
-    nameless = found == None  # noqa: E711, by element
-    if nameless.any():
-        i = int(nameless.argmax())
+    values, number = _different(table.frame[column])
+    names = [_name(value) for value in values]
+    if None in names:
+        i = int((number == names.index(None)).argmax())
         problem = f"is {shown(table.frame[column][i])} in row {i + 1}; allowed: text, numbers"
         raise ColumnError(table.name, column, problem)
-    return found
+    texts = Labels.of([name for name in names if name is not None])
+    return Labels(texts.texts, texts.number[number])
+
+
+def _different(series: pd.Series[Any]) -> tuple[list[Any], Ints]:
+    """(the values of a column in the order of their first rows, the one of each row [n])."""
+    import pandas as pd
+
+    if series.dtype == object and pd.api.types.infer_dtype(series) != "string":
+        return series.tolist(), np.arange(len(series))  # True, 1 and 1.0 would become one
+    number, values = pd.factorize(series, use_na_sentinel=False)
+    return pd.Series(values).tolist(), number
+
+
+def taken(cells: Cells, rows: NDArray[Any]) -> Cells:
+    """The cells of some rows, by their numbers or by a mask."""
+    return cells.rows(rows) if isinstance(cells, Labels) else cells[rows]
 
 
 def is_missing(cells: Cells) -> NDArray[np.bool_]:
     """Where a column of names or of numbers has no value, [n]."""
-    return np.isnan(cells) if cells.dtype.kind == "f" else cells == NAMELESS
+    if isinstance(cells, Labels):
+        cells = np.where(cells.among([NAMELESS]) == 0, np.nan, 0.0)
+    return np.isnan(cells)
 
 
 def _name(value: object) -> str | None:
@@ -278,27 +350,29 @@ def numbers_of(table: Table, column: str) -> Floats:
 
     series: pd.Series[Any] = table.frame[column]
     if series.dtype.kind in "biuf":  # truth values are numbers, too
-        found: Floats = series.to_numpy(dtype=np.float64, na_value=np.nan)
+        cells: Floats = series.to_numpy(dtype=np.float64, na_value=np.nan)
     else:
         # Python's float, since pd.to_numeric rounds the last bit in another way and takes 1e400 for
         # missing.
-        series = series.astype(object)
-        found = np.fromiter(map(_number, series), dtype=np.float64, count=len(series))
-        for i in np.flatnonzero(np.isnan(found)):
-            name = _name(series[i])
+        values, number = _different(series.astype(object))
+        numbers = np.fromiter(map(_number, values), dtype=np.float64, count=len(values))
+        for i in np.flatnonzero(np.isnan(numbers)):
+            name = _name(values[i])
             if name is None or name.strip().lower() not in MISSING:
-                raise _no_number(table, column, int(i), series[i])
-    too_large = np.abs(found) > np.finfo(np.float32).max
-    if too_large.any():
-        i = int(too_large.argmax())
-        wrong = refusal(f"in row {i + 1}", found[i].item(), "finite numbers of float32")
+                row = int((number == i).argmax())
+                raise _no_number(table.name, column, row, values, number)
+        cells = numbers[number]
+    large = np.flatnonzero(np.abs(cells) > EXACT)
+    too_large = large[np.abs(cells[large]) > np.finfo(np.float32).max]
+    for i in too_large[:1].tolist():
+        wrong = refusal(f"in row {i + 1}", cells[i].item(), "finite numbers of float32")
         raise ColumnError(table.name, column, str(wrong))
-    for i in np.flatnonzero(np.abs(found) > 2**53):  # up to here, float64 has each whole number
+    for i in large.tolist():
         digits = str(series[i]).strip()
-        if digits.lstrip("+-").isdigit() and int(digits) != found[i].item():
+        if digits.lstrip("+-").isdigit() and int(digits) != cells[i].item():
             wrong = refusal(f"in row {i + 1}", int(digits), "whole numbers up to 2^53")
             raise ColumnError(table.name, column, f"{wrong}; subtract a constant")
-    return found
+    return cells
 
 
 def _number(value: Any) -> float:
@@ -313,31 +387,39 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _no_number(table: Table, column: str, i: int, value: object) -> ColumnError:
-    """What to do with a column of text, as its cells look."""
-    cells = [name for one in table.frame[column] if (name := _name(one))]
+def _no_number(
+    table: str, column: str, row: int, values: Sequence[Any], number: Ints
+) -> ColumnError:
+    """What to do with a column of text, as its cells look; `values` and `number` are those of
+    `_different`."""
+    value, cells = values[number[row]], Counter[str]()
+    for one, times in zip(values, np.bincount(number).tolist(), strict=True):
+        if name := _name(one):
+            cells[name] += times
+
+    def mostly(like: Callable[[str], object]) -> bool:
+        return 2 * sum(times for cell, times in cells.items() if like(cell)) > cells.total()
+
     others = sorted({cell for cell in cells if math.isnan(_number(cell))} - {*MISSING})
-    numbers = sum(not math.isnan(_number(cell)) for cell in cells)
-    dates = sum(DATE.fullmatch(cell.strip()) is not None for cell in cells)
-    different, option = len(set(cells)), "drop"
+    option = "drop"
     if _name(value) is None:
         advice = LEAVE_OUT
-    elif 2 * dates > len(cells):
+    elif mostly(lambda cell: DATE.fullmatch(cell.strip())):
         advice = f"dates: {LEAVE_OUT}, or write numbers such as years in their place"
-    elif 2 * numbers > len(cells):
+    elif mostly(lambda cell: not math.isnan(_number(cell))):
         advice, option = "most cells are numbers: correct the others", ""
         if len(others) <= MAX_ADVISED:
             named = user_data.listed([*map(repr, others)])
             advice, option = f"{advice}, or name them in `na`, as missing: {named}", "na"
-    elif 2 * sum(LIKE_NUMBER.fullmatch(cell.strip()) is not None for cell in cells) > len(cells):
+    elif mostly(lambda cell: LIKE_NUMBER.fullmatch(cell.strip())):
         advice = "write numbers with a point, without units and other signs"
         advice, option = f"{advice}, or {LEAVE_OUT}", ""
-    elif different > MAX_ADVISED:
-        advice = f"{different} different texts in {len(cells)} rows: {LEAVE_OUT}"
+    elif len(cells) > MAX_ADVISED:
+        advice = f"{len(cells)} different texts in {cells.total()} rows: {LEAVE_OUT}"
     else:
         advice, option = f"name a column of categories in one_hot, or {LEAVE_OUT}", "one_hot"
-    problem = f"is {shown(value)} in row {i + 1}; allowed: numbers; {advice}"
-    return ColumnError(table.name, column, problem, option, others if option == "na" else ())
+    problem = f"is {shown(value)} in row {row + 1}; allowed: numbers; {advice}"
+    return ColumnError(table, column, problem, option, others if option == "na" else ())
 
 
 def complete(table: Table, column: str, cells: Cells, options: Sequence[str] = ()) -> None:
@@ -358,23 +440,19 @@ def complete(table: Table, column: str, cells: Cells, options: Sequence[str] = (
     raise ColumnError(table.name, column, problem, "drop" if mostly else "missing")
 
 
-def rows_of(tables: Sequence[Table], who: Who, test_share: float | None) -> user_data.Rows:
-    """The rows that train and that test. Every table has the columns `who`."""
-    sources = [table.name for table in tables]
-    owners = None
-    if who.owner is not None:
-        owners = [names_of(table, who.owner) for table in tables]
+def rows_of(
+    sources: Sequence[str], who: Who, cells: Mapping[str, Sequence[Any]], test_share: float | None
+) -> user_data.Rows:
+    """The rows that train and that test, by the complete `cells` of the columns `who` of each
+    table; `sources`: the names of the tables."""
+    owners = None if who.owner is None else cells[who.owner]
     named = [repr(column) for column in ([who.label] if who.label is not None else who.targets)]
     where = [f"{source}: column {', '.join(named)}" for source in sources]
     if who.label is None:
         columns = [
-            np.column_stack([numbers_of(table, column) for column in who.targets])
-            for table in tables
+            np.column_stack(part) for part in zip(*(cells[one] for one in who.targets), strict=True)
         ]
         names, y = user_data.targets(columns, list(who.targets), where, lambda i: f"row {i + 1}")
         return user_data.rows_of(names, y, owners, test_share, sources)
-    labels = [names_of(table, who.label) for table in tables]
-    classes, numbers = user_data.classified(
-        [*map(user_data.Labels.of, labels)], where, lambda i: f"row {i + 1}"
-    )
+    classes, numbers = user_data.classified(cells[who.label], where, lambda i: f"row {i + 1}")
     return user_data.rows_of(classes, [*numbers], owners, test_share, sources)

@@ -25,7 +25,6 @@ from fedml_noniid.plugins.data.readers.frames import (
     Table,
     UndecidedError,
     Who,
-    cells_of,
     columns_of,
     complete,
     is_missing,
@@ -33,9 +32,13 @@ from fedml_noniid.plugins.data.readers.frames import (
     of_memory,
     rows_of,
     tables_of,
+    taken,
+    texts_of,
     used_columns,
     without,
 )
+from fedml_noniid.plugins.data.readers.user_data import Labels
+from fedml_noniid.plugins.data.types import Floats
 
 if TYPE_CHECKING:  # see frames.py
     import pandas as pd
@@ -52,14 +55,18 @@ class Feature(NamedTuple):
     fill: Any  # in place of a cell without a value; None: such cells are refused
     categories: list[str] | None  # None: numbers
 
-    def block(self, cells: Cells) -> Cells:
+    def block(self, cells: Cells) -> Floats:
         """The features [n, k] of the cells [n]: float64, or float32 of categories."""
+        if isinstance(cells, Labels):
+            names = self.categories or []
+            position = Labels([text or self.fill for text in cells.texts], cells.number).among(
+                names
+            )
+            columns: Floats = (position[:, None] == np.arange(len(names))).astype(np.float32)
+            return columns
         if self.fill is not None:
             cells = np.where(is_missing(cells), self.fill, cells)
-        columns = cells[:, None]
-        if self.categories is not None:
-            columns = (columns == np.array(self.categories, dtype=object)).astype(np.float32)
-        return columns
+        return cells[:, None]
 
 
 def table(
@@ -98,9 +105,16 @@ def table(
     `user_data.cut`. Raises UserError for missing and damaged files, and for columns and values that
     don't fit; it names the row, counted from 1 below the names.
     """
-    tables = tables_of(root, file, test_file)
-    tables = without(tables, na) if na else tables
     targets = _targets(label, target)
+    texts = {label, owner, *(one_hot or ()), *(drop or ())}
+
+    def is_number(column: str) -> bool:
+        """Of cells that option `na` may name, the text is needed."""
+        asked = features is None or column in features or column in targets
+        return not na and asked and column not in texts
+
+    tables = tables_of(root, file, test_file, is_number)
+    tables = without(tables, na) if na else tables
     used = used_columns(tables, label=label, owner=owner)
     used |= dict.fromkeys(columns_of(tables, "target", targets, used), "target")
     chosen, categories = _chosen(tables, used, features, one_hot, drop)
@@ -110,14 +124,14 @@ def table(
     notes += user_data.alike("columns", [*tables[0].frame.columns])
     columns: list[str] = []
     made: list[Feature] = []
-    blocks: list[list[Cells]] = [[], []]
+    types: list[Any] = []
     for column in chosen:
         whole = cells[column][0]
-        parts = [whole[rows.train], cells[column][-1][rows.test]]
+        parts = [taken(whole, rows.train), taken(cells[column][-1], rows.test)]
         fill, more = _fill(name, column, parts, missing)
         notes += more
         names = None
-        if column in categories:
+        if isinstance(whole, Labels):
             names, more = _one_hot(name, column, parts, missing == "category")
             columns += [f"{column}={category or '(missing)'}" for category in names]
             notes += more
@@ -129,14 +143,13 @@ def table(
                     "identifier"
                 )
         made.append(Feature(column, fill, names))
-        for block, part in zip(blocks, parts, strict=True):
-            block.append(made[-1].block(part))
+        types.append(narrowed(made[-1].block(parts[0])).dtype)
     # All columns have the type that one of them needs, as new samples will.
-    kind = np.result_type(*map(narrowed, blocks[0]))
-    xs = [
-        torch.from_numpy(np.concatenate(block, axis=1, dtype=kind, casting="same_kind"))
-        for block in blocks
-    ]
+    kind = np.result_type(*types)
+    xs = []
+    for i, part in ((0, rows.train), (-1, rows.test)):
+        blocks = (feature.block(taken(cells[feature.column][i], part)) for feature in made)
+        xs.append(torch.from_numpy(np.concatenate([x.astype(kind) for x in blocks], axis=1)))
     constant = [columns[i] for i in (xs[0] == xs[0][0]).all(0).nonzero().flatten().tolist()]
     if len(constant) == len(columns):
         raise UserError(
@@ -162,7 +175,7 @@ def _encoded(features: Sequence[Feature], na: Sequence[str], x: object) -> Tenso
     table, blocks = of_memory("x", x.mask(x.isin([*na]))), []
     for one in features:
         known("x: column", one.column, table.frame.columns)
-        cells = (numbers_of if one.categories is None else cells_of)(table, one.column)
+        cells = (numbers_of if one.categories is None else texts_of)(table, one.column)
         if one.fill is None:
             complete(table, one.column, cells)
         blocks.append(one.block(cells))
@@ -240,9 +253,9 @@ def _read(
     UndecidedError names all columns.
     """
     kinds: dict[str, Callable[[Table, str], Cells]]
-    kinds = {column: cells_of for column in (who.label, who.owner) if column is not None}
+    kinds = {column: texts_of for column in (who.label, who.owner) if column is not None}
     kinds |= dict.fromkeys(who.targets, numbers_of)
-    kinds |= dict.fromkeys(chosen, numbers_of) | dict.fromkeys(categories, cells_of)
+    kinds |= dict.fromkeys(chosen, numbers_of) | dict.fromkeys(categories, texts_of)
     cells: dict[str, list[Cells]] = {}
     errors: list[UserError] = []
     todo = list(kinds.items())
@@ -255,15 +268,15 @@ def _read(
         except UserError as error:
             errors.append(error)
             if isinstance(error, ColumnError) and error.option == "one_hot":
-                todo.append((column, cells_of))  # as categories, may it have empty cells?
+                todo.append((column, texts_of))  # as categories, may it have empty cells?
     notes: list[str] = []
-    if policy is not None:
-        needed = [column for column in cells if policy == "drop" or column in who.columns]
-        tables, notes = _without_holes(tables, cells, needed)
+    needed = [column for column in cells if policy == "drop" or column in who.columns]
+    if policy is not None and needed:
+        notes = _without_holes(tables, cells, needed)
     bad = {error.column for error in errors if isinstance(error, ColumnError)}
     if all(column in cells and column not in bad for column in who.columns):
         try:
-            rows = rows_of(tables, who, test_share)
+            rows = rows_of([table.name for table in tables], who, cells, test_share)
         except UserError as error:
             errors.insert(0, error)
     if errors:
@@ -273,12 +286,10 @@ def _read(
 
 def _without_holes(
     tables: list[Table], cells: dict[str, list[Cells]], needed: list[str]
-) -> tuple[list[Table], list[str]]:
-    """The tables without rows that have no value in a `needed` column, and a note on each.
-
-    `cells` change in place.
-    """
-    found, notes = [], []
+) -> list[str]:
+    """Leaves the rows out of `cells` that have no value in a `needed` column; a note on each
+    table."""
+    notes = []
     for i, table in enumerate(tables):
         full = ~np.any([is_missing(cells[column][i]) for column in needed], axis=0)
         if not full.any():
@@ -291,9 +302,8 @@ def _without_holes(
                 "is needed has no value there"
             )
         for column in cells:
-            cells[column][i] = cells[column][i][full]
-        found.append(table._replace(frame=table.frame[full].reset_index(drop=True)))
-    return found, notes
+            cells[column][i] = taken(cells[column][i], full)
+    return notes
 
 
 def _fill(name: str, column: str, parts: list[Cells], policy: str | None) -> tuple[Any, list[str]]:
@@ -302,19 +312,22 @@ def _fill(name: str, column: str, parts: list[Cells], policy: str | None) -> tup
     if policy not in ("median", "mode", "category"):
         return None, []
     missing = [is_missing(part) for part in parts]
-    there = parts[0][~missing[0]]
-    if not len(there):
+    if missing[0].all():
         problem = "has no value in any training row; leave it out (`drop`)"
         raise ColumnError(name, column, problem)
-    count = int(sum(part.sum() for part in missing))
-    if policy == "category" and there.dtype.kind != "f":
-        note = f"column {column!r}: {count} cells without a value are a category of their own"
-        return NAMELESS, [note] * (count > 0)
-    if policy != "mode" and there.dtype.kind == "f":
-        how, value = "median", float(np.median(there))
-    else:
+    there, count = taken(parts[0], ~missing[0]), int(sum(part.sum() for part in missing))
+    value: Any
+    how = "most frequent value"
+    if isinstance(there, Labels):
+        if policy == "category":
+            note = f"column {column!r}: {count} cells without a value are a category of their own"
+            return NAMELESS, [note] * (count > 0)
+        value = max(sorted(there.texts), key=there.counts.__getitem__)
+    elif policy == "mode":
         values, times = np.unique(there, return_counts=True)
-        how, value = "most frequent value", values[times.argmax()]
+        value = values[times.argmax()]
+    else:
+        how, value = "median", float(np.median(there))
     shown = f"{value:g}" if isinstance(value, float) else value
     note = (
         f"column {column!r}: {count} cells without a value are filled with the {how} of the "
@@ -324,20 +337,20 @@ def _fill(name: str, column: str, parts: list[Cells], policy: str | None) -> tup
 
 
 def _one_hot(
-    table: str, column: str, parts: list[Cells], nameless: bool
+    table: str, column: str, parts: Sequence[Any], nameless: bool
 ) -> tuple[list[str], list[str]]:
     """(the categories of the training rows, notes) of the cells of training and test rows.
 
     `nameless`: whether a missing one is a category.
     """
-    train, test = (set(part) - (set() if nameless else {NAMELESS}) for part in parts)
+    train, test = ({*part.texts} - (set() if nameless else {NAMELESS}) for part in parts)
     names = sorted(train)
     notes = user_data.alike(f"column {column!r}: categories", sorted(train | test))
     if len(names) > MAX_CATEGORIES:
         problem = f"has {len(names)} categories; allowed: at most {MAX_CATEGORIES}"
         raise ColumnError(table, column, f"{problem}; is it an identifier?")
     if unseen := sorted(test - train):
-        lost = int(np.isin(parts[1], unseen).sum())
+        lost = np.count_nonzero(parts[1].among(unseen) >= 0)
         notes.append(
             f"column {column!r}: {lost} test samples have categories that training lacks: "
             f"{user_data.listed(unseen)}"

@@ -55,8 +55,12 @@ def text(
     """
     tables = tables_of(root, file, test_file)
     used_columns(tables, text=text, label=label, owner=owner)
-    texts = [np.array(names_of(table, text), dtype=object) for table in tables]
-    rows = rows_of(tables, Who(label, owner), test_share)
+    who = Who(label, owner)
+    cells = {
+        column: [names_of(table, column) for table in tables] for column in (text, *who.columns)
+    }
+    rows = rows_of([table.name for table in tables], who, cells, test_share)
+    texts = [np.array(part.texts, dtype=object)[part.number] for part in cells[text]]
     train, test = texts[0][rows.train].tolist(), texts[-1][rows.test].tolist()
     train_x, test_x, vectors, notes, words = read_texts(
         train, test, train, root, vocabulary, length, "texts"
@@ -78,7 +82,9 @@ def _encoded(column: str, words: Sequence[str], length: int, x: object) -> Tenso
         return None
     table = of_memory("x", x)
     known("x: column", column, table.frame.columns)
-    return encode([*map(tokenise, names_of(table, column))], words, length)
+    texts, number = names_of(table, column)
+    tokens = [*map(tokenise, texts)]
+    return encode([tokens[i] for i in number], words, length)
 
 
 def of_texts(

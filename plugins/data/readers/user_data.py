@@ -135,9 +135,24 @@ class Labels(NamedTuple):
         if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
             values, number = np.unique(labels, return_inverse=True)
             return Labels(values.astype(str).tolist(), number)
-        texts = labels.tolist() if isinstance(labels, np.ndarray) else labels
-        place = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-        return Labels([*place], np.fromiter(map(place.__getitem__, texts), np.int64, len(texts)))
+        texts: list[str] = labels.tolist() if isinstance(labels, np.ndarray) else [*labels]
+        different = [*dict.fromkeys(texts)]
+        return Labels(different, Labels(texts, np.arange(len(texts))).among(different))
+
+    def among(self, names: Sequence[str]) -> Ints:
+        """The position of each label in `names`, [n]; -1 if it is not there."""
+        position = {name: i for i, name in enumerate(names)}
+        return np.array([position.get(text, -1) for text in self.texts], np.int64)[self.number]
+
+    def rows(self, rows: NDArray[Any]) -> Labels:
+        """The labels of some samples, by their numbers or by a mask."""
+        used, number = np.unique(self.number[rows], return_inverse=True)
+        return Labels([self.texts[i] for i in used], number)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many samples have each label."""
+        return dict(zip(self.texts, np.bincount(self.number).tolist(), strict=True))
 
     def first(self, wrong: Callable[[str], object]) -> int | None:
         """The first sample with a label that is `wrong`; None if there is none."""
@@ -191,25 +206,21 @@ def classified(
             name for name in found if list(names).count(name) > 1
         )
         raise UserError(f"{where[0]}: classes has to name each class once; not so: {listed(odd)}")
-    number = {name: i for i, name in enumerate(names)}
-    i = labels[-1].first(lambda text: text not in number)
-    if i is not None:
+    y = [part.among(names) for part in labels]
+    if (unknown := y[-1] < 0).any():
+        i = int(unknown.argmax())
         text = labels[-1].of_sample(i)
         raise UserError(
             f"{where[-1]} is {shown(text)} in {at(i)}, but no training sample "
             f"is{nearest(text, names)}; allowed: {listed(names, 10)}"
         )
-    y = [
-        np.array([number[text] for text in part.texts], dtype=np.int64)[part.number]
-        for part in labels
-    ]
     return list(names), y
 
 
 def rows_of(
     classes: list[str],
     y: list[NDArray[Any]],
-    owners: Sequence[Sequence[Any] | NDArray[Any]] | None,
+    owners: Sequence[Labels] | Sequence[Ints] | None,
     test_share: float | None,
     sources: Sequence[str],
 ) -> Rows:
@@ -222,9 +233,8 @@ def rows_of(
     """
     notes, numbers = alike("classes", classes), None
     if owners is not None:
-        if not isinstance(owners[0], np.ndarray):
-            notes += alike("owners", sorted(set().union(*owners)))
-        numbers = _numbered(owners)
+        numbers, names = _numbered(owners)
+        notes += alike("owners", names)
     if len(y) == 2:
         if test_share is not None:
             raise refusal("test_share", test_share, f"none, since {sources[-1]} is the test set")
@@ -247,14 +257,19 @@ def rows_of(
     return Rows(train, test, y, classes, numbers, notes)
 
 
-def _numbered(owners: Sequence[Sequence[Any] | NDArray[Any]]) -> list[Ints]:
-    """The owners [n] and [m] by their numbers in the sorted order of their names in all parts."""
-    whole = np.concatenate(owners) if isinstance(owners[0], np.ndarray) else np.empty(0)
-    if whole.dtype.kind in "iu":
-        number = np.unique(whole, return_inverse=True)[1]
-        return np.split(number, np.cumsum([len(part) for part in owners])[:-1])
-    place = {name: i for i, name in enumerate(sorted(set().union(*owners)))}
-    return [np.array([place[name] for name in part], np.int64) for part in owners]
+def _numbered(owners: Sequence[Labels] | Sequence[Ints]) -> tuple[list[Ints], list[str]]:
+    """(the owners [n] and [m] by their numbers in the sorted order of their names in all parts, the
+    names that are text)."""
+    texts = [part for part in owners if isinstance(part, Labels)]
+    if texts:
+        names = sorted({text for part in texts for text in part.texts})
+        return [part.among(names) for part in texts], names
+    arrays = [part for part in owners if isinstance(part, np.ndarray)]
+    # int64 and uint64 have no common type of whole numbers.
+    mixed = len({part.dtype for part in arrays}) > 1
+    whole = np.concatenate([part.astype(object) if mixed else part for part in arrays])
+    number = np.unique(whole, return_inverse=True)[1]
+    return np.split(number, np.cumsum([*map(len, arrays)])[:-1]), []
 
 
 def targets(
