@@ -484,6 +484,38 @@ def test_a_nul_byte_is_refused(tmp_path: Path) -> None:
                 load("table", tmp_path, file=name, label="y")
 
 
+def test_numbers_of_a_csv_have_the_bits_of_python(tmp_path: Path) -> None:
+    """Many cells at once, with and without a cell that pandas does not take for a number."""
+    x = np.random.default_rng(0).normal(size=300) * 1e9
+    cells = [*map(repr, x.tolist()), "-0", " 7", "+5", "1E5", "001", ".5"]
+    lines = [f"{cell},{i % 2}" for i, cell in enumerate(cells)]
+    for more in ([], ["5\u00a0,1"]):
+        (tmp_path / "t.csv").write_text("\n".join(["x,y", *lines, *more]))
+        found = load("table", tmp_path, file="t.csv", label="y", test_file=None, test_share=0.5)
+        train, test = found.train_x[:, 0].tolist(), found.test_x[:, 0].tolist()
+        wanted = [float(np.float32(cell)) for cell in [*cells, *["5"] * len(more)]]
+        assert sorted(map(repr, train + test)) == sorted(map(repr, wanted))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"\n0,": "\nFalse,", "\n1,": "\nTrue,"}, "column 'a' is 'False' in row 1; allowed: num"),
+        ({"\n": ",\n", "y,": "y"}, "(Expected 3 fields in line 2, saw 4)"),
+        ({"\n0,4": "\n,4"}, "column 'a' has no value in 4 rows, first in row 5; allowed: fill"),
+    ],
+)
+def test_what_pandas_takes_for_numbers_is_refused(
+    tmp_path: Path, change: dict[str, str], message: str
+) -> None:
+    text = "a,b,y\n" + "".join(f"{i % 2},{i % 5 if i % 5 > 1 else 1},{i % 2}\n" for i in range(40))
+    for old, new in change.items():
+        text = text.replace(old, new)
+    (tmp_path / "t.csv").write_text(text)
+    with refuse(message):
+        load("table", tmp_path, file="t.csv", label="y")
+
+
 def blank() -> pd.DataFrame:
     sex = [None if i % 10 == 3 else "fm"[i % 2] for i in range(60)]
     lab = ["<0.6" if i % 20 == 5 else str(i % 9) for i in range(60)]

@@ -3,7 +3,6 @@ parts."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gzip
 import math
@@ -160,18 +159,20 @@ def _csv(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
-                for number, line in enumerate(lines, start=1):
-                    if b"\0" in line:
-                        raise ValueError(f"line {number} has a NUL byte")
+            line = 1
+            with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+                for piece in iter(functools.partial(file.read, user_data.PIECE), b""):
+                    if b"\0" in piece:
+                        line += piece.partition(b"\0")[0].count(b"\n")
+                        raise ValueError(f"line {line} has a NUL byte")
+                    line += piece.count(b"\n")
             names = [str(name) for name in read(nrows=1).iloc[0]]
             other = next((mark for mark in ";\t|" if mark in names[0]), None)
             if len(names) == 1 and other:
                 raise ValueError(f"its columns are separated by {other!r}; allowed: commas")
             numbers = [i for i, name in enumerate(names) if is_number(name)]
-            with contextlib.suppress(ValueError, pd.errors.ParserWarning):
-                return _numbers(read, len(names), numbers).set_axis(names, axis=1, copy=False)
-            rows = read()
+            rows = _numbers(read, len(names), numbers) if numbers else None
+            rows = read().iloc[1:] if rows is None else rows
     except (ValueError, pd.errors.ParserWarning, zlib.error, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's own: permissions, the disk
@@ -180,43 +181,41 @@ def _csv(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
             f"{path}: can't be read as CSV ({reason}); needed: UTF-8, the names of the columns in "
             "the first line, and as many cells in each line"
         ) from None
-    return rows.iloc[1:].set_axis(names, axis=1)
+    rows.columns = pd.Index(names)
+    return rows
 
 
-def _numbers(read: Callable[..., pd.DataFrame], width: int, numbers: list[int]) -> pd.DataFrame:
+def _numbers(
+    read: Callable[..., pd.DataFrame], width: int, numbers: list[int]
+) -> pd.DataFrame | None:
     """A CSV of `width` columns, those at the positions `numbers` as float64.
 
-    ValueError if there are none, or not all of their cells are numbers that float64 has exactly.
+    None unless all of their cells are empty or numbers that float64 has exactly.
     """
     import pandas as pd
 
     read = functools.partial(read, header=0, names=range(width))
-    rows = read(
-        dtype=dict.fromkeys(range(width), str) | dict.fromkeys(numbers, np.float64),
-        na_filter=True,
-        keep_default_na=False,
-        na_values=dict.fromkeys(numbers, _in_cases(MISSING)),
-        float_precision="round_trip",  # Python's float: the others miss the last bit
-    )
+    empty = [form(cell) for cell in MISSING for form in (str, str.upper, str.title)]
+    try:
+        rows = read(
+            dtype=dict.fromkeys(range(width), str) | dict.fromkeys(numbers, np.float64),
+            na_filter=True,
+            keep_default_na=False,
+            na_values=dict.fromkeys(numbers, empty),
+            float_precision="round_trip",  # Python's float: the others miss the last bit
+        )
+    except (ValueError, pd.errors.ParserWarning):
+        return None
+    large = any(rows[i].abs().max() > EXACT for i in numbers)
     # Where lines have a cell too many, pandas takes their first cells for an index.
-    large = [i for i in numbers if rows[i].abs().max() > EXACT]
-    if not numbers or large or not isinstance(rows.index, pd.RangeIndex):
-        raise ValueError
+    if large or not len(rows) or not isinstance(rows.index, pd.RangeIndex):
+        return None
     # Of a column of truth values, which are no numbers here, pandas makes 0 and 1.
-    firsts = {i: rows[i].first_valid_index() for i in numbers}
-    binary = {
-        i: first for i, first in firsts.items() if first is not None and rows[i][first] in (0, 1)
-    }
-    if binary:
-        cells = read(usecols=[*binary], nrows=max(binary.values()) + 1)
-        if cells.isin(_in_cases(("true", "false"))).any(axis=None):
-            raise ValueError
-    return rows
-
-
-def _in_cases(words: Sequence[str]) -> list[str]:
-    """The words in lower case, in upper case and as in a title."""
-    return [form(word) for word in words for form in (str.lower, str.upper, str.title)]
+    firsts = [(i, int(rows[i].notna().argmax())) for i in numbers]
+    binary = [(i, first) for i, first in firsts if rows[i][first] in (0, 1)]
+    head = read(nrows=1 + max((first for _, first in binary), default=0))
+    truths = any(head[i][first].lower() in ("true", "false") for i, first in binary)
+    return None if truths else rows
 
 
 def _parquet(path: Path) -> pd.DataFrame:

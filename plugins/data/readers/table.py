@@ -107,13 +107,12 @@ def table(
     """
     targets = _targets(label, target)
     texts = {label, owner, *(one_hot or ()), *(drop or ())}
-
-    def is_number(column: str) -> bool:
-        """Of cells that option `na` may name, the text is needed."""
-        asked = features is None or column in features or column in targets
-        return not na and asked and column not in texts
-
-    tables = tables_of(root, file, test_file, is_number)
+    numbers = None if features is None else {*features, *targets}
+    tables = tables_of(
+        *(root, file, test_file),
+        # Of cells that `na` may name, the text is needed.
+        lambda name: not na and name not in texts and (numbers is None or name in numbers),
+    )
     tables = without(tables, na) if na else tables
     used = used_columns(tables, label=label, owner=owner)
     used |= dict.fromkeys(columns_of(tables, "target", targets, used), "target")
