@@ -71,21 +71,17 @@ def train_and_test(root: Path) -> tuple[Path, Path]:
     return root / "train", root / "test"
 
 
-def entries(folder: Path) -> list[Path]:
-    """What a folder of images holds, without its strays, sorted by name."""
-    return sorted(set(folder.iterdir()).difference(strays(folder)))
-
-
-def strays(folder: Path) -> list[Path]:
-    """What a folder holds beside folders and files with the ending of an image format."""
-    endings = _endings()
-    return [
-        entry
-        for entry in sorted(folder.iterdir())
-        if entry.name.startswith(".")
+def entries(folder: Path, stray: bool = False) -> list[Path]:
+    """What a folder of images holds, sorted by name: folders and files with the ending of an image
+    format, or all else."""
+    endings, found = _endings(), sorted(folder.iterdir(), key=lambda entry: entry.name)
+    is_stray = [
+        entry.name.startswith(".")
         or entry.name.lower() in LEFTOVERS
         or (entry.suffix.lower() not in endings and not entry.is_dir())
+        for entry in found
     ]
+    return [entry for entry, other in zip(found, is_stray, strict=True) if other == stray]
 
 
 @functools.cache

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -18,10 +22,11 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
-from fedml_noniid.plugins.data.user_files import entries, strays, train_and_test
+from fedml_noniid.plugins.data.user_files import entries, train_and_test
 
 Side = Annotated[int, Range(1, 1024)]  # pixels
 Size = tuple[Side, Side]  # height, width
+PIECE = 32  # images that a thread decodes at a time
 
 
 # Of each folder x [n, 1 or 3, h, w] uint8 and y [n] int64; the classes; notes.
@@ -58,30 +63,19 @@ def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -
                 f"{part.parent}: {folders[0].name} and {part.name} have to hold the same classes; "
                 f"only one of them has {', '.join(odd[:5])}"
             )
-    images: list[NDArray[np.uint8]] = []
+    files: list[Path] = []
     labels: list[list[int]] = []
-    ignored = [path for part in folders for path in strays(part) if not path.is_dir()]
+    ignored = [path for part in folders for path in entries(part, True) if not path.is_dir()]
     for part in folders:
         labels.append([])
         for label, folder in enumerate(class_folders(part)):
-            ignored += strays(folder)
-            files = entries(folder)
-            if not files:
+            ignored += entries(folder, True)
+            images = entries(folder)
+            if not images:
                 raise UserError(f"{folder}: holds no image; every class needs some in each part")
-            for file in files:
-                images.append(_image(file, shape))
-                size, first = (f"{one.shape[0]}x{one.shape[1]}" for one in (images[-1], images[0]))
-                if size != first:
-                    raise UserError(
-                        f"{file}: is {size}, the images before it are {first} (height x width); "
-                        "make them alike or set the option size: [h, w]"
-                    )
-            labels[-1] += [label] * len(files)
-    channels = max(image.ndim for image in images)
-    if channels == 3:
-        images = [np.stack([image] * 3, axis=2) if image.ndim == 2 else image for image in images]
-    x = torch.from_numpy(np.stack(images))  # [n, h, w] or [n, h, w, 3]
-    x = x.unsqueeze(1) if channels == 2 else x.permute(0, 3, 1, 2).contiguous()
+            files += images
+            labels[-1] += [label] * len(images)
+    x = _pixels(files, shape)
     notes = []
     if ignored:
         kinds = user_data.listed(sorted({path.name for path in ignored}))
@@ -89,6 +83,38 @@ def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -
     xs = torch.split(x, [len(part) for part in labels])
     parts = [(x, torch.tensor(y)) for x, y in zip(xs, labels, strict=True)]
     return parts, names, notes
+
+
+def _pixels(files: Sequence[Path], shape: tuple[int, int] | None) -> Tensor:
+    """The images [n, 1 or 3, h, w] uint8 of files, with a progress bar on a terminal.
+
+    UserError if one has another size than those before it.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    console, x = Console(stderr=True), np.empty((0, 3, 0, 0), np.uint8)
+    is_grey = True
+    # Pillow decodes and scales without the interpreter's lock.
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    try:
+        pieces = [files[i : i + PIECE] for i in range(0, len(files), PIECE)]
+        images = chain.from_iterable(pool.map(partial(_images, shape=shape), pieces))
+        bar = track(images, "images", len(files), console=console, disable=not console.is_terminal)
+        for i, image in enumerate(bar):
+            if i == 0:
+                x = np.empty((len(files), 3, *image.shape[:2]), np.uint8)
+            size, first = ("{}x{}".format(*one) for one in (image.shape[:2], x.shape[2:]))
+            if size != first:
+                raise UserError(
+                    f"{files[i]}: is {size}, the images before it are {first} (height x width); "
+                    "make them alike or set the option size: [h, w]"
+                )
+            is_grey &= image.ndim == 2
+            x[i] = image if image.ndim == 2 else image.transpose(2, 0, 1)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return torch.from_numpy(x[:, :1].copy() if is_grey else x)
 
 
 def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -129,10 +155,16 @@ def class_folders(part: Path) -> list[Path]:
     return found
 
 
+def _images(files: Sequence[Path], shape: tuple[int, int] | None) -> list[NDArray[np.uint8]]:
+    return [_image(file, shape) for file in files]
+
+
 def _image(file: Path, shape: tuple[int, int] | None) -> NDArray[np.uint8]:
     """One image, scaled to `shape` = (h, w) if given: [h, w] if grey, [h, w, 3] if coloured."""
     try:
-        with Image.open(io.BytesIO(file.read_bytes())) as opened:  # a quarter faster than by name
+        content = io.BytesIO(file.read_bytes())  # a quarter faster than by name
+        likely = Image.registered_extensions()[file.suffix.lower()]
+        with Image.open(content, formats=[likely, *Image.ID]) as opened:
             if (n := getattr(opened, "n_frames", 1)) > 1:
                 raise UserError(f"{file}: has {n} pictures; allowed: one")
             ImageOps.exif_transpose(opened, in_place=True)  # as it was seen when it was taken
