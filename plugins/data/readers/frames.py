@@ -42,6 +42,7 @@ LIKE_NUMBER = re.compile(
     r"[^\w]*\d+([.,' ]\d+)+\W*|[^\w]*\d+([.,' ]\d+)*\W+[^\d]*"
 )  # 1,5; 5 mg; 7%
 EXACT = 2**53  # up to here, float64 has each whole number
+Columns = str | Sequence[str] | None  # as options name them
 Cells = Floats | Labels  # [n] of one column: float64 with NaN, or text with NAMELESS
 
 
@@ -51,19 +52,6 @@ class Table(NamedTuple):
 
     name: str  # of the file, in messages
     frame: pd.DataFrame
-
-
-class Who(NamedTuple):
-    """The columns that are no features: of the label or of the targets, and of the owner."""
-
-    label: str | None
-    owner: str | None = None
-    targets: tuple[str, ...] = ()
-
-    @property
-    def columns(self) -> list[str]:
-        """All that there are."""
-        return [one for one in (self.label, self.owner, *self.targets) if one is not None]
 
 
 class ColumnError(UserError):
@@ -106,10 +94,8 @@ def tables_of(
     """
     if isinstance(file, str) and test_file == file:
         raise refusal("test_file", test_file, "another file than `file`, or none")
-    tables = [_read(root, "file", "frame", file, is_number)]
-    if test_file is not None:
-        tables.append(_read(root, "test_file", "test", test_file, is_number))
-    return tables
+    sources = (("file", "frame", file), ("test_file", "test", test_file))
+    return [_read(root, *one, is_number) for one in sources[: 1 if test_file is None else 2]]
 
 
 def _read(
@@ -258,33 +244,35 @@ def _table(name: str, frame: pd.DataFrame) -> Table:
 
 
 def columns_of(
-    tables: Sequence[Table], key: str, columns: Sequence[str], used: dict[str, str]
+    tables: Sequence[Table], key: str, columns: Columns, used: Mapping[str, str]
 ) -> list[str]:
     """The columns that option `key` names.
 
     UserError unless all `tables` have them, and they are named once and not `used` (column -> the
     option that uses it).
     """
-    found: list[str] = []
-    for column in columns:
+    named = listed(columns)
+    for i, column in enumerate(named):
         for table in tables:
             known(f"{table.name}: {key}: column", column, table.frame.columns)
         if column in used:
             raise refusal(key, column, f"columns that aren't the {used[column]}")
-        if column in found:
+        if column in named[:i]:
             raise refusal(key, column, "each column once")
-        found.append(column)
-    return found
+    return named
 
 
-def used_columns(tables: Sequence[Table], **options: str | None) -> dict[str, str]:
-    """Column -> the option that names it, of options that name one column or none. UserError as
-    `columns_of`."""
+def used_columns(tables: Sequence[Table], **options: Columns) -> dict[str, str]:
+    """Column -> the option that names it. UserError as `columns_of`."""
     used: dict[str, str] = {}
-    for key, column in options.items():
-        if column is not None:
-            used[columns_of(tables, key, [column], used)[0]] = key
+    for key, columns in options.items():
+        used |= dict.fromkeys(columns_of(tables, key, columns, used), key)
     return used
+
+
+def listed(columns: Columns) -> list[str]:
+    """The columns of an option that names one or several, or none."""
+    return [columns] if isinstance(columns, str) else [*(columns or ())]
 
 
 def names_of(table: Table, column: str) -> Labels:
@@ -440,18 +428,22 @@ def complete(table: Table, column: str, cells: Cells, options: Sequence[str] = (
 
 
 def rows_of(
-    sources: Sequence[str], who: Who, cells: Mapping[str, Sequence[Any]], test_share: float | None
+    sources: Sequence[str],
+    used: Mapping[str, str],
+    cells: Mapping[str, Sequence[Any]],
+    test_share: float | None,
 ) -> user_data.Rows:
-    """The rows that train and that test, by the complete `cells` of the columns `who` of each
-    table; `sources`: the names of the tables."""
-    owners = None if who.owner is None else cells[who.owner]
-    named = [repr(column) for column in ([who.label] if who.label is not None else who.targets)]
-    where = [f"{source}: column {', '.join(named)}" for source in sources]
-    if who.label is None:
-        columns = [
-            np.column_stack(part) for part in zip(*(cells[one] for one in who.targets), strict=True)
-        ]
-        names, y = user_data.targets(columns, list(who.targets), where, lambda i: f"row {i + 1}")
-        return user_data.rows_of(names, y, owners, test_share, sources)
-    classes, numbers = user_data.classified(cells[who.label], where, lambda i: f"row {i + 1}")
-    return user_data.rows_of(classes, [*numbers], owners, test_share, sources)
+    """The rows that train and that test, by the complete `cells` of each column and table.
+
+    `sources`: the names of the tables; `used`: the columns of label or target, and of the owner.
+    """
+    owners = next((cells[column] for column in used if used[column] == "owner"), None)
+    targets = [column for column in used if used[column] == "target"]
+    named = targets or [column for column in used if used[column] == "label"]
+    where = [f"{source}: column {', '.join(map(repr, named))}" for source in sources]
+    if targets:
+        columns = [np.column_stack(part) for part in zip(*map(cells.get, targets), strict=True)]
+        names, y = user_data.targets(columns, targets, where, lambda i: f"row {i + 1}")
+    else:
+        names, y = user_data.classified(cells[named[0]], where, lambda i: f"row {i + 1}")
+    return user_data.rows_of(names, y, owners, test_share, sources)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,10 @@ from fedml_noniid.plugins.data.readers.frames import (
     ColumnError,
     Table,
     UndecidedError,
-    Who,
     columns_of,
     complete,
     is_missing,
+    listed,
     numbers_of,
     of_memory,
     rows_of,
@@ -105,20 +105,26 @@ def table(
     `user_data.cut`. Raises UserError for missing and damaged files, and for columns and values that
     don't fit; it names the row, counted from 1 below the names.
     """
-    targets = _targets(label, target)
+    if label is None and not target:
+        raise UserError(
+            "label is missing", allowed="the column of the class, or `target`: columns of numbers"
+        )
+    if label is not None and target:
+        raise UserError(
+            f"label = {shown(label)} is refused with target = {shown(target)}",
+            allowed="one of them: the column of the class, or the columns of numbers",
+        )
     texts = {label, owner, *(one_hot or ()), *(drop or ())}
-    numbers = None if features is None else {*features, *targets}
+    numbers = None if features is None else {*features, *listed(target)}
     tables = tables_of(
         *(root, file, test_file),
         # Of cells that `na` may name, the text is needed.
         lambda name: not na and name not in texts and (numbers is None or name in numbers),
     )
     tables = without(tables, na) if na else tables
-    used = used_columns(tables, label=label, owner=owner)
-    used |= dict.fromkeys(columns_of(tables, "target", targets, used), "target")
+    used = used_columns(tables, label=label, owner=owner, target=target)
     chosen, categories = _chosen(tables, used, features, one_hot, drop)
-    who = Who(label, owner, tuple(targets))
-    rows, cells, notes = _read(tables, who, chosen, categories, missing, test_share)
+    rows, cells, notes = _read(tables, used, chosen, categories, missing, test_share)
     name = tables[0].name
     notes += user_data.alike("columns", [*tables[0].frame.columns])
     columns: list[str] = []
@@ -127,6 +133,7 @@ def table(
     for column in chosen:
         whole = cells[column][0]
         parts = [taken(whole, rows.train), taken(cells[column][-1], rows.test)]
+        cells[column] = parts
         fill, more = _fill(name, column, parts, missing)
         notes += more
         names = None
@@ -145,18 +152,21 @@ def table(
         types.append(narrowed(made[-1].block(parts[0])).dtype)
     # All columns have the type that one of them needs, as new samples will.
     kind = np.result_type(*types)
-    xs = []
-    for i, part in ((0, rows.train), (-1, rows.test)):
-        blocks = (feature.block(taken(cells[feature.column][i], part)) for feature in made)
-        xs.append(torch.from_numpy(np.concatenate([x.astype(kind) for x in blocks], axis=1)))
+    xs = [
+        torch.from_numpy(
+            np.concatenate([one.block(cells[one.column][i]).astype(kind) for one in made], axis=1)
+        )
+        for i in range(2)
+    ]
     constant = [columns[i] for i in (xs[0] == xs[0][0]).all(0).nonzero().flatten().tolist()]
     if len(constant) == len(columns):
         raise UserError(
             f"{name}: every feature is constant in the training rows: {user_data.listed(constant)}"
         )
     if constant:
-        listed = user_data.listed(constant)
-        notes.append(f"features that are constant in the training rows: {listed}")
+        notes.append(
+            f"features that are constant in the training rows: {user_data.listed(constant)}"
+        )
     order = f"{len(columns)} features, in this order: {user_data.listed(columns, MAX_NAMED)}"
     raw = rows.raw(xs, 1.0, [order], notes)
     return replace(raw, encode=partial(_encoded, made, na or ()), features=columns)
@@ -192,24 +202,9 @@ def of_frame(frame: pd.DataFrame, test: pd.DataFrame | None = None, **options: A
     return table(Path(), **sources, **options)
 
 
-def _targets(label: str | None, target: str | Sequence[str] | None) -> list[str]:
-    """The columns of targets. UserError unless there is either a label or a target."""
-    found = [target] if isinstance(target, str) else list(target or ())
-    if label is None and not found:
-        raise UserError(
-            "label is missing", allowed="the column of the class, or `target`: columns of numbers"
-        )
-    if label is not None and found:
-        raise UserError(
-            f"label = {shown(label)} is refused with target = {shown(target)}",
-            allowed="one of them: the column of the class, or the columns of numbers",
-        )
-    return found
-
-
 def _chosen(
     tables: Sequence[Table],
-    used: dict[str, str],
+    used: Mapping[str, str],
     features: Sequence[str] | None,
     one_hot: Sequence[str] | None,
     drop: Sequence[str] | None,
@@ -218,17 +213,13 @@ def _chosen(
 
     UserError for lists that don't fit.
     """
-    if drop is not None:
-        dropped = columns_of(tables[:1], "drop", drop, used)
-        used = used | dict.fromkeys(dropped, "column that is dropped")
-    categories: list[str] = []
-    if one_hot is not None:
-        categories = columns_of(tables[:1], "one_hot", one_hot, used)
+    dropped = columns_of(tables[:1], "drop", drop, used)
+    used = {**used, **dict.fromkeys(dropped, "column that is dropped")}
+    categories = columns_of(tables[:1], "one_hot", one_hot, used)
+    chosen = columns_of(tables[:1], "features", features, used)
+    chosen = list(dict.fromkeys([*chosen, *categories]))
     if features is None:
         chosen = [column for column in tables[0].frame.columns if column not in used]
-    else:
-        numbers = columns_of(tables[:1], "features", features, used)
-        chosen = list(dict.fromkeys([*numbers, *categories]))
     if not chosen:
         raise UserError(
             f"{tables[0].name}: no column is left for the features; used: {', '.join(used)}"
@@ -241,7 +232,7 @@ def _chosen(
 
 def _read(
     tables: list[Table],
-    who: Who,
+    used: Mapping[str, str],
     chosen: list[str],
     categories: list[str],
     policy: str | None,
@@ -251,14 +242,12 @@ def _read(
 
     UndecidedError names all columns.
     """
-    kinds: dict[str, Callable[[Table, str], Cells]]
-    kinds = {column: texts_of for column in (who.label, who.owner) if column is not None}
-    kinds |= dict.fromkeys(who.targets, numbers_of)
-    kinds |= dict.fromkeys(chosen, numbers_of) | dict.fromkeys(categories, texts_of)
     cells: dict[str, list[Cells]] = {}
     errors: list[UserError] = []
-    todo = list(kinds.items())
-    for column, read in todo:
+    texts = {*categories, *(column for column, option in used.items() if option != "target")}
+    todo = [*dict.fromkeys([*used, *chosen])]
+    for column in todo:
+        read: Callable[[Table, str], Cells] = texts_of if column in texts else numbers_of
         try:
             cells[column] = [read(table, column) for table in tables]
             for table, found in zip(tables, cells[column], strict=True) if policy is None else ():
@@ -267,15 +256,16 @@ def _read(
         except UserError as error:
             errors.append(error)
             if isinstance(error, ColumnError) and error.option == "one_hot":
-                todo.append((column, texts_of))  # as categories, may it have empty cells?
+                texts.add(column)
+                todo.append(column)  # as categories, may it have empty cells?
     notes: list[str] = []
-    needed = [column for column in cells if policy == "drop" or column in who.columns]
+    needed = [column for column in cells if policy == "drop" or column in used]
     if policy is not None and needed:
         notes = _without_holes(tables, cells, needed)
     bad = {error.column for error in errors if isinstance(error, ColumnError)}
-    if all(column in cells and column not in bad for column in who.columns):
+    if all(column in cells and column not in bad for column in used):
         try:
-            rows = rows_of([table.name for table in tables], who, cells, test_share)
+            rows = rows_of([table.name for table in tables], used, cells, test_share)
         except UserError as error:
             errors.insert(0, error)
     if errors:

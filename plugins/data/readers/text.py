@@ -16,7 +16,6 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
-    Who,
     names_of,
     of_memory,
     rows_of,
@@ -54,12 +53,9 @@ def text(
     files, and for columns and values that don't fit.
     """
     tables = tables_of(root, file, test_file)
-    used_columns(tables, text=text, label=label, owner=owner)
-    who = Who(label, owner)
-    cells = {
-        column: [names_of(table, column) for table in tables] for column in (text, *who.columns)
-    }
-    rows = rows_of([table.name for table in tables], who, cells, test_share)
+    used = used_columns(tables, text=text, label=label, owner=owner)
+    cells = {column: [names_of(table, column) for table in tables] for column in used}
+    rows = rows_of([table.name for table in tables], used, cells, test_share)
     texts = [np.array(part.texts, dtype=object)[part.number] for part in cells[text]]
     train, test = texts[0][rows.train].tolist(), texts[-1][rows.test].tolist()
     train_x, test_x, vectors, notes, words = read_texts(
