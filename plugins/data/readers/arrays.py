@@ -169,16 +169,21 @@ def _raw(parts: Sequence[_Part], layout: str, test_share: float | None) -> Raw:
     for part in parts:
         if bool(part.inputs) != bool(inputs) or (inputs and "x" in part.arrays):
             raise UserError(f"{part.where('x')}: one x, or several inputs, in both parts alike")
-    if inputs:
-        return _of_inputs(parts, inputs, test_share)
-    read = [_samples(part, layout) for part in parts]
+    scaled = frozenset(name for name, x in parts[0].inputs.items() if is_bytes(x))
+    read = [
+        (torch.from_numpy(joined(inputs, scaled, part.inputs, f"{part.prefix}{INPUT}")), [])
+        if inputs
+        else _samples(part, layout)
+        for part in parts
+    ]
     xs = _as_training([x for x, _ in read])
     _alike(names[0], xs[0], names[-1], xs[-1])
     rows = user_data.rows_of(*_labels(parts), _owners(parts), test_share, names)
     unit = 255.0 if xs[0].dtype is torch.uint8 else 1.0
     raw = rows.raw(xs, unit, list(dict.fromkeys(note for _, notes in read for note in notes)))
     ends = torch.stack([xs[0].amin(0), xs[0].amax(0)])
-    return replace(raw, encode=partial(_encoded, ends, layout))
+    new = partial(_encoded_inputs, inputs, scaled) if inputs else partial(_encoded, ends, layout)
+    return replace(raw, inputs=inputs, encode=new)
 
 
 def _as_training(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -190,21 +195,6 @@ def _as_training(xs: Sequence[Tensor]) -> list[Tensor]:
 def _as_floats(x: Tensor, like: Tensor) -> Tensor:
     """Floats as the floats of training; all others as they are."""
     return x.to(like.dtype) if x.is_floating_point() and like.is_floating_point() else x
-
-
-def _of_inputs(parts: Sequence[_Part], inputs: dict[str, Input], test_share: float | None) -> Raw:
-    """As `_raw`, of several inputs."""
-    scaled = frozenset(name for name, x in parts[0].inputs.items() if is_bytes(x))
-    xs = _as_training(
-        [
-            torch.from_numpy(joined(inputs, scaled, part.inputs, f"{part.prefix}{INPUT}"))
-            for part in parts
-        ]
-    )
-    names = [part.where("x") for part in parts]
-    rows = user_data.rows_of(*_labels(parts), _owners(parts), test_share, names)
-    encode = partial(_encoded_inputs, inputs, scaled)
-    return replace(rows.raw(xs, 1.0), inputs=inputs, encode=encode)
 
 
 def _read(file: Path, allowed: Sequence[str]) -> _Part:

@@ -105,7 +105,7 @@ def _read(
     import pandas as pd
 
     if isinstance(source, pd.DataFrame):
-        return of_memory(argument, source)
+        return table_of(argument, source)
     if not isinstance(source, str):
         raise UserError(f"{argument} is a {type(source).__name__}; allowed: a pandas.DataFrame")
     if not source.endswith(ENDINGS):
@@ -122,13 +122,7 @@ def _read(
             f"{user_data.listed(there) or 'none'}"
         )
     frame = _parquet(path) if source.endswith(".parquet") else _csv(path, is_number)
-    return _table(str(path), frame)
-
-
-def of_memory(name: str, frame: pd.DataFrame) -> Table:
-    """A data frame as a table. Its columns' names become text: in a table made of an array they are
-    numbers. UserError."""
-    return _table(name, frame.set_axis([str(column) for column in frame.columns], axis=1))
+    return table_of(str(path), frame)
 
 
 def _csv(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
@@ -226,7 +220,9 @@ def without(tables: Sequence[Table], cells: Sequence[str]) -> list[Table]:
     return [table._replace(frame=table.frame.mask(table.frame.isin([*cells]))) for table in tables]
 
 
-def _table(name: str, frame: pd.DataFrame) -> Table:
+def table_of(name: str, frame: pd.DataFrame) -> Table:
+    """A data frame as a table. Its columns' names become text: in a table made of an array they are
+    numbers. UserError."""
     columns = [str(column) for column in frame.columns]
     for i, column in enumerate(columns):
         if not column.strip() or not column.isprintable():
@@ -239,7 +235,7 @@ def _table(name: str, frame: pd.DataFrame) -> Table:
     if len(frame) == 0:
         raise UserError(f"{name}: has no rows; needed: at least 2 of each class")
     frame = frame.copy(deep=False)
-    frame.index = range(len(frame))
+    frame.index, frame.columns = range(len(frame)), columns
     return Table(name, frame)
 
 
@@ -304,16 +300,17 @@ def _different(series: pd.Series[Any]) -> tuple[list[Any], Ints]:
     return pd.Series(values).tolist(), number
 
 
-def taken(cells: Cells, rows: NDArray[Any]) -> Cells:
+def taken(cells: Cells, rows: NDArray[Any]) -> Any:
     """The cells of some rows, by their numbers or by a mask."""
-    return cells.rows(rows) if isinstance(cells, Labels) else cells[rows]
+    if not isinstance(cells, Labels):
+        return cells[rows]
+    used, number = np.unique(cells.number[rows], return_inverse=True)
+    return Labels([cells.texts[i] for i in used], number)
 
 
 def is_missing(cells: Cells) -> NDArray[np.bool_]:
     """Where a column of names or of numbers has no value, [n]."""
-    if isinstance(cells, Labels):
-        cells = np.where(cells.among([NAMELESS]) == 0, np.nan, 0.0)
-    return np.isnan(cells)
+    return cells.among([NAMELESS]) >= 0 if isinstance(cells, Labels) else np.isnan(cells)
 
 
 def _name(value: object) -> str | None:
@@ -388,23 +385,31 @@ def _no_number(
         return 2 * sum(times for cell, times in cells.items() if like(cell)) > cells.total()
 
     others = sorted({cell for cell in cells if math.isnan(_number(cell))} - {*MISSING})
-    option = "drop"
-    if _name(value) is None:
-        advice = LEAVE_OUT
-    elif mostly(lambda cell: DATE.fullmatch(cell.strip())):
-        advice = f"dates: {LEAVE_OUT}, or write numbers such as years in their place"
-    elif mostly(lambda cell: not math.isnan(_number(cell))):
-        advice, option = "most cells are numbers: correct the others", ""
-        if len(others) <= MAX_ADVISED:
-            named = user_data.listed([*map(repr, others)])
-            advice, option = f"{advice}, or name them in `na`, as missing: {named}", "na"
-    elif mostly(lambda cell: LIKE_NUMBER.fullmatch(cell.strip())):
-        advice = "write numbers with a point, without units and other signs"
-        advice, option = f"{advice}, or {LEAVE_OUT}", ""
-    elif len(cells) > MAX_ADVISED:
-        advice = f"{len(cells)} different texts in {cells.total()} rows: {LEAVE_OUT}"
-    else:
-        advice, option = f"name a column of categories in one_hot, or {LEAVE_OUT}", "one_hot"
+    are_numbers = mostly(lambda cell: not math.isnan(_number(cell)))
+    correct = "most cells are numbers: correct the others"
+    in_na = f"{correct}, or name them in `na`, as missing: {user_data.listed([*map(repr, others)])}"
+    rules = (  # the first that holds: the advice, and the option in it
+        (_name(value) is None, LEAVE_OUT, "drop"),
+        (
+            mostly(lambda cell: DATE.fullmatch(cell.strip())),
+            f"dates: {LEAVE_OUT}, or write numbers such as years in their place",
+            "drop",
+        ),
+        (are_numbers and len(others) <= MAX_ADVISED, in_na, "na"),
+        (are_numbers, correct, ""),
+        (
+            mostly(lambda cell: LIKE_NUMBER.fullmatch(cell.strip())),
+            f"write numbers with a point, without units and other signs, or {LEAVE_OUT}",
+            "",
+        ),
+        (
+            len(cells) > MAX_ADVISED,
+            f"{len(cells)} different texts in {cells.total()} rows: {LEAVE_OUT}",
+            "drop",
+        ),
+        (True, f"name a column of categories in one_hot, or {LEAVE_OUT}", "one_hot"),
+    )
+    advice, option = next((advice, option) for holds, advice, option in rules if holds)
     problem = f"is {shown(value)} in row {row + 1}; allowed: numbers; {advice}"
     return ColumnError(table, column, problem, option, others if option == "na" else ())
 
@@ -417,13 +422,13 @@ def complete(table: Table, column: str, cells: Cells, options: Sequence[str] = (
     missing = is_missing(cells)
     if not missing.any():
         return
-    rows = f"row {missing.argmax() + 1}"
-    if missing.sum() > 1:
-        rows = f"{missing.sum()} rows, first in {rows}"
+    several = f"{missing.sum()} rows, first in " if missing.sum() > 1 else ""
     mostly = "drop" in options and 2 * missing.sum() > len(missing)
     advice = "leave a column out that is mostly empty (`drop`), or " if mostly else ""
-    problem = f"has no value in {rows}; allowed: {advice}fill or remove them"
-    problem += " (`missing`)" * ("missing" in options)
+    problem = (
+        f"has no value in {several}row {missing.argmax() + 1}; allowed: {advice}fill or remove"
+    )
+    problem += " them (`missing`)" if "missing" in options else " them"
     raise ColumnError(table.name, column, problem, "drop" if mostly else "missing")
 
 

@@ -7,7 +7,6 @@ import os
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -93,25 +92,25 @@ def _pixels(files: Sequence[Path], shape: tuple[int, int] | None) -> Tensor:
     from rich.console import Console
     from rich.progress import track
 
-    console, x = Console(stderr=True), np.empty((0, 3, 0, 0), np.uint8)
-    is_grey = True
+    console, x, is_grey = Console(stderr=True), np.empty(0, np.uint8), True
     # Pillow decodes and scales without the interpreter's lock.
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
         pieces = [files[i : i + PIECE] for i in range(0, len(files), PIECE)]
-        images = chain.from_iterable(pool.map(partial(_images, shape=shape), pieces))
+        images = chain.from_iterable(
+            pool.map(lambda piece: [_image(file, shape) for file in piece], pieces)
+        )
         bar = track(images, "images", len(files), console=console, disable=not console.is_terminal)
         for i, image in enumerate(bar):
-            if i == 0:
-                x = np.empty((len(files), 3, *image.shape[:2]), np.uint8)
-            size, first = ("{}x{}".format(*one) for one in (image.shape[:2], x.shape[2:]))
-            if size != first:
+            height, width = image.shape[:2]
+            x = x if i else np.empty((len(files), 3, height, width), np.uint8)
+            if (height, width) != x.shape[2:]:
                 raise UserError(
-                    f"{files[i]}: is {size}, the images before it are {first} (height x width); "
-                    "make them alike or set the option size: [h, w]"
+                    f"{files[i]}: is {height}x{width}, the images before it are {x.shape[2]}x"
+                    f"{x.shape[3]} (height x width); make them alike or set the option size: [h, w]"
                 )
             is_grey &= image.ndim == 2
-            x[i] = image if image.ndim == 2 else image.transpose(2, 0, 1)
+            x[i] = np.moveaxis(np.atleast_3d(image), 2, 0)
     finally:
         pool.shutdown(cancel_futures=True)
     return torch.from_numpy(x[:, :1].copy() if is_grey else x)
@@ -153,10 +152,6 @@ def class_folders(part: Path) -> list[Path]:
     if len(found) < 2:
         raise UserError(f"{part}: holds {len(found)} class folders; at least 2 are needed")
     return found
-
-
-def _images(files: Sequence[Path], shape: tuple[int, int] | None) -> list[NDArray[np.uint8]]:
-    return [_image(file, shape) for file in files]
 
 
 def _image(file: Path, shape: tuple[int, int] | None) -> NDArray[np.uint8]:

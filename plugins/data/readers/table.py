@@ -29,8 +29,8 @@ from fedml_noniid.plugins.data.readers.frames import (
     is_missing,
     listed,
     numbers_of,
-    of_memory,
     rows_of,
+    table_of,
     tables_of,
     taken,
     texts_of,
@@ -181,7 +181,7 @@ def _encoded(features: Sequence[Feature], na: Sequence[str], x: object) -> Tenso
 
     if not isinstance(x, pd.DataFrame):
         return None
-    table, blocks = of_memory("x", x.mask(x.isin([*na]))), []
+    table, blocks = table_of("x", x.mask(x.isin([*na]))), []
     for one in features:
         known("x: column", one.column, table.frame.columns)
         cells = (numbers_of if one.categories is None else texts_of)(table, one.column)
@@ -311,7 +311,7 @@ def _fill(name: str, column: str, parts: list[Cells], policy: str | None) -> tup
         if policy == "category":
             note = f"column {column!r}: {count} cells without a value are a category of their own"
             return NAMELESS, [note] * (count > 0)
-        value = max(sorted(there.texts), key=there.counts.__getitem__)
+        value = min(zip(-np.bincount(there.number), there.texts, strict=True))[1]
     elif policy == "mode":
         values, times = np.unique(there, return_counts=True)
         value = values[times.argmax()]

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch import Tensor
 
 from fedml_noniid.plugins.core.options import check_options
@@ -17,8 +16,8 @@ from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
     names_of,
-    of_memory,
     rows_of,
+    table_of,
     tables_of,
     used_columns,
 )
@@ -56,8 +55,8 @@ def text(
     used = used_columns(tables, text=text, label=label, owner=owner)
     cells = {column: [names_of(table, column) for table in tables] for column in used}
     rows = rows_of([table.name for table in tables], used, cells, test_share)
-    texts = [np.array(part.texts, dtype=object)[part.number] for part in cells[text]]
-    train, test = texts[0][rows.train].tolist(), texts[-1][rows.test].tolist()
+    parts = (cells[text][0], rows.train), (cells[text][-1], rows.test)
+    train, test = ([part.texts[i] for i in part.number[some]] for part, some in parts)
     train_x, test_x, vectors, notes, words = read_texts(
         train, test, train, root, vocabulary, length, "texts"
     )
@@ -76,11 +75,10 @@ def _encoded(column: str, words: Sequence[str], length: int, x: object) -> Tenso
         x = pd.DataFrame({column: list(x)})
     if not isinstance(x, pd.DataFrame):
         return None
-    table = of_memory("x", x)
+    table = table_of("x", x)
     known("x: column", column, table.frame.columns)
     texts, number = names_of(table, column)
-    tokens = [*map(tokenise, texts)]
-    return encode([tokens[i] for i in number], words, length)
+    return encode([tokenise(texts[i]) for i in number], words, length)
 
 
 def of_texts(

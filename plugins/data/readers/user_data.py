@@ -144,16 +144,6 @@ class Labels(NamedTuple):
         position = {name: i for i, name in enumerate(names)}
         return np.array([position.get(text, -1) for text in self.texts], np.int64)[self.number]
 
-    def rows(self, rows: NDArray[Any]) -> Labels:
-        """The labels of some samples, by their numbers or by a mask."""
-        used, number = np.unique(self.number[rows], return_inverse=True)
-        return Labels([self.texts[i] for i in used], number)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many samples have each label."""
-        return dict(zip(self.texts, np.bincount(self.number).tolist(), strict=True))
-
     def first(self, wrong: Callable[[str], object]) -> int | None:
         """The first sample with a label that is `wrong`; None if there is none."""
         numbers = [i for i, text in enumerate(self.texts) if wrong(text)]
@@ -257,19 +247,16 @@ def rows_of(
     return Rows(train, test, y, classes, numbers, notes)
 
 
-def _numbered(owners: Sequence[Labels] | Sequence[Ints]) -> tuple[list[Ints], list[str]]:
+def _numbered(owners: Sequence[Any]) -> tuple[list[Ints], list[str]]:
     """(the owners [n] and [m] by their numbers in the sorted order of their names in all parts, the
     names that are text)."""
-    texts = [part for part in owners if isinstance(part, Labels)]
-    if texts:
-        names = sorted({text for part in texts for text in part.texts})
-        return [part.among(names) for part in texts], names
-    arrays = [part for part in owners if isinstance(part, np.ndarray)]
+    if isinstance(owners[0], Labels):
+        names = sorted({text for part in owners for text in part.texts})
+        return [part.among(names) for part in owners], names
     # int64 and uint64 have no common type of whole numbers.
-    mixed = len({part.dtype for part in arrays}) > 1
-    whole = np.concatenate([part.astype(object) if mixed else part for part in arrays])
-    number = np.unique(whole, return_inverse=True)[1]
-    return np.split(number, np.cumsum([*map(len, arrays)])[:-1]), []
+    kind = object if len({part.dtype for part in owners}) > 1 else None
+    number = np.unique(np.concatenate(owners, dtype=kind), return_inverse=True)[1]
+    return np.split(number, np.cumsum([*map(len, owners)])[:-1]), []
 
 
 def targets(
