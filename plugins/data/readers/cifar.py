@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Raw
@@ -103,9 +101,8 @@ def _files(kind: Any) -> list[tuple[str, str]]:
 def _raw(root: Path, kind: Any) -> Raw:
     # Unpickling a file can run any program. Torchvision compares the file's MD5 first.
     train, test = (kind(root, train=part) for part in (True, False))
-    return Raw(*_samples(train), *_samples(test), train.classes)
-
-
-def _samples(part: Any) -> tuple[Tensor, Tensor]:
-    x = np.ascontiguousarray(part.data.transpose(0, 3, 1, 2))  # [n, h, w, 3] -> [n, 3, h, w]
-    return torch.from_numpy(x), torch.tensor(part.targets)
+    train_x, test_x = (  # [n, h, w, 3] -> [n, 3, h, w]
+        torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous() for part in (train, test)
+    )
+    train_y, test_y = torch.tensor(train.targets), torch.tensor(test.targets)
+    return Raw(train_x, train_y, test_x, test_y, train.classes)

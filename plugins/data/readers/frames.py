@@ -139,13 +139,10 @@ def _csv(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            line = 1
-            with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-                for piece in iter(functools.partial(file.read, user_data.PIECE), b""):
-                    if b"\0" in piece:
-                        line += piece.partition(b"\0")[0].count(b"\n")
-                        raise ValueError(f"line {line} has a NUL byte")
-                    line += piece.count(b"\n")
+            with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if b"\0" in line:
+                        raise ValueError(f"line {number} has a NUL byte")
             names = [str(name) for name in read(nrows=1).iloc[0]]
             other = next((mark for mark in ";\t|" if mark in names[0]), None)
             if len(names) == 1 and other:
@@ -186,15 +183,16 @@ def _numbers(
         )
     except (ValueError, pd.errors.ParserWarning):
         return None
-    large = any(rows[i].abs().max() > EXACT for i in numbers)
-    # Where lines have a cell too many, pandas takes their first cells for an index.
-    if large or not len(rows) or not isinstance(rows.index, pd.RangeIndex):
+    indexed = not isinstance(
+        rows.index, pd.RangeIndex
+    )  # by first cells, of lines with one too many
+    if indexed or not len(rows) or any(rows[i].abs().max() > EXACT for i in numbers):
         return None
     # Of a column of truth values, which are no numbers here, pandas makes 0 and 1.
-    firsts = [(i, int(rows[i].notna().argmax())) for i in numbers]
-    binary = [(i, first) for i, first in firsts if rows[i][first] in (0, 1)]
-    head = read(nrows=1 + max((first for _, first in binary), default=0))
-    truths = any(head[i][first].lower() in ("true", "false") for i, first in binary)
+    firsts = {i: int(rows[i].notna().argmax()) for i in numbers}
+    binary = {i: first for i, first in firsts.items() if rows[i][first] in (0, 1)}
+    head = read(nrows=1 + max(binary.values(), default=0))
+    truths = any(head[i][first].lower() in ("true", "false") for i, first in binary.items())
     return None if truths else rows
 
 
@@ -269,13 +267,6 @@ def used_columns(tables: Sequence[Table], **options: Columns) -> dict[str, str]:
 def listed(columns: Columns) -> list[str]:
     """The columns of an option that names one or several, or none."""
     return [columns] if isinstance(columns, str) else [*(columns or ())]
-
-
-def names_of(table: Table, column: str) -> Labels:
-    """A column as text. ColumnError for missing values and for lists and such."""
-    cells = texts_of(table, column)
-    complete(table, column, cells)
-    return cells
 
 
 def texts_of(table: Table, column: str) -> Labels:
@@ -414,14 +405,14 @@ def _no_number(
     return ColumnError(table, column, problem, option, others if option == "na" else ())
 
 
-def complete(table: Table, column: str, cells: Cells, options: Sequence[str] = ()) -> None:
-    """ColumnError if rows of a column, whose `cells` these are, have no value.
+def complete(table: Table, column: str, cells: Cells, options: Sequence[str] = ()) -> Any:
+    """The `cells` of a column. ColumnError if rows have no value.
 
     `options`: those that are advised, of `missing` and `drop`.
     """
     missing = is_missing(cells)
     if not missing.any():
-        return
+        return cells
     several = f"{missing.sum()} rows, first in " if missing.sum() > 1 else ""
     mostly = "drop" in options and 2 * missing.sum() > len(missing)
     advice = "leave a column out that is mostly empty (`drop`), or " if mostly else ""

@@ -178,10 +178,9 @@ def _image(file: Path, shape: tuple[int, int] | None) -> NDArray[np.uint8]:
         zlib.error,
         Image.DecompressionBombError,
     ) as error:
-        unknown = isinstance(error, UnidentifiedImageError)
         reason = (
             "unknown format"
-            if unknown
+            if isinstance(error, UnidentifiedImageError)
             else " ".join(str(getattr(error, "strerror", None) or error).split())
         )
         raise UserError(

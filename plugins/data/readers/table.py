@@ -132,8 +132,7 @@ def table(
     types: list[Any] = []
     for column in chosen:
         whole = cells[column][0]
-        parts = [taken(whole, rows.train), taken(cells[column][-1], rows.test)]
-        cells[column] = parts
+        cells[column] = parts = [taken(whole, rows.train), taken(cells[column][-1], rows.test)]
         fill, more = _fill(name, column, parts, missing)
         notes += more
         names = None
@@ -302,8 +301,7 @@ def _fill(name: str, column: str, parts: list[Cells], policy: str | None) -> tup
         return None, []
     missing = [is_missing(part) for part in parts]
     if missing[0].all():
-        problem = "has no value in any training row; leave it out (`drop`)"
-        raise ColumnError(name, column, problem)
+        raise ColumnError(name, column, "has no value in any training row; leave it out (`drop`)")
     there, count = taken(parts[0], ~missing[0]), int(sum(part.sum() for part in missing))
     value: Any
     how = "most frequent value"
@@ -336,8 +334,8 @@ def _one_hot(
     names = sorted(train)
     notes = user_data.alike(f"column {column!r}: categories", sorted(train | test))
     if len(names) > MAX_CATEGORIES:
-        problem = f"has {len(names)} categories; allowed: at most {MAX_CATEGORIES}"
-        raise ColumnError(table, column, f"{problem}; is it an identifier?")
+        allowed = f"allowed: at most {MAX_CATEGORIES}; is it an identifier?"
+        raise ColumnError(table, column, f"has {len(names)} categories; {allowed}")
     if unseen := sorted(test - train):
         lost = np.count_nonzero(parts[1].among(unseen) >= 0)
         notes.append(

@@ -15,10 +15,11 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
-    names_of,
+    complete,
     rows_of,
     table_of,
     tables_of,
+    texts_of,
     used_columns,
 )
 from fedml_noniid.plugins.data.text import Length, Vocabulary, encode, read_texts, tokenise
@@ -53,7 +54,10 @@ def text(
     """
     tables = tables_of(root, file, test_file)
     used = used_columns(tables, text=text, label=label, owner=owner)
-    cells = {column: [names_of(table, column) for table in tables] for column in used}
+    cells = {
+        column: [complete(table, column, texts_of(table, column)) for table in tables]
+        for column in used
+    }
     rows = rows_of([table.name for table in tables], used, cells, test_share)
     parts = (cells[text][0], rows.train), (cells[text][-1], rows.test)
     train, test = ([part.texts[i] for i in part.number[some]] for part, some in parts)
@@ -77,7 +81,7 @@ def _encoded(column: str, words: Sequence[str], length: int, x: object) -> Tenso
         return None
     table = table_of("x", x)
     known("x: column", column, table.frame.columns)
-    texts, number = names_of(table, column)
+    texts, number = complete(table, column, texts_of(table, column))
     return encode([tokenise(texts[i]) for i in number], words, length)
 
 

@@ -149,10 +149,6 @@ class Labels(NamedTuple):
         numbers = [i for i, text in enumerate(self.texts) if wrong(text)]
         return int(np.isin(self.number, numbers).argmax()) if numbers else None
 
-    def of_sample(self, i: int) -> str:
-        """The label of a sample."""
-        return self.texts[int(self.number[i])]
-
 
 def classified(
     labels: Sequence[Labels],
@@ -168,15 +164,15 @@ def classified(
     for fewer than two classes, for measurements and identifiers in place of classes, and for test
     labels that no training sample has.
     """
-    train = labels[0]
-    found, n = set(train.texts), len(train.number)
-    i = train.first(lambda text: re.fullmatch(FRACTION, text.strip()))
+    found, n = set(labels[0].texts), len(labels[0].number)
+    i = labels[0].first(lambda text: re.fullmatch(FRACTION, text.strip()))
     if i is not None:
+        text = labels[0].texts[labels[0].number[i]]
         raise UserError(
-            f"{where[0]} is {train.of_sample(i)!r} in {at(i)}, a measurement; allowed: whole "
-            f"numbers or text (with {len(found)} different values it looks like a regression "
-            "target: of a table, name the column in `target` in place of `label`; arrays have "
-            "floats; and choose a loss for it, such as mse)"
+            f"{where[0]} is {text!r} in {at(i)}, a measurement; allowed: whole numbers or text "
+            f"(with {len(found)} different values it looks like a regression target: of a table, "
+            "name the column in `target` in place of `label`; arrays have floats; and choose a "
+            "loss for it, such as mse)"
         )
     if len(found) < 2:
         raise UserError(
@@ -199,7 +195,7 @@ def classified(
     y = [part.among(names) for part in labels]
     if (unknown := y[-1] < 0).any():
         i = int(unknown.argmax())
-        text = labels[-1].of_sample(i)
+        text = labels[-1].texts[labels[-1].number[i]]
         raise UserError(
             f"{where[-1]} is {shown(text)} in {at(i)}, but no training sample "
             f"is{nearest(text, names)}; allowed: {listed(names, 10)}"
@@ -221,19 +217,17 @@ def rows_of(
     their names in all parts. `sources` names the training set and, if it is given, the test set.
     UserError as in `cut`, and for a `test_share` beside a given test set.
     """
-    notes, numbers = alike("classes", classes), None
-    if owners is not None:
-        numbers, names = _numbered(owners)
-        notes += alike("owners", names)
+    numbers, names = (None, []) if owners is None else _numbered(owners)
+    notes = alike("classes", classes) + alike("owners", names)
     if len(y) == 2:
         if test_share is not None:
             raise refusal("test_share", test_share, f"none, since {sources[-1]} is the test set")
         train, test = map(np.arange, map(len, y))
     else:
         whose = None if numbers is None else numbers[0]
-        are_classes = y[0].ndim == 1
-        labels = y[0] if are_classes else strata(y[0], y[0], classes).train
-        what = "label" if are_classes else "stratum of the target"
+        labels, what = y[0], "label"
+        if labels.ndim == 2:
+            labels, what = strata(labels, labels, classes).train, "stratum of the target"
         train, test, note = cut(labels, whose, test_share or TEST_SHARE, sources[0], what)
         notes.append(note)
         y = [y[0][train], y[0][test]]
