@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # pandas takes half a second to import, and only these reader
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 # What stands for a missing number, in lower case.
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
+HEAD = 100  # rows that tell which columns are numbers
 NAMELESS = ""  # a cell of text that is missing
 MAX_ADVISED = 50  # categories of a column for which one_hot is advised
 LEAVE_OUT = "leave it out (`drop`)"
@@ -148,7 +149,7 @@ def _csv(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
             if len(names) == 1 and other:
                 raise ValueError(f"its columns are separated by {other!r}; allowed: commas")
             numbers = [i for i, name in enumerate(names) if is_number(name)]
-            rows = _numbers(read, len(names), numbers) if numbers else None
+            rows = _numbers(read, names, numbers) if numbers else None
             rows = read().iloc[1:] if rows is None else rows
     except (ValueError, pd.errors.ParserWarning, zlib.error, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -163,19 +164,24 @@ def _csv(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
 
 
 def _numbers(
-    read: Callable[..., pd.DataFrame], width: int, numbers: list[int]
+    read: Callable[..., pd.DataFrame], names: Sequence[str], numbers: list[int]
 ) -> pd.DataFrame | None:
-    """A CSV of `width` columns, those at the positions `numbers` as float64.
+    """A CSV with these names of columns; those at the positions `numbers` are float64, if they
+    begin with numbers.
 
     None unless all of their cells are empty or numbers that float64 has exactly.
     """
     import pandas as pd
 
-    read = functools.partial(read, header=0, names=range(width))
+    read = functools.partial(read, header=0, names=range(len(names)))
     empty = [form(cell) for cell in MISSING for form in (str, str.upper, str.title)]
     try:
+        # Columns of text show in the first rows; so do truth values, of which pandas makes 0 and 1.
+        head = read(nrows=HEAD)
+        cells = {i: [_number(cell) for cell in head[i] if not _is_empty(cell)] for i in numbers}
+        numbers = [i for i in numbers if cells[i] and not np.isnan(cells[i]).any()]
         rows = read(
-            dtype=dict.fromkeys(range(width), str) | dict.fromkeys(numbers, np.float64),
+            dtype=dict.fromkeys(range(len(names)), str) | dict.fromkeys(numbers, np.float64),
             na_filter=True,
             keep_default_na=False,
             na_values=dict.fromkeys(numbers, empty),
@@ -183,17 +189,10 @@ def _numbers(
         )
     except (ValueError, pd.errors.ParserWarning):
         return None
-    indexed = not isinstance(
-        rows.index, pd.RangeIndex
-    )  # by first cells, of lines with one too many
-    if indexed or not len(rows) or any(rows[i].abs().max() > EXACT for i in numbers):
-        return None
-    # Of a column of truth values, which are no numbers here, pandas makes 0 and 1.
-    firsts = {i: int(rows[i].notna().argmax()) for i in numbers}
-    binary = {i: first for i, first in firsts.items() if rows[i][first] in (0, 1)}
-    head = read(nrows=1 + max(binary.values(), default=0))
-    truths = any(head[i][first].lower() in ("true", "false") for i, first in binary.items())
-    return None if truths else rows
+    # pandas takes the first cells for an index, if lines have one too many; and the names for a row,
+    # if a bare CR and a blank follow.
+    is_whole = isinstance(rows.index, pd.RangeIndex) and not (head[:1] == names).all(axis=None)
+    return None if not is_whole or any(rows[i].abs().max() > EXACT for i in numbers) else rows
 
 
 def _parquet(path: Path) -> pd.DataFrame:
@@ -333,7 +332,7 @@ def numbers_of(table: Table, column: str) -> Floats:
         numbers = np.fromiter(map(_number, values), dtype=np.float64, count=len(values))
         for i in np.flatnonzero(np.isnan(numbers)):
             name = _name(values[i])
-            if name is None or name.strip().lower() not in MISSING:
+            if name is None or not _is_empty(name):
                 row = int((number == i).argmax())
                 raise _no_number(table.name, column, row, values, number)
         cells = numbers[number]
@@ -348,6 +347,11 @@ def numbers_of(table: Table, column: str) -> Floats:
             wrong = refusal(f"in row {i + 1}", int(digits), "whole numbers up to 2^53")
             raise ColumnError(table.name, column, f"{wrong}; subtract a constant")
     return cells
+
+
+def _is_empty(cell: str) -> bool:
+    """Whether a cell of text says that a number is missing."""
+    return cell.strip().lower() in MISSING
 
 
 def _number(value: Any) -> float:
