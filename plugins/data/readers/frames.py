@@ -189,8 +189,8 @@ def _numbers(
         )
     except (ValueError, pd.errors.ParserWarning):
         return None
-    # pandas takes the first cells for an index, if lines have one too many; and the names for a row,
-    # if a bare CR and a blank follow.
+    # pandas takes the first cells for an index, if lines have one too many, and the names for a row
+    # too, if a bare CR and a blank follow.
     is_whole = isinstance(rows.index, pd.RangeIndex) and not (head[:1] == names).all(axis=None)
     return None if not is_whole or any(rows[i].abs().max() > EXACT for i in numbers) else rows
 

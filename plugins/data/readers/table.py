@@ -132,7 +132,7 @@ def table(
     types: list[Any] = []
     for column in chosen:
         whole = cells[column][0]
-        cells[column] = parts = [taken(whole, rows.train), taken(cells[column][-1], rows.test)]
+        parts = [taken(whole, rows.train), taken(cells[column][-1], rows.test)]
         fill, more = _fill(name, column, parts, missing)
         notes += more
         names = None
@@ -153,9 +153,11 @@ def table(
     kind = np.result_type(*types)
     xs = [
         torch.from_numpy(
-            np.concatenate([one.block(cells[one.column][i]).astype(kind) for one in made], axis=1)
+            np.concatenate(
+                [one.block(taken(cells[one.column][i], part)).astype(kind) for one in made], axis=1
+            )
         )
-        for i in range(2)
+        for i, part in ((0, rows.train), (-1, rows.test))
     ]
     constant = [columns[i] for i in (xs[0] == xs[0][0]).all(0).nonzero().flatten().tolist()]
     if len(constant) == len(columns):
