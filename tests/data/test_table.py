@@ -501,9 +501,8 @@ def test_a_csv_that_is_refused(tmp_path: Path, pattern: str, other: str, message
 def test_numbers_of_a_csv_have_the_bits_of_python(tmp_path: Path) -> None:
     """With and without a cell that pandas does not take for a number; x needs float64."""
     x = (1.7e9 + np.random.default_rng(0).normal(size=300)).tolist()
-    odd = ["-0", " 7", "+5", "1E5", "001", ".5"]
     for more in ([], ["5\u00a0"]):
-        rows = list(zip(x, itertools.cycle(odd + more)))
+        rows = list(zip(x, itertools.cycle(["-0", " 7", "+5", "1E5", "001", ".5", *more])))
         text = "".join(f"{one!r},{cell},{i % 2}\n" for i, (one, cell) in enumerate(rows))
         (tmp_path / "t.csv").write_text(f"x,z,y\n{text}")
         found = load("table", tmp_path, file="t.csv", label="y")
