@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
 .NOTPARALLEL:  # one DVC at a time
-.PHONY: help papers $(PAPER_TARGETS) table figure claims judge archive repro test test-slow test-core test-silo check format docs ui experiments bench chaos silo clean env bom lock
+.PHONY: help papers $(PAPER_TARGETS) table figure claims judge archive repro test test-research test-slow test-core test-silo check format docs ui experiments bench chaos silo clean env bom lock
 
 help:  ## Lists the targets. `.venv/bin/noniid` lists the verbs that they call.
 	@awk -F ': .*## |:  ## ' '/^[a-z$$][^=]*:.*  ## / { sub(/^[$$].*/, "paper-<name>", $$1); printf "%-14s %s\n", $$1, $$2 }' Makefile
@@ -48,8 +48,11 @@ check: env  ## Checks format, lint, types and sizes.
 	@python -m tools.sizes
 
 # One thread per process: processes with more threads than cores slow each other down.
-test: env  ## Runs all tests except the slow ones, with one process per core.
-	@OMP_NUM_THREADS=1 pytest -m "not slow" -n auto --dist worksteal
+test: env  ## Runs all tests but the slow ones and those of research, with one process per core.
+	@OMP_NUM_THREADS=1 pytest -m "not slow" -n auto --dist worksteal --ignore tests/research
+
+test-research: env  ## Runs the tests of research but the slow ones.
+	@OMP_NUM_THREADS=1 pytest -m "not slow" -n auto --dist worksteal tests/research
 
 test-slow: env  ## Runs the slow tests: processes, whole pipelines, real data.
 	@pytest -m slow
@@ -68,7 +71,7 @@ test-core: env  ## Runs the tests of core, engines, methods and API in the base 
 test-silo: env  ## Runs three silos in an environment of [silo] alone, with FedML 0.9.6.
 	@uv venv --quiet --clear --python "$(VENV)/bin/python" "$(SILO_VENV)"
 	@uv pip install --quiet --python "$(SILO_VENV)/bin/python" --editable '.[silo]' fedml==0.9.6 'click<8.2' $(TORCH)
-	@NONIID_SILO_PYTHON="$(SILO_VENV)/bin/python" pytest -m slow tests/silo/test_light.py
+	@NONIID_SILO_PYTHON="$(SILO_VENV)/bin/python" pytest -m slow tests/deploy/test_light.py
 
 format: env  ## Formats all files, and repairs what ruff can.
 	@ruff format .
@@ -93,32 +96,32 @@ chaos: env  ## Kills processes of 70 cross-silo runs; compares weights, audit lo
 papers: env  ## Makes all tables and figures of the five papers, one paper at a time, at SIZE (smoke, small, paper).
 	@$(MAKE) --no-print-directory --keep-going $(PAPER_TARGETS)
 
-$(PAPER_TARGETS): paper-%: env  ## Makes those of one paper, at SIZE. papers/ is a DVC project of its own.
-	@cd papers && dvc repro paper@$*-$(SIZE)
+$(PAPER_TARGETS): paper-%: env  ## Makes those of one paper, at SIZE. research/ is a DVC project of its own.
+	@cd research && dvc repro paper@$*-$(SIZE)
 
 table figure: env  ## Makes one table or figure, ID, at SIZE, with the studies that it needs.
-	@python -m fedml_noniid papers build "$(ID)" --size $(SIZE)
+	@python -m research papers build "$(ID)" --size $(SIZE)
 
 claims: env  ## Tests the papers' claims at SIZE (smoke, small): held, not held or undecided.
-	@python -m fedml_noniid claims --size $(SIZE)
+	@python -m research claims --size $(SIZE)
 
 # Pictures are left out: their bytes depend on fonts.
 judge: env  ## Judges the claims from the committed numbers and compares the page with the committed one, to the byte.
-	@python -m fedml_noniid claims --size small --no-run
-	@for file in papers/built/claims/small/claims*; do \
+	@python -m research claims --size small --no-run
+	@for file in research/built/claims/small/claims*; do \
 	  [[ $$file = *.png ]] || cmp "$$file" "docs/results/$${file##*/}"; \
 	done
 	@echo "The page and its tables are the committed ones."
 
 archive: env  ## Packs the last commit with the facts of its runs into dist/, for a repository with DOIs.
-	@python -m tools.archive
+	@python -m research.archive
 
 silo: env  ## Runs RECIPE with FedML cross-silo: a server and SILOS silos as processes on this machine.
 	@python -m fedml_noniid deploy loopback --recipe "$(RECIPE)" --silos $(SILOS)
 
 clean:  ## Removes the pipeline's outputs and DVC's copies of them. MLflow's runs, raw data and the environment stay.
 	@rm -rf plan partitions runs evaluation report deploy/{result.json,stage,loopback} .chaos .items .resume .dvc/cache .dvc/tmp
-	@rm -rf papers/.dvc/cache papers/.dvc/tmp papers/dvc.lock papers/built
+	@rm -rf research/.dvc/cache research/.dvc/tmp research/dvc.lock research/built
 	@rm -rf data/*.safetensors data/papers
 
 # The copy of the lock is written last, so an interrupted installation starts again.

@@ -32,29 +32,22 @@ from benchmarks import machine
 from benchmarks.mutations import mutated
 from benchmarks.report import render
 from fedml_noniid.contract import silos
-from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.core.errors import one_line
-from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.engines import absences
-from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.kits import certificates
-from fedml_noniid.plugins.kits.certificates import Kit
-from fedml_noniid.plugins.silo import (
-    launch,
-    loopback,
-    results,
-    settings,
-    silo_client,
-    silo_server,
-    wire,
-)
-from fedml_noniid.plugins.silo.coordinator import Coordinator
-from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.silo.silo import Silo
-from fedml_noniid.plugins.silo.stream import SERVICE
-from fedml_noniid.plugins.site.audit import Log
-from fedml_noniid.plugins.site.witness import Guard, Witness
+from fedml_noniid.core.component import Ask
+from fedml_noniid.core.errors import one_line
+from fedml_noniid.core.trees import Params
+from fedml_noniid.credentials import certificates
+from fedml_noniid.credentials.certificates import Kit
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.deploy import results, settings, silo_client, silo_server, wire
+from fedml_noniid.deploy.coordinator import Coordinator
+from fedml_noniid.deploy.server_run import ServerRun
+from fedml_noniid.deploy.silo import Silo
+from fedml_noniid.deploy.stream import SERVICE
+from fedml_noniid.engines import absences
+from fedml_noniid.engines.packing import flatten
+from fedml_noniid.governance.audit import Log
+from fedml_noniid.governance.witness import Guard, Witness
+from fedml_noniid.processes import launch, loopback
 
 Asked = Generator[bytes, None, Params]  # yields the frames of a question, returns the answer
 RECIPE = "rfedavg_plus+fnr"  # messages of four jobs

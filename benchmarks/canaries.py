@@ -25,15 +25,15 @@ from scipy import stats
 
 from benchmarks import machine
 from benchmarks.report import render
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.trees import Params, tree_map
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.engines.callbacks import Callback, CurrentRun, Exchange, Row
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, initial_model
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.privacy.accounting import epsilon
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.trees import Params, tree_map
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.engines.callbacks import Callback, CurrentRun, Exchange, Row
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import LocalTraining, Plan, initial_model
+from fedml_noniid.models import build
+from fedml_noniid.privacy.accounting import epsilon
+from fedml_noniid.simulate import simulate
 
 FILE, WEIGHT = Path("docs/results/canaries.csv"), "fc.weight"
 INPUTS, CLASSES, OWN = 4, 2, 4  # of the model; samples of a client, which are one batch

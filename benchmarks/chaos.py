@@ -29,17 +29,18 @@ import pandas as pd
 
 from benchmarks import machine, moments
 from benchmarks.report import render
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data import datasets, partitions, splits
+from fedml_noniid.data.client_tests import client_tests
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.data.indices import Indices
+from fedml_noniid.data.shards import Parts
+from fedml_noniid.deploy import results, settings
+from fedml_noniid.engines import absences
+from fedml_noniid.governance import audit
 from fedml_noniid.pipelines.experiment.provenance import git_commit
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import datasets, partitions, splits
-from fedml_noniid.plugins.data.client_tests import client_tests
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.data.indices import Indices
-from fedml_noniid.plugins.data.shards import Parts
-from fedml_noniid.plugins.engines import absences
-from fedml_noniid.plugins.privacy.ledger import Ledger
-from fedml_noniid.plugins.silo import loopback, results, settings
-from fedml_noniid.plugins.site import audit
+from fedml_noniid.privacy.ledger import Ledger
+from fedml_noniid.processes import loopback
 
 RECIPES = (
     "scaffold+fnr+rfedavg_plus+ccn",

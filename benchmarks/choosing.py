@@ -25,6 +25,7 @@ from sklearn import datasets
 
 from benchmarks import machine
 from benchmarks.report import render
+from fedml_noniid.data.files import write_whole
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import ChooseSettings, Config, MachineSettings
 from fedml_noniid.pipelines.experiment.search import BASE, Point, Request, Search, Trial, choosing
@@ -33,9 +34,8 @@ from fedml_noniid.pipelines.reporting.comparison import evidence, paired
 from fedml_noniid.pipelines.reporting.decision import RECIPES, Decision
 from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.pipelines.stages.tune import measured
-from fedml_noniid.pipelines.tools import init
-from fedml_noniid.pipelines.tools.choose import choose
-from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.pipelines.verbs import init
+from fedml_noniid.pipelines.verbs.choose import choose
 
 DATA: dict[str, dict[str, Any]] = {
     "digits": {"name": "digits"},

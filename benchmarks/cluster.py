@@ -31,11 +31,11 @@ import yaml
 
 from benchmarks import machine
 from benchmarks.report import render
+from fedml_noniid.data.files import write_whole
 from fedml_noniid.pipelines.experiment import cache, config, resume
 from fedml_noniid.pipelines.experiment.training import SECONDS
 from fedml_noniid.pipelines.experiment.workspace import CLUSTER, Workspace
 from fedml_noniid.pipelines.stages import train
-from fedml_noniid.plugins.data.files import write_whole
 
 RESULTS = Path("docs") / "results"
 PAGE = RESULTS / "cluster.md"

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import machine, scaling
 from benchmarks.report import render
-from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.data.files import write_whole
 
 FILE = "curves.csv"  # in docs/results
 BLOCK = re.compile(r"(<!-- curves\.csv -->\n).*(<!-- /curves\.csv -->)", re.DOTALL)  # of scale.md

@@ -19,9 +19,9 @@ from benchmarks.plot import picture
 from benchmarks.processes import FailedError, measure
 from benchmarks.report import markdown, on_scale
 from benchmarks.workloads import WORKLOADS, Workload, write_job
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known
-from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.checks import known
+from fedml_noniid.data.files import write_whole
 
 SCALE = "scale.md"  # the page in docs with numbers of the benchmark
 METHOD_ROUNDS = 10  # rounds per turn, of each method and of FedAvg

@@ -24,10 +24,10 @@ import torch
 from benchmarks.ours import simulation
 from benchmarks.peers.harness import read_job
 from benchmarks.workloads import WORKLOADS, write_job
-from fedml_noniid.plugins.core.training import Step
-from fedml_noniid.plugins.core.trees import Params, Tree
-from fedml_noniid.plugins.engines import local
-from fedml_noniid.plugins.models.stacked import Stacked
+from fedml_noniid.core.training import Step
+from fedml_noniid.core.trees import Params, Tree
+from fedml_noniid.engines import local
+from fedml_noniid.models.stacked import Stacked
 
 Without = Callable[[], AbstractContextManager[Any]]  # inside, steps run without the form
 

@@ -19,9 +19,9 @@ import torch
 import fedml_noniid as nd
 from benchmarks import machine
 from benchmarks.report import render
+from fedml_noniid.data.files import write_whole
 from fedml_noniid.pipelines.reporting.comparison import interval
 from fedml_noniid.pipelines.reporting.summary import spread
-from fedml_noniid.plugins.data.files import write_whole
 
 FILE = Path("docs") / "results" / "frozen-features.csv"
 CLIENTS, SEEDS, TUNING_SEED = 20, (0, 1, 2, 3, 4), 100

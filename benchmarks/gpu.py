@@ -27,24 +27,24 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from fedml_noniid import extras
 from fedml_noniid.contract import federation as small
 from fedml_noniid.contract.checks import close_together
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import UserError, one_line
+from fedml_noniid.core.trees import Params
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.engines.device import be_deterministic, facts, resolve_device
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.hashing import model_tensors, weights_sha256
+from fedml_noniid.engines.plan import LocalTraining, Plan, initial_model
+from fedml_noniid.engines.run import Outcome
+from fedml_noniid.engines.simulation import Simulation
+from fedml_noniid.models import build
+from fedml_noniid.models.model import Model
 from fedml_noniid.pipelines.experiment.progress import Display
 from fedml_noniid.pipelines.experiment.workers import side_by_side
-from fedml_noniid.plugins import extras
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import UserError, one_line
-from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.engines.device import be_deterministic, facts, resolve_device
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, initial_model
-from fedml_noniid.plugins.engines.run import Outcome
-from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.model import Model
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.simulate import simulate
 from tests.recipe_table import ALONE, EVERY
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -196,8 +196,8 @@ def check_silos(entry: str, device: torch.device) -> None:
     """
     with patch.object(extras, "require"):  # asks for fedml, which takes no part without a network
         from fedml_noniid.contract import silos
-        from fedml_noniid.plugins.silo.server_run import ServerRun
-        from fedml_noniid.plugins.silo.settings import DeviceArgs
+        from fedml_noniid.deploy.server_run import ServerRun
+        from fedml_noniid.deploy.settings import DeviceArgs
 
     terms = replace(
         silos.terms(*EVERY[entry], batch_norm=True),

@@ -20,13 +20,13 @@ import torch
 from benchmarks.fake_gpu import DEVICE, Counts, fake_gpu
 from benchmarks.report import render
 from fedml_noniid.contract.federation import takes_norms
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.simulation import ENGINES
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.data import Samples
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.engines.simulation import ENGINES
+from fedml_noniid.models import build
+from fedml_noniid.simulate import simulate
 
 FOLDER = Path("docs") / "results"
 FILE = FOLDER / "gpu-budget.csv"

@@ -17,10 +17,11 @@ import pandas as pd
 
 from benchmarks import machine, transport
 from benchmarks.report import render
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.deploy import exit_codes, silo_client
 from fedml_noniid.pipelines.experiment.provenance import git_commit
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.silo import exit_codes, loopback, silo_client
+from fedml_noniid.processes import loopback
 
 SILOS, MEGABYTES = 3, 1
 LIMIT_S, SETTLE_S = 300.0, 3.0

@@ -19,17 +19,17 @@ import torch
 
 from benchmarks import machine
 from benchmarks.report import render
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.trees import tree_map
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.engines.callbacks import CurrentRun, Row
-from fedml_noniid.plugins.engines.checkpoint import Checkpoints
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.run import Checkpointing
-from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.trees import tree_map
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.engines.callbacks import CurrentRun, Row
+from fedml_noniid.engines.checkpoint import Checkpoints
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.engines.run import Checkpointing
+from fedml_noniid.engines.simulation import Simulation
+from fedml_noniid.models import build
+from fedml_noniid.simulate import simulate
 
 FILE = Path("docs/results/memories.csv")
 FORMS = {"ram": 1_000, "disk": 100_000}  # clients by form

@@ -16,10 +16,10 @@ from torch import Tensor
 from benchmarks.ours import simulation, timed
 from benchmarks.peers.harness import Job, main
 from benchmarks.statistics import ratio
-from fedml_noniid.plugins.core.component import Public
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.recipes import METHODS
+from fedml_noniid.core.component import Public
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.plugins.registry import METHODS
 
 TURNS = 3
 PUBLIC = 500  # samples of the public split, for methods that need one

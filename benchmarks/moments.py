@@ -14,17 +14,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import files, tensor_file
-from fedml_noniid.plugins.data.chained import ChainedLines
-from fedml_noniid.plugins.engines.checkpoint import Checkpoints
-from fedml_noniid.plugins.secure import masks, vectors
-from fedml_noniid.plugins.secure import server as secure_server
-from fedml_noniid.plugins.secure.silo import SecureSilo
-from fedml_noniid.plugins.silo import launch, loopback, wire
-from fedml_noniid.plugins.silo.silo import Silo
-from fedml_noniid.plugins.site import audit, replay
-from fedml_noniid.plugins.site.witness import Witness
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data import files, tensor_file
+from fedml_noniid.deploy import wire
+from fedml_noniid.deploy.silo import Silo
+from fedml_noniid.engines.checkpoint import Checkpoints
+from fedml_noniid.governance import audit, replay
+from fedml_noniid.governance.secure import masks, vectors
+from fedml_noniid.governance.secure import server as secure_server
+from fedml_noniid.governance.secure.silo import SecureSilo
+from fedml_noniid.governance.witness import Witness
+from fedml_noniid.privacy.chained import ChainedLines
+from fedml_noniid.processes import launch, loopback
 
 FILE, REPLAYED = "moment-{}", "replayed-{}"  # of a rank, in the output folder
 REPLAY = "replay"  # in place of a moment: the process computes its silo's answers again

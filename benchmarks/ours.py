@@ -12,13 +12,13 @@ from torch import Tensor
 
 from benchmarks.peers.harness import Job, Meter, main
 from benchmarks.workloads import SEED, Workload, network
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.engines.checkpoint import Checkpoints
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.run import Checkpointing
-from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.data import Samples
+from fedml_noniid.engines.checkpoint import Checkpoints
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.engines.run import Checkpointing
+from fedml_noniid.engines.simulation import Simulation
+from fedml_noniid.simulate import simulate
 
 LOOKED_AT = 10  # samples of the evaluation after the last round
 

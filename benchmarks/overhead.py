@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.ours import simulation
 from benchmarks.peers.harness import Job, main
-from fedml_noniid.plugins.engines.local import LocalSteps
+from fedml_noniid.engines.local import LocalSteps
 
 
 def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:

@@ -22,13 +22,13 @@ import yaml
 
 from benchmarks import machine
 from benchmarks.report import render
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.engines.callbacks import Row
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.engines.callbacks import Row
 
 FILE, PAGE = Path("docs") / "results" / "owners.csv", Path("docs") / "scale.md"
 BLOCK = re.compile(r"(<!-- owners\.csv -->\n).*(<!-- /owners\.csv -->)", re.DOTALL)  # of the page

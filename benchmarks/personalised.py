@@ -22,21 +22,21 @@ import torch
 
 from benchmarks import machine
 from benchmarks.report import render
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import NonFiniteError
+from fedml_noniid.data import datasets
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.data.partitions import PARTITIONS
+from fedml_noniid.data.rotation import turned
+from fedml_noniid.data.streams import stream
+from fedml_noniid.engines.evaluation import evaluate
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.personal import client_model
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.engines.simulation import Simulation
+from fedml_noniid.models import build
 from fedml_noniid.pipelines.reporting.comparison import paired
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import NonFiniteError
-from fedml_noniid.plugins.data import datasets
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.data.partitions import PARTITIONS
-from fedml_noniid.plugins.data.rotation import turned
-from fedml_noniid.plugins.data.streams import stream
-from fedml_noniid.plugins.engines.evaluation import evaluate
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.personal import client_model
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.simulate import simulate
 
 CLIENTS, ROUNDS, EVERY = 20, 30, 5
 HIDDEN, EPOCHS, BATCH = 64, 3, 20

@@ -23,16 +23,17 @@ from torch import Tensor
 
 from benchmarks import chaos, machine
 from benchmarks.report import render
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.data import shards
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.engines import absences
-from fedml_noniid.plugins.secure.silo import SUM
-from fedml_noniid.plugins.silo import launch, loopback, results, settings, silo_client, wire
-from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.silo.silo import Silo
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.trees import Params
+from fedml_noniid.data import shards
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.deploy import results, settings, silo_client, wire
+from fedml_noniid.deploy.server_run import ServerRun
+from fedml_noniid.deploy.silo import Silo
+from fedml_noniid.engines import absences
+from fedml_noniid.governance.secure.silo import SUM
+from fedml_noniid.plugins import registry
+from fedml_noniid.processes import launch, loopback
 
 FILE = "lie.json"  # beside the configuration
 RUNS, ROUNDS, LIMIT_S = 20, 6, 300.0
@@ -165,7 +166,7 @@ def honest(say: Callable[[str], object]) -> pd.DataFrame:
     rows = []
     for (skew, options), silos in product(SKEWS.items(), HONEST_SILOS):
         data = chaos.parts(0, silos, skew, **options)
-        for recipe in recipes.names():
+        for recipe in registry.names():
             if recipe in NOT_DEPLOYED:
                 continue
             content = chaos.deployment(recipe, 0).model_dump(by_alias=True)

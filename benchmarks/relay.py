@@ -7,7 +7,7 @@ from asyncio import StreamReader, StreamWriter
 from collections import Counter
 from contextlib import suppress
 
-from fedml_noniid.plugins.silo.stream import wait_for
+from fedml_noniid.deploy.stream import wait_for
 
 UP, DOWN = "up", "down"  # from the caller, to the caller
 PIECE = 1 << 16  # bytes

@@ -23,9 +23,9 @@ from benchmarks.ours import simulation, timed
 from benchmarks.peers.harness import Job, main
 from benchmarks.processes import FailedError, Running, measure
 from benchmarks.workloads import SEED, Workload, write_job
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.hashing import weights_sha256
-from fedml_noniid.plugins.silo import loopback
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.engines.hashing import weights_sha256
+from fedml_noniid.processes import loopback
 
 WORKERS = (1, 2, 4)
 KILLED_IN = 2  # the round after which the process is killed; its checkpoint is there

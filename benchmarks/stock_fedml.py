@@ -28,13 +28,13 @@ import torch
 import yaml
 from safetensors import safe_open
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import shards
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.data.shards import Parts
-from fedml_noniid.plugins.engines.record import rounds_csv
-from fedml_noniid.plugins.silo import results
-from fedml_noniid.plugins.silo.settings import Deployment
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data import shards
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.data.shards import Parts
+from fedml_noniid.deploy import results
+from fedml_noniid.deploy.settings import Deployment
+from fedml_noniid.engines.record import rounds_csv
 
 HOST, BASE_PORT = (
     "127.0.0.1",
@@ -70,7 +70,7 @@ def run(deployment: Deployment, parts: Parts, folder: Path, deadline_s: float = 
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["fedml_noniid.plugins.silo.pair"]
+        ["fedml_noniid.deploy.pair"]
     )  # imports FedML once (11 s, 1 GB) for all processes
     processes = [
         context.Process(target=_process, args=(rank, deployment, folder), daemon=True)
@@ -237,8 +237,8 @@ def _fedml(rank: int, deployment: Deployment, folder: Path) -> None:
     import fedml
     from fedml.arguments import Arguments
 
-    from fedml_noniid.plugins.silo.host import Model, batches
-    from fedml_noniid.plugins.silo.pair import make_pair
+    from fedml_noniid.deploy.host import Model, batches
+    from fedml_noniid.deploy.pair import make_pair
 
     command = argparse.Namespace(
         yaml_config_file=str(folder / CONFIG),

@@ -22,19 +22,20 @@ import torch
 
 from benchmarks import machine
 from benchmarks.report import render
-from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.kits import authority
-from fedml_noniid.plugins.kits.certificates import Kit
-from fedml_noniid.plugins.silo import launch, wire
-from fedml_noniid.plugins.silo.coordinator import Coordinator
-from fedml_noniid.plugins.silo.settings import CommArgs
-from fedml_noniid.plugins.silo.silo_client import SiloClient
-from fedml_noniid.plugins.silo.silo_server import SiloServer
-from fedml_noniid.plugins.silo.stream import event_loop
-from fedml_noniid.plugins.site.audit import FILE, Log
-from fedml_noniid.plugins.site.witness import Witness
+from fedml_noniid.core.component import Ask
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.credentials import authority
+from fedml_noniid.credentials.certificates import Kit
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.deploy import wire
+from fedml_noniid.deploy.coordinator import Coordinator
+from fedml_noniid.deploy.settings import CommArgs
+from fedml_noniid.deploy.silo_client import SiloClient
+from fedml_noniid.deploy.silo_server import SiloServer
+from fedml_noniid.deploy.stream import event_loop
+from fedml_noniid.governance.audit import FILE, Log
+from fedml_noniid.governance.witness import Witness
+from fedml_noniid.processes import launch
 
 STUDY = "0" * 64  # its SHA-256: all agree on it
 OUT, MB = "streams.csv", 1e6

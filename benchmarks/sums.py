@@ -27,11 +27,11 @@ from benchmarks.peers.harness import read_job
 from benchmarks.report import render
 from benchmarks.statistics import quartiles
 from benchmarks.workloads import WORKLOADS, write_job
-from fedml_noniid.plugins.core import algorithm
-from fedml_noniid.plugins.core.sums import weighted_mean
-from fedml_noniid.plugins.core.trees import Tree, tree_map
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.core import algorithm
+from fedml_noniid.core.sums import weighted_mean
+from fedml_noniid.core.trees import Tree, tree_map
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.engines.simulation import Simulation
 
 FILE = Path("docs/results/sums.csv")
 PAIRS = {"mlp": 300, "cifar_cnn": 20, "mnist_cnn": 8, "resnet18": 6}

@@ -29,13 +29,14 @@ from benchmarks import stock_fedml
 from benchmarks.processes import ROOT
 from benchmarks.relay import DOWN, UP, Relay
 from benchmarks.report import render
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.data.shards import Parts
+from fedml_noniid.deploy import results, settings
+from fedml_noniid.governance.secure import masks
 from fedml_noniid.pipelines.experiment import provenance
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.data.shards import Parts
-from fedml_noniid.plugins.secure import masks
-from fedml_noniid.plugins.silo import loopback, results, settings
+from fedml_noniid.processes import loopback
 
 OURS, SECURE, STOCK = "ours", "ours, secure sums", "stock FedML"
 NUMBERS = 11_181_642  # of ResNet-18

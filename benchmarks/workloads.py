@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from benchmarks.peers.harness import WEIGHTS
-from fedml_noniid.plugins.data.batches import epochs
-from fedml_noniid.plugins.data.streams import Streams
-from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.plan import initial_model
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.data.batches import epochs
+from fedml_noniid.data.streams import Streams
+from fedml_noniid.engines.cohort import draw_cohort
+from fedml_noniid.engines.plan import initial_model
+from fedml_noniid.models import build
+from fedml_noniid.models.model import Model
 
 SEED, CLASSES = 0, 10
 

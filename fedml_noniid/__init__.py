@@ -27,12 +27,12 @@ if TYPE_CHECKING:
         from_frame,
         from_texts,
         load,
-        notebook,
         partition,
         register,
         run,
         sweep,
     )
+    from fedml_noniid.api.notebook import notebook
 
 __version__ = "0.2.0"
 __all__ = [

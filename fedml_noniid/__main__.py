@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 
+from fedml_noniid import extras
 from fedml_noniid.pipelines import edge
-from fedml_noniid.plugins import extras
 
 
 def main() -> int:
     """Runs the command line of this process; returns the exit code."""
     code = edge.guarded(extras.require_command) or _run()
     if "grpc" in sys.modules:
-        from fedml_noniid.plugins.silo import launch
+        from fedml_noniid.processes import launch
 
         launch.leave(code)  # gRPC's threads would keep the process alive
     return code

@@ -8,8 +8,8 @@ import signal
 import sys
 from collections.abc import Callable
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import REMEDIES
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.files import REMEDIES
 
 WRONG_INPUT = 2  # exit codes, as shells have them
 INTERRUPTED = 128 + signal.SIGINT

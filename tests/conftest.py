@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedml_noniid.plugins import foreign
-from fedml_noniid.plugins.core import native
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.datasets import load
+from fedml_noniid import foreign
+from fedml_noniid.core import native
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.datasets import load
 
 torch.set_num_threads(1)
 pytest.register_assert_rewrite("fedml_noniid.contract.checks", "fedml_noniid.contract.silos")
@@ -33,13 +33,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Package -> the tests that need it, beside single ones that call `pytest.importorskip`.
 NEEDED = {
-    "fedml": ("privacy", "secure", "silo", "site", "test_benchmarks.py"),
+    "fedml": ("deploy", "governance", "privacy", "test_benchmarks.py"),
     "mlflow": (
         "api/test_same.py",
         "cli",
         "data/test_drift.py",
         "data/test_skew.py",
         "pipelines",
+        "research",
     ),
     "nbclient": ("api/test_notebook.py",),
     "mkdocs": ("test_docs.py",),

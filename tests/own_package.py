@@ -11,9 +11,9 @@ METHOD = """\
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import Client, Component, Exclusive
-from fedml_noniid.plugins.core.options import NonNegative
-from fedml_noniid.plugins.core.trees import Params, tree_map
+from fedml_noniid.core.component import Client, Component, Exclusive
+from fedml_noniid.core.options import NonNegative
+from fedml_noniid.core.trees import Params, tree_map
 
 
 @dataclass(frozen=True)

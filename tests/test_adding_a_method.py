@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fedml_noniid.plugins import recipes
+from fedml_noniid.core.component import Exclusive
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.plugins import registry
 from fedml_noniid.plugins.baselines.fedexp import FedExP
-from fedml_noniid.plugins.core.component import Exclusive
-from fedml_noniid.plugins.core.options import RecipeError
 from tests import federation
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +27,7 @@ COMPONENT, REGISTRY, TABLE, BY_HAND, PAIR = re.findall(
 def test_the_page_shows_the_files_as_they_are() -> None:
     assert (ROOT / "plugins" / "baselines" / "fedexp.py").read_text() == COMPONENT
     assert (ROOT / "tests" / "methods" / "test_fedexp.py").read_text() == BY_HAND
-    for path, lines in (("plugins/recipes.py", REGISTRY), ("tests/recipe_table.py", TABLE)):
+    for path, lines in (("plugins/registry.py", REGISTRY), ("tests/recipe_table.py", TABLE)):
         text = (ROOT / path).read_text().splitlines()
         assert lines and not [line for line in lines.splitlines() if text.count(line) != 1], path
 
@@ -36,12 +36,12 @@ def test_no_other_code_names_the_method() -> None:
     """So the edits of the page are all that it takes."""
     files = [
         path
-        for folder in ("plugins", "pipelines", "fedml_noniid", "tools")
+        for folder in ("plugins", "pipelines", "fedml_noniid", "research", "tools")
         for path in (ROOT / folder).rglob("*.py")
         if re.search(r"\bfedexp\b|\bFedExP\b(?!'s)", path.read_text())
     ]
     found = {path.resolve().relative_to(ROOT).as_posix() for path in files}
-    assert found == {"plugins/recipes.py", "plugins/baselines/fedexp.py"}
+    assert found == {"plugins/registry.py", "plugins/baselines/fedexp.py"}
 
 
 def test_the_walks_meet_the_method() -> None:
@@ -68,7 +68,7 @@ def test_an_undeclared_step_is_refused_in_the_words_of_the_page(
     )
     assert words in GUIDE.read_text()
     unclaimed = type("FedExP", (FedExP,), {"exclusive": frozenset[Exclusive]()})
-    monkeypatch.setitem(recipes.METHODS, "fedexp", unclaimed)
+    monkeypatch.setitem(registry.METHODS, "fedexp", unclaimed)
     with pytest.raises(RecipeError, match=re.escape(words)):
         federation.run("fedexp", rounds=1)
 

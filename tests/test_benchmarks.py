@@ -41,8 +41,8 @@ from benchmarks.peers import harness
 from benchmarks.processes import FailedError, in_turns, measure
 from benchmarks.statistics import quartiles, ratio
 from benchmarks.workloads import WORKLOADS, Workload, write_job
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.plan import initial_model
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.engines.plan import initial_model
 from tests.pipelines.small import run_stages
 
 NOTHING: dict[str, Any] = {

@@ -13,7 +13,7 @@ from fedml_noniid.contract import checks, plugin
 from fedml_noniid.contract.certificate import certificate
 from fedml_noniid.contract.checks import NotTriedError
 from fedml_noniid.contract.suite import CHECKS, Case
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.core.errors import UserError
 from tests import own_package
 
 NAME = "stranger.fedx:FedX"
@@ -34,9 +34,9 @@ from typing import ClassVar
 
 import torch
 
-from fedml_noniid.plugins.core.component import *
-from fedml_noniid.plugins.core.component import Answer, Change, Component, Exclusive, Needs
-from fedml_noniid.plugins.core.trees import scale, sub, tree_map, zeros_like
+from fedml_noniid.core.component import *
+from fedml_noniid.core.component import Answer, Change, Component, Exclusive, Needs
+from fedml_noniid.core.trees import scale, sub, tree_map, zeros_like
 
 seen = []
 
@@ -236,8 +236,8 @@ def test_a_sound_method_holds_and_the_rest_says_why(place: Path) -> None:
 def test_a_method_that_draws_for_clients_depends_on_their_numbers(place: Path) -> None:
     """Soundly: its keys are those of clients."""
     imported = (
-        "from fedml_noniid.plugins.core.randomness import normal\n"
-        "from fedml_noniid.plugins.core.trees import tree_map\n"
+        "from fedml_noniid.core.randomness import normal\n"
+        "from fedml_noniid.core.trees import tree_map\n"
     )
     body = """
     def prepare(self, client):

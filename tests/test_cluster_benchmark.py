@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("distributed", reason="a cluster needs [cluster]")
 
 from benchmarks import cluster
+from fedml_noniid.engines.checkpoint import Checkpoint, Checkpoints
 from fedml_noniid.pipelines.experiment import resume
-from fedml_noniid.plugins.engines.checkpoint import Checkpoint, Checkpoints
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # what dask leaves to the collector

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fedml_noniid.contract import checks
-from fedml_noniid.plugins.core.component import overrides
-from fedml_noniid.plugins.core.randomness import identity
-from fedml_noniid.plugins.recipes import METHODS
+from fedml_noniid.core.component import overrides
+from fedml_noniid.core.randomness import identity
+from fedml_noniid.plugins.registry import METHODS
 from tests import federation
 from tests.recipe_table import ALONE, PARAMETERS, settings
 

@@ -22,13 +22,14 @@ import pytest
 from markdown.extensions.toc import slugify
 
 import fedml_noniid
+from fedml_noniid import models
+from fedml_noniid.core.component import Replies, Setting
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.data import datasets
+from fedml_noniid.data.partitions import PARTITIONS
 from fedml_noniid.pipelines.experiment import config
-from fedml_noniid.pipelines.tools.recipes import replies
-from fedml_noniid.plugins import models, recipes
-from fedml_noniid.plugins.core.component import Replies, Setting
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.data import datasets
-from fedml_noniid.plugins.data.partitions import PARTITIONS
+from fedml_noniid.pipelines.verbs.recipes import replies
+from fedml_noniid.plugins import registry
 from tests.pipelines.own_files import write_own_files
 from tests.pipelines.small import ROOT
 from tools import pages
@@ -274,14 +275,14 @@ def test_an_example_of_a_docstring_becomes_a_block() -> None:
 def test_the_table_of_methods_has_every_method_and_no_other() -> None:
     rows = re.findall(r"^\| .* \|$", (DOCS / "methods.md").read_text(), flags=re.MULTILINE)[1:]
     assert sorted(row.split("|")[2].strip(" `") for row in rows) == sorted(
-        ["fedavg", *recipes.METHODS]
+        ["fedavg", *registry.METHODS]
     )
 
 
 def test_the_page_says_what_the_server_reads_of_each_method() -> None:
     text = (DOCS / "methods.md").read_text().partition("## What the server reads")[2]
     lists = [re.findall(r"`(\w+)`", part) for part in text.partition("\n\n`")[0].split("\n- ")[1:]]
-    found = {kind: [m for m in sorted(recipes.METHODS) if replies(m) == kind] for kind in Replies}
+    found = {kind: [m for m in sorted(registry.METHODS) if replies(m) == kind] for kind in Replies}
     assert lists == [
         ["fedavg", *found[Replies.SUMS]],
         found[Replies.SCALARS],
@@ -311,7 +312,7 @@ def test_the_page_of_networks_lists_the_methods_that_need_more(
     for dash, found, method in rows:
         name = name if dash else found.lower()
         try:
-            recipes.build(method, {}, setting)
+            registry.build(method, {}, setting)
         except RecipeError as error:
             refused.add(name if reason in str(error) else f"{method}: {error}")
     (listed,) = re.findall(sentence, (DOCS / "own_network.md").read_text(), flags=re.DOTALL)

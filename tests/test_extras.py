@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fedml_noniid.plugins import extras
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid import extras
+from fedml_noniid.core.errors import UserError
 from tests.pipelines.small import ROOT
 
 ALL = {module for modules in extras.MODULES.values() for module in modules}
@@ -87,7 +87,7 @@ def test_a_silo_needs_no_pipeline_and_every_other_verb_says_what_to_type(tmp_pat
     )
     verbs = [words for words in help_.examples() if words != ["methods"]]
     pipeline = set(extras.MODULES[extras.PIPELINE]) - {"typer"}
-    stays = "from fedml_noniid.plugins.silo import launch\nlaunch.leave = lambda code: None\n"
+    stays = "from fedml_noniid.processes import launch\nlaunch.leave = lambda code: None\n"
     answers = json.loads(without(pipeline, stays + COMMANDS, tmp_path, json.dumps(verbs)))
     line = "error: dvc is not installed; type: pip install 'fedml-noniid[pipeline]'\n"
     lacking = {

@@ -18,19 +18,19 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.core import randomness
+from fedml_noniid.core.component import Ask
+from fedml_noniid.data import client_tests, label_noise, splits, streams, subsample, text
+from fedml_noniid.data.partitions import PARTITIONS, partition
+from fedml_noniid.data.ragged import Ragged
+from fedml_noniid.data.readers import user_data
+from fedml_noniid.data.readers.made_tweets import _sentences as sentences
+from fedml_noniid.engines import absences
+from fedml_noniid.engines.cohort import draw_cohort
+from fedml_noniid.engines.hashing import model_tensors, weights_sha256
+from fedml_noniid.engines.plan import initial_model
+from fedml_noniid.models import MODELS, build
 from fedml_noniid.pipelines.experiment.provenance import kind_of
-from fedml_noniid.plugins.core import randomness
-from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.data import client_tests, label_noise, splits, streams, subsample, text
-from fedml_noniid.plugins.data.partitions import PARTITIONS, partition
-from fedml_noniid.plugins.data.ragged import Ragged
-from fedml_noniid.plugins.data.readers import user_data
-from fedml_noniid.plugins.data.readers.made_tweets import _sentences as sentences
-from fedml_noniid.plugins.engines import absences
-from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
-from fedml_noniid.plugins.engines.plan import initial_model
-from fedml_noniid.plugins.models import MODELS, build
 from tests import federation
 from tests.recipe_table import PARAMETERS
 

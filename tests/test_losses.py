@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from sklearn import metrics as sk
 from torch import Tensor
 
-from fedml_noniid.plugins.core.losses import CROSS_ENTROPY, CrossEntropy, Loss
-from fedml_noniid.plugins.losses import BCE, LOSSES, MSE, Huber, MultiLabel, Regression
-from fedml_noniid.plugins.metrics import METRICS
+from fedml_noniid.core.losses import CROSS_ENTROPY, CrossEntropy, Loss
+from fedml_noniid.losses import BCE, LOSSES, MSE, Huber, MultiLabel, Regression
+from fedml_noniid.metrics import METRICS
 
 CLIENTS, BATCH, OUTPUTS = 3, 7, 4
 BUILT: dict[str, Loss] = {name: kind() for name, kind in LOSSES.items()} | {"wide": Huber(2.5)}

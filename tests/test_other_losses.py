@@ -16,22 +16,22 @@ from torch import Tensor, nn
 import fedml_noniid as nd
 from fedml_noniid.contract import silos
 from fedml_noniid.contract.checks import close
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.losses import Classification
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.data.shards import Parts
-from fedml_noniid.plugins.engines.evaluation import check_measured, evaluate
-from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
-from fedml_noniid.plugins.losses import LOSSES, MSE, Regression, loss_of
-from fedml_noniid.plugins.metrics import main_of
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.recipes import METHODS
-from fedml_noniid.plugins.silo import loopback
-from fedml_noniid.plugins.silo import settings as silo_settings
-from fedml_noniid.plugins.silo.launch import round_line
-from fedml_noniid.plugins.silo.server_run import ServerRun
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.losses import Classification
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.core.trees import Params
+from fedml_noniid.data.shards import Parts
+from fedml_noniid.deploy import settings as silo_settings
+from fedml_noniid.deploy.server_run import ServerRun
+from fedml_noniid.engines.evaluation import check_measured, evaluate
+from fedml_noniid.engines.hashing import model_tensors, weights_sha256
+from fedml_noniid.losses import LOSSES, MSE, Regression, loss_of
+from fedml_noniid.metrics import main_of
+from fedml_noniid.models import build
+from fedml_noniid.plugins.registry import METHODS
+from fedml_noniid.processes import loopback
+from fedml_noniid.processes.launch import round_line
 from tests import federation
 from tests.recipe_table import ALONE, label, settings
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.options import validated
+from fedml_noniid.data.user_files import user_files
+from fedml_noniid.engines.run_settings import RunSettings
+from fedml_noniid.models.settings import NetworkSettings
+from fedml_noniid.own_code import function_of, look_in, source_of
 from fedml_noniid.pipelines.experiment.scenario import Scenario
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.options import validated
-from fedml_noniid.plugins.data.user_files import user_files
-from fedml_noniid.plugins.engines.run_settings import RunSettings
-from fedml_noniid.plugins.models.settings import NetworkSettings
-from fedml_noniid.plugins.own_code import function_of, look_in, source_of
 
 CODE = """\
 from torch import nn

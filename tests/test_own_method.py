@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 import fedml_noniid as nd
+from fedml_noniid import foreign
+from fedml_noniid.core.component import Setting
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment import config
-from fedml_noniid.plugins import foreign, recipes
-from fedml_noniid.plugins.core.component import Setting
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins import registry
 from tests import federation, own_package
 
 FEDX = {"mu": 0.3}
@@ -40,10 +41,10 @@ def test_its_three_ways_in_have_the_bits_of_the_same_method_of_ours(place: Path)
     own_package.advertise(place, "stranger-methods", fedx="stranger.fedx:FedX")
     ours = federation.run("fedprox+scaffold", {"fedprox": FEDX})
     assert "stranger" not in sys.modules
-    assert "fedx" in recipes.names() and "stranger" not in sys.modules, "named, not imported"
+    assert "fedx" in registry.names() and "stranger" not in sys.modules, "named, not imported"
     for recipe in ("scaffold+fedx", "stranger.fedx.FedX+scaffold", "scaffold + stranger.fedx:FedX"):
         foreign._known.clear()
-        assert set(recipes.parse(recipe)) == {"scaffold", "fedx"}
+        assert set(registry.parse(recipe)) == {"scaffold", "fedx"}
         for workers in (1, 2):
             found = federation.run(recipe, {"fedx": FEDX}, workers=workers)
             assert federation.equal_models(found, ours)
@@ -73,11 +74,11 @@ def test_python_runs_an_edit_after_a_reload_and_not_before(place: Path) -> None:
     """As docs/python.md says."""
     file = own_package.write(place, "stranger")
     path = "stranger.fedx.FedX"
-    assert recipes.method(path)().mu == 0.1
+    assert registry.method(path)().mu == 0.1
     file.write_text(own_package.METHOD.replace("= 0.1", "= 0.125"))
-    assert recipes.method(path)().mu == 0.1
+    assert registry.method(path)().mu == 0.1
     importlib.reload(sys.modules["stranger.fedx"])
-    assert recipes.method(path)().mu == recipes.method("fedx")().mu == 0.125
+    assert registry.method(path)().mu == registry.method("fedx")().mu == 0.125
 
 
 def test_a_record_has_the_hash_of_the_code_that_ran(place: Path, tmp_path: Path) -> None:
@@ -108,21 +109,21 @@ def test_a_reload_of_one_module_leaves_old_objects_in_others(place: Path) -> Non
     own_package.write(place, "stranger", f"{source}from dataclasses import dataclass\n{child}")
     scale = place / "stranger" / "scale.py"
     scale.write_text("A = 1\n")
-    before = recipes.own_code("stranger.fedx:FedZ")
+    before = registry.own_code("stranger.fedx:FedZ")
     scale.write_text("A = 1.5\n")
     importlib.reload(sys.modules["stranger.scale"])
     with pytest.raises(UserError, match=r"importlib\.reload\(stranger\.fedx\)"):
-        recipes.own_code("fedz")
+        registry.own_code("fedz")
     importlib.reload(sys.modules["stranger.fedx"])
-    after = recipes.own_code("fedz")
+    after = registry.own_code("fedz")
     assert after != before
     importlib.reload(sys.modules["stranger_base.fedx"])
     with pytest.raises(
         UserError, match=r"source of stranger_base .* importlib\.reload\(stranger\.fedx\)"
     ):
-        recipes.own_code("fedz")
+        registry.own_code("fedz")
     importlib.reload(sys.modules["stranger.fedx"])
-    assert recipes.own_code("fedz") == after
+    assert registry.own_code("fedz") == after
 
 
 def changed(old: str, new: str) -> str:
@@ -153,7 +154,7 @@ def test_a_class_that_is_no_method_is_refused_in_a_line(place: Path, case: str) 
     source, words = REFUSED[case]
     own_package.write(place, "stranger", source)
     with pytest.raises(UserError, match=words) as error:
-        recipes.build("scaffold+stranger.fedx.FedX", {}, Setting(4, 2))
+        registry.build("scaffold+stranger.fedx.FedX", {}, Setting(4, 2))
     assert len(str(error.value).splitlines()) == 1
     assert str(error.value).startswith("recipe 'scaffold+stranger.fedx.FedX': method ")
 
@@ -163,27 +164,27 @@ def test_a_name_that_another_package_has_is_refused(place: Path) -> None:
         own_package.write(place, package)
     own_package.advertise(place, "one-package", fedx="stranger.fedx:FedX", fedprox="no.where:No")
     with pytest.raises(UserError, match="'fedx' is taken by package one-package; choose another"):
-        recipes.parse("stranger2.fedx.FedX")
-    assert recipes.parse("stranger.fedx.FedX") == ("fedx",)
-    assert recipes.method("fedprox").__module__.startswith("fedml_noniid."), "ours stays ours"
+        registry.parse("stranger2.fedx.FedX")
+    assert registry.parse("stranger.fedx.FedX") == ("fedx",)
+    assert registry.method("fedprox").__module__.startswith("fedml_noniid."), "ours stays ours"
     foreign._known.clear()
     foreign._entry_points.cache_clear()
     own_package.advertise(
         place, "two-package", fedx="stranger2.fedx:FedX", other="stranger.fedx:FedX"
     )
     with pytest.raises(UserError, match="'fedx' is in several packages: one-package, two-package"):
-        recipes.parse("fedx")
+        registry.parse("fedx")
     with pytest.raises(UserError, match="'other' of package two-package is called 'fedx' in its"):
-        recipes.parse("other")
+        registry.parse("other")
     with pytest.raises(UserError, match=r"method 'fedxx' is unknown \(did you mean 'fedx'\?\)"):
-        recipes.parse("scaffold+fedxx")
+        registry.parse("scaffold+fedxx")
 
 
 def test_two_dotted_paths_of_one_name_are_refused(place: Path) -> None:
     for package in ("stranger", "stranger2"):
         own_package.write(place, package)
     with pytest.raises(UserError, match=r"'fedx' is taken by stranger\.fedx\.FedX; choose another"):
-        recipes.parse("stranger.fedx.FedX+stranger2.fedx.FedX")
+        registry.parse("stranger.fedx.FedX+stranger2.fedx.FedX")
 
 
 def test_the_reserved_names_are_those_of_settings() -> None:
@@ -192,7 +193,7 @@ def test_the_reserved_names_are_those_of_settings() -> None:
 
 
 def test_methods_lists_an_installed_one_and_one_that_fails(place: Path) -> None:
-    shown = pytest.importorskip("fedml_noniid.pipelines.tools.recipes")
+    shown = pytest.importorskip("fedml_noniid.pipelines.verbs.recipes")
     own_package.write(place, "stranger")
     own_package.advertise(place, "one-package", fedx="stranger.fedx:FedX", fedy="stranger.no:FedY")
     lines = shown.listing().splitlines()
@@ -213,11 +214,11 @@ def test_a_run_of_our_methods_looks_for_no_packages() -> None:
         "    return real(**given)\n"  # torch looks for backends
         "metadata.entry_points = found\n"
         "import fedml_noniid\n"
-        "from fedml_noniid.plugins import recipes\n"
-        "from fedml_noniid.plugins.core.component import Setting\n"
-        "recipes.build('scaffold+fnr', {'fnr': {'p': 0.5}}, Setting(4, 2, n_public=9))\n"
+        "from fedml_noniid.plugins import registry\n"
+        "from fedml_noniid.core.component import Setting\n"
+        "registry.build('scaffold+fnr', {'fnr': {'p': 0.5}}, Setting(4, 2, n_public=9))\n"
         "print('composed')\n"
-        "recipes.parse('fedx')\n"
+        "registry.parse('fedx')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("composed\n", "scanned\n"), "for an unknown name only"
@@ -226,13 +227,13 @@ def test_a_run_of_our_methods_looks_for_no_packages() -> None:
 SCRIPT = f"""
 {own_package.METHOD}
 import fedml_noniid as nd
-from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins import registry
 
 if __name__ == "__main__":
     nd.register(FedX)
     how = {{"partition": "iid", "clients": 2, "rounds": 1, "progress": False}}
     result = nd.run("fedx", nd.load("digits"), seeds=[0, 1], processes=2, fedx={{"mu": 0.2}}, **how)
-    print(result.recipe, len(result.rounds), *recipes.own_code("fedx").values())
+    print(result.recipe, len(result.rounds), *registry.own_code("fedx").values())
 """
 
 
@@ -259,9 +260,9 @@ def test_the_code_of_all_parents_counts(place: Path) -> None:
     child = "from stranger.fedx import FedX\nfrom dataclasses import dataclass\n\n"
     child += "@dataclass(frozen=True)\nclass FedZ(FedX):\n    name = 'fedz'\n"
     own_package.write(place, "stranger2", child)
-    before = recipes.own_code("stranger2.fedx.FedZ")
+    before = registry.own_code("stranger2.fedx.FedZ")
     file.write_text(f"{own_package.METHOD}\n# new\n")
     with pytest.raises(UserError, match="the source of stranger was changed after this process"):
-        recipes.own_code("fedz")
+        registry.own_code("fedz")
     own_package.forget("stranger")
-    assert recipes.own_code("fedz") != before and [*before] == ["fedz"]
+    assert registry.own_code("fedz") != before and [*before] == ["fedz"]

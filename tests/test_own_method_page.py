@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.core.errors import UserError
 from tests import own_package
 
 pytest.importorskip("typer", reason="the command comes with the pipeline")
@@ -79,9 +79,9 @@ def test_its_python_runs_and_its_settings_are_taken(package: Path) -> None:
     assert ran(["-c", f"{PYTHON}\nprint(result.recipe)"], package).endswith("scaffold+feddisco\n")
     entries = YAML(typ="safe").load(PARAMS)
     code = (
-        "from fedml_noniid.plugins import recipes\n"
+        "from fedml_noniid.plugins import registry\n"
         f"entry = {entries['recipes']['mine']!r}\n"
-        "recipes.check_settings(entry.pop('recipe'), entry)\n"
+        "registry.check_settings(entry.pop('recipe'), entry)\n"
     )
     ran(["-c", code], package)
     assert entries["recipe_names"] == [*entries["recipes"]]
@@ -107,13 +107,13 @@ REFUSED = {
 def test_a_mistake_is_refused_in_the_words_of_the_page(
     old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedml_noniid.plugins import recipes
+    from fedml_noniid.plugins import registry
 
     assert COMPONENT.count(old) == 1
     name = f"disco_{REFUSED[old][1].replace(' ', '_')}"
     own_package.write(tmp_path, name, COMPONENT.replace(old, REFUSED[old][0]))
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError) as error:
-        recipes.parse(f"{name}.fedx.FedDisco")
+        registry.parse(f"{name}.fedx.FedDisco")
     words = [cell.strip("` ") for cell in re.findall(r"\| (`.*?`) *(?:\||:)", PAGE)]
     assert any(cell in str(error.value) for cell in words), str(error.value)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import Component, Setting
-from fedml_noniid.plugins.core.errors import Mistake
-from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.core.component import Component, Setting
+from fedml_noniid.core.errors import Mistake
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.plugins import registry
 
 SETTING = Setting(n_clients=20, cohort=5, optimizer="sgd", lr=0.1, n_public=100)
 
@@ -21,7 +21,7 @@ SETTING = Setting(n_clients=20, cohort=5, optimizer="sgd", lr=0.1, n_public=100)
 def mistakes(recipe: str, settings: Any) -> list[Mistake]:
     """What a recipe's settings are refused with, also before it is composed."""
     found = []
-    for check in (recipes.check_settings, lambda r, s: recipes.build(r, s, SETTING)):
+    for check in (registry.check_settings, lambda r, s: registry.build(r, s, SETTING)):
         with pytest.raises(RecipeError) as error:
             check(recipe, settings)
         found.append(error.value.mistakes)
@@ -30,14 +30,14 @@ def mistakes(recipe: str, settings: Any) -> list[Mistake]:
 
 
 def test_fedavg_is_the_empty_recipe() -> None:
-    assert recipes.parse("fedavg") == ()
-    assert recipes.build("fedavg", {}, SETTING).components == ()
-    assert recipes.parse("fedavg+fnr") == ("fnr",)
-    assert recipes.parse(" scaffold + fnr ") == ("scaffold", "fnr"), "blanks do not matter"
+    assert registry.parse("fedavg") == ()
+    assert registry.build("fedavg", {}, SETTING).components == ()
+    assert registry.parse("fedavg+fnr") == ("fnr",)
+    assert registry.parse(" scaffold + fnr ") == ("scaffold", "fnr"), "blanks do not matter"
 
 
 def test_hyper_parameters_are_filled_in() -> None:
-    algorithm = recipes.build("scaffold+fnr", {"fnr": {"p": 0.2, "epochs": 1}}, SETTING)
+    algorithm = registry.build("scaffold+fnr", {"fnr": {"p": 0.2, "epochs": 1}}, SETTING)
     parts: dict[str, Any] = {c.name: c for c in algorithm.components}
     assert (parts["fnr"].p, parts["fnr"].epochs, parts["fnr"].batch_size) == (0.2, 1, 32)
     assert algorithm.setting == SETTING
@@ -46,14 +46,14 @@ def test_hyper_parameters_are_filled_in() -> None:
 def test_a_method_on_public_data_needs_some() -> None:
     for recipe in ("fnr", "feddf"):
         with pytest.raises(RecipeError, match=f"{recipe}: needs a public split, but public is 0"):
-            recipes.build(recipe, {}, SETTING._replace(n_public=0))
-    recipes.build(
+            registry.build(recipe, {}, SETTING._replace(n_public=0))
+    registry.build(
         "fnr_authors", {"fnr_authors": {"public_data": "test"}}, SETTING._replace(n_public=0)
     )
 
 
 def test_an_integer_will_do_for_a_number() -> None:
-    (component,) = recipes.build("fedprox", {"fedprox": {"mu": 1}}, SETTING).components
+    (component,) = registry.build("fedprox", {"fedprox": {"mu": 1}}, SETTING).components
     assert dataclasses.asdict(component) == {"mu": 1}
 
 
@@ -157,31 +157,31 @@ def test_every_mistake_is_named_at_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("method", recipes.METHODS)
+@pytest.mark.parametrize("method", registry.METHODS)
 def test_options_take_their_words(method: str) -> None:
-    for key, words in recipes.words(method).items():
-        assert recipes.hyper_parameters(method)[key] in words
+    for key, words in registry.words(method).items():
+        assert registry.hyper_parameters(method)[key] in words
         for word in words:
-            recipes.check_settings(method, {method: {key: word}})
+            registry.check_settings(method, {method: {key: word}})
 
 
-@pytest.mark.parametrize("method", recipes.METHODS)
+@pytest.mark.parametrize("method", registry.METHODS)
 def test_every_method_builds_with_its_defaults(method: str) -> None:
-    (component,) = recipes.build(method, {}, SETTING).components
+    (component,) = registry.build(method, {}, SETTING).components
     assert isinstance(component, Component)
     assert component.name == method
-    for key, value in recipes.hyper_parameters(method).items():
+    for key, value in registry.hyper_parameters(method).items():
         assert value is not None and getattr(component, key) == value, (
             "every hyper-parameter has a default"
         )
 
 
-@pytest.mark.parametrize("method", sorted(recipes.METHODS))
+@pytest.mark.parametrize("method", sorted(registry.METHODS))
 def test_the_page_of_methods_has_a_line_with_its_source(method: str) -> None:
     page = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
     (line,) = [
         line for line in page.splitlines() if line.startswith("|") and f"| `{method}` |" in line
     ]
-    source = sys.modules[recipes.METHODS[method].__module__].__doc__ or ""
+    source = sys.modules[registry.METHODS[method].__module__].__doc__ or ""
     named = re.search(r"\]\((https?://[^)]+)\)", line)
-    assert recipes.METHODS[method]().needs.pooled if named is None else named[1] in source
+    assert registry.METHODS[method]().needs.pooled if named is None else named[1] in source

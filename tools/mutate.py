@@ -1,6 +1,6 @@
 """Checks that tests catch errors: changes one randomly drawn statement at a time and runs tests.
 
-`python -m tools.mutate --seed 0 1 --count 30 plugins/core plugins/engines plugins/silo` prints a
+`python -m tools.mutate --seed 0 1 --count 30 fedml_noniid/core fedml_noniid/engines` prints a
 row per changed statement: the change, and the test that caught it or SURVIVED. A survivor is a gap
 in the tests, or a change that has no effect.
 

@@ -1,6 +1,6 @@
 """The workloads' networks as plain torch modules.
 
-Their parameters have the names of `plugins.models`.
+Their parameters have the names of `models`.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ import torch
 from net import Net
 from silo_data import loader
 
-from fedml_noniid.plugins.data.shards import of_loaders
-from fedml_noniid.plugins.silo.pair import make_pair
-from fedml_noniid.plugins.silo.results import write_model
+from fedml_noniid.data.shards import of_loaders
+from fedml_noniid.deploy.pair import make_pair
+from fedml_noniid.deploy.results import write_model
 
 CLASSES = 10
 

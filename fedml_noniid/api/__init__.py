@@ -26,8 +26,8 @@ from fedml_noniid.api.running import run as run
 from fedml_noniid.api.running import sweep as sweep
 from fedml_noniid.api.split import Split as Split
 from fedml_noniid.api.split import partition as partition
-from fedml_noniid.plugins.core.errors import UserError as UserError
-from fedml_noniid.plugins.engines.callbacks import Callback as Callback
-from fedml_noniid.plugins.engines.callbacks import EarlyStop as EarlyStop
-from fedml_noniid.plugins.rates import Rate as Rate
-from fedml_noniid.plugins.recipes import register as register
+from fedml_noniid.core.errors import UserError as UserError
+from fedml_noniid.engines.callbacks import Callback as Callback
+from fedml_noniid.engines.callbacks import EarlyStop as EarlyStop
+from fedml_noniid.plugins.registry import register as register
+from fedml_noniid.rates import Rate as Rate

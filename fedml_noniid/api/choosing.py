@@ -16,12 +16,12 @@ from fedml_noniid.api.data import Data
 from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.result import Files
 from fedml_noniid.api.split import Split, check_data
+from fedml_noniid.core.options import unknown, validated
+from fedml_noniid.engines.simulation import drive
 from fedml_noniid.pipelines.experiment.config import ChooseSettings
 from fedml_noniid.pipelines.experiment.results import numbers
 from fedml_noniid.pipelines.experiment.search import Answers, Request, choosing
 from fedml_noniid.pipelines.reporting.decision import RECIPES, Decision, decide
-from fedml_noniid.plugins.core.options import unknown, validated
-from fedml_noniid.plugins.engines.simulation import drive
 
 SEARCH = ("grid", "seeds", "fresh", "finalists")
 HELD_OUT = 0.1  # of the training samples, for validation

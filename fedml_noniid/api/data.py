@@ -16,14 +16,14 @@ from torch import Tensor
 
 from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.settings import plain
-from fedml_noniid.plugins.core.errors import UserError, shown
-from fedml_noniid.plugins.data import datasets
-from fedml_noniid.plugins.data.dataset import Dataset, Raw
-from fedml_noniid.plugins.data.inputs import to_array
-from fedml_noniid.plugins.data.readers.arrays import of_named
-from fedml_noniid.plugins.data.readers.table import of_frame
-from fedml_noniid.plugins.data.readers.text import of_texts
-from fedml_noniid.plugins.own_code import name_of
+from fedml_noniid.core.errors import UserError, shown
+from fedml_noniid.data import datasets
+from fedml_noniid.data.dataset import Dataset, Raw
+from fedml_noniid.data.inputs import to_array
+from fedml_noniid.data.readers.arrays import of_named
+from fedml_noniid.data.readers.table import of_frame
+from fedml_noniid.data.readers.text import of_texts
+from fedml_noniid.own_code import name_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,11 +15,11 @@ from fedml_noniid.api.data import Data
 from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.settings import plain
 from fedml_noniid.api.split import check_data
-from fedml_noniid.plugins.core.errors import UserError, located
-from fedml_noniid.plugins.core.options import validated
-from fedml_noniid.plugins.data.dataset import normalised
-from fedml_noniid.plugins.models import name_of
-from fedml_noniid.plugins.models.embed import EmbedSettings
+from fedml_noniid.core.errors import UserError, located
+from fedml_noniid.core.options import validated
+from fedml_noniid.data.dataset import normalised
+from fedml_noniid.models import name_of
+from fedml_noniid.models.embed import EmbedSettings
 
 
 @in_turn()

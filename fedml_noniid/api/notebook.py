@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedml_noniid.api.result import folder_of
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.core.errors import UserError
 
 NAME = "first_steps.ipynb"
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from fedml_noniid.core.errors import UserError, shown
+from fedml_noniid.metrics import metric_of
 from fedml_noniid.pipelines.reporting import figures
 from fedml_noniid.pipelines.reporting.summary import BASELINE
-from fedml_noniid.plugins.core.errors import UserError, shown
-from fedml_noniid.plugins.metrics import metric_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

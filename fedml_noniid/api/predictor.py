@@ -8,9 +8,9 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.data.dataset import Dataset, normalised
-from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.core.trees import Params
+from fedml_noniid.data.dataset import Dataset, normalised
+from fedml_noniid.models.model import Model
 
 
 class Predictor(nn.Module):

@@ -20,7 +20,7 @@ import torch
 from torch._C import _pop_torch_function_stack, _push_on_torch_function_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fedml_noniid.plugins.engines.device import Switch, switches, value, write
+from fedml_noniid.engines.device import Switch, switches, value, write
 
 
 def _flushes() -> bool:
@@ -28,7 +28,7 @@ def _flushes() -> bool:
     return sys.float_info.min / 2 == 0
 
 
-SWITCHES: list[Switch] = [  # beside those of `plugins.engines.device`
+SWITCHES: list[Switch] = [  # beside those of `engines.device`
     (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     (torch.is_anomaly_enabled, torch.set_anomaly_enabled, False),
     (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, True),

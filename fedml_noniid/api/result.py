@@ -24,6 +24,13 @@ from fedml_noniid.api import plots, settings
 from fedml_noniid.api.data import Data
 from fedml_noniid.api.predictor import Predictor
 from fedml_noniid.api.process import in_turn
+from fedml_noniid.core.errors import UserError, closest, nearest, shown
+from fedml_noniid.data.files import replace_folder, write_whole
+from fedml_noniid.engines.evaluation import BATCH
+from fedml_noniid.engines.personal import client_model
+from fedml_noniid.metrics import metric_of
+from fedml_noniid.models.model import Model
+from fedml_noniid.models.settings import build_network
 from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.measuring import final_model, personal_parts
@@ -32,13 +39,6 @@ from fedml_noniid.pipelines.reporting import comparison, summary
 from fedml_noniid.pipelines.reporting.heatmap import verbatim
 from fedml_noniid.pipelines.reporting.summary import MethodSummary, ScenarioSummary
 from fedml_noniid.pipelines.reporting.text import MIB, NONE, in_unit
-from fedml_noniid.plugins.core.errors import UserError, closest, nearest, shown
-from fedml_noniid.plugins.data.files import replace_folder, write_whole
-from fedml_noniid.plugins.engines.evaluation import BATCH
-from fedml_noniid.plugins.engines.personal import client_model
-from fedml_noniid.plugins.metrics import metric_of
-from fedml_noniid.plugins.models.model import Model
-from fedml_noniid.plugins.models.settings import build_network
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

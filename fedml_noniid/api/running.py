@@ -17,6 +17,11 @@ from fedml_noniid.api.data import Data
 from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.result import Files, Result, Results, folder_of
 from fedml_noniid.api.split import Split, check_data
+from fedml_noniid.core.errors import Mistake, NonFiniteError, UserError, shown
+from fedml_noniid.data.indices import Indices
+from fedml_noniid.engines.callbacks import Callback, OnRow
+from fedml_noniid.engines.device import resolve_device, unusable_gpu
+from fedml_noniid.models import name_of
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import measure
@@ -24,11 +29,6 @@ from fedml_noniid.pipelines.experiment.partitioning import assign
 from fedml_noniid.pipelines.experiment.progress import Display, RoundReport, report
 from fedml_noniid.pipelines.experiment.training import SECONDS, trained
 from fedml_noniid.pipelines.experiment.workers import side_by_side
-from fedml_noniid.plugins.core.errors import Mistake, NonFiniteError, UserError, shown
-from fedml_noniid.plugins.data.indices import Indices
-from fedml_noniid.plugins.engines.callbacks import Callback, OnRow
-from fedml_noniid.plugins.engines.device import resolve_device, unusable_gpu
-from fedml_noniid.plugins.models import name_of
 
 ENTRY = "{'recipe': name, method: {hyper-parameter: value}}"
 RECIPES = "a list of recipes, such as ['fedavg', 'fnr'], or a dictionary of name -> entry"

@@ -16,6 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedml_noniid import models
+from fedml_noniid.core.errors import Mistake, UserError, closest, located
+from fedml_noniid.data import partitions
+from fedml_noniid.data.partitions import PARTITIONS, own
+from fedml_noniid.own_code import name_of, names_code
 from fedml_noniid.pipelines.experiment import check, config
 from fedml_noniid.pipelines.experiment.config import (
     Config,
@@ -24,11 +29,7 @@ from fedml_noniid.pipelines.experiment.config import (
     TrainSettings,
 )
 from fedml_noniid.pipelines.experiment.scenario import Scenario
-from fedml_noniid.plugins import models, recipes
-from fedml_noniid.plugins.core.errors import Mistake, UserError, closest, located
-from fedml_noniid.plugins.data import partitions
-from fedml_noniid.plugins.data.partitions import PARTITIONS, own
-from fedml_noniid.plugins.own_code import name_of, names_code
+from fedml_noniid.plugins import registry
 
 if TYPE_CHECKING:
     from fedml_noniid.api.data import Data
@@ -53,7 +54,7 @@ def sections(where: str = "run") -> dict[str, str]:
     ]
     # A setting comes before a method of another package that is called like it.
     names = {
-        "method": recipes.names(),
+        "method": registry.names(),
         "seeds": ("seeds",),
         "data": ("validation", "public"),
         "scenario": (*Scenario.model_fields, *of_partitions),
@@ -128,8 +129,8 @@ def _named(entries: Entries) -> Entries:
     known from here on. RecipeError."""
     found: dict[str, Values] = {}
     for key, values in entries.items():
-        recipes.parse(str(values.get("recipe") or key))
-        name, content = (key, {}) if "recipe" in values else recipes.entry(key)
+        registry.parse(str(values.get("recipe") or key))
+        name, content = (key, {}) if "recipe" in values else registry.entry(key)
         if name in found:
             raise UserError(f"recipe {key} is named twice", allowed="once")
         found[name] = content | dict(values)
@@ -205,7 +206,9 @@ def _unknown(where: str, key: str, known: Mapping[str, str], entries: Entries) -
     allowed = ", ".join(name for name, section in known.items() if section != "method")
     if where != "partition":
         allowed += ", and a method's name with its hyper-parameters"
-        having = [method for method in recipes.loaded() if key in recipes.hyper_parameters(method)]
+        having = [
+            method for method in registry.loaded() if key in registry.hyper_parameters(method)
+        ]
         having.sort(key=lambda method: not any(method in entry for entry in entries))
         if having:  # those of the recipe come first
             allowed += f"; {having[0]} has it: {having[0]}={{{key!r}: ...}}"
@@ -267,7 +270,7 @@ def _with_methods(entries: Entries, methods: Values) -> dict[str, dict[str, Any]
     """
     filled = {}
     for name, entry in entries.items():
-        own = recipes.parse(str(entry.get("recipe") or name))
+        own = registry.parse(str(entry.get("recipe") or name))
         given = {method: values for method, values in methods.items() if method in own}
         filled[name] = given | plain(entry)
         for method in given.keys() & entry.keys():

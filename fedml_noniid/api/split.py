@@ -14,15 +14,15 @@ from numpy.typing import ArrayLike
 from fedml_noniid.api import settings
 from fedml_noniid.api.data import Data
 from fedml_noniid.api.process import in_turn
+from fedml_noniid.core.errors import UserError, shown
+from fedml_noniid.data.checks import whole_number
+from fedml_noniid.data.indices import Indices
+from fedml_noniid.data.partitions.own import checked as checked_lists
+from fedml_noniid.data.types import Ints
+from fedml_noniid.own_code import name_of
 from fedml_noniid.pipelines.experiment.config import SKEWS
 from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_of
 from fedml_noniid.pipelines.reporting import heatmap
-from fedml_noniid.plugins.core.errors import UserError, shown
-from fedml_noniid.plugins.data.checks import whole_number
-from fedml_noniid.plugins.data.indices import Indices
-from fedml_noniid.plugins.data.partitions.own import checked as checked_lists
-from fedml_noniid.plugins.data.types import Ints
-from fedml_noniid.plugins.own_code import name_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,20 +12,10 @@ from typing import Annotated
 import typer
 
 import fedml_noniid
-from fedml_noniid.cli import (
-    claims,
-    cluster,
-    deploy,
-    experiment,
-    init,
-    methods,
-    new,
-    papers,
-    tracking,
-)
+from fedml_noniid.cli import cluster, deploy, experiment, init, methods, new, tracking
 from fedml_noniid.cli.verb import group, message_of
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines import edge
-from fedml_noniid.plugins.core.errors import UserError
 
 try:
     from typer.exceptions import TyperException
@@ -48,7 +38,7 @@ app = group(
     *EXAMPLES,
     completes=True,
 )
-for module in (init, experiment, methods, new, papers, claims, deploy, cluster, tracking):
+for module in (init, experiment, methods, new, deploy, cluster, tracking):
     module.add(app)
 
 
@@ -67,25 +57,27 @@ def _noniid(
     """Has the options of the command itself."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, verbs: typer.Typer = app, name: str = "noniid"
+) -> int:
     """Runs a command line, by default that of this process.
 
     Returns the exit code; errors are lines on stderr.
     """
-    for name in NO_TELEMETRY:
-        os.environ.setdefault(name, "true")
-    return edge.guarded(lambda: _run(arguments))
+    for variable in NO_TELEMETRY:
+        os.environ.setdefault(variable, "true")
+    return edge.guarded(lambda: _run(arguments, verbs, name))
 
 
-def _run(arguments: Sequence[str] | None) -> int:
-    command = typer.main.get_command(app)
+def _run(arguments: Sequence[str] | None, verbs: typer.Typer, name: str) -> int:
+    command = typer.main.get_command(verbs)
     try:
         here = Path.cwd()
     except FileNotFoundError:
         raise UserError("the working folder was removed; allowed: one that there is") from None
     try:
         with contextlib.chdir(here):  # --root leaves it
-            code = command.main(arguments, prog_name="noniid", standalone_mode=False)
+            code = command.main(arguments, prog_name=name, standalone_mode=False)
     except TyperException as error:
         raise UserError(message_of(error)) from None
     except typer.Abort:

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
+from fedml_noniid import extras
 from fedml_noniid.cli import site
 from fedml_noniid.cli.verb import Root, group, say, verb, workspace
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines import edge
-from fedml_noniid.plugins import extras
-from fedml_noniid.plugins.core.errors import UserError
 
 Config = Annotated[Path, typer.Option(help="fedml_config.yaml of this machine.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the CA and the kits.")]
@@ -92,7 +92,7 @@ def make(
     A kit holds the certificate of one process: one for the server, one for each silo. What exists
     stays as it is.
     """
-    from fedml_noniid.plugins.kits import authority
+    from fedml_noniid.credentials import authority
 
     sys.stdout.write(authority.make(out, silos, days))
 
@@ -102,7 +102,7 @@ def renew(rank: Rank, out: Out, days: Days = 14) -> None:
 
     The process takes the new kit by itself. A stolen kit must be revoked before it is renewed.
     """
-    from fedml_noniid.plugins.kits import authority
+    from fedml_noniid.credentials import authority
 
     sys.stdout.write(authority.renew(out, rank, days))
 
@@ -112,7 +112,7 @@ def revoke(rank: Rank, out: Out) -> None:
 
     The server refuses them once it has the new list.
     """
-    from fedml_noniid.plugins.kits import authority
+    from fedml_noniid.credentials import authority
 
     sys.stdout.write(authority.revoke(out, rank))
 
@@ -122,7 +122,7 @@ def show(out: Out) -> None:
 
     It has rank, name, serial number, the last day, and whether the certificate is revoked.
     """
-    from fedml_noniid.plugins.kits import authority
+    from fedml_noniid.credentials import authority
 
     say(authority.show(out))
 
@@ -134,8 +134,8 @@ def config(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Write a fedml_config.yaml to start from, with the most used keys and comments."""
-    from fedml_noniid.plugins.data.files import write_whole
-    from fedml_noniid.plugins.silo.loopback import CONFIG
+    from fedml_noniid.data.files import write_whole
+    from fedml_noniid.processes.loopback import CONFIG
 
     if path.exists() and not force:
         raise UserError(f"{path}: exists; allowed: another path, or --force to replace it")
@@ -158,7 +158,7 @@ def shards(
     `noniid run partition` makes the partition. Rank 0, the server, gets the test set. Every silo
     gets its part of it too, and the public split, if there is one.
     """
-    from fedml_noniid.plugins.data import shards as cutting
+    from fedml_noniid.data import shards as cutting
 
     typer.echo(f"{cutting.cut(data, indices, out)} shards and the server's file are in {out}")
 
@@ -172,7 +172,7 @@ def server(config: Config) -> None:
     policy refuses the study, 5 no contact, 6 stopped on request. After 1, 3, 5 and 6 the same
     command goes on.
     """
-    from fedml_noniid.plugins.silo import launch
+    from fedml_noniid.processes import launch
 
     raise typer.Exit(launch.run(0, config))
 
@@ -189,7 +189,7 @@ def silo(
     """
     if rank < 1:
         raise UserError(f"--rank {rank}: silos begin at 1; `noniid deploy server` runs the server")
-    from fedml_noniid.plugins.silo import launch
+    from fedml_noniid.processes import launch
 
     raise typer.Exit(launch.run(rank, config))
 
@@ -199,7 +199,8 @@ def status(config: Config) -> None:
 
     It prints JSON: the round, the silos, the missing answers.
     """
-    from fedml_noniid.plugins.silo import exit_codes, launch
+    from fedml_noniid.deploy import exit_codes
+    from fedml_noniid.processes import launch
 
     try:
         say(launch.status(config))
@@ -221,8 +222,8 @@ def loopback(
     Each is a process. The final weights have to be those of the simulation, bit for bit.
     """
     from fedml_noniid.pipelines.stages import deploy
-    from fedml_noniid.pipelines.tools import repro
-    from fedml_noniid.plugins.silo import loopback as local
+    from fedml_noniid.pipelines.verbs import repro
+    from fedml_noniid.processes import loopback as local
 
     here = workspace(Path())
     settings = deploy.planned(here.root, recipe=recipe, silos=silos, secure_sums=secure_sums)

@@ -41,7 +41,7 @@ def check(root: Root = Path()) -> None:
     """
     place = workspace(root)
     # Imported here, as everywhere in these files: it imports torch, which takes seconds.
-    from fedml_noniid.pipelines.tools import fits
+    from fedml_noniid.pipelines.verbs import fits
 
     settings, note = fits.checked(place)
     counts = {
@@ -67,7 +67,7 @@ def partition(root: Root = Path()) -> None:
     place = workspace(root)
     _repro(place, "partition")
     from fedml_noniid.pipelines.experiment import config
-    from fedml_noniid.pipelines.tools import scenarios
+    from fedml_noniid.pipelines.verbs import scenarios
 
     rows, missing = scenarios.read(place.root, config.load(place.root))
     cells, *notes = scenarios.markdown(rows, missing).strip().split("\n\n")
@@ -103,7 +103,7 @@ def run(
 
 def table(root: Root = Path()) -> None:
     """Show the table of the last report. Nothing is run."""
-    from fedml_noniid.pipelines.tools import repro
+    from fedml_noniid.pipelines.verbs import repro
 
     typer.echo(repro.table(workspace(root).root))
 
@@ -120,10 +120,10 @@ def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> Non
 
     search.tuning(config.load(place.root))  # refuses before the data are prepared
     _repro(place, "prepare")
+    from fedml_noniid.metrics import metric_of
     from fedml_noniid.pipelines.experiment.values import in_words
     from fedml_noniid.pipelines.stages.tune import tune as tuned
-    from fedml_noniid.pipelines.tools.repro import exclusively
-    from fedml_noniid.plugins.metrics import metric_of
+    from fedml_noniid.pipelines.verbs.repro import exclusively
 
     with exclusively(place.root):
         records, notes = tuned(place, config.load(place.root))
@@ -146,20 +146,20 @@ def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> N
     """
     train_on(cluster, kit)
     place = workspace(root)
+    from fedml_noniid.core.errors import located
     from fedml_noniid.pipelines.experiment import config, search
-    from fedml_noniid.plugins.core.errors import located
 
     with located(source=config.FILE):
         search.choosing(config.load(place.root))  # refuses before the data are prepared
     _repro(place, "prepare")
-    from fedml_noniid.pipelines.tools.choose import choose as chosen
-    from fedml_noniid.pipelines.tools.repro import exclusively
+    from fedml_noniid.pipelines.verbs.choose import choose as chosen
+    from fedml_noniid.pipelines.verbs.repro import exclusively
 
     with exclusively(place.root):
         typer.echo("\n" + chosen(place, config.load(place.root)).text)
 
 
 def _repro(place: Workspace, stage: str | None) -> None:
-    from fedml_noniid.pipelines.tools import repro
+    from fedml_noniid.pipelines.verbs import repro
 
     repro.repro(place, stage, typer.echo)

@@ -15,8 +15,8 @@ from fedml_noniid.cli.verb import verb
 from fedml_noniid.pipelines import edge
 
 if TYPE_CHECKING:
-    from fedml_noniid.pipelines.tools.init import StudyOptions
-    from fedml_noniid.plugins.data.readers.frames import UndecidedError
+    from fedml_noniid.data.readers.frames import UndecidedError
+    from fedml_noniid.pipelines.verbs.init import StudyOptions
 
 NONE = "-"  # the answer for a column that there is not
 NEXT = """\
@@ -39,7 +39,7 @@ def add(app: typer.Typer) -> None:
 
 
 def _complete(incomplete: str) -> list[str]:
-    from fedml_noniid.pipelines.tools import init as study
+    from fedml_noniid.pipelines.verbs import init as study
 
     return [name for name in study.names() if name.startswith(incomplete)]
 
@@ -99,8 +99,8 @@ def init(
     The data are read, and all settings are checked, before anything is written. Without --data, it
     asks for data and methods on a terminal.
     """
-    from fedml_noniid.pipelines.tools import init as study
-    from fedml_noniid.plugins.data.readers.frames import UndecidedError
+    from fedml_noniid.data.readers.frames import UndecidedError
+    from fedml_noniid.pipelines.verbs import init as study
 
     study.refuse_existing(folder, force)
     named = {"text": text, "label": label, "target": target, "owner": owner}
@@ -135,7 +135,7 @@ def _asked(wanted: StudyOptions) -> StudyOptions:
     """The same with the user's answers."""
     from rich.prompt import Prompt
 
-    from fedml_noniid.pipelines.tools import init as study
+    from fedml_noniid.pipelines.verbs import init as study
 
     data = Prompt.ask("Data: a name or a path", default=wanted.data)
     columns = dict(wanted.columns)
@@ -156,9 +156,9 @@ def _asked(wanted: StudyOptions) -> StudyOptions:
 def _advised(folder: Path, wanted: StudyOptions, error: UndecidedError, force: bool) -> str:
     """The same command with a decision for each column, to paste; "" if an error is about something
     else."""
-    from fedml_noniid.pipelines.tools import init as study
-    from fedml_noniid.plugins.data.readers.frames import ColumnError
-    from fedml_noniid.plugins.data.yaml_files import in_one_line
+    from fedml_noniid.data.readers.frames import ColumnError
+    from fedml_noniid.data.yaml_files import in_one_line
+    from fedml_noniid.pipelines.verbs import init as study
 
     undecided = [one for one in error.errors if isinstance(one, ColumnError) and one.option]
     if len(undecided) < len(error.errors):

@@ -37,16 +37,16 @@ def add(app: typer.Typer) -> None:
 
 def listing(context: typer.Context) -> None:
     """Shows the table of all methods."""
-    from fedml_noniid.pipelines.tools import recipes
+    from fedml_noniid.pipelines.verbs import recipes
 
     if context.invoked_subcommand is None:
         sys.stdout.write(recipes.listing())
 
 
 def _names() -> Iterable[str]:
-    from fedml_noniid.plugins import recipes
+    from fedml_noniid.plugins import registry
 
-    return ["fedavg", *recipes.names()]
+    return ["fedavg", *registry.names()]
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -77,7 +77,7 @@ def show(
     a small network, or for that of --config, whose server's data file must be there. A method of
     yours is named as my_package.fedx:FedX.
     """
-    from fedml_noniid.pipelines.tools import messages, recipes
+    from fedml_noniid.pipelines.verbs import messages, recipes
 
     if as_json:
         found = json.dumps(messages.told(recipe, config, secure_sums), indent=2) + "\n"

@@ -40,7 +40,7 @@ def method(
 
     The method is true and small, and passes the contract. Nothing is replaced.
     """
-    from fedml_noniid.pipelines.tools import new_method
+    from fedml_noniid.pipelines.verbs import new_method
 
     paths = new_method.write(name, to)
     for path in paths:

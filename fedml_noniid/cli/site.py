@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedml_noniid.cli.verb import group, say, verb
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.core.errors import UserError
 
 Study = Annotated[Path, typer.Argument(metavar="FILE", help="The study file.")]
 Config = Annotated[Path, typer.Option(help="fedml_config.yaml of this machine.")]
@@ -88,7 +88,7 @@ def key(
 
     The public key is written beside it, to the same name with .pub. Sites put it into their policy.
     """
-    from fedml_noniid.plugins.site import study
+    from fedml_noniid.governance import study
 
     public = study.make_key(path)
     sys.stdout.write(f"{path} stays with you; {path.with_suffix('.pub')} goes to sites: {public}\n")
@@ -106,10 +106,10 @@ def make(
     names, types and shapes of all tensors that will be sent. The shapes are those of the server's
     data file, which must be there.
     """
-    from fedml_noniid.plugins.data import shards
-    from fedml_noniid.plugins.data.files import write_whole
-    from fedml_noniid.plugins.silo import settings
-    from fedml_noniid.plugins.site import study
+    from fedml_noniid.data import shards
+    from fedml_noniid.data.files import write_whole
+    from fedml_noniid.deploy import settings
+    from fedml_noniid.governance import study
 
     deployment = settings.read(config)
     shard = shards.read(deployment.shard(0), 0, deployment.silos)
@@ -123,7 +123,7 @@ def sign(
     path: Study = STUDY,
 ) -> None:
     """Sign a study file as it lies. The signature is written beside it, to FILE.sig."""
-    from fedml_noniid.plugins.site import study
+    from fedml_noniid.governance import study
 
     public = study.sign(path, key)
     where = study.signature_of(path)
@@ -141,13 +141,13 @@ def show(
     data file and code are checked too, and packages that the policy lists are imported. Nothing is
     run.
     """
-    from fedml_noniid.plugins.site.study import read_signed, shown_text
+    from fedml_noniid.governance.study import read_signed, shown_text
 
     if (rank is None) != (config is None):
         raise UserError("--rank and --config go together: they name a process with a policy")
     said = "no policy was asked"
     if rank is not None and config is not None:
-        from fedml_noniid.plugins.silo.launch import Process
+        from fedml_noniid.processes.launch import Process
 
         comm = Process.of(rank, config).agreed.deployment.comm_args
         if read_signed(path) != read_signed(Path(comm.study)):
@@ -169,9 +169,9 @@ def policy(
 
     Comments explain each rule.
     """
-    from fedml_noniid.plugins.data.files import write_whole
-    from fedml_noniid.plugins.site import policy as policies
-    from fedml_noniid.plugins.site import study
+    from fedml_noniid.data.files import write_whole
+    from fedml_noniid.governance import policy as policies
+    from fedml_noniid.governance import study
 
     if path.exists() and not force:
         raise UserError(f"{path}: exists; allowed: another path, or --force to replace it")
@@ -189,7 +189,7 @@ def verify(
     The first line that is wrong is named. Only the log of the other side shows lines that are
     missing at the end, or that the log's own process has written anew.
     """
-    from fedml_noniid.plugins.site import audit
+    from fedml_noniid.governance import audit
 
     say(audit.verify(path, ca, against))
 
@@ -203,7 +203,7 @@ def replay(
 
     For all answers whose questions were kept, see comm_args.replay_mb.
     """
-    from fedml_noniid.plugins.silo.launch import Process
-    from fedml_noniid.plugins.site.replay import of_process
+    from fedml_noniid.governance.replay import of_process
+    from fedml_noniid.processes.launch import Process
 
     say(of_process(Process.of(rank, config), exchange))

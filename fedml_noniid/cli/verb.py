@@ -14,9 +14,9 @@ from typing import Annotated, Any, Union, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from fedml_noniid import extras
+from fedml_noniid.core.errors import UserError, known, one_line
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins import extras
-from fedml_noniid.plugins.core.errors import UserError, known, one_line
 
 Root = Annotated[
     Path, typer.Option("--root", help="Folder of params.yaml.", show_default="this one")

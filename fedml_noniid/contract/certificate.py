@@ -14,9 +14,9 @@ import torch
 
 import fedml_noniid
 from fedml_noniid.contract.suite import CHECKS
+from fedml_noniid.own_code import package_of, source_of_class
 from fedml_noniid.pipelines.experiment.provenance import git_commit
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.own_code import package_of, source_of_class
+from fedml_noniid.plugins import registry
 
 Results = Mapping[str, tuple[str, str]]  # check -> "passed", "failed" or "skipped", why
 PARTS = (("passed", "holds"), ("failed", "does not hold"), ("skipped", "was not tried"))
@@ -24,7 +24,7 @@ PARTS = (("passed", "holds"), ("failed", "does not hold"), ("skipped", "was not 
 
 def certificate(method: str, results: Results, settings: Sequence[str] = ()) -> str:
     """The text. `settings`: the neutral hyper-parameters, as they were given."""
-    kind = recipes.method(method)
+    kind = registry.method(method)
     package = package_of(kind)
     lines = [
         f"Certificate of {kind.name} ({kind.__module__}.{kind.__qualname__})",

@@ -19,10 +19,9 @@ import numpy as np
 import torch
 
 from fedml_noniid.contract import federation
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core import training
-from fedml_noniid.plugins.core.algorithm import Algorithm
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core import training
+from fedml_noniid.core.algorithm import Algorithm
+from fedml_noniid.core.component import (
     BODY,
     NORMS,
     V_BUFFERS,
@@ -35,21 +34,22 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     overrides,
 )
-from fedml_noniid.plugins.core.data import Batch
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.randomness import fold, identity, step_key
-from fedml_noniid.plugins.core.training import Views
-from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
-from fedml_noniid.plugins.engines import local, sequential
-from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.personal import PERSONAL
-from fedml_noniid.plugins.engines.plan import initial_model
-from fedml_noniid.plugins.engines.run import Outcome
-from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.engines.workers import Workers
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.core.data import Batch
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.core.randomness import fold, identity, step_key
+from fedml_noniid.core.training import Views
+from fedml_noniid.core.trees import Params, Tree, leaves, row, tree_map
+from fedml_noniid.engines import local, sequential
+from fedml_noniid.engines.packing import flatten
+from fedml_noniid.engines.personal import PERSONAL
+from fedml_noniid.engines.plan import initial_model
+from fedml_noniid.engines.run import Outcome
+from fedml_noniid.engines.simulation import Simulation
+from fedml_noniid.engines.workers import Workers
+from fedml_noniid.models import build
+from fedml_noniid.models.model import Model
+from fedml_noniid.plugins import registry
 
 Settings = Mapping[str, Mapping[str, object]]  # method -> hyper-parameter -> value
 ENGINES = ("sequential", "vectorized")
@@ -260,7 +260,7 @@ def update_factor_is_a_number_per_row(recipe: str, settings: Settings) -> None:
 
 def _refuse_without(recipe: str, settings: Settings, hook: str) -> None:
     """NotTriedError if no component brings a hook."""
-    components = recipes.build(recipe, settings, SETTING).components
+    components = registry.build(recipe, settings, SETTING).components
     if not any(overrides(c, hook) for c in components):
         raise NotTriedError(f"it has no {hook}")
 
@@ -332,15 +332,15 @@ def does_something(recipe: str, settings: Settings) -> None:
 def order_and_names_do_not_matter(recipe: str, settings: Settings, engine: str) -> None:
     """A recipe is a set, to the bit: neither shuffled, nor with other names, which sort in another
     order."""
-    methods, given = list(recipes.parse(recipe)), {**settings}
-    kinds_of = {name: recipes.method(name) for name in methods}
+    methods, given = list(registry.parse(recipe)), {**settings}
+    kinds_of = {name: registry.method(name) for name in methods}
     how: dict[str, Any] = {"engine": engine, "rounds": 2, "batch_norm": True}
     plain = federation.run(recipe, given, **how)
     shuffled = random.Random(len(recipe)).sample(methods, len(methods))
     renamed = {f"{chr(ord('z') - i)}{i}": kinds_of[method] for i, method in enumerate(shuffled)}
     for kinds in ({}, renamed):
         given |= {name: settings.get(kind.name, {}) for name, kind in kinds.items()}
-        with mock.patch.dict(recipes.METHODS, {**_called(kinds)}):
+        with mock.patch.dict(registry.METHODS, {**_called(kinds)}):
             for order in (list(kinds) or methods)[::-1], list(kinds) or shuffled:
                 used = {name: given[name] for name in order if name in given}
                 again = federation.run("+".join(order), used, **how)
@@ -387,7 +387,7 @@ def reads_what_it_needs(recipe: str, settings: Settings) -> None:
     """
     for engine in ENGINES:
         federation.run(recipe, settings, engine=engine)
-    (component,) = recipes.build(recipe, settings, SETTING).components
+    (component,) = registry.build(recipe, settings, SETTING).components
     needs = component.needs
     read = {
         "local_set": needs.local_set,
@@ -401,7 +401,7 @@ def reads_what_it_needs(recipe: str, settings: Settings) -> None:
         name = component.name
         members = {"name": name, "__module__": type(component).__module__, "needs": less}
         kind = type(type(component).__name__, (type(component),), members)
-        with mock.patch.dict(recipes.METHODS, {name: kind}):
+        with mock.patch.dict(registry.METHODS, {name: kind}):
             try:
                 federation.run(name, settings)
             except RecipeError:
@@ -546,7 +546,7 @@ def composes_or_is_refused(recipe: str, other: str, settings: Settings) -> bool:
     together = f"{recipe}+{other}"
     refused = _refused(together, settings)
     if refused:
-        named = {*recipes.parse(recipe), *recipes.parse(other)}
+        named = {*registry.parse(recipe), *registry.parse(other)}
         assert all(repr(name) in refused for name in named), refused
         return False
     order_and_names_do_not_matter(together, settings, "sequential")
@@ -557,7 +557,7 @@ def composes_or_is_refused(recipe: str, other: str, settings: Settings) -> bool:
 def _refused(recipe: str, settings: Settings) -> str:
     """Why a recipe can't be composed; "" if it can."""
     try:
-        recipes.build(recipe, settings, SETTING)
+        registry.build(recipe, settings, SETTING)
     except UserError as error:
         return str(error)
     return ""

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.engines import federation as engines
-from fedml_noniid.plugins.engines.absences import nobody
-from fedml_noniid.plugins.engines.checkpoint import Checkpoints
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.run import Checkpointing, Outcome
-from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.model import Model
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.data import Samples
+from fedml_noniid.engines import federation as engines
+from fedml_noniid.engines.absences import nobody
+from fedml_noniid.engines.checkpoint import Checkpoints
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.engines.run import Checkpointing, Outcome
+from fedml_noniid.engines.simulation import Simulation
+from fedml_noniid.models import build
+from fedml_noniid.models.model import Model
+from fedml_noniid.plugins import registry
+from fedml_noniid.simulate import simulate
 
 N_CLASSES = 3
 SIZES = (
@@ -75,7 +75,7 @@ def images(dtype: torch.dtype = torch.float64) -> Federation:
 
 def takes_norms(recipe: str, settings: Mapping[str, Mapping[str, object]]) -> bool:
     """Whether a recipe trains networks with batch norms: one with privacy noise does not."""
-    made = (recipes.method(name)(**settings.get(name, {})) for name in recipes.parse(recipe))
+    made = (registry.method(name)(**settings.get(name, {})) for name in registry.parse(recipe))
     return all(c.mechanism is None for c in made)
 
 

@@ -15,23 +15,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedml_noniid import models
 from fedml_noniid.contract.federation import takes_norms
-from fedml_noniid.plugins import models
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.data import shards
-from fedml_noniid.plugins.data.noise import deviations, per_sample
-from fedml_noniid.plugins.data.shards import Parts, Shard
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.run import Outcome
-from fedml_noniid.plugins.models.model import Model
-from fedml_noniid.plugins.silo import settings as silo_settings
-from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.server_run import ServerRun
-from fedml_noniid.plugins.silo.settings import Deployment, Terms
-from fedml_noniid.plugins.silo.silo import Silo
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.data import Samples
+from fedml_noniid.data import shards
+from fedml_noniid.data.noise import deviations, per_sample
+from fedml_noniid.data.shards import Parts, Shard
+from fedml_noniid.deploy import settings as silo_settings
+from fedml_noniid.deploy import wire
+from fedml_noniid.deploy.server_run import ServerRun
+from fedml_noniid.deploy.settings import Deployment, Terms
+from fedml_noniid.deploy.silo import Silo
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.hashing import model_tensors, weights_sha256
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.engines.run import Outcome
+from fedml_noniid.models.model import Model
+from fedml_noniid.simulate import simulate
 
 SIZES = (17, 33, 70)  # of the silos; batches of 32, so 1 to 3 steps, the last of them short
 TESTS = (30, 50, 0)  # their own test samples
@@ -218,8 +218,8 @@ def hosts(
 ) -> tuple[Any, list[Any]]:
     """(aggregator, trainers); `made`: the network for data; `theirs`: what the silos have, if
     something else."""
-    from fedml_noniid.plugins.silo.host import Model as FedMLModel
-    from fedml_noniid.plugins.silo.pair import make_pair
+    from fedml_noniid.deploy.host import Model as FedMLModel
+    from fedml_noniid.deploy.pair import make_pair
 
     trainer_class, aggregator_class = make_pair(recipe)
     aggregator = aggregator_class(FedMLModel(made(data)), copy(of_fedml), shards_of(data)[0])
@@ -317,7 +317,7 @@ def pair_equals_simulation(recipe: str, settings: Settings, **how: Any) -> None:
 
 def processes_equal_simulation(recipe: str, settings: Settings, folder: Path) -> None:
     """A server and three silos as processes over loopback gRPC have the bits of the simulation."""
-    from fedml_noniid.plugins.silo import loopback
+    from fedml_noniid.processes import loopback
 
     found = loopback.run(deployment(recipe, settings), parts(), folder)
     assert found == digest(simulated(recipe, settings, True)), "not the bits of the simulation"

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedml_noniid import extras
 from fedml_noniid.contract import checks
 from fedml_noniid.contract.checks import ENGINES, NotTriedError
-from fedml_noniid.plugins import extras, recipes
-from fedml_noniid.plugins.core.component import Component
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.core.component import Component
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.plugins import registry
 
 # Methods of ours that a method is composed with: a drift correction, a proximal term, weights, a
 # server step, a refinement, rates of neurons.
@@ -39,7 +40,7 @@ class Case:
     @property
     def kind(self) -> type[Component]:
         """Its class. UserError."""
-        return recipes.method(self.name)
+        return registry.method(self.name)
 
     @property
     def given(self) -> dict[str, dict[str, object]]:
@@ -72,7 +73,7 @@ def _in_folder(check: Callable[..., None], **how: Any) -> Callable[[Case], None]
 
 def _entry(case: Case) -> None:
     """Its hyper-parameters are taken, and its class says what it does."""
-    recipes.build(case.name, case.given, checks.SETTING)
+    registry.build(case.name, case.given, checks.SETTING)
     words = case.kind.__doc__ or ""
     assert words and not words.startswith(f"{case.kind.__name__}("), "its class has no docstring"
 
@@ -85,7 +86,7 @@ def _neutral(case: Case, engine: str) -> None:
 
 
 def _draws(case: Case) -> None:
-    checks.draws_from_keys_of_its_own(case.kind, recipes.METHODS)
+    checks.draws_from_keys_of_its_own(case.kind, registry.METHODS)
 
 
 def _federated(case: Case) -> None:

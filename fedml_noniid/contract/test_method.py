@@ -11,9 +11,9 @@ import torch
 
 from fedml_noniid.contract import checks, plugin
 from fedml_noniid.contract.suite import CHECKS, Case
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.own_code import look_in
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.own_code import look_in
+from fedml_noniid.plugins import registry
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def case(pytestconfig: pytest.Config) -> Case:
     neutral = plugin.values("--neutral", pytestconfig.getoption("--neutral"))
     found = Case(method, settings, neutral or None, pytestconfig.getoption("--silo-processes"))
     try:
-        recipes.build(method, found.given, checks.SETTING)
+        registry.build(method, found.given, checks.SETTING)
     except UserError as error:
         pytest.exit(f"--method {method}: {error}", 4)
     return found

@@ -4,6 +4,6 @@ dask runs what it is sent, so a cluster has a CA of its own and is for machines 
 never links silos.
 """
 
-from fedml_noniid.plugins import extras
+from fedml_noniid import extras
 
 extras.require(extras.CLUSTER)

@@ -11,9 +11,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from distributed import Security
 
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.cluster import kit
 from fedml_noniid.pipelines.experiment.workspace import Cluster
-from fedml_noniid.plugins.core.errors import UserError
 
 FILE = "scheduler.json"  # name of the file that a scheduler writes into the folder of its kit
 PREFIX = "file:"

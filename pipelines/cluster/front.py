@@ -20,12 +20,12 @@ import dask
 from distributed import Client, Future, KilledWorker
 from distributed.client import CancelledError
 
+from fedml_noniid.core.errors import Mistake, UserError
 from fedml_noniid.pipelines.cluster import address
 from fedml_noniid.pipelines.cluster.job import Done, Job, Report, run
 from fedml_noniid.pipelines.cluster.settings import SETTINGS
 from fedml_noniid.pipelines.cluster.traits import differences, label
 from fedml_noniid.pipelines.experiment.workspace import Cluster
-from fedml_noniid.plugins.core.errors import Mistake, UserError
 
 log = logging.getLogger(__name__)
 CONNECT_S = 30  # seconds to wait for the scheduler

@@ -19,17 +19,17 @@ from typing import NamedTuple, TypeVar
 
 from distributed import get_worker
 
+from fedml_noniid.core.errors import UserError, located
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.indices import INDICES, Indices, read_indices
+from fedml_noniid.engines.callbacks import OnRow, Row
+from fedml_noniid.engines.run import Checkpointing
+from fedml_noniid.engines.simulation import Simulation
 from fedml_noniid.pipelines.experiment import cache, resume
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.provenance import machine, training_fingerprint
 from fedml_noniid.pipelines.experiment.training import tags_of, trained
-from fedml_noniid.plugins.core.errors import UserError, located
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.indices import INDICES, Indices, read_indices
-from fedml_noniid.plugins.engines.callbacks import OnRow, Row
-from fedml_noniid.plugins.engines.run import Checkpointing
-from fedml_noniid.plugins.engines.simulation import Simulation
 
 T = TypeVar("T")
 FOLDER = "NONIID_CLUSTER_FOLDER"  # environment variable of a worker: a folder of its own

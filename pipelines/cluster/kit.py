@@ -14,10 +14,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from distributed import Security
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import replace_folder
-from fedml_noniid.plugins.kits.authority import certificate_of, new_key, private_pem, subject
-from fedml_noniid.plugins.kits.certificates import check_dates, kit_of
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.credentials.authority import certificate_of, new_key, private_pem, subject
+from fedml_noniid.credentials.certificates import check_dates, kit_of
+from fedml_noniid.data.files import replace_folder
 
 FILES = CA, CERTIFICATE, KEY = "ca.crt", "cluster.crt", "cluster.key"
 MAKE = "`noniid cluster kit` makes one"

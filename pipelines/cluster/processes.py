@@ -20,13 +20,13 @@ import torch
 from distributed import Nanny, Scheduler, Worker
 from distributed.utils import get_ip
 
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.engines.device import VISIBLE, cards, resolve_device
+from fedml_noniid.own_code import look_in
 from fedml_noniid.pipelines.cluster import address, settings
 from fedml_noniid.pipelines.cluster.job import FOLDER
 from fedml_noniid.pipelines.cluster.traits import resources, traits
 from fedml_noniid.pipelines.experiment.workspace import Cluster
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.device import VISIBLE, cards, resolve_device
-from fedml_noniid.plugins.own_code import look_in
 
 log = logging.getLogger(__name__)
 EVERYWHERE = ("0.0.0.0", "::", "")  # hosts that stand for all addresses of a machine

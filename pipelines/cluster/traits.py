@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 import torch
 
 from fedml_noniid.pipelines.experiment import provenance
-from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins import registry
 
 LABEL = "bits-"
 CODE = "fedml_noniid.pipelines.cluster.job"  # with its imports, all that a worker runs
@@ -23,7 +23,7 @@ def traits(device: torch.device, threads: int) -> dict[str, str]:
     The code is all of ours that an item may run, with all methods. Methods of other packages are
     compared item by item, by its fingerprint.
     """
-    own = {kind.__module__ for kind in recipes.METHODS.values()}
+    own = {kind.__module__ for kind in registry.METHODS.values()}
     return {
         "code": provenance.code(CODE, *sorted(own))[:16],
         **provenance.kind_of(device, threads),

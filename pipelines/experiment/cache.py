@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import UNFINISHED, replace_folder
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.files import UNFINISHED, replace_folder
 
 STORE = ".items"
 RECEIPT = "receipt.json"

@@ -6,11 +6,12 @@ methods that makes no sense is refused now, and not after other recipes have bee
 
 from __future__ import annotations
 
+from fedml_noniid import models
+from fedml_noniid.core.algorithm import Algorithm
+from fedml_noniid.core.component import Setting
+from fedml_noniid.core.errors import UserError, together
 from fedml_noniid.pipelines.experiment import config
-from fedml_noniid.plugins import models, recipes
-from fedml_noniid.plugins.core.algorithm import Algorithm
-from fedml_noniid.plugins.core.component import Setting
-from fedml_noniid.plugins.core.errors import UserError, together
+from fedml_noniid.plugins import registry
 
 
 def check(settings: config.Config) -> None:
@@ -60,7 +61,7 @@ def compose(settings: config.Config, name: str, scenario: str, deployed: bool = 
         deployed,
         momentum=train.momentum,
     )
-    algorithm = recipes.build(settings.composition(name), settings.recipes[name].settings, setting)
+    algorithm = registry.build(settings.composition(name), settings.recipes[name].settings, setting)
     for component in algorithm.components:
         component.optimizer(train.build())  # it may refuse the optimiser of `train`
     return algorithm

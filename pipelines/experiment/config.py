@@ -9,11 +9,8 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from fedml_noniid.pipelines.experiment.scenario import SKEWS as SKEWS
-from fedml_noniid.pipelines.experiment.scenario import Scenario as Scenario
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.errors import UserError, located, together
-from fedml_noniid.plugins.core.options import (
+from fedml_noniid.core.errors import UserError, located, together
+from fedml_noniid.core.options import (
     MOST,
     Below1,
     Count,
@@ -29,16 +26,16 @@ from fedml_noniid.plugins.core.options import (
     unknown,
     validated,
 )
-from fedml_noniid.plugins.data import datasets
-from fedml_noniid.plugins.data.yaml_files import read_yaml
-from fedml_noniid.plugins.engines import callbacks, memory, metrics, simulation
-from fedml_noniid.plugins.engines.device import DEVICES
-from fedml_noniid.plugins.engines.local_training import LearningRate
-from fedml_noniid.plugins.engines.run_settings import RunSettings, filled
-from fedml_noniid.plugins.models import factories
-from fedml_noniid.plugins.models.embed import EmbedSettings
-from fedml_noniid.plugins.models.settings import ModelSettings
-from fedml_noniid.plugins.own_code import (
+from fedml_noniid.data import datasets
+from fedml_noniid.data.yaml_files import read_yaml
+from fedml_noniid.engines import callbacks, memory, metrics, simulation
+from fedml_noniid.engines.device import DEVICES
+from fedml_noniid.engines.local_training import LearningRate
+from fedml_noniid.engines.run_settings import RunSettings, filled
+from fedml_noniid.models import factories
+from fedml_noniid.models.embed import EmbedSettings
+from fedml_noniid.models.settings import ModelSettings
+from fedml_noniid.own_code import (
     defaults_by_name,
     defaults_of,
     is_own,
@@ -47,6 +44,9 @@ from fedml_noniid.plugins.own_code import (
     names_code,
     source_of,
 )
+from fedml_noniid.pipelines.experiment.scenario import SKEWS as SKEWS
+from fedml_noniid.pipelines.experiment.scenario import Scenario as Scenario
+from fedml_noniid.plugins import registry
 
 FILE = "params.yaml"
 DEPLOYS = (
@@ -253,7 +253,7 @@ class DeploySettings(Section):
 
 def _grid(grid: Axes) -> Axes:
     """Values of `train` for all recipes, and of methods, that can be tried."""
-    kinds: dict[str, type] = {"train": RecipeTraining, **recipes.loaded()}
+    kinds: dict[str, type] = {"train": RecipeTraining, **registry.loaded()}
     with together() as checked:
         for section, keys in grid.items():
             with checked():
@@ -327,7 +327,7 @@ class Config(Section):
         with together() as checked:
             for name, entry in entries.items():
                 with checked(name):
-                    recipes.check_settings(entry.recipe or name, entry.settings)
+                    registry.check_settings(entry.recipe or name, entry.settings)
         return entries
 
     @model_validator(mode="after")
@@ -428,11 +428,11 @@ class Config(Section):
     def own_code(self, recipe: str) -> dict[str, str]:
         """The classes of the user's own that an entry trains with: name -> SHA-256 of their
         source."""
-        return self.train_of(recipe).own_code() | recipes.own_code(self.composition(recipe))
+        return self.train_of(recipe).own_code() | registry.own_code(self.composition(recipe))
 
     def methods_of(self, recipe: str) -> Sequence[str]:
         """The methods of an entry."""
-        return recipes.parse(self.composition(recipe))
+        return registry.parse(self.composition(recipe))
 
     def units(self) -> list[Unit]:
         """All items, ordered by seed, so that the first items already fill a table."""
@@ -454,7 +454,7 @@ class Config(Section):
             "data": self.data.resolved,
             "scenario": scenario.resolved,
             "train": self.train_of(unit.recipe).resolved,
-            **recipes.resolved(composition, self.recipes[unit.recipe].settings),
+            **registry.resolved(composition, self.recipes[unit.recipe].settings),
         }
         flat: dict[str, object] = unit._asdict() | {"composition": composition}
         if own := self.own_code(unit.recipe):

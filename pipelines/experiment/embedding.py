@@ -6,11 +6,11 @@ data.
 
 from __future__ import annotations
 
+from fedml_noniid.core.errors import located
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.engines.device import be_deterministic, n_cards, resolve_device
 from fedml_noniid.pipelines.experiment.config import FILE, Config
 from fedml_noniid.pipelines.experiment.workers import how_many
-from fedml_noniid.plugins.core.errors import located
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.engines.device import be_deterministic, n_cards, resolve_device
 
 
 def embedded(settings: Config, data: Dataset) -> Dataset:

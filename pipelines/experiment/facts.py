@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedml_noniid.plugins import extras
+from fedml_noniid import extras
 
 READERS = ("numpy", "pandas", "pillow", "scikit-learn")
 

@@ -9,26 +9,26 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.losses import Loss
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.indices import INDICES, Indices, read_indices
+from fedml_noniid.data.noise import for_client, per_sample
+from fedml_noniid.data.rotation import turned
+from fedml_noniid.data.types import Ints
+from fedml_noniid.engines.absences import nobody
+from fedml_noniid.engines.callbacks import Callback
+from fedml_noniid.engines.device import be_deterministic, resolve_device
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import Plan
+from fedml_noniid.engines.simulation import Simulation
+from fedml_noniid.models.model import Model
+from fedml_noniid.models.settings import build_network
 from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.pipelines.experiment.config import Config, TrainSettings, Unit
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.losses import Loss
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.indices import INDICES, Indices, read_indices
-from fedml_noniid.plugins.data.noise import for_client, per_sample
-from fedml_noniid.plugins.data.rotation import turned
-from fedml_noniid.plugins.data.types import Ints
-from fedml_noniid.plugins.engines.absences import nobody
-from fedml_noniid.plugins.engines.callbacks import Callback
-from fedml_noniid.plugins.engines.device import be_deterministic, resolve_device
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import Plan
-from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.models.model import Model
-from fedml_noniid.plugins.models.settings import build_network
-from fedml_noniid.plugins.recipes import Settings
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.plugins.registry import Settings
+from fedml_noniid.simulate import simulate
 
 
 @dataclass(frozen=True, eq=False)

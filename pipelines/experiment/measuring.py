@@ -20,18 +20,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedml_noniid.core.trees import Params, Tree
+from fedml_noniid.data.reading import Read
+from fedml_noniid.data.statistics import class_counts
+from fedml_noniid.data.streams import key
+from fedml_noniid.data.types import Floats, Ints
+from fedml_noniid.engines.evaluation import Evaluation, evaluate, outputs_of, pooled
+from fedml_noniid.engines.hashing import weights_sha256
+from fedml_noniid.engines.metrics import by_client, measured, views_of
+from fedml_noniid.engines.personal import ClientModels
 from fedml_noniid.pipelines.experiment import counts
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.results import METRIC
-from fedml_noniid.plugins.core.trees import Params, Tree
-from fedml_noniid.plugins.data.reading import Read
-from fedml_noniid.plugins.data.statistics import class_counts
-from fedml_noniid.plugins.data.streams import key
-from fedml_noniid.plugins.data.types import Floats, Ints
-from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate, outputs_of, pooled
-from fedml_noniid.plugins.engines.hashing import weights_sha256
-from fedml_noniid.plugins.engines.metrics import by_client, measured, views_of
-from fedml_noniid.plugins.engines.personal import ClientModels
 
 LAST = 5  # last rounds, for their mean and spread
 

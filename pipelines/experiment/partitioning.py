@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedml_noniid.core.errors import UserError, located
+from fedml_noniid.data import drift, feature_skew, label_noise, rotation, statistics
+from fedml_noniid.data.checks import class_numbers
+from fedml_noniid.data.client_tests import client_tests
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.indices import Indices
+from fedml_noniid.data.partitions import divided
+from fedml_noniid.data.ragged import Ragged
+from fedml_noniid.data.skew import Skew
+from fedml_noniid.data.splits import TrainingParts, hold_out
+from fedml_noniid.data.types import Ints
 from fedml_noniid.pipelines.experiment.config import DataSettings, Scenario
-from fedml_noniid.plugins.core.errors import UserError, located
-from fedml_noniid.plugins.data import drift, feature_skew, label_noise, rotation, statistics
-from fedml_noniid.plugins.data.checks import class_numbers
-from fedml_noniid.plugins.data.client_tests import client_tests
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.indices import Indices
-from fedml_noniid.plugins.data.partitions import divided
-from fedml_noniid.plugins.data.ragged import Ragged
-from fedml_noniid.plugins.data.skew import Skew
-from fedml_noniid.plugins.data.splits import TrainingParts, hold_out
-from fedml_noniid.plugins.data.types import Ints
 
 
 class Partition(NamedTuple):

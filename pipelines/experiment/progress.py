@@ -12,7 +12,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from fedml_noniid.plugins.metrics import metric_of
+from fedml_noniid.metrics import metric_of
 
 SHORT_S, EVERY_S = 2, 30  # seconds between two plain lines: about ended items, about running items
 

@@ -23,15 +23,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fedml_noniid import extras, own_code
+from fedml_noniid.engines.device import facts, resolve_device
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.facts import of_cpu, readers
-from fedml_noniid.plugins import extras, own_code, recipes
-from fedml_noniid.plugins.engines.device import facts, resolve_device
+from fedml_noniid.plugins import registry
 
 ROOT = Path(__file__).parents[3]  # holds the package: the checkout, or site-packages
 PACKAGE = "fedml_noniid"
 MAX_FILE_NAME = 255  # characters of a file's name
-REGISTRY = "fedml_noniid.plugins.recipes"
+REGISTRY = "fedml_noniid.plugins.registry"
 # These count without their imports, but for each other: they name every method, data set and
 # partition, or are imported only where they are used. What is used counts elsewhere.
 LISTS = (
@@ -39,11 +40,11 @@ LISTS = (
     "fedml_noniid.pipelines.experiment.config",
     "fedml_noniid.pipelines.experiment.embedding",
     "fedml_noniid.pipelines.experiment.scenario",
-    "fedml_noniid.plugins.engines.local_training",
-    "fedml_noniid.plugins.engines.metrics",
-    "fedml_noniid.plugins.engines.run_settings",
-    "fedml_noniid.plugins.losses",
-    "fedml_noniid.plugins.rates",
+    "fedml_noniid.engines.local_training",
+    "fedml_noniid.engines.metrics",
+    "fedml_noniid.engines.run_settings",
+    "fedml_noniid.losses",
+    "fedml_noniid.rates",
 )
 # Modules that change no result: they only observe or move files.
 NO_CODE = tuple(
@@ -59,8 +60,8 @@ NO_CODE = tuple(
         "pipelines.tracking",
     )
 )
-SILO = "fedml_noniid.plugins.silo"
-EMBED = "fedml_noniid.plugins.models.embed"
+SILO = "fedml_noniid.deploy"
+EMBED = "fedml_noniid.models.embed"
 
 
 def plan(
@@ -188,7 +189,7 @@ def digest(*parts: object) -> str:
 def code(*modules: str, silo: bool = False) -> str:
     """The hash of our modules and all their imports.
 
-    `silo`: whether the FedML pairs and `plugins.silo` count too.
+    `silo`: whether the FedML pairs and `deploy` count too.
     """
     return digest(
         {path.relative_to(ROOT).as_posix(): _hash(path) for path in files(*modules, silo=silo)}
@@ -221,7 +222,7 @@ def _modules(settings: Config, recipe: str) -> list[str]:
     """Our modules that the methods of an entry are in. Of a method of another package, they are
     those that the package imports."""
     found = []
-    for kind in map(recipes.method, settings.methods_of(recipe)):
+    for kind in map(registry.method, settings.methods_of(recipe)):
         if kind.__module__.startswith(f"{PACKAGE}."):
             found.append(kind.__module__)
         else:

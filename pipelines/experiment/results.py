@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.metrics import Metric, main_of, metric_of
 from fedml_noniid.pipelines.experiment import cache
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.metrics import Metric, main_of, metric_of
 
 COLUMNS = ("round", "bytes_up", "bytes_down")
 TESTED = ("test_", "validation_")  # begin the columns of accuracy, loss and metrics

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.engines.checkpoint import Checkpoints
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.engines.checkpoint import Checkpoints
 
 RESUME = ".resume"
 STATE, ROUNDS = "checkpoint.safetensors", "checkpoint.rounds"  # the two files of a checkpoint

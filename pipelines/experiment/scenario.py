@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr, model_serializer, model_validator
 from torch import Tensor
 
-from fedml_noniid.plugins.core.errors import UserError, located, together
-from fedml_noniid.plugins.core.options import (
+from fedml_noniid.core.errors import UserError, located, together
+from fedml_noniid.core.options import (
     Below1,
     Count,
     Fraction,
@@ -20,12 +20,12 @@ from fedml_noniid.plugins.core.options import (
     Section,
     Share,
 )
-from fedml_noniid.plugins.data import noise, partitions
-from fedml_noniid.plugins.data.checks import ClassName
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.engines import absences
-from fedml_noniid.plugins.engines.cohort import cohort_size
-from fedml_noniid.plugins.own_code import defaults_by_name, is_own, source_with_files
+from fedml_noniid.data import noise, partitions
+from fedml_noniid.data.checks import ClassName
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.engines import absences
+from fedml_noniid.engines.cohort import cohort_size
+from fedml_noniid.own_code import defaults_by_name, is_own, source_with_files
 
 SKEWS = ("noise", "label_noise", "rotation", "drift")  # beside the options of its partition
 PAIRS = "pairs of two classes such as [[1, 2], [3, 4]]; [] for clients that keep their labels"

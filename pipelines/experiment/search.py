@@ -30,6 +30,8 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fedml_noniid.core.errors import UserError, together
+from fedml_noniid.core.options import validated
 from fedml_noniid.pipelines.experiment import check
 from fedml_noniid.pipelines.experiment.config import (
     FILE,
@@ -49,9 +51,7 @@ from fedml_noniid.pipelines.experiment.values import (
     in_words,
     numbers,
 )
-from fedml_noniid.plugins.core.errors import UserError, together
-from fedml_noniid.plugins.core.options import validated
-from fedml_noniid.plugins.rates import Rate
+from fedml_noniid.rates import Rate
 
 BASE = "fedavg"
 EXAMPLE = "tune: {trials: 3, seeds: [100], grid: {train: {lr: [0.03, 0.1, 0.3]}}}"

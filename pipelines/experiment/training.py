@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 from safetensors.torch import save
 
+from fedml_noniid.core.component import Public
+from fedml_noniid.core.trees import Params, leaves
+from fedml_noniid.engines.callbacks import Row
+from fedml_noniid.engines.hashing import model_tensors, weights_sha256
+from fedml_noniid.engines.record import rounds_csv
+from fedml_noniid.engines.simulation import Simulation
+from fedml_noniid.own_code import OURS, EditedError, check_unchanged
 from fedml_noniid.pipelines.experiment import provenance
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.results import finals
-from fedml_noniid.plugins.core.component import Public
-from fedml_noniid.plugins.core.trees import Params, leaves
-from fedml_noniid.plugins.engines.callbacks import Row
-from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
-from fedml_noniid.plugins.engines.record import rounds_csv
-from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.own_code import OURS, EditedError, check_unchanged
 
 # How reports describe the public split that training sees.
 SEEN = {Public.UNLABELLED: "unlabelled", Public.LABELLED: "labelled", Public.TEST_SET: "labelled"}

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from fedml_noniid.engines.device import VISIBLE, cards
+from fedml_noniid.engines.forks import autograd_survives_fork, end_with, settle
 from fedml_noniid.pipelines.experiment import progress
-from fedml_noniid.plugins.engines.device import VISIBLE, cards
-from fedml_noniid.plugins.engines.forks import autograd_survives_fork, end_with, settle
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

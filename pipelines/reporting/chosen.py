@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fedml_noniid.metrics import metric_of
 from fedml_noniid.pipelines.experiment.config import Config, Tuned
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.experiment.values import edges, fingerprint, in_words
 from fedml_noniid.pipelines.reporting.text import NONE, seeds
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.metrics import metric_of
+from fedml_noniid.plugins import registry
 
 YES, CHANGED, OTHER, NO = "yes", "values changed since", "other settings", "no"
 TINY = 1e-6  # the record of a tuning has six digits
@@ -122,7 +122,7 @@ def _values(settings: Config, name: str) -> dict[str, dict[str, object]]:
 
 def _changed(settings: Config, name: str) -> Iterable[str]:
     for method, values in settings.recipes[name].settings.items():
-        defaults = recipes.hyper_parameters(method)
+        defaults = registry.hyper_parameters(method)
         for key, value in values.items():
             if value != defaults[key]:
                 yield f"{name} {key} {value} (default {defaults[key]})"

@@ -10,9 +10,9 @@ import statistics
 import textwrap
 from pathlib import Path
 
+from fedml_noniid.metrics import metric_of
 from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.reporting.text import MIB, NONE, plain
-from fedml_noniid.plugins.metrics import metric_of
 
 SUMMARY = Path("report") / "summary.csv"
 SECONDS = (

@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.metrics import metric_of
 from fedml_noniid.pipelines.experiment.config import ChooseSettings
 from fedml_noniid.pipelines.experiment.search import (
     BASE,
@@ -24,8 +26,6 @@ from fedml_noniid.pipelines.experiment.search import (
 )
 from fedml_noniid.pipelines.reporting.comparison import LEVEL, paired, per_deviation, seeds_needed
 from fedml_noniid.pipelines.reporting.text import plain
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.metrics import metric_of
 
 # What `nd.choose` compares if nothing else is named: methods that need no public data and hold back
 # nothing of a model, one or two for each kind of remedy.

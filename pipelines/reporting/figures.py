@@ -17,10 +17,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedml_noniid.metrics import METRICS, Metric
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting.heatmap import as_png
 from fedml_noniid.pipelines.reporting.summary import ScenarioSummary
-from fedml_noniid.plugins.metrics import METRICS, Metric
 
 Values = npt.NDArray[np.float64]
 BASELINE_COLOUR = "#000000"

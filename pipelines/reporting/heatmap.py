@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedml_noniid.plugins.data.types import Ints
+from fedml_noniid.data.types import Ints
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ import jinja2
 from markdown_it import MarkdownIt
 
 from fedml_noniid.pipelines.reporting import comparison, text
-from fedml_noniid.plugins.rates import words
+from fedml_noniid.rates import words
 
 TEMPLATES = Path(__file__).parent / "templates"
 

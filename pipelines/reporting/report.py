@@ -16,12 +16,12 @@ from typing import Any
 
 import pandas as pd
 
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.files import replace_folder
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.reporting import chosen, figures, pages, summary, tables
 from fedml_noniid.pipelines.reporting.summary import ScenarioSummary
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import replace_folder
 
 CLIENTS = (
     "per client after the last round, the clients of all seeds together: a mark per "

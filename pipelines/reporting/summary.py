@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.metrics import METRICS, Metric, metric_of
 from fedml_noniid.pipelines.experiment.results import METRIC, RERUN, ItemResult, table
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.metrics import METRICS, Metric, metric_of
 
 LAST_ROUNDS = 5
 BASELINE = "fedavg"

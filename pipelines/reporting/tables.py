@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedml_noniid.metrics import Metric, metric_of
 from fedml_noniid.pipelines.experiment.results import METRIC
 from fedml_noniid.pipelines.reporting.comparison import Comparison, against
 from fedml_noniid.pipelines.reporting.summary import BASELINE, TINY, MethodSummary, ScenarioSummary
@@ -21,7 +22,6 @@ from fedml_noniid.pipelines.reporting.text import (
     plus_minus,
     points,
 )
-from fedml_noniid.plugins.metrics import Metric, metric_of
 
 # Columns of `MethodSummary.runs` in summary.csv, each with these parts.
 COLUMNS = (

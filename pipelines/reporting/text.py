@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from fedml_noniid.plugins.metrics import Metric
+from fedml_noniid.metrics import Metric
 
 if TYPE_CHECKING:
     from fedml_noniid.pipelines.reporting.summary import Spread

@@ -14,23 +14,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from fedml_noniid.core.errors import Mistake, UserError, Where, located
+from fedml_noniid.data import partitions
+from fedml_noniid.data.client_tests import client_tests
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.data.indices import INDICES, Indices, read_indices
+from fedml_noniid.data.shards import Parts
+from fedml_noniid.deploy import settings as deployments
+from fedml_noniid.deploy.settings import Deployment
+from fedml_noniid.engines.cohort import cohort_size
+from fedml_noniid.engines.run_settings import RunSettings
+from fedml_noniid.models.settings import ModelSettings
 from fedml_noniid.pipelines.experiment import cache, check, config
 from fedml_noniid.pipelines.experiment.partitioning import skewed
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.errors import Mistake, UserError, Where, located
-from fedml_noniid.plugins.data import partitions
-from fedml_noniid.plugins.data.client_tests import client_tests
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.data.indices import INDICES, Indices, read_indices
-from fedml_noniid.plugins.data.shards import Parts
-from fedml_noniid.plugins.engines.cohort import cohort_size
-from fedml_noniid.plugins.engines.run_settings import RunSettings
-from fedml_noniid.plugins.models.settings import ModelSettings
-from fedml_noniid.plugins.silo import loopback
-from fedml_noniid.plugins.silo import settings as deployments
-from fedml_noniid.plugins.silo.settings import Deployment
+from fedml_noniid.plugins import registry
+from fedml_noniid.processes import loopback
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def planned(root: Path, **options: object) -> config.Config:
     )
     given = {key: value for key, value in options.items() if value is not None}
     wanted = (settings.deploy or usual).model_dump() | given
-    wanted["recipe"], content = recipes.entry(wanted["recipe"])
+    wanted["recipe"], content = registry.entry(wanted["recipe"])
     entries = {wanted["recipe"]: content} | settings.recipes
     named: dict[Where, str] = {("deploy", key): f"--{key.replace('_', '-')}" for key in given}
     if "recipe" in given:

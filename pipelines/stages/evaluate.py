@@ -10,6 +10,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.trees import Params
+from fedml_noniid.engines.device import n_cards, resolve_device
 from fedml_noniid.pipelines.experiment import cache, config, progress, results
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
@@ -17,9 +20,6 @@ from fedml_noniid.pipelines.experiment.measuring import measure
 from fedml_noniid.pipelines.experiment.provenance import code, digest, machine_kind
 from fedml_noniid.pipelines.experiment.workers import how_many, side_by_side
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.engines.device import n_cards, resolve_device
 
 
 def run(place: Workspace) -> None:

@@ -11,16 +11,16 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
+from fedml_noniid.core.errors import located
+from fedml_noniid.data import statistics
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.indices import INDICES
 from fedml_noniid.pipelines.experiment import cache, config
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_of
 from fedml_noniid.pipelines.experiment.provenance import digest, plan
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting.heatmap import heatmap
-from fedml_noniid.plugins.core.errors import located
-from fedml_noniid.plugins.data import statistics
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.indices import INDICES
 
 log = logging.getLogger(__name__)
 

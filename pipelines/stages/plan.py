@@ -15,14 +15,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.files import replace_folder, write_whole
+from fedml_noniid.data.user_files import user_files
 from fedml_noniid.pipelines.experiment import facts
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import replace_folder, write_whole
-from fedml_noniid.plugins.data.user_files import user_files
 
 PACKAGE = Path(__file__).parents[2]
-CODE = tuple(PACKAGE / folder for folder in ("plugins", "pipelines"))
+# Two of them are links in a checkout, which a walk does not enter.
+CODE = (PACKAGE, PACKAGE / "plugins", PACKAGE / "pipelines")
 LAST = Path(".dvc") / "tmp" / "plan.json"  # the last plan, and what it follows from
 # Files of drivers in /dev. Without any, no torch finds a GPU.
 GPUS = ("nvidia*", "nvgpu*", "nvhost*", "nvmap", "kfd", "dxg")

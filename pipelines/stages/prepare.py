@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 
+from fedml_noniid.data import datasets
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.embedding import embedded
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins.data import datasets
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from fedml_noniid.core.errors import Mistake, NonFiniteError, UserError
+from fedml_noniid.data.indices import INDICES
+from fedml_noniid.engines.callbacks import OnRow, Row
+from fedml_noniid.engines.device import n_cards, resolve_device, unusable_gpu
+from fedml_noniid.engines.run import Checkpointing
+from fedml_noniid.metrics import metric_of
 from fedml_noniid.pipelines.experiment import cache, config, progress, resume
 from fedml_noniid.pipelines.experiment.cache import Files
 from fedml_noniid.pipelines.experiment.config import Config, Unit
@@ -26,12 +32,6 @@ from fedml_noniid.pipelines.experiment.workers import how_many, side_by_side
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.tracking.live import Live
 from fedml_noniid.pipelines.tracking.store import Store
-from fedml_noniid.plugins.core.errors import Mistake, NonFiniteError, UserError
-from fedml_noniid.plugins.data.indices import INDICES
-from fedml_noniid.plugins.engines.callbacks import OnRow, Row
-from fedml_noniid.plugins.engines.device import n_cards, resolve_device, unusable_gpu
-from fedml_noniid.plugins.engines.run import Checkpointing
-from fedml_noniid.plugins.metrics import metric_of
 
 log = logging.getLogger(__name__)
 DIVERGED = "diverged.txt"  # stored instead of a model: the reason why training failed

@@ -20,17 +20,17 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.util import load_yaml_guess_indent
 
+from fedml_noniid.core.errors import UserError, located
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.data.indices import INDICES, read_indices
+from fedml_noniid.data.yaml_files import in_one_line
+from fedml_noniid.engines.simulation import drive
 from fedml_noniid.pipelines.experiment import check, results, search
 from fedml_noniid.pipelines.experiment.config import FILE, Config, Tuned, Unit
 from fedml_noniid.pipelines.experiment.search import Answers, Request, Search
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.stages.train import train
-from fedml_noniid.plugins.core.errors import UserError, located
-from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.data.indices import INDICES, read_indices
-from fedml_noniid.plugins.data.yaml_files import in_one_line
-from fedml_noniid.plugins.engines.simulation import drive
 
 FOLDER, TRIALS = "tune", "trials.csv"
 WIDTH = 120  # of params.yaml

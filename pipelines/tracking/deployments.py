@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment import counts, results
 from fedml_noniid.pipelines.tracking.sync import Finished, hashed
-from fedml_noniid.plugins.core.errors import UserError
 
 # Functions that need it import it: it imports torch, which takes seconds.
 if TYPE_CHECKING:
-    from fedml_noniid.plugins.silo.settings import Deployment
+    from fedml_noniid.deploy.settings import Deployment
 
 FILES = ROUNDS, ABSENT, MODEL = (
     "rounds.csv",
     "absent.csv",
     "model.safetensors",
-)  # as plugins/silo/results.py has them
+)  # as fedml_noniid/deploy/results.py has them
 
 
 def read(folder: Path, config: Path) -> Finished:
@@ -28,8 +28,8 @@ def read(folder: Path, config: Path) -> Finished:
 
     UserError if it is not over, or if a file can't be read.
     """
-    from fedml_noniid.plugins.engines import absences
-    from fedml_noniid.plugins.site.policy import read_agreed
+    from fedml_noniid.engines import absences
+    from fedml_noniid.governance.policy import read_agreed
 
     deployment, rows = read_agreed(config).deployment, results.rows(folder / ROUNDS)
     rounds, files = deployment.train_args.rounds, [folder / name for name in FILES]
@@ -68,8 +68,8 @@ def _params(deployment: Deployment) -> dict[str, object]:
 
     No path, no address.
     """
-    from fedml_noniid.plugins import recipes
-    from fedml_noniid.plugins.engines.run_settings import RunSettings
+    from fedml_noniid.engines.run_settings import RunSettings
+    from fedml_noniid.plugins import registry
 
     train, model = deployment.train_args, deployment.model_args
     found: dict[str, object] = {
@@ -83,7 +83,7 @@ def _params(deployment: Deployment) -> dict[str, object]:
     }
     found |= {f"train.{key}": value for key, value in model.model_dump().items()}
     sections = {"train": train.model_dump(include=set(RunSettings.model_fields))}
-    sections |= recipes.resolved(train.recipe, train.settings)
+    sections |= registry.resolved(train.recipe, train.settings)
     # A path, an address or a password is text.
     for name, values in deployment.model_dump(include={"comm_args", "dp_args"}).items():
         sections[name] = {

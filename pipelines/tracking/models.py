@@ -16,9 +16,9 @@ from unittest import mock
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.tracking.runs import MAX_NAME
 
-PLUGINS = Path(__file__).parents[2] / "plugins"
-# The parts of plugins/ that a network needs.
-CODE = ("__init__.py", "core", "data", "models", "own_code.py")
+PACKAGE = Path(__file__).parents[2]
+# The parts of fedml_noniid/ that a network needs.
+CODE = ("core", "data", "models", "own_code.py")
 REQUIRED = [
     f"{name}=={version(name).partition('+')[0]}"
     for name in ("mlflow", "numpy", "safetensors", "torch")
@@ -63,7 +63,7 @@ def register(client: Any, run_id: str, experiment: str, result: ItemResult, root
                 pip_requirements=REQUIRED,
             )
         package = files / "code" / "fedml_noniid"
-        shutil.copytree(PLUGINS, package / "plugins", ignore=_others)
+        shutil.copytree(PACKAGE, package, ignore=_others)
         (package / "__init__.py").touch()
         client.log_artifacts(run_id, str(files), FOLDER)
     name = re.sub("[/:]", "_", f"{experiment}.{result.scenario}.{result.recipe}")[:MAX_NAME]
@@ -89,7 +89,7 @@ def _network(result: ItemResult, root: Path) -> dict[str, Any] | None:
     data = _data(path, path.stat().st_mtime_ns) if path.is_file() else None
     if data is None or data.checksum != result.tags.get("data_hash"):
         return None
-    from fedml_noniid.plugins.models import is_own
+    from fedml_noniid.models import is_own
 
     if is_own(str(result.params["train.model"])):
         return None
@@ -107,7 +107,7 @@ def _network(result: ItemResult, root: Path) -> dict[str, Any] | None:
 
 def _answers(result: ItemResult) -> str:
     """What a served model makes of the outputs: a function of torch, or nothing."""
-    from fedml_noniid.plugins.losses import MultiLabel, loss_of
+    from fedml_noniid.losses import MultiLabel, loss_of
 
     loss = loss_of(result.params.get("train.loss", "cross_entropy"))
     if loss.classes:
@@ -121,15 +121,15 @@ def _data(path: Path, changed: int) -> Any:
 
     `changed` is the file's time of change: a changed file is read again.
     """
-    from fedml_noniid.plugins.data.dataset import Dataset
+    from fedml_noniid.data.dataset import Dataset
 
     return Dataset.read(path)
 
 
 def _others(folder: str, names: list[str]) -> list[str]:
-    """The parts of plugins/ that a network does not need."""
+    """The parts of fedml_noniid/ that a network does not need."""
     return [
         name
         for name in names
-        if name == "__pycache__" or (folder == str(PLUGINS) and name not in CODE)
+        if name == "__pycache__" or (folder == str(PACKAGE) and name not in CODE)
     ]

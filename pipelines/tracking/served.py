@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedml_noniid.plugins.data.dataset import normalised
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.data.dataset import normalised
+from fedml_noniid.models import build
+from fedml_noniid.models.model import Model
 
 BATCH = 1000  # samples that go through the network at once
 

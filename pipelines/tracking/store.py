@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.files import write_whole
 
 log = logging.getLogger(__name__)
 # MLflow's own defaults send telemetry, and they retry a missing server for many minutes.

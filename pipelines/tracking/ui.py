@@ -11,9 +11,9 @@ import socket
 import subprocess
 import sys
 
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.tracking import runs, view
 from fedml_noniid.pipelines.tracking.store import Store
-from fedml_noniid.plugins.core.errors import UserError
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 5000

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.yaml_files import read_yaml
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.tracking import deployments, ui
 from fedml_noniid.pipelines.tracking import sync as syncing
 from fedml_noniid.pipelines.tracking.store import Store
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
+from fedml_noniid.metrics import METRICS
 from fedml_noniid.pipelines.tracking import runs
-from fedml_noniid.plugins.metrics import METRICS
 
 KEY = "overview"
 # tag of the experiment, as MLflow's own "share" button writes it

@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     V_BUFFERS,
     Answer,
     Client,
@@ -34,8 +34,8 @@ from fedml_noniid.plugins.core.component import (
     Trace,
     V,
 )
-from fedml_noniid.plugins.core.options import Fraction
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.core.options import Fraction
+from fedml_noniid.core.trees import Params, Tree
 
 ALPHA = "apfl.alpha"  # among the parameters of v_k, if it is trained
 

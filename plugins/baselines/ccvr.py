@@ -29,7 +29,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Ask,
     Asks,
@@ -43,13 +43,13 @@ from fedml_noniid.plugins.core.component import (
     Server,
     Setting,
 )
-from fedml_noniid.plugins.core.data import Batch, Pass, Samples, cross_entropies, one_hot
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.options import Count, CountOrNone, Momentum, Positive, Range
-from fedml_noniid.plugins.core.randomness import fold, normal
-from fedml_noniid.plugins.core.sums import added
-from fedml_noniid.plugins.core.training import Descent, Step, descend, gradient_of
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.core.data import Batch, Pass, Samples, cross_entropies, one_hot
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.options import Count, CountOrNone, Momentum, Positive, Range
+from fedml_noniid.core.randomness import fold, normal
+from fedml_noniid.core.sums import added
+from fedml_noniid.core.training import Descent, Step, descend, gradient_of
+from fedml_noniid.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import Component, Needs, Public
-from fedml_noniid.plugins.core.options import Fraction
+from fedml_noniid.core.component import Component, Needs, Public
+from fedml_noniid.core.options import Fraction
 
 
 @dataclass(frozen=True)

@@ -25,16 +25,9 @@ from typing import ClassVar
 
 import torch
 
-from fedml_noniid.plugins.core.component import (
-    V_BUFFERS,
-    Client,
-    Component,
-    Exclusive,
-    OwnModel,
-    V,
-)
-from fedml_noniid.plugins.core.options import NonNegative
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.core.component import V_BUFFERS, Client, Component, Exclusive, OwnModel, V
+from fedml_noniid.core.options import NonNegative
+from fedml_noniid.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.baselines.dpsgd import Delta, check_clip
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Client,
     Component,
     Exclusive,
@@ -33,10 +32,11 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Weights,
 )
-from fedml_noniid.plugins.core.options import NonNegative, RecipeError
-from fedml_noniid.plugins.core.randomness import noised
-from fedml_noniid.plugins.core.sums import weighted_sum
-from fedml_noniid.plugins.core.trees import Params, norm, scale
+from fedml_noniid.core.options import NonNegative, RecipeError
+from fedml_noniid.core.randomness import noised
+from fedml_noniid.core.sums import weighted_sum
+from fedml_noniid.core.trees import Params, norm, scale
+from fedml_noniid.plugins.baselines.dpsgd import Delta, check_clip
 
 
 @dataclass(frozen=True)

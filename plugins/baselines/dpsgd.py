@@ -25,10 +25,10 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from fedml_noniid.plugins.core.component import Client, Component, Exclusive, Mechanism, Setting
-from fedml_noniid.plugins.core.data import Batch
-from fedml_noniid.plugins.core.options import NonNegative, Range, RecipeError
-from fedml_noniid.plugins.core.trees import Params, row_norms, scale, tree_map
+from fedml_noniid.core.component import Client, Component, Exclusive, Mechanism, Setting
+from fedml_noniid.core.data import Batch
+from fedml_noniid.core.options import NonNegative, Range, RecipeError
+from fedml_noniid.core.trees import Params, row_norms, scale, tree_map
 
 Delta = Annotated[float, Range(0, 1, open="()")]
 

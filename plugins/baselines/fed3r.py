@@ -40,7 +40,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Ask,
     Asks,
@@ -53,11 +53,11 @@ from fedml_noniid.plugins.core.component import (
     Server,
     Setting,
 )
-from fedml_noniid.plugins.core.data import Batch, one_hot
-from fedml_noniid.plugins.core.options import Positive
-from fedml_noniid.plugins.core.sums import added
-from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.core.data import Batch, one_hot
+from fedml_noniid.core.options import Positive
+from fedml_noniid.core.sums import added
+from fedml_noniid.core.task import Task
+from fedml_noniid.core.trees import Params, Tree
 
 SMALLEST_LENGTH = 1e-6  # of a column of W: that of a class that no client has is 0
 

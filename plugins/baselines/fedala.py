@@ -36,7 +36,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     START,
     Answer,
     Client,
@@ -46,10 +46,10 @@ from fedml_noniid.plugins.core.component import (
     OwnModel,
     Trace,
 )
-from fedml_noniid.plugins.core.data import Batch
-from fedml_noniid.plugins.core.options import Count, CountOrNone, NonNegative, Share
-from fedml_noniid.plugins.core.randomness import fold, uniform
-from fedml_noniid.plugins.core.trees import Params, Tree, select, tree_map
+from fedml_noniid.core.data import Batch
+from fedml_noniid.core.options import Count, CountOrNone, NonNegative, Share
+from fedml_noniid.core.randomness import fold, uniform
+from fedml_noniid.core.trees import Params, Tree, select, tree_map
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import Change, Component, Exclusive, Server
-from fedml_noniid.plugins.core.options import Momentum, Positive
-from fedml_noniid.plugins.core.trees import Tree, add, scale, tree_map, zeros_like
+from fedml_noniid.core.component import Change, Component, Exclusive, Server
+from fedml_noniid.core.options import Momentum, Positive
+from fedml_noniid.core.trees import Tree, add, scale, tree_map, zeros_like
 
 
 @dataclass(frozen=True)

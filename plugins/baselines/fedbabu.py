@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import Component, Exclusive, Needs, Weights
+from fedml_noniid.core.component import Component, Exclusive, Needs, Weights
 
 
 @dataclass(frozen=True)

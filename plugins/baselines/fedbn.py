@@ -13,7 +13,7 @@ and averaged as in FedAvg. Choices:
 
 Every client has a model of its own: the sent one with its batch norms. So accuracies are those of
 the clients' models, each on the client's own test samples, over all samples together. The clients
-test them, in a deployment too (`plugins.engines.client_tests`). On the validation split
+test them, in a deployment too (`engines.client_tests`). On the validation split
 nobody has an accuracy. A model without batch norms is trained as by FedAvg, to the bit.
 
 Meeting others: other methods see the shared part only, so norms, momenta, control variates and
@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import NORMS, Component, Needs, Weights
+from fedml_noniid.core.component import NORMS, Component, Needs, Weights
 
 
 @dataclass(frozen=True)

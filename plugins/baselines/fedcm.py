@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Change,
     Client,
     Component,
@@ -35,9 +35,9 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Weights,
 )
-from fedml_noniid.plugins.core.options import Positive, RecipeError, Share
-from fedml_noniid.plugins.core.sums import weighted_sum
-from fedml_noniid.plugins.core.trees import Params, Tree, add, scale, zeros_like
+from fedml_noniid.core.options import Positive, RecipeError, Share
+from fedml_noniid.core.sums import weighted_sum
+from fedml_noniid.core.trees import Params, Tree, add, scale, zeros_like
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Client, Component, Exclusive, Needs
-from fedml_noniid.plugins.core.data import Batch
-from fedml_noniid.plugins.core.options import NonNegative
-from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.trees import Params, leading
+from fedml_noniid.core.component import Client, Component, Exclusive, Needs
+from fedml_noniid.core.data import Batch
+from fedml_noniid.core.options import NonNegative
+from fedml_noniid.core.task import Output
+from fedml_noniid.core.trees import Params, leading
 
 EPS = 1e-8  # of the authors' code: a dimension that is the same for all samples stays 0
 

@@ -31,22 +31,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
-    Change,
-    Component,
-    Exclusive,
-    Needs,
-    Public,
-    Replies,
-    Server,
-)
-from fedml_noniid.plugins.core.data import Batch, Pass, Samples
-from fedml_noniid.plugins.core.optimizers import Adam
-from fedml_noniid.plugins.core.options import Count, CountOrNone, Positive
-from fedml_noniid.plugins.core.randomness import fold
-from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.training import Descent, Step, descend, gradient_of
-from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.core.component import Change, Component, Exclusive, Needs, Public, Replies, Server
+from fedml_noniid.core.data import Batch, Pass, Samples
+from fedml_noniid.core.optimizers import Adam
+from fedml_noniid.core.options import Count, CountOrNone, Positive
+from fedml_noniid.core.randomness import fold
+from fedml_noniid.core.task import Output
+from fedml_noniid.core.training import Descent, Step, descend, gradient_of
+from fedml_noniid.core.trees import Params
 
 PASS_BATCH = 500  # samples per batch of the teachers' pass
 

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Change,
     Client,
@@ -32,9 +32,9 @@ from fedml_noniid.plugins.core.component import (
     Trace,
     Weights,
 )
-from fedml_noniid.plugins.core.options import Positive
-from fedml_noniid.plugins.core.sums import added
-from fedml_noniid.plugins.core.trees import Params, Tree, add, tree_map, zeros_like
+from fedml_noniid.core.options import Positive
+from fedml_noniid.core.sums import added
+from fedml_noniid.core.trees import Params, Tree, add, tree_map, zeros_like
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.baselines.feddyn import FedDyn
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Ask,
     Asks,
@@ -32,9 +31,10 @@ from fedml_noniid.plugins.core.component import (
     Server,
     Setting,
 )
-from fedml_noniid.plugins.core.optimizers import Optimizer
-from fedml_noniid.plugins.core.options import NonNegative
-from fedml_noniid.plugins.core.trees import Tree, leading
+from fedml_noniid.core.optimizers import Optimizer
+from fedml_noniid.core.options import NonNegative
+from fedml_noniid.core.trees import Tree, leading
+from fedml_noniid.plugins.baselines.feddyn import FedDyn
 
 
 @dataclass(frozen=True)

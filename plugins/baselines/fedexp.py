@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Change,
     Component,
     Exclusive,
@@ -29,8 +29,8 @@ from fedml_noniid.plugins.core.component import (
     Server,
     Weights,
 )
-from fedml_noniid.plugins.core.options import Positive
-from fedml_noniid.plugins.core.trees import add, norm, row_norms, scale
+from fedml_noniid.core.options import Positive
+from fedml_noniid.core.trees import add, norm, row_norms, scale
 
 
 @dataclass(frozen=True)

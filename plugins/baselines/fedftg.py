@@ -42,18 +42,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedml_noniid.plugins.baselines.generators import (
-    LabelCounts,
-    diversity,
-    draw_labels,
-    generate,
-    init,
-    label_weights,
-)
-from fedml_noniid.plugins.core.component import Change, Exclusive, Needs, Replies, Server, Setting
-from fedml_noniid.plugins.core.data import Batch, cross_entropies
-from fedml_noniid.plugins.core.optimizers import SGD, Adam
-from fedml_noniid.plugins.core.options import (
+from fedml_noniid.core.component import Change, Exclusive, Needs, Replies, Server, Setting
+from fedml_noniid.core.data import Batch, cross_entropies
+from fedml_noniid.core.optimizers import SGD, Adam
+from fedml_noniid.core.options import (
     MOST,
     Count,
     CountOrNone,
@@ -62,10 +54,18 @@ from fedml_noniid.plugins.core.options import (
     Range,
     RecipeError,
 )
-from fedml_noniid.plugins.core.randomness import fold, normal
-from fedml_noniid.plugins.core.task import Output, Task
-from fedml_noniid.plugins.core.training import Descent, Step, descend, gradient_of
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.core.randomness import fold, normal
+from fedml_noniid.core.task import Output, Task
+from fedml_noniid.core.training import Descent, Step, descend, gradient_of
+from fedml_noniid.core.trees import Params, Tree
+from fedml_noniid.plugins.baselines.generators import (
+    LabelCounts,
+    diversity,
+    draw_labels,
+    generate,
+    init,
+    label_weights,
+)
 
 Model = tuple[Params, Params]  # parameters and buffers
 

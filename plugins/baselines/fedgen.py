@@ -39,6 +39,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedml_noniid.core.component import Change, Client, Needs, Replies, Server
+from fedml_noniid.core.data import Batch, cross_entropies
+from fedml_noniid.core.optimizers import Adam
+from fedml_noniid.core.options import Count, CountOrNone, NonNegative, Positive, Share
+from fedml_noniid.core.randomness import fold, integers, uniform
+from fedml_noniid.core.task import Output, Task
+from fedml_noniid.core.training import Descent, Step, descend, gradient_of
+from fedml_noniid.core.trees import Params, Tree
 from fedml_noniid.plugins.baselines.generators import (
     LabelCounts,
     diversity,
@@ -47,20 +55,6 @@ from fedml_noniid.plugins.baselines.generators import (
     init,
     label_weights,
 )
-from fedml_noniid.plugins.core.component import Change, Client, Needs, Replies, Server
-from fedml_noniid.plugins.core.data import Batch, cross_entropies
-from fedml_noniid.plugins.core.optimizers import Adam
-from fedml_noniid.plugins.core.options import (
-    Count,
-    CountOrNone,
-    NonNegative,
-    Positive,
-    Share,
-)
-from fedml_noniid.plugins.core.randomness import fold, integers, uniform
-from fedml_noniid.plugins.core.task import Output, Task
-from fedml_noniid.plugins.core.training import Descent, Step, descend, gradient_of
-from fedml_noniid.plugins.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)

@@ -22,17 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedml_noniid.core.component import Answer, Client, Component, Exclusive, Trace, Weights
+from fedml_noniid.core.options import NonNegative
+from fedml_noniid.core.trees import Params, Tree, add, sub
 from fedml_noniid.plugins.baselines.fedsam import to_length
-from fedml_noniid.plugins.core.component import (
-    Answer,
-    Client,
-    Component,
-    Exclusive,
-    Trace,
-    Weights,
-)
-from fedml_noniid.plugins.core.options import NonNegative
-from fedml_noniid.plugins.core.trees import Params, Tree, add, sub
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Change,
     Client,
@@ -53,11 +53,11 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Trace,
 )
-from fedml_noniid.plugins.core.optimizers import Adam
-from fedml_noniid.plugins.core.options import NonNegative, Range, RecipeError
-from fedml_noniid.plugins.core.sums import weighted_sum
-from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Params, tree_map
+from fedml_noniid.core.optimizers import Adam
+from fedml_noniid.core.options import NonNegative, Range, RecipeError
+from fedml_noniid.core.sums import weighted_sum
+from fedml_noniid.core.task import Task
+from fedml_noniid.core.trees import Params, tree_map
 
 
 @dataclass(frozen=True)

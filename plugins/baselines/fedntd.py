@@ -24,12 +24,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedml_noniid.core.component import Client, Component, Needs
+from fedml_noniid.core.data import Batch
+from fedml_noniid.core.options import NonNegative, Positive
+from fedml_noniid.core.task import Output
+from fedml_noniid.core.trees import Params
 from fedml_noniid.plugins.baselines.fedlc import masked
-from fedml_noniid.plugins.core.component import Client, Component, Needs
-from fedml_noniid.plugins.core.data import Batch
-from fedml_noniid.plugins.core.options import NonNegative, Positive
-from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.trees import Params
 
 
 @dataclass(frozen=True)

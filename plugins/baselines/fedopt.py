@@ -20,9 +20,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Change, Component, Exclusive, Server, Weights
-from fedml_noniid.plugins.core.options import Momentum, Positive
-from fedml_noniid.plugins.core.trees import Tree, tree_map, zeros_like
+from fedml_noniid.core.component import Change, Component, Exclusive, Server, Weights
+from fedml_noniid.core.options import Momentum, Positive
+from fedml_noniid.core.trees import Tree, tree_map, zeros_like
 
 
 @dataclass(frozen=True)

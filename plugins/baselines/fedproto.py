@@ -33,7 +33,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     BODY,
     HEAD,
     Answer,
@@ -46,11 +46,11 @@ from fedml_noniid.plugins.core.component import (
     Trace,
     Weights,
 )
-from fedml_noniid.plugins.core.data import Batch, one_hot
-from fedml_noniid.plugins.core.options import NonNegative, Range
-from fedml_noniid.plugins.core.sums import added
-from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.core.data import Batch, one_hot
+from fedml_noniid.core.options import NonNegative, Range
+from fedml_noniid.core.sums import added
+from fedml_noniid.core.task import Output
+from fedml_noniid.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import Client, Component, Exclusive
-from fedml_noniid.plugins.core.options import NonNegative
-from fedml_noniid.plugins.core.trees import Params, tree_map
+from fedml_noniid.core.component import Client, Component, Exclusive
+from fedml_noniid.core.options import NonNegative
+from fedml_noniid.core.trees import Params, tree_map
 
 
 @dataclass(frozen=True)

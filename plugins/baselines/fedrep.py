@@ -25,8 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import HEAD, Component, Needs
-from fedml_noniid.plugins.core.options import Count
+from fedml_noniid.core.component import HEAD, Component, Needs
+from fedml_noniid.core.options import Count
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedml_noniid.core.component import Client, Component, Exclusive, Needs, OwnModel, V
+from fedml_noniid.core.trees import Params, Tree, zeros_like
 from fedml_noniid.plugins.baselines.fedlc import masked
-from fedml_noniid.plugins.core.component import (
-    Client,
-    Component,
-    Exclusive,
-    Needs,
-    OwnModel,
-    V,
-)
-from fedml_noniid.plugins.core.trees import Params, Tree, zeros_like
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Client, Component, Exclusive, Needs
-from fedml_noniid.plugins.core.options import Fraction
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.core.component import Client, Component, Exclusive, Needs
+from fedml_noniid.core.options import Fraction
+from fedml_noniid.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)

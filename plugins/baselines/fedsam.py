@@ -22,9 +22,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import Client, Component, Exclusive, Needs, Weights
-from fedml_noniid.plugins.core.options import NonNegative
-from fedml_noniid.plugins.core.trees import Params, Tree, add, norm, scale
+from fedml_noniid.core.component import Client, Component, Exclusive, Needs, Weights
+from fedml_noniid.core.options import NonNegative
+from fedml_noniid.core.trees import Params, Tree, add, norm, scale
 
 EPS = 1e-7  # of a length that is divided by
 

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import torch
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     V_BUFFERS,
     Answer,
     Client,
@@ -29,7 +29,7 @@ from fedml_noniid.plugins.core.component import (
     OwnModel,
     Trace,
 )
-from fedml_noniid.plugins.core.trees import Params, Tree, select
+from fedml_noniid.core.trees import Params, Tree, select
 
 
 @dataclass(frozen=True)

@@ -22,20 +22,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
-    Change,
-    Component,
-    Exclusive,
-    Needs,
-    Public,
-    Server,
-)
-from fedml_noniid.plugins.core.data import Batch, Pass, cross_entropy
-from fedml_noniid.plugins.core.options import Count, CountOrNone
-from fedml_noniid.plugins.core.randomness import fold
-from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.training import Descent, Step, descend, gradient_of
-from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.core.component import Change, Component, Exclusive, Needs, Public, Server
+from fedml_noniid.core.data import Batch, Pass, cross_entropy
+from fedml_noniid.core.options import Count, CountOrNone
+from fedml_noniid.core.randomness import fold
+from fedml_noniid.core.task import Output
+from fedml_noniid.core.training import Descent, Step, descend, gradient_of
+from fedml_noniid.core.trees import Params
 
 
 @dataclass(frozen=True)

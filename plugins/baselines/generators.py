@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Answer, Client, Component, Needs, Trace
-from fedml_noniid.plugins.core.data import one_hot
-from fedml_noniid.plugins.core.options import Range
-from fedml_noniid.plugins.core.randomness import fold, uniform
-from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.core.component import Answer, Client, Component, Needs, Trace
+from fedml_noniid.core.data import one_hot
+from fedml_noniid.core.options import Range
+from fedml_noniid.core.randomness import fold, uniform
+from fedml_noniid.core.trees import Params
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import Component, Needs
+from fedml_noniid.core.component import Component, Needs
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Answer, Client, Component, Needs, Trace
-from fedml_noniid.plugins.core.data import Batch
-from fedml_noniid.plugins.core.options import NonNegative, Positive
-from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.core.component import Answer, Client, Component, Needs, Trace
+from fedml_noniid.core.data import Batch
+from fedml_noniid.core.options import NonNegative, Positive
+from fedml_noniid.core.task import Output
+from fedml_noniid.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)

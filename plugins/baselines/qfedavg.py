@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Client,
     Component,
@@ -32,10 +32,10 @@ from fedml_noniid.plugins.core.component import (
     Trace,
     Weights,
 )
-from fedml_noniid.plugins.core.data import Batch
-from fedml_noniid.plugins.core.options import NonNegative, Range
-from fedml_noniid.plugins.core.sums import weighted_sum
-from fedml_noniid.plugins.core.trees import Params, Tree, row_norms
+from fedml_noniid.core.data import Batch
+from fedml_noniid.core.options import NonNegative, Range
+from fedml_noniid.core.sums import weighted_sum
+from fedml_noniid.core.trees import Params, Tree, row_norms
 
 
 @dataclass(frozen=True)

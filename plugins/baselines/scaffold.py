@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Change,
     Client,
@@ -33,9 +33,9 @@ from fedml_noniid.plugins.core.component import (
     Trace,
     Weights,
 )
-from fedml_noniid.plugins.core.options import Positive, RecipeError
-from fedml_noniid.plugins.core.sums import weighted_mean
-from fedml_noniid.plugins.core.trees import Params, Tree, add, scale, sub, tree_map, zeros_like
+from fedml_noniid.core.options import Positive, RecipeError
+from fedml_noniid.core.sums import weighted_mean
+from fedml_noniid.core.trees import Params, Tree, add, scale, sub, tree_map, zeros_like
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedml_noniid.core.component import Answer, Client, Exclusive, Needs, Setting, Trace
+from fedml_noniid.core.data import Batch
+from fedml_noniid.core.trees import Params, Tree, sub, tree_map
 from fedml_noniid.plugins.baselines.scaffold import Scaffold
-from fedml_noniid.plugins.core.component import Answer, Client, Exclusive, Needs, Setting, Trace
-from fedml_noniid.plugins.core.data import Batch
-from fedml_noniid.plugins.core.trees import Params, Tree, sub, tree_map
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Change,
     Client,
@@ -36,10 +36,10 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Trace,
 )
-from fedml_noniid.plugins.core.optimizers import SGD, Optimizer
-from fedml_noniid.plugins.core.options import Momentum, RecipeError
-from fedml_noniid.plugins.core.sums import weighted_mean
-from fedml_noniid.plugins.core.trees import Tree, add, tree_map, zeros_like
+from fedml_noniid.core.optimizers import SGD, Optimizer
+from fedml_noniid.core.options import Momentum, RecipeError
+from fedml_noniid.core.sums import weighted_mean
+from fedml_noniid.core.trees import Tree, add, tree_map, zeros_like
 
 
 @dataclass(frozen=True)

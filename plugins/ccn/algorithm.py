@@ -36,7 +36,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Change,
     Client,
@@ -49,9 +49,9 @@ from fedml_noniid.plugins.core.component import (
     Trace,
     Weights,
 )
-from fedml_noniid.plugins.core.data import Batch
-from fedml_noniid.plugins.core.options import Positive, RecipeError
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.core.data import Batch
+from fedml_noniid.core.options import Positive, RecipeError
+from fedml_noniid.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)

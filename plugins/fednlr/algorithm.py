@@ -37,7 +37,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Client,
     Component,
@@ -48,11 +48,11 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Trace,
 )
-from fedml_noniid.plugins.core.data import Batch
-from fedml_noniid.plugins.core.errors import UserError, nearest
-from fedml_noniid.plugins.core.options import Count, NonNegative, RecipeError
-from fedml_noniid.plugins.core.task import Layer, Task
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.core.data import Batch
+from fedml_noniid.core.errors import UserError, nearest
+from fedml_noniid.core.options import Count, NonNegative, RecipeError
+from fedml_noniid.core.task import Layer, Task
+from fedml_noniid.core.trees import Params, Tree
 from fedml_noniid.plugins.fednlr.drift import recorded
 
 

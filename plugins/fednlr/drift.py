@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Client, Trace
-from fedml_noniid.plugins.core.data import Pass, one_hot
-from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.core.component import Client, Trace
+from fedml_noniid.core.data import Pass, one_hot
+from fedml_noniid.core.task import Task
+from fedml_noniid.core.trees import Params, Tree
 
 
 def recorded(trace: Trace, client: Client) -> Tree:

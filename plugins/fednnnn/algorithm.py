@@ -37,7 +37,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Change,
     Component,
     Exclusive,
@@ -46,18 +46,9 @@ from fedml_noniid.plugins.core.component import (
     Server,
     Weights,
 )
-from fedml_noniid.plugins.core.options import Momentum, Positive
-from fedml_noniid.plugins.core.sums import weighted_mean
-from fedml_noniid.plugins.core.trees import (
-    Params,
-    Tree,
-    add,
-    norm,
-    row_norms,
-    sub,
-    tree_map,
-    zeros_like,
-)
+from fedml_noniid.core.options import Momentum, Positive
+from fedml_noniid.core.sums import weighted_mean
+from fedml_noniid.core.trees import Params, Tree, add, norm, row_norms, sub, tree_map, zeros_like
 
 
 @dataclass(frozen=True)

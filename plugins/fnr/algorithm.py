@@ -36,7 +36,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Ask,
     Asks,
@@ -52,12 +52,12 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Trace,
 )
-from fedml_noniid.plugins.core.data import Batch, cross_entropy, one_hot
-from fedml_noniid.plugins.core.options import Count, CountOrNone, Fraction, Range
-from fedml_noniid.plugins.core.sums import added
-from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.training import Descent, Step, descend, gradient_of
-from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
+from fedml_noniid.core.data import Batch, cross_entropy, one_hot
+from fedml_noniid.core.options import Count, CountOrNone, Fraction, Range
+from fedml_noniid.core.sums import added
+from fedml_noniid.core.task import Output
+from fedml_noniid.core.training import Descent, Step, descend, gradient_of
+from fedml_noniid.core.trees import Params, Tree, tree_map
 from fedml_noniid.plugins.fnr.recorded import by_client, figure_5
 
 

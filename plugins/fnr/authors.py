@@ -35,22 +35,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
-    Answer,
-    Asks,
-    Client,
-    Needs,
-    Public,
-    Replies,
-    Server,
-    Trace,
-)
-from fedml_noniid.plugins.core.data import Batch, one_hot
-from fedml_noniid.plugins.core.optimizers import Adam
-from fedml_noniid.plugins.core.randomness import fold
-from fedml_noniid.plugins.core.sums import added
-from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.core.component import Answer, Asks, Client, Needs, Public, Replies, Server, Trace
+from fedml_noniid.core.data import Batch, one_hot
+from fedml_noniid.core.optimizers import Adam
+from fedml_noniid.core.randomness import fold
+from fedml_noniid.core.sums import added
+from fedml_noniid.core.task import Output
+from fedml_noniid.core.trees import Params, Tree
 from fedml_noniid.plugins.fnr.algorithm import FNR, class_sums
 
 

@@ -1,8 +1,8 @@
-"""The FedML pair of FNR-FL; it only sets `recipe`, the behaviour is in `plugins.silo.host`."""
+"""The FedML pair of FNR-FL; it only sets `recipe`, the behaviour is in `deploy.host`."""
 
 from __future__ import annotations
 
-from fedml_noniid.plugins.silo.host import HostAggregator, HostTrainer
+from fedml_noniid.deploy.host import HostAggregator, HostTrainer
 
 
 class FNRTrainer(HostTrainer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.trees import Tree
+from fedml_noniid.core.trees import Tree
 
 
 def figure_5(before: Tensor, after: Tensor) -> Tree:

@@ -35,7 +35,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Ask,
     Asks,
@@ -51,12 +51,12 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Trace,
 )
-from fedml_noniid.plugins.core.data import Batch, Pass
-from fedml_noniid.plugins.core.options import Count, NonNegative, RecipeError
-from fedml_noniid.plugins.core.randomness import fold, noisy
-from fedml_noniid.plugins.core.sums import added, from_integers, integers
-from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row
+from fedml_noniid.core.data import Batch, Pass
+from fedml_noniid.core.options import Count, NonNegative, RecipeError
+from fedml_noniid.core.randomness import fold, noisy
+from fedml_noniid.core.sums import added, from_integers, integers
+from fedml_noniid.core.task import Output
+from fedml_noniid.core.trees import Params, Tree, n_bytes, row
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Asks,
     Client,
@@ -52,10 +52,10 @@ from fedml_noniid.plugins.core.component import (
     Trace,
     Weights,
 )
-from fedml_noniid.plugins.core.data import Pass, masked_mean
-from fedml_noniid.plugins.core.randomness import fold, noisy, uniform
-from fedml_noniid.plugins.core.sums import added
-from fedml_noniid.plugins.core.trees import Tree
+from fedml_noniid.core.data import Pass, masked_mean
+from fedml_noniid.core.randomness import fold, noisy, uniform
+from fedml_noniid.core.sums import added
+from fedml_noniid.core.trees import Tree
 from fedml_noniid.plugins.rfedavg.algorithm import MeanFeatures, RFedAvg, RFedAvgPlus
 
 

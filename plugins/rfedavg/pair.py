@@ -1,9 +1,9 @@
 """The FedML pairs of rFedAvg and rFedAvg+; they only set `recipe`, the behaviour is in
-`plugins.silo.host`."""
+`deploy.host`."""
 
 from __future__ import annotations
 
-from fedml_noniid.plugins.silo.host import HostAggregator, HostTrainer
+from fedml_noniid.deploy.host import HostAggregator, HostTrainer
 
 
 class RFedAvgTrainer(HostTrainer):

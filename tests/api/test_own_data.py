@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import fedml_noniid as nd
+from fedml_noniid.data.indices import INDICES
 from fedml_noniid.pipelines.experiment import config, provenance
 from fedml_noniid.pipelines.stages import plan
-from fedml_noniid.plugins.data.indices import INDICES
 from tests.pipelines.small import PARAMS, run_stages
 
 DIGITS = nd.load("digits")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedml_noniid as nd
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.core.errors import UserError
 
 RNG = np.random.default_rng(0)
 QUIET: dict[str, Any] = {"partition": "iid", "clients": 4, "rounds": 2, "progress": False}

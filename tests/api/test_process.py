@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 import fedml_noniid as nd
 from fedml_noniid.api import process
-from fedml_noniid.plugins.engines import device
-from fedml_noniid.plugins.engines.device import value
+from fedml_noniid.engines import device
+from fedml_noniid.engines.device import value
 
 X = np.random.default_rng(0).normal(size=(90, 6)) * 1e3
 Y = np.arange(90) % 3

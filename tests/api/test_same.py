@@ -11,7 +11,7 @@ import pytest
 
 import fedml_noniid as nd
 from fedml_noniid.api.result import EXACT
-from fedml_noniid.plugins.data.indices import INDICES
+from fedml_noniid.data.indices import INDICES
 from tests.pipelines.small import run_stages
 
 pytestmark = pytest.mark.filterwarnings(

@@ -6,14 +6,14 @@ import inspect
 
 import fedml_noniid as nd
 from fedml_noniid.api import settings
+from fedml_noniid.data.partitions import PARTITIONS
 from fedml_noniid.pipelines.experiment.config import (
     MachineSettings,
     Scenario,
     TrainSettings,
     read_yaml,
 )
-from fedml_noniid.plugins.data.partitions import PARTITIONS
-from fedml_noniid.plugins.recipes import METHODS
+from fedml_noniid.plugins.registry import METHODS
 from tests.pipelines.small import ROOT
 
 

@@ -17,7 +17,6 @@ from typer.core import TyperGroup
 import fedml_noniid
 from fedml_noniid.cli.app import app, main
 from fedml_noniid.pipelines.experiment import check
-from fedml_noniid.pipelines.papers.studies import SIZES
 from tests.pipelines.small import ROOT
 
 Path_ = tuple[str, ...]
@@ -121,9 +120,8 @@ def test_help_comes_at_once() -> None:
     """No heavy library is imported for help and for errors of the command line."""
     code = (
         "import sys\nfrom fedml_noniid.cli.app import main\n"
-        "codes = [main(words) for words in (['--help'], ['run', '--help'], ['rnu'], ['papers', "
-        "'run', 'cnn'])]\n"
-        f"assert codes == [0, 0, 2, 2], codes\nsys.exit(','.join(set({LOADED}) & "
+        "codes = [main(words) for words in (['--help'], ['run', '--help'], ['rnu'])]\n"
+        f"assert codes == [0, 0, 2], codes\nsys.exit(','.join(set({LOADED}) & "
         "set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -143,20 +141,6 @@ def test_help_comes_at_once() -> None:
         (
             "run train evaluate",
             "got unexpected extra argument(s) (evaluate); `noniid run --help` shows what",
-        ),
-        (
-            "papers run",
-            "missing argument 'PAPER'; `noniid papers run --help` shows what is allowed",
-        ),
-        ("papers run cnn", "paper 'cnn' is unknown (did you mean 'ccn'?); allowed: fnr"),
-        (
-            "papers run ccn --size smok",
-            "size 'smok' is unknown (did you mean 'smoke'?); allowed: smoke, small, paper",
-        ),
-        ("papers run ccn --size", "option '--size' requires an argument"),
-        (
-            "papers build ccn-tab11",
-            "table or figure 'ccn-tab11' is unknown (did you mean 'ccn-tab1'?)",
         ),
         ("methods show fnrr", "method 'fnrr' is unknown (did you mean 'fnr'?)"),
         (
@@ -206,12 +190,9 @@ def test_an_interrupt_ends_with_130_and_a_line(
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("noniid pa", {"partition", "papers"}),
+        ("noniid pa", {"partition"}),
         ("noniid deploy s", {"shards", "server", "silo", "status", "study"}),
         ("noniid run e", {"evaluate"}),
-        ("noniid papers run f", {"fnr", "fednnnn", "fednlr"}),
-        ("noniid papers run fnr --size ", set(SIZES)),
-        ("noniid papers build nlr-tab", {f"nlr-tab{k}" for k in (1, 2, 3, 4)}),
         ("noniid methods show fedno", {"fednova"}),
         ("noniid init --data cifar1", {"cifar10", "cifar100"}),
     ],

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.algorithm import Algorithm, RoundResult, State
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.algorithm import Algorithm, RoundResult, State
+from fedml_noniid.core.component import (
     Ask,
     Asks,
     Change,
@@ -27,13 +27,13 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     overrides,
 )
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.sums import weighted_mean, weighted_sum
-from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Tree, add, row_norms, scale, tree_map
-from fedml_noniid.plugins.models.networks import mlp
-from fedml_noniid.plugins.recipes import METHODS, build
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.core.sums import weighted_mean, weighted_sum
+from fedml_noniid.core.task import Task
+from fedml_noniid.core.trees import Tree, add, row_norms, scale, tree_map
+from fedml_noniid.models.networks import mlp
+from fedml_noniid.plugins.registry import METHODS, build
 from tests.recipe_table import (
     BASES,
     PAIRS,

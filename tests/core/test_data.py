@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.data import (
+from fedml_noniid.core.data import (
     Batch,
     Pass,
     Samples,
@@ -14,7 +14,7 @@ from fedml_noniid.plugins.core.data import (
     masked_mean,
     one_hot,
 )
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.core.errors import UserError
 
 SAMPLES = Samples(
     torch.arange(24.0).reshape(8, 3), torch.arange(8) % 3

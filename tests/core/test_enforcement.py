@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.algorithm import Algorithm
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.algorithm import Algorithm
+from fedml_noniid.core.component import (
     OWNS,
     Answer,
     Ask,
@@ -28,9 +28,9 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Trace,
 )
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.trees import Tree, add
-from fedml_noniid.plugins.recipes import METHODS
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.core.trees import Tree, add
+from fedml_noniid.plugins.registry import METHODS
 from tests import federation
 
 SETTING = Setting(n_clients=6, cohort=4, n_public=15)

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.algorithm import Algorithm
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.algorithm import Algorithm
+from fedml_noniid.core.component import (
     Answer,
     Ask,
     Change,
@@ -24,10 +24,10 @@ from fedml_noniid.plugins.core.component import (
     Replies,
     Setting,
 )
-from fedml_noniid.plugins.core.contract import HOOKS
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.trees import tree_map, zeros_like
-from fedml_noniid.plugins.recipes import METHODS
+from fedml_noniid.core.contract import HOOKS
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.core.trees import tree_map, zeros_like
+from fedml_noniid.plugins.registry import METHODS
 from tests import federation
 from tests.models.test_own import own
 

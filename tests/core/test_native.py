@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedml_noniid.plugins.core import native, sums
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.core import native, sums
+from fedml_noniid.core.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_processes_that_compile_at_the_same_time_do_not_disturb_each_other(folde
     if sums._library() is None:
         pytest.skip("needs a C++ compiler; this machine has none")
     path().unlink()
-    code = "from fedml_noniid.plugins.core import sums; raise SystemExit(sums._library() is None)"
+    code = "from fedml_noniid.core import sums; raise SystemExit(sums._library() is None)"
     started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
     assert [process.wait() for process in started] == [0, 0]
     assert list(folder.iterdir()) == [path()]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedml_noniid.plugins.core import optimizers
-from fedml_noniid.plugins.core.trees import Params, add, leaves
-from fedml_noniid.plugins.engines.plan import LocalTraining
+from fedml_noniid.core import optimizers
+from fedml_noniid.core.trees import Params, add, leaves
+from fedml_noniid.engines.plan import LocalTraining
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.randomness import fold, normal, uniform
+from fedml_noniid.core.randomness import fold, normal, uniform
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15

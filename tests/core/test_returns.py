@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Ask,
     Change,
@@ -24,11 +24,11 @@ from fedml_noniid.plugins.core.component import (
     OwnModel,
     Replies,
 )
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.randomness import identity
-from fedml_noniid.plugins.core.sums import weighted_mean
-from fedml_noniid.plugins.core.trees import Params, tree_map
-from fedml_noniid.plugins.recipes import METHODS
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.core.randomness import identity
+from fedml_noniid.core.sums import weighted_mean
+from fedml_noniid.core.trees import Params, tree_map
+from fedml_noniid.plugins.registry import METHODS
 from tests import federation
 from tests.core.test_enforcement import ENGINES
 from tests.core.test_foreign_methods import made

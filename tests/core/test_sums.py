@@ -13,15 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedml_noniid.plugins.core import native, sums
-from fedml_noniid.plugins.core.sums import (
-    added,
-    from_integers,
-    integers,
-    weighted_mean,
-    weighted_sum,
-)
-from fedml_noniid.plugins.engines.packing import stack
+from fedml_noniid.core import native, sums
+from fedml_noniid.core.sums import added, from_integers, integers, weighted_mean, weighted_sum
+from fedml_noniid.engines.packing import stack
 from tests.core.test_trees import A, B, lists
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.data import Batch
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.task import Output, Task
-from fedml_noniid.plugins.core.training import Descent, Step, descend, gradient_of
-from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.models.networks import mlp
+from fedml_noniid.core.data import Batch
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.task import Output, Task
+from fedml_noniid.core.training import Descent, Step, descend, gradient_of
+from fedml_noniid.core.trees import Params
+from fedml_noniid.models.networks import mlp
 
 TASK = Task(mlp((2,), 2), SGD(0.5))
 ZERO = Descent({"w": torch.zeros(1)})

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from fedml_noniid.plugins.core import trees
-from fedml_noniid.plugins.engines.packing import stack
+from fedml_noniid.core import trees
+from fedml_noniid.engines.packing import stack
 
 A = {"w": torch.tensor([[1.0, -2.0]]), "inner": {"b": torch.tensor([2.0])}}
 B = {"w": torch.tensor([[10.0, 20.0]]), "inner": {"b": torch.tensor([30.0])}}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.core.errors import UserError
 
 
 def refuse(*parts: object) -> pytest.RaisesExc[UserError]:

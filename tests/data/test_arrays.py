@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.datasets import load
-from fedml_noniid.plugins.data.readers.arrays import of_arrays, of_named
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.datasets import load
+from fedml_noniid.data.readers.arrays import of_arrays, of_named
 from tests.data.reading import refuse
 from tests.files import contents
 

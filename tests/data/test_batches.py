@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedml_noniid.plugins.data.batches import epochs
-from fedml_noniid.plugins.data.streams import stream
+from fedml_noniid.data.batches import epochs
+from fedml_noniid.data.streams import stream
 
 OWN = np.array([3, 5, 8, 9, 11, 20, 21])
 

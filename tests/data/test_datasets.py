@@ -10,9 +10,9 @@ import torch
 import torchvision
 from PIL import Image
 
-from fedml_noniid.plugins.data.dataset import TENSORS, Dataset, Raw
-from fedml_noniid.plugins.data.datasets import load
-from fedml_noniid.plugins.data.readers import images
+from fedml_noniid.data.dataset import TENSORS, Dataset, Raw
+from fedml_noniid.data.datasets import load
+from fedml_noniid.data.readers import images
 from tests.data.reading import refuse
 
 # digits

@@ -13,6 +13,16 @@ import torch
 
 import fedml_noniid as nd
 from fedml_noniid.contract.checks import close
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.drift import drift
+from fedml_noniid.data.indices import INDICES, read_indices
+from fedml_noniid.data.skew import CLEAN
+from fedml_noniid.engines.checkpoint import Checkpoints
+from fedml_noniid.engines.evaluation import evaluate
+from fedml_noniid.engines.hashing import model_tensors
+from fedml_noniid.engines.run import Checkpointing, Outcome
 from fedml_noniid.pipelines.experiment import check, results
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
@@ -22,16 +32,6 @@ from fedml_noniid.pipelines.experiment.provenance import of_training
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting import report, text
 from fedml_noniid.pipelines.stages.partition import partitions
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.drift import drift
-from fedml_noniid.plugins.data.indices import INDICES, read_indices
-from fedml_noniid.plugins.data.skew import CLEAN
-from fedml_noniid.plugins.engines.checkpoint import Checkpoints
-from fedml_noniid.plugins.engines.evaluation import evaluate
-from fedml_noniid.plugins.engines.hashing import model_tensors
-from fedml_noniid.plugins.engines.run import Checkpointing, Outcome
 from tests import federation
 from tests.data.test_skew import item, partitioned, settings
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import append, opened, replace_folder, write_whole
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.files import append, opened, replace_folder, write_whole
 
 
 @pytest.fixture(params=[0o022, 0o077, 0o002])

@@ -21,9 +21,9 @@ import torch
 import torchvision
 from PIL import Image
 
-from fedml_noniid.plugins.data.datasets import load
-from fedml_noniid.plugins.data.readers import download
-from fedml_noniid.plugins.data.readers import mnist as mnist_files
+from fedml_noniid.data.datasets import load
+from fedml_noniid.data.readers import download
+from fedml_noniid.data.readers import mnist as mnist_files
 from tests.data import small
 from tests.data.reading import Breaking, draw, idx, refuse, serving
 from tests.files import contents

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.label_noise import flipped, rates
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.label_noise import flipped, rates
 
 # Two clients of a training set with three classes. Position 4 is nobody's.
 LABELS = np.array([0, 1, 2, 2, 0, 1])

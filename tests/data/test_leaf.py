@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.data.datasets import load
+from fedml_noniid.data.datasets import load
 from tests.data.reading import refuse
 from tests.files import contents
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from fedml_noniid.plugins.data.datasets import load
-from fedml_noniid.plugins.data.readers.made_tweets import made_tweets
+from fedml_noniid.data.datasets import load
+from fedml_noniid.data.readers.made_tweets import made_tweets
 
 NOWHERE = Path("/nowhere")
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fedml_noniid as nd
-from fedml_noniid.plugins.data import dataset
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.readers import arrays, user_data
+from fedml_noniid.data import dataset
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.readers import arrays, user_data
 from tests.work import calls, peak_bytes
 
 FEATURES = 4

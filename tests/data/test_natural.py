@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import partitions
-from fedml_noniid.plugins.data.client_tests import in_proportion, of_owners
-from fedml_noniid.plugins.data.partitions import BY_OWNER, partition
-from fedml_noniid.plugins.data.statistics import class_counts
-from fedml_noniid.plugins.data.streams import stream
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data import partitions
+from fedml_noniid.data.client_tests import in_proportion, of_owners
+from fedml_noniid.data.partitions import BY_OWNER, partition
+from fedml_noniid.data.statistics import class_counts
+from fedml_noniid.data.streams import stream
 from tests.data.test_partitions import DIGITS, everything
 
 # Users 7, 3, 900 and 5 with 4, 1, 3 and 2 samples.

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.noise import amounts, deviations, for_client, per_sample
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.noise import amounts, deviations, for_client, per_sample
 
 GREY = torch.tensor([4.0])  # 1 on the [0, 1] scale is 4 after normalisation
 COLOUR = torch.tensor([4.0, 2.0, 5.0])

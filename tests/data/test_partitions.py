@@ -7,17 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import partitions
-from fedml_noniid.plugins.data.partitions import BY_OWNER, PARTITIONS, assigning, partition
-from fedml_noniid.plugins.data.statistics import (
-    class_counts,
-    entropy,
-    gini,
-    label_distance,
-    summary,
-)
-from fedml_noniid.plugins.data.streams import stream
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data import partitions
+from fedml_noniid.data.partitions import BY_OWNER, PARTITIONS, assigning, partition
+from fedml_noniid.data.statistics import class_counts, entropy, gini, label_distance, summary
+from fedml_noniid.data.streams import stream
 
 # As digits after a validation split: 1294 samples of 10 classes.
 DIGITS = np.random.default_rng(0).permutation(np.arange(1294) % 10)

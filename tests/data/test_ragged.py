@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.data.dataset import Dataset, Raw
+from fedml_noniid.data.feature_skew import MAX_SAMPLES, sampled
+from fedml_noniid.data.ragged import ByClient, Ragged, lists_of
+from fedml_noniid.data.skew import CLEAN
 from fedml_noniid.pipelines.experiment.config import DataSettings, Scenario
 from fedml_noniid.pipelines.experiment.partitioning import partition_of
 from fedml_noniid.pipelines.stages.partition import clients_csv
-from fedml_noniid.plugins.data.dataset import Dataset, Raw
-from fedml_noniid.plugins.data.feature_skew import MAX_SAMPLES, sampled
-from fedml_noniid.plugins.data.ragged import ByClient, Ragged, lists_of
-from fedml_noniid.plugins.data.skew import CLEAN
 from tests.work import calls, peak_bytes
 
 LISTS = [np.array([4, 0]), np.empty(0, np.int64), np.array([7, 2, 1])]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.datasets import DATASETS, load
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.datasets import DATASETS, load
 from tests.data import small
 from tests.data.reading import refuse
 from tests.files import contents

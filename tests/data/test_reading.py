@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.randomness import uniform
-from fedml_noniid.plugins.data.reading import Noise, Read, moved, noisy
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.randomness import uniform
+from fedml_noniid.data.reading import Noise, Read, moved, noisy
 
 KEYS = st.integers(-(1 << 63), (1 << 63) - 1)
 

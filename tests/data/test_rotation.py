@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.data.rotation import turned, turns
+from fedml_noniid.data.rotation import turned, turns
 
 
 @pytest.mark.parametrize(

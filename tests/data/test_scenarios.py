@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.partitions import assigning, label_and_quantity, partition
-from fedml_noniid.plugins.data.partitions.quantity import exact_sizes
-from fedml_noniid.plugins.data.statistics import class_counts, gini, label_distance
-from fedml_noniid.plugins.data.streams import stream
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.partitions import assigning, label_and_quantity, partition
+from fedml_noniid.data.partitions.quantity import exact_sizes
+from fedml_noniid.data.statistics import class_counts, gini, label_distance
+from fedml_noniid.data.streams import stream
 from tests.data.test_partitions import DIGITS, check, everything, populations, refuse
 
 # MNIST's training set.

@@ -11,10 +11,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedml_noniid.plugins.data.dataset import Dataset, Raw
-from fedml_noniid.plugins.data.datasets import load
-from fedml_noniid.plugins.data.readers.sent140 import FILE, sent140
-from fedml_noniid.plugins.data.text import PAD, UNKNOWN
+from fedml_noniid.data.dataset import Dataset, Raw
+from fedml_noniid.data.datasets import load
+from fedml_noniid.data.readers.sent140 import FILE, sent140
+from fedml_noniid.data.text import PAD, UNKNOWN
 from tests.data.reading import refuse
 from tests.data.tweets import Tweet, write
 

@@ -13,6 +13,15 @@ from safetensors.numpy import load, save
 
 import fedml_noniid as nd
 from fedml_noniid.contract.checks import close
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.dataset import Dataset, Raw
+from fedml_noniid.data.drift import drift
+from fedml_noniid.data.indices import INDICES, Indices, read_indices
+from fedml_noniid.data.ragged import Ragged
+from fedml_noniid.data.skew import CLEAN, Skew
+from fedml_noniid.engines.evaluation import evaluate
+from fedml_noniid.engines.hashing import model_tensors
+from fedml_noniid.engines.run import Outcome
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
@@ -21,16 +30,7 @@ from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting import report
 from fedml_noniid.pipelines.stages.partition import partitions
-from fedml_noniid.pipelines.tools import scenarios
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.dataset import Dataset, Raw
-from fedml_noniid.plugins.data.drift import drift
-from fedml_noniid.plugins.data.indices import INDICES, Indices, read_indices
-from fedml_noniid.plugins.data.ragged import Ragged
-from fedml_noniid.plugins.data.skew import CLEAN, Skew
-from fedml_noniid.plugins.engines.evaluation import evaluate
-from fedml_noniid.plugins.engines.hashing import model_tensors
-from fedml_noniid.plugins.engines.run import Outcome
+from fedml_noniid.pipelines.verbs import scenarios
 from tests import federation
 
 LABEL_NOISE: dict[str, Any] = {"label_noise": {"rate": 0.4, "form": "level"}}

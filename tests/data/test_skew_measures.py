@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedml_noniid as nd
-from fedml_noniid.plugins.data.feature_skew import clarity, shift, spread
-from fedml_noniid.plugins.data.statistics import hellinger, summary
+from fedml_noniid.data.feature_skew import clarity, shift, spread
+from fedml_noniid.data.statistics import hellinger, summary
 
 
 def column(*values: float) -> np.ndarray[Any, np.dtype[np.float64]]:

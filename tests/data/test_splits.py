@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.splits import hold_out
-from fedml_noniid.plugins.data.subsample import subsample
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.splits import hold_out
+from fedml_noniid.data.subsample import subsample
 
 LABELS = np.repeat(np.arange(10), 50)[np.random.default_rng(0).permutation(500)]
 

@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from fedml_noniid.plugins.data.streams import Streams, stream
+from fedml_noniid.data.streams import Streams, stream
 
 
 def test_a_stream_repeats_and_others_differ() -> None:

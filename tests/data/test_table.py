@@ -18,14 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedml_noniid as nd
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.datasets import load
-from fedml_noniid.plugins.data.readers import user_data
-from fedml_noniid.plugins.data.readers.frames import ColumnError, UndecidedError
-from fedml_noniid.plugins.data.readers.table import of_frame
-from fedml_noniid.plugins.data.readers.text import of_texts
-from fedml_noniid.plugins.data.text import GLOVE, PAD, UNKNOWN, WIDTH
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.datasets import load
+from fedml_noniid.data.readers import user_data
+from fedml_noniid.data.readers.frames import ColumnError, UndecidedError
+from fedml_noniid.data.readers.table import of_frame
+from fedml_noniid.data.readers.text import of_texts
+from fedml_noniid.data.text import GLOVE, PAD, UNKNOWN, WIDTH
 from tests.data.reading import refuse
 from tests.files import contents
 

@@ -11,10 +11,10 @@ import torch
 from matplotlib.figure import Figure
 
 import fedml_noniid as nd
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import datasets
-from fedml_noniid.plugins.data.partitions import BY_LABEL
-from fedml_noniid.plugins.data.strata import NONE, strata
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data import datasets
+from fedml_noniid.data.partitions import BY_LABEL
+from fedml_noniid.data.strata import NONE, strata
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(200, 3))

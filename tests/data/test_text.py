@@ -11,16 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.text import (
-    GLOVE,
-    PAD,
-    WIDTH,
-    embedding,
-    encode,
-    tokenise,
-    vocabulary,
-)
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.text import GLOVE, PAD, WIDTH, embedding, encode, tokenise, vocabulary
 
 
 @pytest.mark.parametrize(

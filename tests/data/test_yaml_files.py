@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.yaml_files import json_of, read_yaml
 from fedml_noniid.pipelines.experiment import config
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.yaml_files import json_of, read_yaml
 
 CASES = {
     "twice": (

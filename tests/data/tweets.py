@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedml_noniid.plugins.data.readers.sent140 import FILE
+from fedml_noniid.data.readers.sent140 import FILE
 
 Tweet = tuple[str, str, str]  # polarity, user, text
 

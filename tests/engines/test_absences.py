@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from fedml_noniid.contract.checks import close, close_together
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import Tree, row, tree_map
-from fedml_noniid.plugins.engines import absences
-from fedml_noniid.plugins.engines.absences import Absent, listed, nobody, sometimes
-from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.models.networks import logistic_regression
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.trees import Tree, row, tree_map
+from fedml_noniid.engines import absences
+from fedml_noniid.engines.absences import Absent, listed, nobody, sometimes
+from fedml_noniid.engines.cohort import draw_cohort
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.packing import flatten
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.engines.simulation import Simulation
+from fedml_noniid.models.networks import logistic_regression
+from fedml_noniid.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
 from tests.recipe_table import ALONE, MORE, settings
@@ -217,7 +217,7 @@ def test_a_round_goes_on_as_if_the_missing_had_not_been_drawn(
 
     missing = simulation(entry, away, rounds=2, epochs=1)
     ran = missing.run()
-    monkeypatch.setattr("fedml_noniid.plugins.engines.plan.draw_cohort", drawn)
+    monkeypatch.setattr("fedml_noniid.engines.plan.draw_cohort", drawn)
     whole = simulation(entry, nobody, rounds=2, epochs=1).run()
     if missing.loop.start.task.own_models:  # whose model is not tested where it is missing
         assert federation.equal_models(whole, ran)

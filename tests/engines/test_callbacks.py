@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.callbacks import (
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.engines.callbacks import (
     Callback,
     CurrentRun,
     EarlyStop,
@@ -21,9 +21,9 @@ from fedml_noniid.plugins.engines.callbacks import (
     Row,
     callback_of,
 )
-from fedml_noniid.plugins.engines.checkpoint import Checkpoints
-from fedml_noniid.plugins.engines.run import Checkpointing
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.engines.checkpoint import Checkpoints
+from fedml_noniid.engines.run import Checkpointing
+from fedml_noniid.engines.simulation import Simulation
 from tests import federation
 
 

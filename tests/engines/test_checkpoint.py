@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from fedml_noniid.contract import checks
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.checkpoint import Checkpoint, Checkpoints
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.engines.checkpoint import Checkpoint, Checkpoints
 from tests import federation
 
 ROUNDS = 4

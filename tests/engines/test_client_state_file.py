@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import n_bytes, tree_map
-from fedml_noniid.plugins.engines import client_state_file
-from fedml_noniid.plugins.engines.client_state_file import ClientStateFile
-from fedml_noniid.plugins.engines.memory import InMemory, Memory, memory_for
-from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.trees import n_bytes, tree_map
+from fedml_noniid.engines import client_state_file
+from fedml_noniid.engines.client_state_file import ClientStateFile
+from fedml_noniid.engines.memory import InMemory, Memory, memory_for
+from fedml_noniid.engines.packing import flatten
+from fedml_noniid.engines.simulation import Simulation
 from tests import federation
 
 ROUNDS = 12

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Ask,
     Asks,
@@ -22,12 +21,13 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Trace,
 )
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
-from fedml_noniid.plugins.core.trees import Tree
-from fedml_noniid.plugins.engines.clients import Clients, marked
-from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.sequential import Sequential
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import NonFiniteError, UserError
+from fedml_noniid.core.trees import Tree
+from fedml_noniid.engines.clients import Clients, marked
+from fedml_noniid.engines.cohort import draw_cohort
+from fedml_noniid.engines.sequential import Sequential
+from fedml_noniid.plugins import registry
 from tests import federation
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -201,7 +201,7 @@ class Keeps(Component):
 def test_what_a_client_keeps_is_finite(
     engine: str, hook: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(recipes.METHODS, "keeps", Keeps)
+    monkeypatch.setitem(registry.METHODS, "keeps", Keeps)
     first = next(t for t in range(1, 99) if 2 in draw_cohort(3, t, 6, 2))
     made = federation.simulation(
         "keeps", {"keeps": {"hook": hook}}, engine=engine, cohort=2, rounds=first

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from fedml_noniid.api.process import in_turn
-from fedml_noniid.plugins.core.algorithm import Algorithm
-from fedml_noniid.plugins.core.component import Component, Server
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import Tree
-from fedml_noniid.plugins.engines import device
-from fedml_noniid.plugins.engines.device import resolve_device
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.models import build, name_of
-from fedml_noniid.plugins.models.model import Model
+from fedml_noniid.core.algorithm import Algorithm
+from fedml_noniid.core.component import Component, Server
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.trees import Tree
+from fedml_noniid.engines import device
+from fedml_noniid.engines.device import resolve_device
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.engines.simulation import Simulation
+from fedml_noniid.models import build, name_of
+from fedml_noniid.models.model import Model
 from tests import federation
 
 OLD = "The NVIDIA driver on your system is too old (found version 12020)"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.engines.evaluation import evaluate, pooled
-from fedml_noniid.plugins.engines.plan import initial_model
-from fedml_noniid.plugins.models import build
+from fedml_noniid.core.data import Samples
+from fedml_noniid.engines.evaluation import evaluate, pooled
+from fedml_noniid.engines.plan import initial_model
+from fedml_noniid.models import build
 from tests import federation
 
 NETWORK = build("logistic_regression", (2,), 3)

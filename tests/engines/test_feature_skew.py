@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.contract.checks import close, close_together
-from fedml_noniid.plugins.baselines.datasharing import DataSharing
-from fedml_noniid.plugins.core.algorithm import Algorithm
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.algorithm import Algorithm
+from fedml_noniid.core.component import (
     Answer,
     Ask,
     Client,
@@ -25,18 +24,19 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Trace,
 )
-from fedml_noniid.plugins.core.data import Batch, Samples
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.data.batches import in_order
-from fedml_noniid.plugins.data.noise import deviations, per_sample
-from fedml_noniid.plugins.engines.clients import PASS_BATCH, Clients
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, Start
-from fedml_noniid.plugins.engines.sequential import Sequential
-from fedml_noniid.plugins.models import build
+from fedml_noniid.core.data import Batch, Samples
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.task import Output
+from fedml_noniid.core.trees import Params
+from fedml_noniid.data.batches import in_order
+from fedml_noniid.data.noise import deviations, per_sample
+from fedml_noniid.engines.clients import PASS_BATCH, Clients
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.packing import flatten
+from fedml_noniid.engines.plan import LocalTraining, Plan, Start
+from fedml_noniid.engines.sequential import Sequential
+from fedml_noniid.models import build
+from fedml_noniid.plugins.baselines.datasharing import DataSharing
 from tests import federation
 from tests.recipe_table import PARAMETERS
 
@@ -138,7 +138,7 @@ def test_evaluation_is_neither_augmented_nor_noisy() -> None:
     run = simulation("fedavg", of=skewed(), augment=True, lr=1e-30)
     out = run.run()
     net = network()
-    from fedml_noniid.plugins.engines.evaluation import evaluate
+    from fedml_noniid.engines.evaluation import evaluate
 
     found = evaluate(net, out.params, out.buffers, federation.images().test)
     assert out.rows[-1]["test_loss"] == found.loss

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 import pytest
 import torch
 
-from fedml_noniid.plugins.engines import forks
+from fedml_noniid.engines import forks
 
 
 def code_of(child: Callable[[], int]) -> int | None:

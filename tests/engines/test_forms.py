@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.forms import FORMS
 from fedml_noniid.contract.checks import close
-from fedml_noniid.plugins.engines.run import Outcome
-from fedml_noniid.plugins.rates import Exponential
+from fedml_noniid.engines.run import Outcome
+from fedml_noniid.rates import Exponential
 from tests import federation
 
 ROUNDED = {

@@ -15,10 +15,10 @@ from torch import Tensor
 from benchmarks import gpu_budget
 from benchmarks.fake_gpu import Counts, Watch
 from benchmarks.gpu_budget import SMALL, of_round
+from fedml_noniid.core.component import Client
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.core.trees import Params, tree_map
 from fedml_noniid.plugins.baselines.fedprox import FedProx
-from fedml_noniid.plugins.core.component import Client
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.trees import Params, tree_map
 from tests.recipe_table import ALONE
 
 # What torch 2.11 refuses on a GPU in deterministic runs, of what a forward pass, a hook or a

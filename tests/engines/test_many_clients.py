@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.ragged import Ragged
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.local_training import LocalTraining
-from fedml_noniid.plugins.engines.plan import Plan
-from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.ragged import Ragged
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.local_training import LocalTraining
+from fedml_noniid.engines.plan import Plan
+from fedml_noniid.engines.simulation import Simulation
+from fedml_noniid.models import build
+from fedml_noniid.simulate import simulate
 from tests.work import calls, peak_bytes
 
 FEW, MANY = 1_000, 50_000

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.data import Samples
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.models import build
+from fedml_noniid.simulate import simulate
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -48,12 +48,12 @@ def test_the_data_are_there_once(engine: str, n_clients: int) -> None:
 CROSS_DEVICE = """
 from pathlib import Path
 import numpy as np, torch
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.data.dataset import Dataset, Raw
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.data import Samples
+from fedml_noniid.data.dataset import Dataset, Raw
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.models import build
+from fedml_noniid.simulate import simulate
 
 def images(n):
     return torch.randint(256, (n, 3, 28, 28), dtype=torch.uint8), torch.arange(n) % 10
@@ -92,13 +92,13 @@ MANY_CLIENTS = """
 import sys, time
 from pathlib import Path
 import numpy as np, torch
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.engines.checkpoint import Checkpoints
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.run import Checkpointing
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.data import Samples
+from fedml_noniid.engines.checkpoint import Checkpoints
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.engines.run import Checkpointing
+from fedml_noniid.models import build
+from fedml_noniid.simulate import simulate
 
 class Timed(Checkpointing):
     seconds = []

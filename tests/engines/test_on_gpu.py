@@ -12,8 +12,8 @@ import torch
 
 from benchmarks import gpu
 from fedml_noniid.api.process import in_turn
-from fedml_noniid.plugins.engines import device as device_of
-from fedml_noniid.plugins.engines.device import Gpus, be_deterministic, gpus
+from fedml_noniid.engines import device as device_of
+from fedml_noniid.engines.device import Gpus, be_deterministic, gpus
 from tests.recipe_table import ALONE
 
 NO_GPU = pytest.mark.skipif(not gpus().names, reason="needs a CUDA device; this machine has none")

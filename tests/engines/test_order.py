@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import Ask, Replies, Reply, Setting
-from fedml_noniid.plugins.core.trees import row
+from fedml_noniid.core.component import Ask, Replies, Reply, Setting
+from fedml_noniid.core.trees import row
+from fedml_noniid.plugins import registry
 from tests import federation
 from tests.recipe_table import DEPLOYED
 
@@ -18,7 +18,7 @@ ORDERS = 20
 ADDED = {
     name: entry
     for name, entry in DEPLOYED.items()
-    if recipes.build(*entry, SETTING).needs.replies == Replies.SUMS
+    if registry.build(*entry, SETTING).needs.replies == Replies.SUMS
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedml_noniid.plugins.engines.packing import flatten, unflatten
+from fedml_noniid.engines.packing import flatten, unflatten
 
 TREE = {
     "x": {"w": torch.tensor([1.0, 2.0]), "inner": {"b": torch.tensor([3.0])}},

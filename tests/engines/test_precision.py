@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines import device
-from fedml_noniid.plugins.engines.device import be_deterministic
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.local import LocalSteps
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.run import Outcome
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.engines import device
+from fedml_noniid.engines.device import be_deterministic
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.local import LocalSteps
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.engines.run import Outcome
+from fedml_noniid.models import build
+from fedml_noniid.simulate import simulate
 from tests import federation
 
 MODELS = {
@@ -68,7 +68,7 @@ def test_bf16_is_near_to_the_exact_run_but_not_equal(model: str, engine: str) ->
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_bf16_has_the_same_bits_in_any_number_of_processes(workers: int) -> None:
-    """The runtime of silos has them too: tests/silo/test_host.py."""
+    """The runtime of silos has them too: tests/deploy/test_host.py."""
     assert federation.equal(
         run("cnn", "bf16", "sequential", workers=workers), run("cnn", "bf16", "sequential")
     )

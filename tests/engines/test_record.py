@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Ask,
     Asks,
@@ -24,8 +23,9 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     Trace,
 )
-from fedml_noniid.plugins.models.networks import cnn
-from fedml_noniid.plugins.models.stacked import Stacked
+from fedml_noniid.models.networks import cnn
+from fedml_noniid.models.stacked import Stacked
+from fedml_noniid.plugins import registry
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -130,7 +130,7 @@ class Watcher(Component):
 
 @pytest.fixture
 def watcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(recipes.METHODS, "watcher", Watcher)
+    monkeypatch.setitem(registry.METHODS, "watcher", Watcher)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])

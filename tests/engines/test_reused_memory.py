@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Change,
     Client,
@@ -19,8 +19,8 @@ from fedml_noniid.plugins.core.component import (
     Server,
     Trace,
 )
-from fedml_noniid.plugins.core.trees import Tree, row, tree_map
-from fedml_noniid.plugins.recipes import METHODS
+from fedml_noniid.core.trees import Tree, row, tree_map
+from fedml_noniid.plugins.registry import METHODS
 from tests import federation
 
 COHORT = 4

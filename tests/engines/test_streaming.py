@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.sums import Growing, weighted_mean, weighted_sum
-from fedml_noniid.plugins.core.trees import row_norms
-from fedml_noniid.plugins.engines.callbacks import Callback, Columns, RoundEnd
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.core.sums import Growing, weighted_mean, weighted_sum
+from fedml_noniid.core.trees import row_norms
+from fedml_noniid.engines.callbacks import Callback, Columns, RoundEnd
+from fedml_noniid.engines.simulation import Simulation
 from tests import federation
 from tests.engines.test_order import ADDED
 from tests.recipe_table import DEPLOYED

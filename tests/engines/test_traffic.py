@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.trees import n_bytes
-from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.plan import initial_model
+from fedml_noniid.core.trees import n_bytes
+from fedml_noniid.engines.cohort import draw_cohort
+from fedml_noniid.engines.plan import initial_model
 from tests import federation
 from tests.recipe_table import ALONE
 

@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.component import (
-    Ask,
-)
-from fedml_noniid.plugins.core.trees import n_bytes, tree_map
-from fedml_noniid.plugins.data.batches import Order, padded
-from fedml_noniid.plugins.engines import vectorized
-from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.simulation import AUTO, choose_engine, mean_parallel_clients
-from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
-from fedml_noniid.plugins.models import build
+from fedml_noniid.core.component import Ask
+from fedml_noniid.core.trees import n_bytes, tree_map
+from fedml_noniid.data.batches import Order, padded
+from fedml_noniid.engines import vectorized
+from fedml_noniid.engines.packing import flatten
+from fedml_noniid.engines.simulation import AUTO, choose_engine, mean_parallel_clients
+from fedml_noniid.engines.vectorized import Vectorized, chunks
+from fedml_noniid.models import build
 from tests import federation
 
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from fedml_noniid.contract import checks
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import Tree
-from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, rows_for, shared
-from fedml_noniid.plugins.engines.workers import Workers, portion
-from fedml_noniid.plugins.models import build
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.trees import Tree
+from fedml_noniid.engines.packing import flatten
+from fedml_noniid.engines.simulation import Simulation
+from fedml_noniid.engines.storage import ALIGNED, SharedStorage, rows_for, shared
+from fedml_noniid.engines.workers import Workers, portion
+from fedml_noniid.models import build
 from tests import federation
 from tests.processes import alive
 
@@ -79,7 +79,7 @@ def test_processes_in_the_middle_of_their_work_end_too() -> None:
     """They would not look at their pipe for a minute."""
     code = """
 import time
-from fedml_noniid.plugins.engines import sequential
+from fedml_noniid.engines import sequential
 from tests.engines.test_workers import simulation
 sequential.train = lambda *_: time.sleep(60)
 simulation("fedavg").run()
@@ -146,7 +146,7 @@ def test_an_error_in_a_worker_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch
     def fail(*_: Any) -> None:
         raise ValueError("no such thing")
 
-    monkeypatch.setattr("fedml_noniid.plugins.engines.sequential.train", fail)  # before the fork
+    monkeypatch.setattr("fedml_noniid.engines.sequential.train", fail)  # before the fork
     with pytest.raises(ValueError, match="no such thing") as caught:
         simulation("fedavg").run()
     assert "in a worker process" in caught.value.__notes__[0]

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedml_noniid.plugins.core.algorithm import State
-from fedml_noniid.plugins.core.component import Ask, Reply
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.trees import Params, add
-from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.run import Outcome
-from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.models.networks import mlp
-from fedml_noniid.plugins.models.stacked import Stacked
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.algorithm import State
+from fedml_noniid.core.component import Ask, Reply
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.trees import Params, add
+from fedml_noniid.engines.cohort import draw_cohort
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.engines.run import Outcome
+from fedml_noniid.engines.simulation import Simulation
+from fedml_noniid.models.networks import mlp
+from fedml_noniid.models.stacked import Stacked
+from fedml_noniid.simulate import simulate
 
 Array = NDArray[Any]
 Tree = dict[str, Array]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedml_noniid.plugins.models.networks import logistic_regression
+from fedml_noniid.models.networks import logistic_regression
 from tests.methods import by_hand as hand
 
 DECAY = 0.2

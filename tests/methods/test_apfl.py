@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.core.component import Client
 from fedml_noniid.plugins.baselines.apfl import APFL
-from fedml_noniid.plugins.core.component import Client
 from tests.methods import by_hand as hand
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.core.task import Task
+from fedml_noniid.models import build
+from fedml_noniid.models.networks import logistic_regression, mlp
+from fedml_noniid.models.stacked import Stacked
 from fedml_noniid.plugins.ccn.algorithm import CCN
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.networks import logistic_regression, mlp
-from fedml_noniid.plugins.models.stacked import Stacked
 from tests.methods import by_hand as hand
 from tests.methods import test_sgdm
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedml_noniid.core.component import Setting
+from fedml_noniid.core.randomness import fold, identity, normal, uniform
+from fedml_noniid.data.streams import key
 from fedml_noniid.plugins.baselines.ccvr import CCVR
-from fedml_noniid.plugins.core.component import Setting
-from fedml_noniid.plugins.core.randomness import fold, identity, normal, uniform
-from fedml_noniid.plugins.data.streams import key
 from tests.methods import by_hand as hand
 
 SETTING = Setting(3, 3)

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import Change, Component, Replies, Server, Setting
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.sums import weighted_mean
-from fedml_noniid.plugins.core.trees import norm, row
-from fedml_noniid.plugins.engines.callbacks import Callback
-from fedml_noniid.plugins.privacy.accounting import epsilon
+from fedml_noniid.core.component import Change, Component, Replies, Server, Setting
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.core.sums import weighted_mean
+from fedml_noniid.core.trees import norm, row
+from fedml_noniid.engines.callbacks import Callback
+from fedml_noniid.plugins import registry
+from fedml_noniid.privacy.accounting import epsilon
 from tests import federation
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -76,7 +76,7 @@ def test_a_client_sends_its_clipped_update_and_the_sum_is_divided_by_the_cohort(
 
 
 def test_the_noise_is_z_s_over_m_on_the_sum() -> None:
-    from fedml_noniid.plugins.models import build
+    from fedml_noniid.models import build
 
     pytest.importorskip("dp_accounting", reason="epsilon needs the extra [privacy]")
     wide = build("mlp", (6,), federation.N_CLASSES, {"hidden": 2000})
@@ -118,7 +118,7 @@ def test_a_resumed_run_has_spent_what_it_spent(tmp_path: Any) -> None:
 
 def test_it_needs_sums() -> None:
     """Nothing else of the clients: a method beside it that reads their updates is refused."""
-    made = recipes.build("dpfedavg", {}, Setting(6, 4))
+    made = registry.build("dpfedavg", {}, Setting(6, 4))
     assert made.needs.replies is Replies.SUMS and made.uniform
 
     recipe = f"dpfedavg+{__name__}:Reads"
@@ -129,7 +129,7 @@ def test_it_needs_sums() -> None:
 @pytest.mark.parametrize("other", ["ccvr", "fednova", "fedexp", "rfedavg_plus", "fnr", "ccn"])
 def test_methods_that_take_more_of_a_client_are_refused(other: str) -> None:
     with pytest.raises(RecipeError, match=r"dpfedavg"):
-        recipes.build(f"dpfedavg+{other}", {}, Setting(6, 4, n_public=15))
+        registry.build(f"dpfedavg+{other}", {}, Setting(6, 4, n_public=15))
 
 
 @pytest.mark.parametrize("other", ["scaffold", "sgdm"])
@@ -148,7 +148,7 @@ def test_methods_that_send_more_than_the_update_are_refused_in_round_one(other: 
 )
 def test_what_it_could_not_promise_is_refused(given: Any, changed: Any, why: str) -> None:
     with pytest.raises(RecipeError, match=why):
-        recipes.build("dpfedavg", {"dpfedavg": given}, Setting(6, 4)._replace(**changed))
+        registry.build("dpfedavg", {"dpfedavg": given}, Setting(6, 4)._replace(**changed))
 
 
 def test_it_learns_under_server_optimisers() -> None:

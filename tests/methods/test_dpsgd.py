@@ -13,19 +13,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedml_noniid.plugins import recipes
+from fedml_noniid.core.component import Client, Setting
+from fedml_noniid.core.data import Batch
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.core.randomness import noised, step_key
+from fedml_noniid.core.task import Task
+from fedml_noniid.data.batches import epochs
+from fedml_noniid.data.streams import Streams
+from fedml_noniid.engines.callbacks import Callback
+from fedml_noniid.models import build
+from fedml_noniid.plugins import registry
 from fedml_noniid.plugins.baselines.dpsgd import DPSGD
-from fedml_noniid.plugins.core.component import Client, Setting
-from fedml_noniid.plugins.core.data import Batch
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.randomness import noised, step_key
-from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.data.batches import epochs
-from fedml_noniid.plugins.data.streams import Streams
-from fedml_noniid.plugins.engines.callbacks import Callback
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.privacy.accounting import epsilon
+from fedml_noniid.privacy.accounting import epsilon
 from tests import federation
 from tests.models.test_own import own
 
@@ -203,8 +203,8 @@ def test_without_noise_epsilon_is_infinite_and_without_a_clip_nothing_is_promise
 def test_networks_that_mix_samples_are_refused(changed: Any, why: str) -> None:
     setting = Setting(6, 4)._replace(**changed)
     with pytest.raises(RecipeError, match=why):
-        recipes.build("dpsgd", {"dpsgd": {"noise": 0.0}}, setting)
-    recipes.build("dpsgd", {"dpsgd": {"clip": 0.0, "noise": 0.0}}, setting)
+        registry.build("dpsgd", {"dpsgd": {"noise": 0.0}}, setting)
+    registry.build("dpsgd", {"dpsgd": {"clip": 0.0, "noise": 0.0}}, setting)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_methods_that_read_samples_without_the_noise_are_refused(other: str) -> 
         match=f"(without that noise|needs a batch together).*{other}|"
         f"{other}.*(without that noise|needs a batch together)",
     ):
-        recipes.build(f"dpsgd+{other}", {}, Setting(6, 4, n_public=15))
+        registry.build(f"dpsgd+{other}", {}, Setting(6, 4, n_public=15))
 
 
 def test_it_learns() -> None:

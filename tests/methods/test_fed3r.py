@@ -12,16 +12,16 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import Ridge
 from torch import nn
 
-from fedml_noniid.plugins.core.component import Change
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.data.partitions import partition
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.models import build, name_of
-from fedml_noniid.plugins.recipes import METHODS
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.component import Change
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.core.trees import Params
+from fedml_noniid.data.partitions import partition
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.models import build, name_of
+from fedml_noniid.plugins.registry import METHODS
+from fedml_noniid.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
 

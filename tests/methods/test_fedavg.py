@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.models.networks import logistic_regression
+from fedml_noniid.models.networks import logistic_regression
 from tests.methods import by_hand as hand
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.models.networks import logistic_regression
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.packing import flatten
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.models.networks import logistic_regression
+from fedml_noniid.plugins import registry
+from fedml_noniid.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
 from tests.recipe_table import settings
@@ -71,7 +71,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("method", sorted(recipes.METHODS.keys() - REFUSED))
+@pytest.mark.parametrize("method", sorted(registry.METHODS.keys() - REFUSED))
 def test_other_methods_see_the_body_only(method: str) -> None:
     """No state, memory or message about the head; it stays as it was drawn."""
     recipe = f"fedbabu+{method}"

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedml_noniid.plugins.core.trees import Params, Tree, row
-from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.personal import PERSONAL
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.models.networks import mlp
-from fedml_noniid.plugins.recipes import METHODS
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.trees import Params, Tree, row
+from fedml_noniid.engines.cohort import draw_cohort
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.packing import flatten
+from fedml_noniid.engines.personal import PERSONAL
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.engines.simulation import Simulation
+from fedml_noniid.models.networks import mlp
+from fedml_noniid.plugins.registry import METHODS
+from fedml_noniid.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
 

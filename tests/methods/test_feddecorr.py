@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.core.data import Batch
+from fedml_noniid.core.task import Output
 from fedml_noniid.plugins.baselines.feddecorr import FedDecorr
-from fedml_noniid.plugins.core.data import Batch
-from fedml_noniid.plugins.core.task import Output
 from tests.methods import by_hand as hand
 
 BETA, EPS = 0.4, 1e-8

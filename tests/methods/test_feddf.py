@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.core.component import Server
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.randomness import fold, identity, uniform
+from fedml_noniid.core.trees import add
+from fedml_noniid.data.streams import key
 from fedml_noniid.plugins.baselines.feddf import FedDF
-from fedml_noniid.plugins.core.component import Server
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.randomness import fold, identity, uniform
-from fedml_noniid.plugins.core.trees import add
-from fedml_noniid.plugins.data.streams import key
 from tests import federation
 from tests.methods import by_hand as hand
 

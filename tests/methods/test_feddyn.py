@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.core.component import Reply, Server
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.task import Task
 from fedml_noniid.plugins.baselines.feddyn_authors import FedDynAuthors
-from fedml_noniid.plugins.core.component import Reply, Server
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.task import Task
 from tests.methods import by_hand as hand
 
 ALPHA = 0.3

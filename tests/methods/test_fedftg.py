@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.core.component import Server
+from fedml_noniid.core.randomness import fold, identity, normal, uniform
+from fedml_noniid.data.streams import key
 from fedml_noniid.plugins.baselines.fedftg import FedFTG
-from fedml_noniid.plugins.core.component import Server
-from fedml_noniid.plugins.core.randomness import fold, identity, normal, uniform
-from fedml_noniid.plugins.data.streams import key
 from tests import federation
 from tests.methods import by_hand as hand
 from tests.methods.test_fedgen import slopes

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.core.randomness import fold, identity, integers, step_key, uniform
+from fedml_noniid.data.streams import key
 from fedml_noniid.plugins.baselines.fedgen import FedGen
-from fedml_noniid.plugins.core.randomness import fold, identity, integers, step_key, uniform
-from fedml_noniid.plugins.data.streams import key
 from tests.methods import by_hand as hand
 
 SCOPE = identity(FedGen())  # of its keys

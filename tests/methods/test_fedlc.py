@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedml_noniid.plugins.models.networks import mlp
+from fedml_noniid.models.networks import mlp
 from tests.methods import by_hand as hand
 
 Y = np.array([0, 1, 2, 1, 1, 0])

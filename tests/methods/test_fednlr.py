@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.component import Client
-from fedml_noniid.plugins.core.data import Pass, Samples
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.task import Layer, Task
-from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.engines.plan import initial_model
+from fedml_noniid.core.component import Client
+from fedml_noniid.core.data import Pass, Samples
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.task import Layer, Task
+from fedml_noniid.core.trees import Params
+from fedml_noniid.engines.plan import initial_model
+from fedml_noniid.models.networks import cnn, mlp
+from fedml_noniid.models.stacked import Stacked
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
 from fedml_noniid.plugins.fednlr.drift import bound, class_means, drift, last_hidden
-from fedml_noniid.plugins.models.networks import cnn, mlp
-from fedml_noniid.plugins.models.stacked import Stacked
 from tests.methods import by_hand as hand
 from tests.methods import test_scaffold
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.component import Reply, Server
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Params, Tree
-from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.core.component import Reply, Server
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.task import Task
+from fedml_noniid.core.trees import Params, Tree
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.models.networks import logistic_regression
 from fedml_noniid.plugins.fednnnn.algorithm import FedNNNN
-from fedml_noniid.plugins.models.networks import logistic_regression
 from tests.methods import by_hand as hand
 
 BETA, GAMMA = 0.9, 0.6

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedml_noniid.plugins.models.networks import mlp
+from fedml_noniid.models.networks import mlp
 from tests.methods import by_hand as hand
 
 BETA, TAU = 0.7, 1.6

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.engines.cohort import draw_cohort
+from fedml_noniid.engines.packing import flatten
 from tests import federation
 from tests.methods.test_fedbn import (
     COHORT,

@@ -69,9 +69,9 @@ def test_without_a_pull_each_client_trains_alone(engine: str) -> None:
 
 def test_silos_have_the_models_of_the_simulation(tmp_path: Path) -> None:
     pytest.importorskip("cryptography", reason="silos need [silo]")
-    from tests.silo import world
-    from tests.silo.test_resume import Federation as Silos
-    from tests.silo.test_resume import run as talk
+    from tests.deploy import world
+    from tests.deploy.test_resume import Federation as Silos
+    from tests.deploy.test_resume import run as talk
 
     silos = Silos("fedproto", {}, tmp_path, 2)
     talk(silos)

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.component import Ask, Client, Reply, Server, Setting, Trace
-from fedml_noniid.plugins.core.data import Pass, Samples
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.randomness import fold, identity
-from fedml_noniid.plugins.core.task import Task, autograd, functional
-from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.core.component import Ask, Client, Reply, Server, Setting, Trace
+from fedml_noniid.core.data import Pass, Samples
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.core.randomness import fold, identity
+from fedml_noniid.core.task import Task, autograd, functional
+from fedml_noniid.core.trees import Params
+from fedml_noniid.models.networks import mlp
 from fedml_noniid.plugins.fnr.algorithm import FNR
 from fedml_noniid.plugins.fnr.authors import FNRAuthors
-from fedml_noniid.plugins.models.networks import mlp
-from fedml_noniid.plugins.recipes import build
+from fedml_noniid.plugins.registry import build
 from tests import federation
 from tests.methods import by_hand as hand
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.core.randomness import fold, identity, uniform
+from fedml_noniid.data.streams import key
 from fedml_noniid.plugins.baselines.fsl import FSL
-from fedml_noniid.plugins.core.randomness import fold, identity, uniform
-from fedml_noniid.plugins.data.streams import key
 from tests.methods import by_hand as hand
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.recipes import METHODS
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.data import Samples
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.models import build
+from fedml_noniid.plugins.registry import METHODS
+from fedml_noniid.simulate import simulate
 
 N_CLIENTS, ROUNDS = 10, 5
 # What is slow gets more rounds: a random classifier, random layers before it, a step size that is

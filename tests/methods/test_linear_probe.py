@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedml_noniid.plugins.models import build
+from fedml_noniid.models import build
 from tests import federation
 from tests.methods import by_hand as hand
 

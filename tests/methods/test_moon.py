@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.core.component import Client
+from fedml_noniid.core.data import Batch
+from fedml_noniid.core.task import Output
 from fedml_noniid.plugins.baselines.moon import MOON
-from fedml_noniid.plugins.core.component import Client
-from fedml_noniid.plugins.core.data import Batch
-from fedml_noniid.plugins.core.task import Output
 from tests.methods import by_hand as hand
 
 MU, TAU = 0.8, 0.4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.engines.packing import flatten
 from tests import federation
 from tests.recipe_table import ALONE
 

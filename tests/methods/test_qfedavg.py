@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.core.component import Reply, Server
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.task import Task
 from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
-from fedml_noniid.plugins.core.component import Reply, Server
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.task import Task
 from tests.methods import by_hand as hand
 from tests.methods import test_ccn as ccn
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import Setting
-from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.core.component import Setting
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.plugins import registry
 from tests.methods import by_hand as hand
 
 SETTING = Setting(3, 3, "sgd", hand.LR, n_public=4)
@@ -77,16 +77,16 @@ CLASHES: dict[str, tuple[str, ...]] = {
 )
 def test_methods_that_do_not_compose(recipe: str, words: str) -> None:
     with pytest.raises(RecipeError, match=words):
-        recipes.build(recipe, {}, SETTING)
+        registry.build(recipe, {}, SETTING)
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedcm"])
 def test_a_step_size_of_the_server_is_a_server_step(method: str) -> None:
     """With their defaults SCAFFOLD and FedCM leave the step to others."""
     for other in ("fednnnn", "sgdm_server"):
-        recipes.build(f"{method}+{other}", {}, SETTING)
+        registry.build(f"{method}+{other}", {}, SETTING)
         with pytest.raises(RecipeError, match=SERVER):
-            recipes.build(f"{method}+{other}", {method: {"server_lr": 0.5}}, SETTING)
+            registry.build(f"{method}+{other}", {method: {"server_lr": 0.5}}, SETTING)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_step_size_of_the_server_is_a_server_step(method: str) -> None:
     ],
 )
 def test_methods_that_compose(recipe: str, settings: dict[str, Any]) -> None:
-    recipes.build(recipe, settings, SETTING)
+    registry.build(recipe, settings, SETTING)
 
 
 LOCAL: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
@@ -181,7 +181,7 @@ def test_options_that_contradict_each_other(
     method: str, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(RecipeError, match=f"{method}.*{words}"):
-        recipes.build(method, {method: options}, SETTING)
+        registry.build(method, {method: options}, SETTING)
 
 
 PUBLIC = "needs a public split, but public is 0"
@@ -208,7 +208,7 @@ def test_federations_that_a_method_cannot_have(
     method: str, options: dict[str, Any], setting: Setting, words: str
 ) -> None:
     with pytest.raises(RecipeError, match=words):
-        recipes.build(method, {method: options}, setting)
+        registry.build(method, {method: options}, setting)
 
 
 @pytest.mark.parametrize(
@@ -223,4 +223,4 @@ def test_federations_that_a_method_cannot_have(
 def test_federations_that_a_method_can_have(
     method: str, options: dict[str, Any], setting: Setting
 ) -> None:
-    recipes.build(method, {method: options}, setting)
+    registry.build(method, {method: options}, setting)

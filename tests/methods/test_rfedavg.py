@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import Ask, Server, Setting
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.randomness import fold, identity, normal, uniform
-from fedml_noniid.plugins.core.sums import integers
-from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.data.streams import key
-from fedml_noniid.plugins.engines.cohort import draw_cohort
+from fedml_noniid.core.component import Ask, Server, Setting
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.randomness import fold, identity, normal, uniform
+from fedml_noniid.core.sums import integers
+from fedml_noniid.core.task import Task
+from fedml_noniid.data.streams import key
+from fedml_noniid.engines.cohort import draw_cohort
+from fedml_noniid.plugins import registry
 from tests.methods import by_hand as hand
 
 LAM = 0.4
@@ -83,7 +83,7 @@ class Reference:
     @property
     def scope(self) -> int:
         """The component's number among the keys."""
-        return identity(recipes.METHODS[self.name]())
+        return identity(registry.METHODS[self.name]())
 
     def of_the_server(self, t: int) -> hand.Array:
         """The repo's noise on the average: every one of L samples has its own, of std sigma."""
@@ -296,7 +296,7 @@ def test_the_exchanges_of_rfedavg_plus() -> None:
 )
 def test_what_a_client_is_sent(name: str, options: dict[str, object], numbers: int) -> None:
     """N = 4, M = 3, d = 2."""
-    (component,) = recipes.build(name, {name: options}, Setting(4, 3)).components
+    (component,) = registry.build(name, {name: options}, Setting(4, 3)).components
     state = {"delta": torch.zeros(4, 2)} | (
         {"known": torch.zeros(4)} if "warmup" in options else {}
     )

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.core.component import Client, Trace
+from fedml_noniid.core.data import Pass, Samples
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.task import Output, Task
 from fedml_noniid.plugins.baselines.scaffold_i import ScaffoldI
-from fedml_noniid.plugins.core.component import Client, Trace
-from fedml_noniid.plugins.core.data import Pass, Samples
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.task import Output, Task
 from tests.methods import by_hand as hand
 
 ETA_G = 0.6

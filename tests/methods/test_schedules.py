@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedml_noniid.contract.checks import close
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.rates import Cosine, Exponential, Rate, Step, rate_of
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.rates import Cosine, Exponential, Rate, Step, rate_of
 from tests import federation
 from tests.methods import by_hand as hand
 from tests.methods import test_feddyn, test_fednova, test_scaffold

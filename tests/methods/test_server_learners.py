@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
-from fedml_noniid.plugins.engines.run import Outcome
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.core.data import Samples
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import LocalTraining, Plan
+from fedml_noniid.engines.run import Outcome
+from fedml_noniid.models import build
+from fedml_noniid.simulate import simulate
 from tests import federation
 
 CHEAP: dict[str, dict[str, object]] = {

@@ -22,12 +22,12 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 import fedml_noniid as nd
-from fedml_noniid.plugins import own_code
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.models import build, name_of
-from fedml_noniid.plugins.models.forward import Forward
-from fedml_noniid.plugins.models.modules import Scope, prepare
-from fedml_noniid.plugins.models.own import OwnNetwork
+from fedml_noniid import own_code
+from fedml_noniid.core.data import Samples
+from fedml_noniid.models import build, name_of
+from fedml_noniid.models.forward import Forward
+from fedml_noniid.models.modules import Scope, prepare
+from fedml_noniid.models.own import OwnNetwork
 from tests import federation
 
 CLASSES = 3

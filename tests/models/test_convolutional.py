@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.randomness import fold, uniform
-from fedml_noniid.plugins.engines.run import Outcome
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.forward import Forward
-from fedml_noniid.plugins.models.layers import DROPOUT, Dropout
-from fedml_noniid.plugins.models.stacked import DRAWN_AT_A_TIME
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.randomness import fold, uniform
+from fedml_noniid.engines.run import Outcome
+from fedml_noniid.models import build
+from fedml_noniid.models.forward import Forward
+from fedml_noniid.models.layers import DROPOUT, Dropout
+from fedml_noniid.models.stacked import DRAWN_AT_A_TIME
 from tests import federation
 
 KEY = torch.tensor(7)

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fedml_noniid as nd
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.models import name_of
-from fedml_noniid.plugins.models.embed import EmbedSettings
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.models import name_of
+from fedml_noniid.models.embed import EmbedSettings
 
 DIGITS = nd.load("digits").dataset
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import fedml_noniid as nd
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import datasets
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.inputs import LARGEST, split
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.own import OwnNetwork
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data import datasets
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.inputs import LARGEST, split
+from fedml_noniid.models import build
+from fedml_noniid.models.own import OwnNetwork
 
 
 class Both(nn.Module):
@@ -97,10 +97,11 @@ def test_engines_agree_and_new_samples_are_told_apart() -> None:
 
 def test_silos_have_the_bits_of_the_simulation() -> None:
     pytest.importorskip("cryptography", reason="silos need [silo]")
-    from fedml_noniid.plugins.data.shards import Parts
-    from fedml_noniid.plugins.silo import loopback, settings
-    from fedml_noniid.plugins.silo.server_run import ServerRun
-    from tests.silo import world
+    from fedml_noniid.data.shards import Parts
+    from fedml_noniid.deploy import settings
+    from fedml_noniid.deploy.server_run import ServerRun
+    from fedml_noniid.processes import loopback
+    from tests.deploy import world
 
     found = data().dataset
     inputs = {name: one.model_dump() for name, one in found.inputs.items()}

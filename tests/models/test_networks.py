@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.forward import Forward
-from fedml_noniid.plugins.models.layers import BatchNorm
-from fedml_noniid.plugins.models.networks import cnn
-from fedml_noniid.plugins.models.stacked import Stacked
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.task import Task
+from fedml_noniid.models import build
+from fedml_noniid.models.forward import Forward
+from fedml_noniid.models.layers import BatchNorm
+from fedml_noniid.models.networks import cnn
+from fedml_noniid.models.stacked import Stacked
 
 # The smallest images that each takes, and its weight layers.
 IMAGES = {

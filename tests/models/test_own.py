@@ -17,18 +17,18 @@ from torch import Tensor, nn
 import fedml_noniid as nd
 from fedml_noniid.contract.checks import close, close_together
 from fedml_noniid.contract.federation import PLAN
-from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import HEAD, Setting, overrides
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.plan import initial_model
-from fedml_noniid.plugins.models import build, factories, name_of
-from fedml_noniid.plugins.models.own import OwnNetwork
-from fedml_noniid.plugins.models.rows import OwnRow
-from fedml_noniid.plugins.models.settings import ModelSettings, build_network
-from fedml_noniid.plugins.recipes import METHODS
+from fedml_noniid.core.component import HEAD, Setting, overrides
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.engines.packing import flatten
+from fedml_noniid.engines.plan import initial_model
+from fedml_noniid.models import build, factories, name_of
+from fedml_noniid.models.own import OwnNetwork
+from fedml_noniid.models.rows import OwnRow
+from fedml_noniid.models.settings import ModelSettings, build_network
+from fedml_noniid.plugins import registry
+from fedml_noniid.plugins.registry import METHODS
 from tests import federation
 from tests.models import own_networks
 from tests.recipe_table import ALONE
@@ -189,7 +189,7 @@ def test_without_features_a_method_runs_or_is_refused(method: str, name: str) ->
 def test_a_refusal_says_what_is_missing() -> None:
     setting = Setting(4, 2, features=False)
     with pytest.raises(RecipeError, match="'moon' needs a linear classifier that is trained"):
-        recipes.build("moon", {}, setting)
+        registry.build("moon", {}, setting)
 
 
 IMAGES = federation.images()

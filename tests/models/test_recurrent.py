@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fedml_noniid.plugins.core.component import Client
-from fedml_noniid.plugins.core.data import Pass, Samples
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, initial_model
-from fedml_noniid.plugins.engines.simulation import Simulation, choose_engine
+from fedml_noniid.core.component import Client
+from fedml_noniid.core.data import Pass, Samples
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.task import Task
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import LocalTraining, Plan, initial_model
+from fedml_noniid.engines.simulation import Simulation, choose_engine
+from fedml_noniid.models import build
+from fedml_noniid.models.forward import Forward
+from fedml_noniid.models.recurrent import EMBEDDING, lstm
+from fedml_noniid.models.stacked import Stacked
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.forward import Forward
-from fedml_noniid.plugins.models.recurrent import EMBEDDING, lstm
-from fedml_noniid.plugins.models.stacked import Stacked
-from fedml_noniid.plugins.recipes import METHODS
-from fedml_noniid.plugins.simulate import simulate
+from fedml_noniid.plugins.registry import METHODS
+from fedml_noniid.simulate import simulate
 from tests.recipe_table import settings
 
 VOCABULARY, WIDTH, HIDDEN, LENGTH, CLASSES = 12, 4, 5, 6, 2

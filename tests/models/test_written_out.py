@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.data import cross_entropy, masked_mean
-from fedml_noniid.plugins.core.losses import CROSS_ENTROPY
-from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.engines.local import ClientAxis
-from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.layers import Conv, Flatten, Linear, MaxPool, ReLU
-from fedml_noniid.plugins.models.stacked import Stacked
+from fedml_noniid.core.data import cross_entropy, masked_mean
+from fedml_noniid.core.losses import CROSS_ENTROPY
+from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.task import Task
+from fedml_noniid.core.trees import Params
+from fedml_noniid.engines.local import ClientAxis
+from fedml_noniid.models import build
+from fedml_noniid.models.layers import Conv, Flatten, Linear, MaxPool, ReLU
+from fedml_noniid.models.stacked import Stacked
 
 SHAPE, CLASSES, BATCH, CLIENTS = (1, 3, 4), 5, 7, 4
 DENSE: dict[str, dict[str, int]] = {

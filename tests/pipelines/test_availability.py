@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.dataset import Dataset, Raw
+from fedml_noniid.data.indices import Indices
+from fedml_noniid.engines.absences import sometimes
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.provenance import plan
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.dataset import Dataset, Raw
-from fedml_noniid.plugins.data.indices import Indices
-from fedml_noniid.plugins.engines.absences import sometimes
 from tests.pipelines.small import PARAMS
 
 HEAD = "round,exchange,client\n"

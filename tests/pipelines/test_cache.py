@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment import cache
-from fedml_noniid.plugins.core.errors import UserError
 from tests.files import contents
 
 FINGERPRINT, OTHER = "a" * 64, "b" * 64

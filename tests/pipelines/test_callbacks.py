@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment import cache, config, progress
 from fedml_noniid.pipelines.experiment.provenance import of_training
 from fedml_noniid.pipelines.experiment.results import table
-from fedml_noniid.plugins.core.errors import UserError
 from tests.files import contents
 from tests.pipelines.small import PARAMS, run_stages
 

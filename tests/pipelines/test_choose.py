@@ -18,15 +18,15 @@ from hypothesis import settings as of_hypothesis
 from hypothesis import strategies as st
 
 import fedml_noniid as nd
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.engines.simulation import drive
 from fedml_noniid.pipelines.experiment import cache, config
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.search import Answers, Request, Search, choosing
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting.decision import Decision, decide
 from fedml_noniid.pipelines.stages import prepare, tune
-from fedml_noniid.pipelines.tools import choose as stage
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.simulation import drive
+from fedml_noniid.pipelines.verbs import choose as stage
 
 # A warning of mlflow's own use of SQLAlchemy.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")

@@ -23,12 +23,12 @@ import psutil
 import pytest
 
 from fedml_noniid.cli.app import main
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment import resume
 from fedml_noniid.pipelines.experiment.workspace import CLUSTER, Cluster, Workspace
 from fedml_noniid.pipelines.stages import train
 from fedml_noniid.pipelines.tracking import live
 from fedml_noniid.pipelines.tracking.store import Store
-from fedml_noniid.plugins.core.errors import UserError
 from tests.files import contents
 from tests.pipelines.small import PARAMS, ROOT, Repository, copy, run_stages
 
@@ -296,9 +296,6 @@ def test_without_the_kit_nobody_comes_in(cluster: Running, tmp_path: Path) -> No
     [
         ("run --cluster tcp://10.0.0.5:8786", "without TLS, everybody who reaches this port"),
         ("run --cluster tcp://host:8786", "without TLS, everybody who reaches this port"),
-        ("claims --cluster tcp://host:8786", "without TLS, everybody who reaches this port"),
-        ("papers run fnr --cluster tcp://host:8786", "without TLS, everybody who reaches this"),
-        ("papers build fnr-tab4 --cluster tcp://host:8786", "without TLS, everybody who reaches"),
         ("run --cluster http://127.0.0.1:8786", "allowed: tls://HOST:PORT, file:"),
         ("run --cluster tls://127.0.0.1", "allowed: tls://HOST:PORT, file:"),
         ("run --cluster tls://127.0.0.1:8786", "allowed: it with --kit FOLDER"),

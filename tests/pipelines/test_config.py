@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment import check, config
 from fedml_noniid.pipelines.experiment.provenance import of_training
 from fedml_noniid.pipelines.stages.deploy import deployment_of
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.recipes import METHODS
+from fedml_noniid.plugins.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
 FILE = (ROOT / "params.yaml").read_text()
@@ -318,10 +318,12 @@ def test_check_finds_what_single_settings_do_not_show(
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem
+    "path", sorted((ROOT / "research" / "experiments").glob("*.yaml")), ids=lambda path: path.stem
 )
 def test_the_experiments_that_come_with_the_project_are_good(path: Path, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "experiments" / "cost.py", tmp_path)  # a callback of one of them
+    shutil.copy(
+        ROOT / "research" / "experiments" / "cost.py", tmp_path
+    )  # a callback of one of them
     assert refusals(tmp_path, text=path.read_text()) == []
 
 

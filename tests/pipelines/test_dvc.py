@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 
 from fedml_noniid.pipelines.experiment import config, provenance
 from fedml_noniid.pipelines.stages.__main__ import STAGES
-from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins import registry
 from tests.pipelines.small import PARAMS, ROOT, Repository, copy, run_stages
 from tests.processes import alive
 
@@ -78,7 +78,7 @@ class Copy:
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
     folder = tmp_path_factory.mktemp("code")
-    for name in ("pipelines", "plugins"):
+    for name in ("pipelines", "plugins"):  # the package has links to them
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "fedml_noniid", folder / "fedml_noniid", symlinks=True)
     made = Copy(folder)
@@ -109,11 +109,11 @@ def registered(code: Copy) -> None:
         "class Mine:\n    name = 'mine'\n"
     )
     code.edit(
-        "plugins/recipes.py",
+        "plugins/registry.py",
         "from fedml_noniid.plugins.baselines.moon",
         "from fedml_noniid.plugins.baselines.mine import Mine\nfrom plugins.baselines.moon",
     )
-    code.edit("plugins/recipes.py", "        MOON,", "        Mine,\n        MOON,")
+    code.edit("plugins/registry.py", "        MOON,", "        Mine,\n        MOON,")
 
 
 @contextmanager
@@ -159,7 +159,7 @@ ROWS: dict[
         {},
     ),
     "another docstring of a function": (
-        lambda code: code.edit("plugins/engines/record.py", '    """', '    """Other words. '),
+        lambda code: code.edit("fedml_noniid/engines/record.py", '    """', '    """Other words. '),
         (),
         {},
     ),
@@ -243,12 +243,12 @@ ROWS: dict[
         {},
     ),
     "the code of all trainings": (
-        at_the_end("plugins/core/algorithm.py", STATEMENT),
+        at_the_end("fedml_noniid/core/algorithm.py", STATEMENT),
         (),
         {"train": BOTH, "evaluate": {"code"}, "deploy": {"fedavg"}},
     ),
     "the sums in C++": (
-        at_the_end("plugins/core/sums.cpp", "// words"),
+        at_the_end("fedml_noniid/core/sums.cpp", "// words"),
         (),
         {"train": BOTH, "evaluate": {"code"}, "deploy": {"fedavg"}},
     ),
@@ -259,13 +259,13 @@ ROWS: dict[
         EVERYTHING,
     ),
     "what settings of local training mean": (
-        at_the_end("plugins/engines/local_training.py", STATEMENT),
+        at_the_end("fedml_noniid/engines/local_training.py", STATEMENT),
         (),
         EVERYTHING,
     ),
-    "what a schedule means": (at_the_end("plugins/rates.py", STATEMENT), (), EVERYTHING),
+    "what a schedule means": (at_the_end("fedml_noniid/rates.py", STATEMENT), (), EVERYTHING),
     "the code of a partition": (
-        at_the_end("plugins/data/partitions/label.py", STATEMENT),
+        at_the_end("fedml_noniid/data/partitions/label.py", STATEMENT),
         (),
         {"partition": {"skewed-0"}, "deploy": {"fedavg"}},
     ),
@@ -286,7 +286,7 @@ ROWS: dict[
     ),
     "the code of MLflow's runs": (at_the_end("pipelines/tracking/runs.py", STATEMENT), (), {}),
     "the code of the silos": (
-        at_the_end("plugins/silo/wire.py", STATEMENT),
+        at_the_end("fedml_noniid/deploy/wire.py", STATEMENT),
         (),
         {"deploy": {"fedavg"}},
     ),
@@ -305,11 +305,11 @@ def test_what_a_change_makes_out_of_date(
     edit, changes, expected = ROWS[what]
     mine = type(
         "Mine",
-        (recipes.METHODS["moon"],),
+        (registry.METHODS["moon"],),
         {"__module__": "fedml_noniid.plugins.baselines.mine", "name": "mine"},
     )
     if changes == WITH_MINE:
-        monkeypatch.setitem(recipes.METHODS, "mine", mine)
+        monkeypatch.setitem(registry.METHODS, "mine", mine)
     with restored(code.folder):
         if edit is not None:
             edit(code)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import fedml_noniid as nd
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.pipelines.experiment import config, provenance
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import deploy
-from fedml_noniid.pipelines.tools import fits
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.silo import loopback
+from fedml_noniid.pipelines.verbs import fits
+from fedml_noniid.processes import loopback
 from tests import own_package
 from tests.pipelines.small import PARAMS, run_stages
 

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import save_file
 
 from fedml_noniid.cli.app import main
+from fedml_noniid.data import datasets
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.engines import device
+from fedml_noniid.engines.device import Gpus
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import plan
-from fedml_noniid.pipelines.tools import fits
-from fedml_noniid.plugins.data import datasets
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.engines import device
-from fedml_noniid.plugins.engines.device import Gpus
+from fedml_noniid.pipelines.verbs import fits
 from tests.pipelines.small import PARAMS, run_stages
 
 DEALT = "partition: dirichlet, clients: 4, alpha: 0.5"
@@ -144,8 +144,8 @@ def test_a_validation_split_without_a_metric_is_refused(
 
 
 OWN = """\
-from fedml_noniid.plugins.engines.callbacks import Callback
-from fedml_noniid.plugins.rates import Rate
+from fedml_noniid.engines.callbacks import Callback
+from fedml_noniid.rates import Rate
 
 class Keeps(Callback):
     def on_start(self, run):

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.yaml_files import read_yaml
+from fedml_noniid.engines import device
 from fedml_noniid.pipelines.experiment import config, provenance
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.papers import study
-from fedml_noniid.pipelines.papers.studies import Study
 from fedml_noniid.pipelines.stages import evaluate, train
-from fedml_noniid.pipelines.tools import fits
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.yaml_files import read_yaml
-from fedml_noniid.plugins.engines import device
+from fedml_noniid.pipelines.verbs import fits
+from research import study
+from research.studies import Study
 from tests.engines.test_device import answers
 from tests.pipelines.small import PARAMS, run_stages
 

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
 import fedml_noniid as nd
+from fedml_noniid.engines.evaluation import Evaluation, evaluate
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import _by_class, _counts, final_model
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate
 from tests.pipelines.small import run_stages
 
 # A warning of mlflow's own use of SQLAlchemy.

@@ -14,16 +14,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from fedml_noniid.pipelines.experiment import config
-from fedml_noniid.plugins.core.errors import (
-    MISSING,
-    UNKNOWN,
-    UserError,
-    located,
-    shown,
-    together,
-)
-from fedml_noniid.plugins.core.options import (
+from fedml_noniid.core.errors import MISSING, UNKNOWN, UserError, located, shown, together
+from fedml_noniid.core.options import (
     Count,
     Momentum,
     OneOf,
@@ -35,14 +27,15 @@ from fedml_noniid.plugins.core.options import (
     model_of,
     validated,
 )
-from fedml_noniid.plugins.data.datasets import DATASETS, Preprocessing
-from fedml_noniid.plugins.data.partitions import PARTITIONS
-from fedml_noniid.plugins.engines.callbacks import CALLBACKS
-from fedml_noniid.plugins.engines.local_training import LocalTraining
-from fedml_noniid.plugins.models import MODELS
-from fedml_noniid.plugins.rates import DECAYS
-from fedml_noniid.plugins.recipes import METHODS
-from fedml_noniid.plugins.silo import settings as silo
+from fedml_noniid.data.datasets import DATASETS, Preprocessing
+from fedml_noniid.data.partitions import PARTITIONS
+from fedml_noniid.deploy import settings as silo
+from fedml_noniid.engines.callbacks import CALLBACKS
+from fedml_noniid.engines.local_training import LocalTraining
+from fedml_noniid.models import MODELS
+from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.plugins.registry import METHODS
+from fedml_noniid.rates import DECAYS
 
 HUGE = 10**400  # too large for a float
 LARGE = 1e39  # too large for a float32

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedml_noniid import foreign, own_code
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.engines.run import Outcome
+from fedml_noniid.engines.simulation import Simulation
 from fedml_noniid.pipelines.experiment import config, provenance, search
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.training import trained
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins import foreign, own_code
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.run import Outcome
-from fedml_noniid.plugins.engines.simulation import Simulation
 from tests import own_package
 from tests.pipelines.small import PARAMS, ROOT, environment, run_stages
 
@@ -132,8 +132,8 @@ def test_it_trains_and_its_code_is_in_the_record(
 def test_a_result_of_our_edited_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It names the file; a reload would leave old objects in other modules."""
     own_code.check_unchanged(own_code.OURS)
-    spec, _ = own_code._imported["fedml_noniid.plugins.rates"]
-    monkeypatch.setitem(own_code._imported, "fedml_noniid.plugins.rates", (spec, "other"))
+    spec, _ = own_code._imported["fedml_noniid.rates"]
+    monkeypatch.setitem(own_code._imported, "fedml_noniid.rates", (spec, "other"))
     with pytest.raises(UserError, match=r"imported \S+/rates\.py; start the process again$"):
         own_code.check_unchanged(own_code.OURS)
 

@@ -11,6 +11,10 @@ import torch
 from safetensors.torch import load_file
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.rotation import turned
+from fedml_noniid.engines.evaluation import evaluate
+from fedml_noniid.models import build
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
@@ -18,10 +22,6 @@ from fedml_noniid.pipelines.experiment.measuring import final_model
 from fedml_noniid.pipelines.experiment.results import table
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.tune import tune
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.rotation import turned
-from fedml_noniid.plugins.engines.evaluation import evaluate
-from fedml_noniid.plugins.models import build
 from tests.pipelines.small import PARAMS, run_stages
 
 # A warning of mlflow's own use of SQLAlchemy.

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedml_noniid import extras
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.engines.device import resolve_device
 from fedml_noniid.pipelines.cluster import traits
 from fedml_noniid.pipelines.experiment import config, provenance
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import plan
-from fedml_noniid.plugins import extras, recipes
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.device import resolve_device
+from fedml_noniid.plugins import registry
 from tests.files import contents
 from tests.pipelines.small import PARAMS, ROOT, environment
 
@@ -31,14 +32,14 @@ SHARED = {
     "data/batches.py",
     "data/noise.py",
     "data/streams.py",
-    "recipes.py",
+    "registry.py",
 }
 # Files that no training depends on: that change no result, that act through the prepared data and
 # the partition alone, or that deploy.
 NO_TRAINING = (
     *(name.removeprefix("fedml_noniid.").replace(".", "/") for name in provenance.NO_CODE),
     *(
-        "data/chained",
+        "privacy/chained",
         "data/checks",
         "data/datasets",
         "data/partitions",
@@ -47,16 +48,19 @@ NO_TRAINING = (
     ),
     *("data/client_tests", "data/feature_skew", "data/label_noise", "data/shards", "data/splits"),
     *("data/statistics", "data/subsample", "data/yaml_files", "foreign", "models/embed"),
-    *("kits/", "privacy/ledger", "privacy/local", "secure/", "silo/", "site/"),
+    *("credentials/", "deploy/", "governance/", "privacy/ledger", "privacy/local", "processes/"),
 )
 
 
 def files(recipe: str) -> set[str]:
     """The files of `plugins` that a training of the recipe depends on."""
-    modules = [recipes.METHODS[name].__module__ for name in recipes.parse(recipe)]
+    modules = [registry.METHODS[name].__module__ for name in registry.parse(recipe)]
     found = provenance.files(TRAINING, *modules)
     return {
-        path.relative_to(provenance.ROOT).as_posix().removeprefix("fedml_noniid/plugins/")
+        path.relative_to(provenance.ROOT)
+        .as_posix()
+        .removeprefix("fedml_noniid/")
+        .removeprefix("plugins/")
         for path in found
     }
 
@@ -81,32 +85,34 @@ def test_a_recipe_depends_on_its_own_methods_only(recipe: str, own: set[str]) ->
     }
     assert methods == own
     assert not [
-        name for name in found if name.startswith(("silo/", "data/readers", "data/partitions"))
+        name for name in found if name.startswith(("deploy/", "data/readers", "data/partitions"))
     ]
 
 
 def test_nothing_that_a_training_may_run_is_left_out() -> None:
-    """Every module of ours that a training loads, and every file of `plugins`, is a dependency of
-    some recipe, or is known to change no training."""
-    code = f"import sys, {TRAINING}\nprint(*(name for name in sys.modules if name.count('.') > 2))"
+    """Every module of ours that a training loads, and every file of methods and machinery, is a
+    dependency of some recipe, or is known to change no training."""
+    code = f"import sys, {TRAINING}\nprint(*(name for name in sys.modules if name.count('.') > 1))"
     loaded = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
-    every = set().union(*(files(name) for name in ("fedavg", *recipes.METHODS)))
-    top = ROOT / "plugins"
-    ours = {file.relative_to(top).as_posix() for file in top.rglob("*.*[yp]") if file.is_file()}
+    every = set().union(*(files(name) for name in ("fedavg", *registry.METHODS)))
+    tops = ROOT / "fedml_noniid", ROOT / "plugins"
+    ours = {
+        path.relative_to(top).as_posix()
+        for top in tops
+        for path in top.rglob("*.*[yp]")
+        if path.is_file() and path.relative_to(top).parts[0] not in ("api", "cli", "contract")
+    }
     for name in loaded:
         if name.startswith("fedml_noniid."):
-            path = ROOT.joinpath(*name.split(".")[1:]).with_suffix(".py")
-            ours.add(path.relative_to(top if path.is_relative_to(top) else ROOT).as_posix())
-    rest = ours - {file.removeprefix("fedml_noniid/") for file in every}
+            inside = name.removeprefix("fedml_noniid.").removeprefix("plugins.")
+            ours.add(f"{inside.replace('.', '/')}.py")
+    rest = {name for name in ours - every if any((top / name).is_file() for top in tops)}
     assert {
-        name
-        for name in rest
-        if (ROOT / name).is_file() or (top / name).is_file()
-        if not name.startswith(NO_TRAINING) and not name.endswith("/pair.py")
-    } == set()
-    assert len(loaded) > 100
+        name for name in rest if not name.startswith(NO_TRAINING) and not name.endswith("/pair.py")
+    } == {"__main__.py"}
+    assert len(loaded) > 100 and len(ours) > 150
 
 
 def test_a_cpu_of_another_maker_is_another_kind_of_machine(monkeypatch: pytest.MonkeyPatch) -> None:

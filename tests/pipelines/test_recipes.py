@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedml_noniid.cli.app import main
-from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins import registry
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -19,14 +19,14 @@ def test_the_list_has_every_method_with_hyper_parameters_defaults_and_source(
     assert (code, err) == (0, "")
     lines = out.splitlines()
     heads = [line for line in lines if line and not line.startswith(" ")]
-    assert heads == ["fedavg", *sorted(recipes.METHODS)]
-    for method in recipes.METHODS:
+    assert heads == ["fedavg", *sorted(registry.METHODS)]
+    for method in registry.METHODS:
         start = lines.index(method)
         end = next(
             (k for k in range(start + 1, len(lines)) if not lines[k].startswith(" ")), len(lines)
         )
         text = " ".join(line.strip() for line in lines[start + 1 : end])
-        for key in recipes.hyper_parameters(method):
+        for key in registry.hyper_parameters(method):
             assert f"{key} = " in text
         assert "http" in text
     assert "mu = 0.01" in out and "https://arxiv.org/abs/1812.06127" in out

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment import cache, config, results, search
 from fedml_noniid.pipelines.reporting import chosen, cost, figures, pages, report, summary, tables
 from fedml_noniid.pipelines.reporting.summary import ScenarioSummary, Spread
 from fedml_noniid.pipelines.reporting.text import NONE, plain
-from fedml_noniid.plugins.core.errors import UserError
 from tests.files import contents
 
 MIB = 2**20

@@ -21,11 +21,11 @@ from dvc.stage import run as running
 from ruamel.yaml import YAML
 
 from fedml_noniid.cli.app import main
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stages
-from fedml_noniid.pipelines.tools import repro
 from fedml_noniid.pipelines.tracking import verbs
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.pipelines.verbs import repro
 from tests.pipelines import small
 
 PARAMS = small.PARAMS[: small.PARAMS.index("deploy:")]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedml_noniid.engines.simulation import Simulation
 from fedml_noniid.pipelines.experiment import resume
-from fedml_noniid.plugins.engines.simulation import Simulation
 from tests import federation
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment import config
-from fedml_noniid.pipelines.tools import scenarios
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.pipelines.verbs import scenarios
 from tests.pipelines.small import PARAMS
 
 TWO = PARAMS.replace("scenario_names: [skewed]", "scenario_names: [skewed, even]").replace(

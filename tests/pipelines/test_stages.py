@@ -20,6 +20,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedml_noniid.core.randomness import fold, normal
+from fedml_noniid.data.indices import INDICES, read_indices
+from fedml_noniid.data.ragged import Ragged
+from fedml_noniid.data.streams import key
+from fedml_noniid.engines.hashing import weights_sha256
 from fedml_noniid.pipelines.experiment import cache, config, progress, resume
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
@@ -29,11 +34,6 @@ from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.tracking import live
 from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.pipelines.tracking.sync import sync
-from fedml_noniid.plugins.core.randomness import fold, normal
-from fedml_noniid.plugins.data.indices import INDICES, read_indices
-from fedml_noniid.plugins.data.ragged import Ragged
-from fedml_noniid.plugins.data.streams import key
-from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.fnr.algorithm import FNR
 from tests.files import contents
 from tests.pipelines.small import PARAMS, run_stages

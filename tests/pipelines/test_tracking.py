@@ -30,6 +30,8 @@ from safetensors.torch import save, save_file
 from sqlalchemy.exc import OperationalError
 
 from fedml_noniid.cli.app import main
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.dataset import Dataset, Raw
 from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.tracking import deployments, models, runs, ui, view
 from fedml_noniid.pipelines.tracking import live as live_runs
@@ -38,8 +40,6 @@ from fedml_noniid.pipelines.tracking.deployments import MODEL
 from fedml_noniid.pipelines.tracking.live import Live
 from fedml_noniid.pipelines.tracking.store import Store, StoreError
 from fedml_noniid.pipelines.tracking.sync import sync
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from tests.recipe_table import PARAMETERS
 
 REPOSITORY = Path(runs.__file__).parents[3]
@@ -568,7 +568,7 @@ def test_a_model_brings_its_own_code(store: Store, finish: Finish, tmp_path: Pat
     code = (
         "import sys, mlflow, numpy; m = mlflow.pyfunc.load_model(sys.argv[1])\n"
         "print(m.predict(numpy.zeros((1, 1, 2, 2), 'float32')).shape, "
-        "sys.modules['fedml_noniid.plugins'].__file__)"
+        "sys.modules['fedml_noniid.models'].__file__)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, version.source], cwd=tmp_path, capture_output=True, text=True
@@ -633,9 +633,9 @@ def deployed(
     content["comm_args"] = content["comm_args"] | places
     config.write_text(json.dumps(content))  # JSON is YAML
     pytest.importorskip("grpc", reason="of the extra [silo]")
-    from fedml_noniid.plugins.silo import settings
-    from fedml_noniid.plugins.site import policy
-    from tests.silo import world
+    from fedml_noniid.deploy import settings
+    from fedml_noniid.governance import policy
+    from tests.deploy import world
 
     content["train_args"] = {**content["train_args"]}
     content["train_args"].pop("quorom", None)

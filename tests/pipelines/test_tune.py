@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment import cache, config, provenance, search
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.results import table
@@ -19,7 +20,6 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.pipelines.stages import tune as stage
 from fedml_noniid.pipelines.stages.tune import tune
-from fedml_noniid.plugins.core.errors import UserError
 
 # A warning of mlflow's own use of SQLAlchemy.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")

@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.engines.hashing import weights_sha256
+from fedml_noniid.models.recurrent import EMBEDDING
 from fedml_noniid.pipelines.experiment import check, config
 from fedml_noniid.pipelines.stages import deploy
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.engines.hashing import weights_sha256
-from fedml_noniid.plugins.models.recurrent import EMBEDDING
-from fedml_noniid.plugins.silo import loopback
+from fedml_noniid.processes import loopback
 from tests.data.tweets import Tweet, write
 from tests.pipelines.small import run_stages
 

@@ -17,12 +17,12 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.indices import INDICES, read_indices
+from fedml_noniid.data.text import GLOVE
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.stages import prepare
-from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.indices import INDICES, read_indices
-from fedml_noniid.plugins.data.text import GLOVE
 from tests.data.reading import draw
 from tests.files import contents
 from tests.pipelines.own_files import write_own_files

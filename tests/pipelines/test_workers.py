@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from fedml_noniid.core.errors import NonFiniteError
 from fedml_noniid.pipelines.experiment import progress, workers
-from fedml_noniid.plugins.core.errors import NonFiniteError
 from tests.processes import alive
 
 

@@ -8,7 +8,7 @@ import math
 import pytest
 from scipy import optimize, stats
 
-from fedml_noniid.plugins.privacy.accounting import epsilon
+from fedml_noniid.privacy.accounting import epsilon
 
 pytest.importorskip("dp_accounting", reason="epsilon needs the extra [privacy]")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.canaries import DELTA, Setting, lower_bound, moves
-from fedml_noniid.plugins.core import randomness
+from fedml_noniid.core import randomness
 
 pytest.importorskip("dp_accounting", reason="epsilon needs the extra [privacy]")
 RUNS = {"dpsgd": 500, "dpfedavg": 120}

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import files
-from fedml_noniid.plugins.privacy.accounting import epsilon
-from fedml_noniid.plugins.privacy.ledger import Budget, BudgetError, Ledger, Release
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data import files
+from fedml_noniid.privacy.accounting import epsilon
+from fedml_noniid.privacy.ledger import Budget, BudgetError, Ledger, Release
 
 DELTA = 1e-5
 pytest.importorskip("dp_accounting", reason="budgets need the extra [privacy]")
@@ -133,7 +133,7 @@ def test_a_full_disk_counts_nothing_and_lets_nothing_leave(tmp_path, monkeypatch
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedml_noniid.plugins.data.files.append", full)
+        patched.setattr("fedml_noniid.data.files.append", full)
         with pytest.raises(UserError, match="No space left"):
             ledger.spend(Release("new", "sample", 2.0))
     assert "new" not in ledger._ids
@@ -152,7 +152,7 @@ def test_a_head_that_can_not_be_written_holds_answers_back_until_it_can(tmp_path
         raise UserError(f"{path}: can't be written")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedml_noniid.plugins.data.chained.write_whole", full)
+        patched.setattr("fedml_noniid.privacy.chained.write_whole", full)
         for name in ("new", "new", "newer"):
             with pytest.raises(UserError, match=r"ledger\.head: can't be written"):
                 ledger.spend(Release(name, "sample", 2.0))

@@ -13,18 +13,11 @@ import pytest
 import torch
 from scipy import stats
 
-from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
-from fedml_noniid.plugins.core.options import Range
-from fedml_noniid.plugins.privacy import local
-from fedml_noniid.plugins.privacy.ledger import Ledger, Release
-from fedml_noniid.plugins.privacy.local import (
-    Noise,
-    derived,
-    gaussian,
-    noised_with,
-    run_key,
-    secret,
-)
+from fedml_noniid.core.errors import NonFiniteError, UserError
+from fedml_noniid.core.options import Range
+from fedml_noniid.privacy import local
+from fedml_noniid.privacy.ledger import Ledger, Release
+from fedml_noniid.privacy.local import Noise, derived, gaussian, noised_with, run_key, secret
 
 KEY = bytes(range(32))
 ANYTHING: Callable[[str], Range] = lambda name: Range()  # noqa: E731, an argument of many calls

@@ -53,8 +53,9 @@ def simulated(folder: Path) -> None:
 
 def silos(folder: Path) -> None:
     """Three silos and a server as processes; a silo, and then the server, are killed."""
-    from fedml_noniid.plugins.data.shards import Parts
-    from fedml_noniid.plugins.silo import loopback, results, settings
+    from fedml_noniid.data.shards import Parts
+    from fedml_noniid.deploy import results, settings
+    from fedml_noniid.processes import loopback
 
     made = split()
     deployment = settings.check(

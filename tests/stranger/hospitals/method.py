@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import (
+from fedml_noniid.core.component import (
     Answer,
     Change,
     Client,
@@ -15,9 +15,9 @@ from fedml_noniid.plugins.core.component import (
     Server,
     Trace,
 )
-from fedml_noniid.plugins.core.options import NonNegative
-from fedml_noniid.plugins.core.sums import weighted_mean
-from fedml_noniid.plugins.core.trees import Params, Tree, scale, sub, zeros_like
+from fedml_noniid.core.options import NonNegative
+from fedml_noniid.core.sums import weighted_mean
+from fedml_noniid.core.trees import Params, Tree, scale, sub, zeros_like
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,355 @@
+"""Classes, owners, test set and notes of a user's data, the same for tables, arrays and images."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedml_noniid.core.errors import UserError, nearest, shown
+from fedml_noniid.core.options import Range
+from fedml_noniid.data.checks import refusal
+from fedml_noniid.data.dataset import Raw
+from fedml_noniid.data.precision import merged
+from fedml_noniid.data.strata import are_labels, strata
+from fedml_noniid.data.streams import stream
+from fedml_noniid.data.types import Floats, Ints
+
+Share = Annotated[float, Range(0, 1, "()")]
+TEST_SHARE = 0.2  # of the samples that becomes the test set, if none is given
+FAR = 10  # from here on, a mean or a deviation of a target gets a note
+MAX_LISTED = 5  # names that a message or a note lists
+PIECE = 2**20  # bytes that are copied at a time
+FRACTION = r"[-+]?\d*[.,]\d*[1-9]\d*(e[-+]?\d+)?"  # a number that isn't whole
+
+
+class Rows(NamedTuple):
+    """Says which samples train and which test, with their labels and owners."""
+
+    train: Ints  # rows of the first table
+    test: Ints  # rows of the last table
+    y: list[NDArray[Any]]  # [n] and [m]; [n, t] and [m, t] float32 of targets
+    classes: list[str]  # or the names of the targets
+    owners: list[Ints] | None  # [n] and [m]
+    notes: list[str]
+
+    def raw(
+        self,
+        xs: Sequence[Tensor],
+        unit: float,
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
+        embedding: Tensor | None = None,
+    ) -> Raw:
+        """The data set of samples `xs`: of both parts, or of all samples if the test set was cut.
+
+        `before` and `after` are notes around those on the rows.
+        """
+        if len(xs) == 1:
+            xs = [xs[0][self.train], xs[0][self.test]]
+        notes = [*before, *self.notes, *after, *_repeated(*xs)]
+        train_y, test_y = map(torch.from_numpy, self.y)
+        train_owner, test_owner = (
+            map(torch.from_numpy, self.owners) if self.owners else (None, None)
+        )
+        return Raw(
+            *(xs[0], train_y, xs[1], test_y, self.classes, unit),
+            train_owner,
+            test_owner,
+            embedding,
+            notes,
+        )
+
+
+def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
+    """`a, b, c and 4 more`, in one line."""
+    more = len(names) - most
+    return ", ".join(" ".join(name.split()) for name in names[:most]) + (
+        f" and {more} more" if more > 0 else ""
+    )
+
+
+def cut(
+    labels: Ints, owners: Ints | None, fraction: float, where: str, what: str = "label"
+) -> tuple[Ints, Ints, str]:
+    """(training rows, test rows, a note): rows ascend; together they are all of `labels` [n].
+
+    The only row of a label trains, as does the only row of an owner. Of each owner's n other rows,
+    round(fraction n) are for the test, at least one and never all of its rows. Without owners, all
+    rows count as those of one owner. The rows of an owner are stratified by label: they are sorted
+    by label, at random within a label, and drawn by systematic sampling (Madow 1944). So each label
+    gets its share of the test rows, rounded up or down. Every label keeps a training row. The draws
+    have the seed 0 and don't depend on an experiment's seed. UserError if no row is left for the
+    test.
+    """
+    rng = stream(0, "own data/test")
+    owner = np.zeros(len(labels), dtype=np.int64) if owners is None else owners
+    order = np.lexsort((rng.random(len(labels)), labels, owner))
+    free = np.bincount(labels)[labels] > 1
+    order = order[free[order]]
+    sizes = np.bincount(owner)
+    drawable = np.bincount(owner[free], minlength=len(sizes))
+    # Rounded: 0.1 * 70 is a bit more than 7.
+    n_test = np.floor(np.round(fraction * drawable, 9) + 0.5).clip(
+        np.minimum(1, sizes - 1), sizes - 1
+    )
+    n_test = n_test.clip(0, drawable).astype(np.int64)
+    size, many, offset = (
+        np.repeat(values, drawable) for values in (drawable, n_test, rng.random(len(sizes)))
+    )
+    place = np.arange(len(order)) - np.repeat(
+        np.cumsum(drawable) - drawable, drawable
+    )  # within its owner
+    drawn = np.floor((place + 1) * many / size + offset) > np.floor(place * many / size + offset)
+    is_test = np.zeros(len(labels), dtype=bool)
+    is_test[order] = drawn
+    for label in np.setdiff1d(labels, labels[~is_test]):
+        is_test[np.flatnonzero(labels == label)[0]] = False
+    if not is_test.any():
+        whose = "" if owners is None else ", and no owner has two"
+        raise UserError(
+            f"{where}: {len(labels)} samples are too few to cut a test set from{whose}; add a "
+            "test set"
+        )
+    train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    by = f"by {what}" if owners is None else f"by owner and {what}"
+    note = f"test set: {len(test)} of {len(labels)} samples, drawn {by} with a fixed seed"
+    return train, test, note
+
+
+class Labels(NamedTuple):
+    """The labels of samples as text: each different one once, and which one a sample has."""
+
+    texts: list[str]
+    number: Ints  # [n], in `texts`
+
+    @staticmethod
+    def of(labels: NDArray[Any] | Sequence[str]) -> Labels:
+        """Labels that are whole numbers in an array, or texts."""
+        if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
+            values, number = np.unique(labels, return_inverse=True)
+            return Labels(values.astype(str).tolist(), number)
+        texts: list[str] = labels.tolist() if isinstance(labels, np.ndarray) else [*labels]
+        different = [*dict.fromkeys(texts)]
+        return Labels(different, Labels(texts, np.arange(len(texts))).among(different))
+
+    def among(self, names: Sequence[str]) -> Ints:
+        """The position of each label in `names`, [n]; -1 if it is not there."""
+        position = {name: i for i, name in enumerate(names)}
+        return np.array([position.get(text, -1) for text in self.texts], np.int64)[self.number]
+
+    def first(self, wrong: Callable[[str], object]) -> int | None:
+        """The first sample with a label that is `wrong`; None if there is none."""
+        numbers = [i for i, text in enumerate(self.texts) if wrong(text)]
+        return int(np.isin(self.number, numbers).argmax()) if numbers else None
+
+
+def classified(
+    labels: Sequence[Labels],
+    where: Sequence[str],
+    at: Callable[[int], str],
+    names: Sequence[str] | None = None,
+) -> tuple[list[str], list[Ints]]:
+    """(the classes, the labels as their numbers) of `labels`: those of training, and of the test
+    set if there is one.
+
+    The names are sorted: as numbers if all are whole numbers, otherwise as text; `names` has them
+    in another order. `where` begins a message on each of `labels`, `at(i)` names label i. UserError
+    for fewer than two classes, for measurements and identifiers in place of classes, and for test
+    labels that no training sample has.
+    """
+    found, n = set(labels[0].texts), len(labels[0].number)
+    i = labels[0].first(lambda text: re.fullmatch(FRACTION, text.strip()))
+    if i is not None:
+        text = labels[0].texts[labels[0].number[i]]
+        raise UserError(
+            f"{where[0]} is {text!r} in {at(i)}, a measurement; allowed: whole numbers or text "
+            f"(with {len(found)} different values it looks like a regression target: of a table, "
+            "name the column in `target` in place of `label`; arrays have floats; and choose a "
+            "loss for it, such as mse)"
+        )
+    if len(found) < 2:
+        raise UserError(
+            f"{where[0]} is always {shown(next(iter(found)))}; at least 2 classes are needed"
+        )
+    if 2 * len(found) > n:
+        raise UserError(
+            f"{where[0]} has {len(found)} different labels in {n} samples; allowed: "
+            "classes with 2 samples or more on average (is it an identifier or a regression "
+            "target, or are these too few rows?)"
+        )
+    if names is None:
+        whole = all(re.fullmatch(r"-?\d{1,300}", label) for label in found)
+        names = sorted(found, key=lambda label: (int(label), label)) if whole else sorted(found)
+    elif sorted(names) != sorted(found):
+        odd = sorted(set(names) ^ found) or sorted(
+            name for name in found if list(names).count(name) > 1
+        )
+        raise UserError(f"{where[0]}: classes has to name each class once; not so: {listed(odd)}")
+    y = [part.among(names) for part in labels]
+    if (unknown := y[-1] < 0).any():
+        i = int(unknown.argmax())
+        text = labels[-1].texts[labels[-1].number[i]]
+        raise UserError(
+            f"{where[-1]} is {shown(text)} in {at(i)}, but no training sample "
+            f"is{nearest(text, names)}; allowed: {listed(names, 10)}"
+        )
+    return list(names), y
+
+
+def rows_of(
+    classes: list[str],
+    y: list[NDArray[Any]],
+    owners: Sequence[Labels] | Sequence[Ints] | None,
+    test_share: float | None,
+    sources: Sequence[str],
+) -> Rows:
+    """The rows that train and that test. `y`: the labels [n] or the targets [n, t], and those of
+    the test set if there is one. `classes`: their names.
+
+    `owners` are names or numbers, as the labels; they get numbers from 0 in the sorted order of
+    their names in all parts. `sources` names the training set and, if it is given, the test set.
+    UserError as in `cut`, and for a `test_share` beside a given test set.
+    """
+    numbers, names = (None, []) if owners is None else _numbered(owners)
+    notes = alike("classes", classes) + alike("owners", names)
+    if len(y) == 2:
+        if test_share is not None:
+            raise refusal("test_share", test_share, f"none, since {sources[-1]} is the test set")
+        train, test = map(np.arange, map(len, y))
+    else:
+        whose = None if numbers is None else numbers[0]
+        labels, what = y[0], "label"
+        if labels.ndim == 2:
+            labels, what = strata(labels, labels, classes).train, "stratum of the target"
+        train, test, note = cut(labels, whose, test_share or TEST_SHARE, sources[0], what)
+        notes.append(note)
+        y = [y[0][train], y[0][test]]
+        numbers = None if numbers is None else [numbers[0][train], numbers[0][test]]
+    if y[0].ndim == 2:
+        notes += _of_targets(y, classes)
+    elif len(lacking := np.setdiff1d(y[0], y[1])):
+        notes.append(f"classes without a test sample: {listed([classes[c] for c in lacking])}")
+    if numbers is not None:
+        notes += _owners_apart(*numbers)
+    return Rows(train, test, y, classes, numbers, notes)
+
+
+def _numbered(owners: Sequence[Any]) -> tuple[list[Ints], list[str]]:
+    """(the owners [n] and [m] by their numbers in the sorted order of their names in all parts, the
+    names that are text)."""
+    if isinstance(owners[0], Labels):
+        names = sorted({text for part in owners for text in part.texts})
+        return [part.among(names) for part in owners], names
+    # int64 and uint64 have no common type of whole numbers.
+    kind = object if len({part.dtype for part in owners}) > 1 else None
+    number = np.unique(np.concatenate(owners, dtype=kind), return_inverse=True)[1]
+    return np.split(number, np.cumsum([*map(len, owners)])[:-1]), []
+
+
+def targets(
+    ys: Sequence[Floats], names: list[str], where: Sequence[str], at: Callable[[int], str]
+) -> tuple[list[str], list[NDArray[Any]]]:
+    """(`names`, the targets as float32) of targets [n, t] of training, and of the test set if there
+    is one.
+
+    `where` has the words that a message begins with, for each of `ys`. `at(i)` names row i.
+    Raises UserError for a target that float32 can't hold, and for one that all training samples
+    have alike, unless the targets are labels of which others differ.
+    """
+    found: list[NDArray[Any]] = []
+    for y, source in zip(ys, where, strict=True):
+        with np.errstate(over="ignore"):  # becomes infinite, and is refused
+            narrow = y.astype(np.float32)
+        wrong = ~np.isfinite(narrow)
+        if wrong.any():
+            i, t = (int(place) for place in np.argwhere(wrong)[0])
+            of = f" ({names[t]})" if len(names) > 1 else ""
+            raise UserError(
+                f"{source} is {y[i, t]} in {at(i)}{of}", allowed="finite numbers of float32"
+            )
+        if (alike := merged(y, narrow)).any():
+            name = f" ({names[alike.argmax()]})" if len(names) > 1 else ""
+            raise UserError(
+                f"{source}{name}: float32 can't tell its values apart; subtract a constant"
+            )
+        found.append(narrow)
+    same = np.flatnonzero((found[0] == found[0][0]).all(0)).tolist()
+    # Of several labels, one may be rare: a note says so.
+    if len(same) == len(names) or (same and not are_labels(*found)):
+        of = f" ({listed([names[t] for t in same])})" if len(names) > 1 else ""
+        always = found[0][0, same].tolist()
+        raise UserError(f"{where[0]} is always {always}{of}; there is nothing to learn")
+    return names, found
+
+
+def _of_targets(ys: Sequence[Floats], names: Sequence[str]) -> list[str]:
+    """Notes on targets that a loss of squares learns badly, and on labels of nobody."""
+    rare = [name for name, column in zip(names, ys[0].T, strict=True) if not column.any()]
+    if are_labels(*ys):
+        return [f"labels that no training sample has: {listed(rare)}"] if rare else []
+    mean, deviation = ys[0].mean(0, dtype=np.float64), ys[0].std(0, dtype=np.float64)
+    far = (abs(mean) > FAR) | (deviation > FAR)
+    if not far.any():
+        return []
+    t = int(far.argmax())
+    return [
+        f"target {names[t]!r} has mean {mean[t]:.4g} and deviation {deviation[t]:.4g}; mse and "
+        "huber are made for about 0 and 1: scale it, or take a small lr"
+    ]
+
+
+def alike(what: str, names: Sequence[str]) -> list[str]:
+    """A note on the names that a person would read as one."""
+    plain = [" ".join(name.split()).casefold() for name in names]
+    often = Counter(plain)
+    same = [repr(name) for name, one in zip(names, plain, strict=True) if often[one] > 1]
+    return [f"{what} that differ only in blanks or case: {listed(same, 10)}"] if same else []
+
+
+def _owners_apart(train: Ints, test: Ints) -> list[str]:
+    """Notes on the owners that have samples in one part only."""
+    notes = []
+    for first, second, lacking, then in (
+        (train, test, "test", "a client of only these has no test accuracy of its own"),
+        (test, train, "training", "their test samples belong to no client"),
+    ):
+        n = len(np.setdiff1d(first, second))
+        if n:
+            notes.append(
+                f"{n} of {len(np.union1d(train, test))} owners have no {lacking} sample: {then}"
+            )
+    return notes
+
+
+def _repeated(train_x: Tensor, test_x: Tensor) -> list[str]:
+    """A note on the test samples that are equal to a training sample, by a hash of their bytes."""
+    if train_x.shape[1:] != test_x.shape[1:] or train_x.dtype is not test_x.dtype:
+        return []  # images before they are scaled
+    n = int(np.isin(_hashes(test_x), _hashes(train_x)).sum())
+    return [f"{n} of {len(test_x)} test samples are equal to a training sample"] if n else []
+
+
+def _hashes(x: Tensor) -> NDArray[np.uint64]:
+    """A number of 64 bits for the bytes of each sample, [n].
+
+    Of a million samples, two that differ have the same number with a chance of one to 10^7.
+    """
+    rows = x.contiguous().numpy().reshape(len(x), -1).view(np.uint8)
+    width = rows.shape[1]
+    words = -(-width // 8)
+    first, second = np.random.default_rng(0).integers(1, 2**64, (2, words), np.uint64)
+    found = [np.empty(0, np.uint64)]
+    for piece in np.array_split(rows, 1 + rows.size // PIECE):
+        whole = np.zeros((len(piece), 8 * words), np.uint8)
+        whole[:, :width] = piece
+        mixed = whole.view(np.uint64) * (first | np.uint64(1))
+        mixed = (mixed ^ (mixed >> np.uint64(32))) * (second | np.uint64(1))
+        found.append((mixed ^ (mixed >> np.uint64(29))).sum(1, dtype=np.uint64))
+    return np.concatenate(found)

@@ -1,0 +1,174 @@
+"""Evaluates one model on a whole data set, in batches, with one copy to the host at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.losses import CROSS_ENTROPY, Classification, Loss, Metrics
+from fedml_noniid.core.task import Network
+from fedml_noniid.core.trees import Params
+from fedml_noniid.data.reading import Read
+from fedml_noniid.metrics import metric_of
+
+BATCH = 1000  # samples of a pass
+
+
+def check_measured(loss: Loss, **targets: Tensor | None) -> None:
+    """UserError unless a loss takes the targets of each part of the data, and its main metric is
+    defined there, whatever a model predicts. None for a part that there is not."""
+    for part, y in targets.items():
+        if y is None:
+            continue
+        loss.check(y)
+        if isinstance(loss, Classification):  # the accuracy is defined on all labels
+            continue
+        constant = (torch.full_like(y, value) for value in (0, 1))
+        if any(loss.of_one(one, y)[loss.metric].isnan() for one in constant):
+            raise UserError(
+                f"{metric_of(loss.metric).words} of the {len(y)} {part} samples is not defined",
+                allowed="samples that differ in each target, or have some label",
+            )
+
+
+class Evaluation(NamedTuple):
+    """Says how good a model is on a data set."""
+
+    metrics: Mapping[str, float]  # of the loss, by name
+    loss: float  # the mean
+    # [C] float64 on the CPU, NaN for a class without samples; empty where there are no classes
+    per_class_accuracy: Tensor
+    predictions: Tensor  # [n] int64 on the CPU; [n, C] of other losses
+
+    @property
+    def accuracy(self) -> float:
+        """The fraction of hits. KeyError where there are no classes."""
+        return self.metrics["accuracy"]
+
+
+@torch.no_grad()
+def evaluate(
+    network: Network,
+    params: Params,
+    buffers: Params,
+    samples: Samples,
+    batch_size: int = BATCH,
+    read: Read | None = None,
+    of: Loss = CROSS_ENTROPY,
+) -> Evaluation:
+    """Eval mode, every sample once: as it is, or as `read` returns it."""
+    predicted, loss = _passes(network, (params, buffers), samples, batch_size, read, of)
+    return _scored(network, of, predicted.cpu(), samples.y.cpu(), loss.item())
+
+
+def pooled(
+    network: Network,
+    found: Sequence[Evaluation | None],
+    samples: Sequence[Samples],
+    of: Loss = CROSS_ENTROPY,
+) -> Evaluation | None:
+    """The evaluations of several models as one, over all samples together; None if there are none.
+
+    `found[k]` is that of model k on `samples[k]`; None where these are none.
+    """
+    known = [(one, of_k.y.cpu()) for one, of_k in zip(found, samples, strict=True) if one]
+    if not known:
+        return None
+    predicted, y = (
+        torch.cat([one.predictions for one, _ in known]),
+        torch.cat([targets for _, targets in known]),
+    )
+    loss = sum(one.loss * len(targets) for one, targets in known) / len(y)
+    return _scored(network, of, predicted, y, loss)
+
+
+def _scored(network: Network, of: Loss, predicted: Tensor, y: Tensor, loss: float) -> Evaluation:
+    metrics = of.of_one(predicted, y) | of.of_all(predicted, y)
+    found = {name: value.item() for name, value in metrics.items()}
+    if not of.classes:
+        return Evaluation(found, loss, torch.zeros(0, dtype=torch.float64), predicted)
+    counts = torch.bincount(y, minlength=network.n_classes)
+    hits = (predicted == y).double()
+    # `bincount` with weights has no deterministic kernel on a GPU.
+    per_class = hits.new_zeros(network.n_classes).index_add_(0, y, hits) / counts
+    return Evaluation(found, loss, per_class, predicted)
+
+
+@torch.no_grad()
+def scores(
+    network: Network,
+    params: Params,
+    buffers: Params,
+    samples: Samples,
+    of: Loss = CROSS_ENTROPY,
+) -> Metrics:
+    """The metrics and the mean `loss` as in `evaluate`, 0-d float64.
+
+    They stay on the device: the host does not wait.
+    """
+    predicted, loss = _passes(network, (params, buffers), samples, BATCH, None, of)
+    return of.of_one(predicted, samples.y) | {"loss": loss}
+
+
+@torch.no_grad()
+def totals(
+    network: Network,
+    params: Params,
+    buffers: Params,
+    samples: Samples,
+    read: Read | None = None,
+    of: Loss = CROSS_ENTROPY,
+) -> list[Tensor]:
+    """The k statistics of the loss and its sum over the samples, 0-d float64.
+
+    They stay on the device, as in `scores`.
+    """
+    predicted, loss = _passes(network, (params, buffers), samples, BATCH, read, of)
+    return [*of.statistics(predicted, samples.y).unbind(), loss * len(samples.y)]
+
+
+def _passes(
+    network: Network,
+    model: tuple[Params, Params],
+    samples: Samples,
+    batch_size: int,
+    read: Read | None,
+    of: Loss,
+) -> tuple[Tensor, Tensor]:
+    """(predictions [n, ...], mean loss 0-d float64), on the device."""
+    predictions, losses = [], []
+    for outputs, y in _batches(network, model, samples, batch_size, read):
+        predictions.append(of.predictions(outputs))
+        losses.append(of.total(outputs, y))
+    return torch.cat(predictions), torch.stack(losses).double().sum() / len(samples.y)
+
+
+@torch.no_grad()
+def outputs_of(
+    network: Network, params: Params, buffers: Params, samples: Samples, read: Read | None = None
+) -> Tensor:
+    """The outputs for all samples in eval mode, [n, C], on the device."""
+    found = _batches(network, (params, buffers), samples, BATCH, read)
+    return torch.cat([outputs for outputs, _ in found])
+
+
+def _batches(
+    network: Network,
+    model: tuple[Params, Params],
+    samples: Samples,
+    batch_size: int,
+    read: Read | None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(outputs [B, C], targets [B, ...]) of each pass, on the device."""
+    positions = torch.arange(len(samples.y), device=samples.y.device)
+    parts = (torch.split(leaf, batch_size) for leaf in (samples.x, samples.y, positions))
+    plain = replace(cast("Any", network), plain=True)
+    for step, (x, y, index) in enumerate(zip(*parts, strict=True)):
+        inputs = x if read is None else read(samples, index, step)
+        yield plain(*model, inputs, False).logits, y

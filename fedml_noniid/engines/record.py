@@ -1,0 +1,287 @@
+"""Evaluates and records every round, by the built-in callbacks of a run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedml_noniid.core.component import Reply
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.task import Task
+from fedml_noniid.core.trees import Params, leaf_row_norms, norm, row_norms, together, tree_map
+from fedml_noniid.engines.callbacks import Callback, Columns, CurrentRun, Exchange, RoundEnd, Row
+from fedml_noniid.engines.client_tests import scores as client_scores
+from fedml_noniid.engines.clients import numbers
+from fedml_noniid.engines.evaluation import evaluate, scores
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.packing import flatten
+from fedml_noniid.engines.traffic import Meter
+
+
+class Evaluation(Callback):
+    """Tests the model of a round on the test set and the validation split.
+
+    Where labels drift, the model is tested with the labels of the round, as the mean over all
+    clients.
+    """
+
+    def __init__(self, federation: Federation, observing: bool = False) -> None:
+        """`observing`: whether it also tests a model before and after a client trains it again in
+        the same round."""
+        self.test, self.validation, self.drift = (
+            federation.test,
+            federation.validation,
+            federation.drift,
+        )
+        self.observing = observing
+        self._observed: Params = {}
+
+    def on_exchange(self, exchange: Exchange) -> None:
+        ask, reply = exchange.ask, exchange.reply
+        observing = self.observing and exchange.task.loss.classes
+        if observing and ask.owner and reply.deltas:
+            assert exchange.trained is not None, "what is trained again was trained in this round"
+            name = f"{ask.owner}/{ask.job}"
+            self._observed[f"{name}.test_before"] = self._by_class(exchange, exchange.trained)
+            self._observed[f"{name}.test_after"] = self._by_class(exchange, reply)
+
+    def measure(self, end: RoundEnd) -> Columns:
+        state, done = end.done.state, end.done
+        evaluated = state.params if done.evaluated is None else done.evaluated
+        found: dict[str, Tensor | float] = {}
+        for name, samples in (("test", self.test), ("validation", self.validation)):
+            found |= self._tested(name, end, evaluated, samples if end.evaluating else None)
+        # Few methods evaluate another model than they send. Then both are tested.
+        metric = end.task.loss.metric
+        found[f"sent_{metric}"] = found[f"test_{metric}"]
+        if end.evaluating and done.evaluated is not None:
+            found |= self._tested("sent", end, state.params, self.test, (metric,))
+        return (
+            found
+            | ({} if end.client_tests is None else client_scores(end.client_tests, end.task.loss))
+            | self._observed
+        )
+
+    def on_round(self, run: CurrentRun, row: Row) -> None:
+        self._observed = {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def _by_class(self, exchange: Exchange, reply: Reply) -> Tensor:
+        """Test accuracy of the models of the clients that answered, by class, [M, C]; NaN for a
+        class without samples.
+
+        The classes are those of the client's own labels. `reply` may have more clients.
+        """
+        found: list[Tensor] = []
+        for client in exchange.reply.clients:
+            row = reply.clients.index(client)
+            params = {
+                key: exchange.start.params[key] + leaf[row] for key, leaf in reply.deltas.items()
+            }
+            buffers = {key: leaf[row] for key, leaf in reply.buffers.items()}
+            y = (
+                self.test.y
+                if self.drift is None
+                else self.drift.labels(self.test.y, client, exchange.round)
+            )
+            task, samples = exchange.task, self.test._replace(y=y)
+            found.append(
+                evaluate(task.network, task.whole(params), buffers, samples).per_class_accuracy
+            )
+        return torch.stack(found)
+
+    def _tested(
+        self,
+        name: str,
+        end: RoundEnd,
+        params: Params,
+        samples: Samples | None,
+        of: Sequence[str] = (),
+    ) -> dict[str, Tensor | float]:
+        loss = end.task.loss
+        of = of or (*loss.metrics, "loss")
+        # Where clients keep a part, no model here is whole: they test their own, and nobody the
+        # validation samples.
+        if samples is None or end.task.own_models:
+            return {f"{name}_{score}": math.nan for score in of}
+        network, model = end.task.network, (end.task.whole(params), end.done.state.buffers)
+        if self.drift is None:
+            found = scores(network, *model, samples, loss)
+        else:
+            views = self.drift.views(samples.y, end.number)
+            by_view = [scores(network, *model, samples._replace(y=y), loss) for _, y in views]
+            shares = torch.tensor(
+                [share for share, _ in views], dtype=torch.float64, device=samples.y.device
+            )
+            found = {
+                score: (torch.stack([one[score] for one in by_view]) * shares).sum() for score in of
+            }
+        return {f"{name}_{score}": found[score] for score in of}
+
+
+class Recording(Callback):
+    """Records losses, lengths of updates, traffic, and what the methods measure."""
+
+    def __init__(self, observing: bool = False) -> None:
+        """`observing`: whether it also records the similarity of the clients' models to the next
+        one."""
+        self.observing = observing
+        self.meter = Meter()
+        self._observed: Params = {}
+        self._groups: dict[str, list[str]] = {}
+
+    def on_start(self, run: CurrentRun) -> None:
+        self._run = weakref.proxy(run)  # no cycle: the data of a run go with it
+        self._groups = _groups(run.start.task, run.start.params)
+
+    def on_exchange(self, exchange: Exchange) -> None:
+        ask, reply = exchange.ask, exchange.reply
+        self.meter.count(ask, reply)
+        what = f"{ask.job}." if ask.owner else ""
+        for key, leaf in flatten(reply.metrics).items():
+            component, _, quantity = key.partition("/")
+            self._observed[f"{component}/{what}{quantity}"] = leaf
+
+    def measure(self, end: RoundEnd) -> Columns:
+        state, trained, start = end.done.state, end.done.trained, end.start.params
+        moved = {
+            key: leaf_row_norms((leaf - start[key]).unsqueeze(0))
+            for key, leaf in state.params.items()
+        }
+        found: dict[str, Tensor | float] = {
+            "local_loss": end.reply.loss.mean(),
+            **self._lengths(trained, moved),
+        }
+        metrics: dict[str, Tensor] = {
+            key: leaf.detach() for key, leaf in flatten(end.done.metrics).items()
+        }
+        found |= {
+            key if leaf.ndim else key.replace("/", "_"): leaf for key, leaf in metrics.items()
+        }
+        found |= self._observed
+        if self.observing and start:
+            found["round/similarity_to_global"] = _cosines(trained, start, state.params)
+        up, down = self.meter.read()
+        clients, cpu = end.reply.clients, torch.device("cpu")
+        columns = {
+            "clients": clients,
+            "bytes_up": [up[k] for k in clients],
+            "bytes_down": [down[k] for k in clients],
+        }
+        found |= {f"round/{name}": numbers(values, cpu) for name, values in columns.items()}
+        return found | {"bytes_up": sum(up.values()), "bytes_down": sum(down.values())}
+
+    def on_round(self, run: CurrentRun, row: Row) -> None:
+        self._observed = {}
+        self.meter.forget()
+
+    def state(self) -> dict[str, Any]:
+        return self.meter.state(self._run.state.params)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.meter.restore(self._run.state.params, state)
+
+    def _lengths(self, deltas: Params, moved: Params) -> dict[str, Tensor | float]:
+        """FedNNNN's E, N and room for the integral of N; by group of layers if the model has more
+        than one.
+
+        `moved`: the norms of the server's update by parameter, [1].
+        """
+        if not deltas:  # no model is averaged
+            lengths = ("update_norm_client", "update_norm_server", "update_norm_server_sum")
+            return dict.fromkeys(lengths, 0.0)
+        norms = {key: leaf_row_norms(leaf) for key, leaf in deltas.items()}
+        columns: dict[str, Tensor | float] = {
+            "update_norm_client": together(list(norms.values())).mean()
+        }
+        columns |= {
+            "update_norm_server": together(list(moved.values())).sum(),
+            "update_norm_server_sum": math.nan,
+        }
+        for group, names in self._groups.items():
+            columns[f"update_norm_client_{group}"] = together([norms[key] for key in names]).mean()
+            columns[f"update_norm_server_{group}"] = together([moved[key] for key in names]).sum()
+        return columns
+
+
+def _cosines(deltas: Params, start: Params, params: Params) -> Tensor:
+    """cos(w_k, w) of all weights as one vector, [M]; CCN's figure 1 (b).
+
+    The models are known by their deltas.
+    """
+    models = tree_map(torch.add, deltas, start)
+    dot = torch.stack(
+        [leaf.flatten(1) @ params[key].flatten() for key, leaf in models.items()]
+    ).sum(0)
+    return dot / (row_norms(models) * norm(params)).clamp(min=1e-30)
+
+
+def split_row(found: Columns) -> tuple[Row, Params]:
+    """(columns of rounds.csv, tensors to record), on the host."""
+    copies = _on_host({key: value for key, value in found.items() if isinstance(value, Tensor)})
+    recorded = {key: leaf for key, leaf in copies.items() if leaf.ndim}
+    numbers = {key: leaf.item() for key, leaf in copies.items() if not leaf.ndim}
+    numbers |= {key: value for key, value in found.items() if not isinstance(value, Tensor)}
+    row = {key: numbers[key] for key in found if key in numbers}
+    return row, recorded
+
+
+def _on_host(found: Params) -> Params:
+    """Copies of the tensors on the host, in one transfer from a device.
+
+    float64 holds each value exactly.
+    """
+    away = {key: leaf.detach() for key, leaf in found.items() if leaf.device.type != "cpu"}
+    copies = {key: leaf.detach().clone() for key, leaf in found.items() if key not in away}
+    if away:
+        flat = torch.cat([leaf.double().reshape(-1) for leaf in away.values()]).cpu()
+        parts = torch.split(flat, [leaf.numel() for leaf in away.values()])
+        for (key, leaf), part in zip(away.items(), parts, strict=True):
+            copies[key] = part.to(leaf.dtype).reshape(leaf.shape)
+    return {key: copies[key] for key in found}
+
+
+def stacked(recorded: Sequence[Params]) -> Params:
+    """What was recorded of all rounds by name, [T, ...], on the CPU.
+
+    A quantity by client changes its shape when the number of clients changes, because some are
+    missing or a defence dropped their answers. Then it has the rounds since its last change only.
+    """
+    series: dict[str, list[Tensor]] = {}
+    for one in recorded:
+        for key, leaf in one.items():
+            earlier = series.setdefault(key, [])
+            if earlier and earlier[-1].shape != leaf.shape:
+                earlier.clear()
+            earlier.append(leaf)
+    return {key: torch.stack(leaves) for key, leaves in series.items()}
+
+
+def rounds_csv(rows: Sequence[Mapping[str, float]]) -> str:
+    """rounds.csv: one line per round; a cell is empty where nothing was measured."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(rows[0])
+    table.writerows(["" if math.isnan(value) else value for value in row.values()] for row in rows)
+    return text.getvalue()
+
+
+def _groups(task: Task, params: Params) -> dict[str, list[str]]:
+    """Names of the parameters of fully connected and of convolutional layers; empty if there is one
+    kind only."""
+    groups: dict[str, list[str]] = {}
+    for layer in task.network.layers:
+        names = [key for key in layer.parameters if key in params]
+        if names:
+            kind = "conv" if any(params[key].ndim > 2 for key in names) else "fc"
+            groups.setdefault(kind, []).extend(names)
+    return groups if len(groups) > 1 else {}

@@ -1,0 +1,245 @@
+"""Tells what a silo and the server send each other in a run, and what stays at the silo.
+
+Names, dtypes and shapes are those of the study's messages, which both sides check. The keys of
+heads are those of `wire`. What a tensor is stands in the docstring of the hook that makes it. With
+which data it changes is tried out.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedml_noniid.core.algorithm import TRAIN, Algorithm
+from fedml_noniid.core.component import overrides
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.trees import Params
+from fedml_noniid.data.shards import Shard
+from fedml_noniid.deploy import settings, wire
+from fedml_noniid.deploy.settings import DeviceArgs, Terms
+from fedml_noniid.deploy.silo import Silo
+from fedml_noniid.deploy.wire import Down
+from fedml_noniid.engines.client_tests import TEST, is_test
+from fedml_noniid.engines.packing import flatten
+from fedml_noniid.engines.personal import PERSONAL
+from fedml_noniid.governance import study
+from fedml_noniid.governance.secure import liars
+from fedml_noniid.governance.secure.silo import CHECK, SUM
+from fedml_noniid.governance.study import Forms
+
+# When an exchange takes place.
+BEFORE, ROUND, AFTER, TESTED = (
+    "before round 1",
+    "in each round",
+    "after the last round",
+    "after each round that is tested",
+)
+HEADS = (wire.Hello, wire.Welcome, wire.Task, wire.Answer, wire.Refusal, wire.Entry)
+# It is tried out with which data a tensor changes: so often, and with silos like this.
+DRAWS, SEED, SAMPLES, BATCH, EPOCHS = 3, 0, 24, 8, 3
+# What tensors are that no method makes, by the first part of their names or by the whole name.
+DOWN = {
+    "params": "the parameters of a model",
+    "buffers": "the running statistics of a model",
+    "shared/evaluated": "the model that is evaluated, if it is not the one that is sent",
+    "shared/key": "the silos' keys of this exchange (X25519)",
+    "shared/signature": "the silos' signatures of their keys, n and question",
+    "shared/certificate": "the silos' certificates",
+    "shared/nonce": "what the random signs are drawn with",
+    "shared/levels": "which levels the tensors of any silo have",
+    "shared/clients": "the silos of the sum",
+    "shared/n": "their numbers of samples",
+}
+UP = {
+    "n": "number of training samples; with local noise the study's max_samples",
+    "steps": "local steps of this round",
+    "loss": "training loss, the mean over the local steps; 0 without any, NaN with noise",
+    "deltas": "update: the silo's parameters minus the received ones",
+    "buffers": "running statistics after training",
+    f"upload/{TEST}/sent": "test of the silo's own model: sums of statistics (hits) and of losses",
+    f"upload/{TEST}/evaluated": "the same with the evaluated model",
+    f"upload/{TEST}/n": "number of the silo's test samples",
+    "secure/key": "a key for this exchange (X25519)",
+    "secure/signature": "its signature of key, n and question, by the key of the certificate",
+    "secure/certificate": "the silo's certificate",
+    "secure/levels": "of each tensor: whether its numbers reach beyond 64",
+    "secure/sets": "which silos are in the sets to which this silo has added this answer before",
+    "secure/norms": "the norm of each part of the answer: update, buffers, tensors of methods",
+    CHECK: "only if the sum is far longer than these norms allow: for each silo of the set, the "
+    f"masks in common with it, added up with {liars.SUMS} times random signs for each of P parts",
+    SUM: "all tensors that are added up, masked; L integers: one or two for each number, once for "
+    "each of its tensor's levels at any silo. In a check, the same ones again",
+}
+
+
+class Turn(NamedTuple):
+    """A task of the server and the silo's answer to it: their tensors."""
+
+    job: str
+    down: Forms
+    up: Forms
+
+
+class Exchange(NamedTuple):
+    """One exchange of a run, as one silo has it."""
+
+    when: str
+    asked: int  # silos
+    turns: tuple[Turn, ...]
+    added: Forms  # what the server sees the sum of
+
+
+def exchanges(terms: Terms, shard: Shard) -> Iterator[tuple[Down, Exchange]]:
+    """The exchanges of a run of one round, in their order; `shard`: the server's data."""
+    asks, done = terms.algorithm.exchanges, 0
+    for down, of in study.exchanges(terms, shard):
+        ask = study.asked(down)
+        turns = [Turn(wire.name(ask), of.down, of.up)]
+        if terms.secure_sums:
+            request = study.request(len(ask.to), len(of.added))
+            turns.append(Turn(SUM, request, {SUM: "int64 [L]"}))
+            check = {CHECK: f"int64 [{len(ask.to)}, P, {liars.SUMS}]", SUM: "int64 [L]"}
+            turns.append(Turn(CHECK, study.forms({"shared/nonce": liars.NONCE}), check))
+        when = BEFORE if done < asks.begin else ROUND if done < asks.begin + asks.round else AFTER
+        done += not is_test(ask)
+        yield down, Exchange(TESTED if is_test(ask) else when, len(ask.to), (*turns,), of.added)
+
+
+def told(terms: Terms, shard: Shard, draws: int = DRAWS) -> dict[str, Any]:
+    """All of it, for JSON. `draws`: how often labels, and inputs, are exchanged to see what
+    changes; 0: that is left out. Raises UserError."""
+    tried, algorithm, found = _Tried(terms, shard, draws), terms.algorithm, []
+    for down, exchange in exchanges(terms, shard):
+        what, changes = partial(_what, algorithm, exchange), tried.changes(down)
+        turns = [
+            {"job": of.job, "down": _entries(of.down, what), "up": _entries(of.up, what, changes)}
+            for of in exchange.turns
+        ]
+        added = _entries(exchange.added, what, changes)
+        found.append(exchange._asdict() | {"turns": turns, "added": added})
+    kept = study.forms(flatten(tried.silo.engine.clients.memory.first))
+    return {
+        "recipe": algorithm.name,
+        "silos": terms.silos,
+        "secure_sums": terms.secure_sums,
+        "secure_sums_refused": refused(terms),
+        "heads": {of.__name__: {"keys": [*of.model_fields], "what": _words(of)} for of in HEADS},
+        "exchanges": found,
+        "stays": _entries(kept, lambda key, _: _kept(algorithm, key)),
+    }
+
+
+def _entries(
+    of: Forms, what: Callable[[str, bool], str], changes: Mapping[str, list[str]] | None = None
+) -> dict[str, Any]:
+    """What is told of tensors. `what`: called with the name, and whether it leaves the silo;
+    `changes`: of tensors that do."""
+    leaves, by = changes is not None, changes or {}
+    return {
+        key: {"form": form, "bytes": None if key in (SUM, CHECK) else study.size(form)}
+        | {"what": what(key, leaves)}
+        | ({"changes_with": by[key]} if key in by else {})
+        for key, form in of.items()
+    }
+
+
+def refused(terms: Terms) -> str:
+    """Why a run can't have secure sums; "" if it can."""
+    try:
+        settings.refuse_what_reads_more(terms.algorithm, terms.tests)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+class _Tried:
+    """Silos that differ in their labels, or in their inputs, and answer the same questions."""
+
+    def __init__(self, terms: Terms, shard: Shard, draws: int) -> None:
+        test, generator = shard.parts["test"], torch.Generator().manual_seed(SEED)
+        # Several small steps, because what the first one leaves as it is the next ones may change.
+        local = terms.plan.local.model_copy(
+            update={"batch_size": BATCH, "epochs": EPOCHS, "local_steps": 0, "drop_last": False}
+        )
+        terms = replace(terms, device=DeviceArgs(), plan=replace(terms.plan, local=local))
+
+        def drawn() -> Tensor:
+            return torch.randint(len(test.y), (SAMPLES,), generator=generator)
+
+        def silo(x: Tensor, y: Tensor) -> Silo:
+            mine = Samples(test.x[x], test.y[y])
+            parts = {"train": mine, "test": mine}
+            parts |= {key: of for key, of in shard.parts.items() if key == "public"}
+            return Silo(terms, 0, replace(shard, parts=parts, noise=None, drift=None))
+
+        x, y = drawn(), drawn()
+        self.silo, self._others = silo(x, y), dict[str, list[Silo]]()
+        if draws:
+            self._others["labels"] = [silo(x, drawn()) for _ in range(draws)]
+            self._others["inputs"] = [silo(drawn(), y) for _ in range(draws)]
+
+    def changes(self, down: Down) -> dict[str, list[str]]:
+        """Of each tensor of an answer: which of "labels" and "inputs" were seen to change it, or
+        another tensor of the same tree."""
+
+        def leaves(silo: Silo) -> Params:
+            return flatten(Silo.parts(silo.reply(study.asked(down), 0, down.round)))
+
+        found: dict[str, list[str]] = {}
+        mine = leaves(self.silo) if self._others else {}
+        for kind, silos in self._others.items():
+            others = [leaves(silo) for silo in silos]
+            changed = {
+                _tree(key)
+                for key, leaf in mine.items()
+                if not all(torch.equal(leaf, other[key]) for other in others)
+            }
+            for key in mine:
+                found.setdefault(key, []).extend([kind] * (_tree(key) in changed))
+        return found
+
+
+def _tree(key: str) -> str:
+    """The tree of a tensor, such as `deltas` or `upload/scaffold/dc`; itself if it is none's."""
+    parent = key.rpartition("/")[0]
+    return key if parent.partition("/")[0] == "upload" and parent.count("/") == 1 else parent or key
+
+
+def _what(algorithm: Algorithm, now: Exchange, key: str, up: bool) -> str:
+    """What a tensor is, in words."""
+    part, _, rest = key.partition("/")
+    component = next((c for c in algorithm.components if c.name == rest.partition("/")[0]), None)
+    is_training = now.turns[0].job == TRAIN
+    if component is None or part not in ("upload", "shared", "each"):
+        known = UP if up else DOWN
+        by = algorithm.components if up and is_training and part == "deltas" else ()
+        changed = [_words(c, "leaving") for c in by if overrides(c, "leaving")]
+        return "; ".join([known.get(key) or known[part], *changed])
+    if up:
+        return _words(component, "report" if is_training else "answer")
+    if is_training:
+        return _words(component, "broadcast" if part == "shared" else "message")
+    hooks = {BEFORE: ("survey",), ROUND: ("refine", "survey"), AFTER: ("finish",)}[now.when]
+    return " ".join(_words(component, hook) for hook in hooks if overrides(component, hook))
+
+
+def _kept(algorithm: Algorithm, key: str) -> str:
+    """What a tensor of a silo's memory is, in words."""
+    name = key.partition("/")[0]
+    if name == PERSONAL:
+        return "the silo's own part of the model"
+    (component,) = (c for c in algorithm.components if c.name == name)
+    return _words(component, "init_client")
+
+
+def _words(of: Any, hook: str = "") -> str:
+    """The first paragraph of a docstring: of a class, or of a hook of a component."""
+    found = inspect.getdoc(getattr(type(of), hook) if hook else of) or ""
+    return " ".join(found.partition("\n\n")[0].split())

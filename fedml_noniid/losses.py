@@ -1,0 +1,172 @@
+"""Finds losses by name: cross-entropy, those of regression and of several labels, a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedml_noniid.core.losses import Classification as Classification
+from fedml_noniid.core.losses import CrossEntropy, Loss, Metrics, fraction_of
+from fedml_noniid.core.options import Positive, Range, check_options
+from fedml_noniid.own_code import find
+
+
+class Elementwise(Loss):
+    """A mean over the C outputs, each with a target of its own."""
+
+    classes = False
+
+    def elements(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of each output, [..., B, C]."""
+        raise NotImplementedError
+
+    def derivative(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Of `elements` by the outputs, [..., B, C]."""
+        raise NotImplementedError
+
+    def values(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return self.elements(outputs, y).mean(-1)
+
+    def gradient(self, outputs: Tensor, y: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        slope, n, c = self.derivative(outputs, y), y.shape[-2], y.shape[-1]
+        if mask is None:
+            fraction = slope.new_full((), 1 / n) / c
+        else:
+            fraction = fraction_of(mask, slope.dtype).unsqueeze(-1) / c
+        return slope * fraction, self.values(outputs, y)
+
+
+class Regression(Elementwise):
+    """Targets are numbers. The metrics are R^2 (the mean over the targets, as in scikit-learn),
+    the mean absolute error and the root of the mean squared error.
+
+    R^2 is NaN where a target is constant.
+    """
+
+    metrics = ("r2", "mae", "rmse")
+    statistics_range = Range()
+
+    def n_statistics(self, n_outputs: int) -> int:
+        return 4 * n_outputs
+
+    def statistics(self, predictions: Tensor, y: Tensor) -> Tensor:
+        """By target: sums of squared and of absolute errors, the mean, the sum of squares around
+        it; [4 t]."""
+        error, y = predictions.double() - y.double(), y.double()
+        mean = y.mean(0)
+        parts = error.square().sum(0), error.abs().sum(0), mean, (y - mean).square().sum(0)
+        return torch.cat(parts)
+
+    def scores(self, statistics: Tensor, n: Tensor) -> Metrics:
+        squared, absolute, mean, around = statistics.view(len(n), 4, -1).unbind(1)  # [M, t]
+        some, total = n.unsqueeze(1), n.sum()
+        overall = (some * mean).sum(0) / total
+        spread = (around + some * (mean - overall).square()).sum(0)  # [t], Chan et al. 1979
+        r2 = 1 - squared.sum(0) / torch.where(spread > 0, spread, torch.nan)
+        every = total * statistics.shape[1] / 4
+        return {
+            "r2": r2.mean(),
+            "mae": absolute.sum() / every,
+            "rmse": (squared.sum() / every).sqrt(),
+        }
+
+
+class MSE(Regression):
+    """(f - y)^2."""
+
+    def elements(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(outputs, y, reduction="none")
+
+    def derivative(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return 2 * (outputs - y)
+
+
+@dataclass(frozen=True)
+class Huber(Regression):
+    """(f - y)^2 / 2 up to a distance of delta, and delta (|f - y| - delta / 2) beyond
+    (Huber 1964)."""
+
+    delta: Positive = 1.0  # in the unit of the targets
+
+    def elements(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.huber_loss(outputs, y, reduction="none", delta=self.delta)
+
+    def derivative(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return (outputs - y).clamp(-self.delta, self.delta)
+
+
+class MultiLabel(Elementwise):
+    """Targets are 0 or 1 for each label, which a sample has if its logit is above 0. The metrics
+    are macro-F1, over the labels that a sample has or is said to have, and micro-F1."""
+
+    metrics = ("macro_f1", "micro_f1")
+
+    def refused(self, y: Tensor) -> str:
+        return "" if bool(((y == 0) | (y == 1)).all()) else "is neither 0 nor 1"
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid()
+
+    def n_statistics(self, n_outputs: int) -> int:
+        return 3 * n_outputs
+
+    def statistics(self, predictions: Tensor, y: Tensor) -> Tensor:
+        """By label: hits, samples that are said to have it, samples that have it; [3 C]."""
+        said, true = predictions > 0, y > 0
+        return torch.cat([of.double().sum(0) for of in (said & true, said, true)])
+
+    def scores(self, statistics: Tensor, n: Tensor) -> Metrics:
+        hits, said, true = statistics.sum(0).view(3, -1)
+        occurring = said + true
+        f1 = 2 * hits / torch.where(occurring > 0, occurring, torch.nan)  # [C]
+        return {"macro_f1": f1.nanmean(), "micro_f1": 2 * hits.sum() / occurring.sum()}
+
+    def of_all(self, predictions: Tensor, y: Tensor) -> Metrics:
+        """`auc`: the mean over the labels that some samples have and others have not."""
+        areas = [
+            area_under_roc(*of) for of in zip(predictions.T.contiguous(), y.T > 0, strict=True)
+        ]
+        return {"auc": torch.stack(areas).nanmean()}
+
+
+def area_under_roc(predictions: Tensor, has: Tensor) -> Tensor:
+    """The probability that a sample with the label has the higher prediction than one without; a
+    tie counts half (Mann and Whitney 1947). [n] and bool [n] -> 0-d float64, NaN without a pair."""
+    ascending = predictions.sort().values
+    below, up_to = (torch.searchsorted(ascending, predictions, right=end) for end in (False, True))
+    ranks = (below + 1 + up_to).double() / 2  # from 1; equal predictions have their mean rank
+    n = has.sum().double()
+    return ((ranks * has).sum() - n * (n + 1) / 2) / (n * (len(has) - n))
+
+
+class BCE(MultiLabel):
+    """Binary cross-entropy of a logit: -y log p - (1 - y) log(1 - p)."""
+
+    def elements(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs, y, reduction="none")
+
+    def derivative(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return outputs.sigmoid() - y
+
+
+LOSSES: Mapping[str, type[Loss]] = {
+    "cross_entropy": CrossEntropy,
+    "mse": MSE,
+    "huber": Huber,
+    "bce": BCE,
+}
+
+
+def loss_of(given: object) -> Loss:
+    """A loss by name, or by `name` with its options; one of your own as package.module:name.
+
+    UserError.
+    """
+    options = dict(given) if isinstance(given, Mapping) else {"name": given}
+    kind = find("loss", options.pop("name", None), LOSSES, Loss)
+    check_options(kind, options)
+    return kind(**options)

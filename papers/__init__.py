@@ -1,1 +1,0 @@
-"""The pictures of the five papers, drawn from runs; `noniid papers` calls their functions."""

@@ -1,1 +1,0 @@
-"""The five papers: studies, and the tables and figures that are made from them."""

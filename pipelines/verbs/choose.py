@@ -1,0 +1,38 @@
+"""Choosing, which is no stage of DVC: searches in choose/, decides, and writes its tables.
+
+Every training is an item like those of stage `train`: stored under its fingerprint, so it is made
+once, and a kill loses at most the rounds since its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from fedml_noniid.core.errors import located
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.files import write_whole
+from fedml_noniid.engines.simulation import drive
+from fedml_noniid.pipelines.experiment import search
+from fedml_noniid.pipelines.experiment.config import FILE, Config
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.reporting.decision import Decision, decide
+from fedml_noniid.pipelines.stages.tune import csv_of, measured, samples_of
+
+FOLDER = "choose"
+
+
+def choose(place: Workspace, settings: Config) -> Decision:
+    """Searches and decides for an experiment whose data are prepared.
+
+    Raises UserError if there is nothing to choose, or if FedAvg diverges.
+    """
+    with located(source=FILE):
+        plan = search.choosing(settings)
+        place = replace(place, root=place.root / FOLDER)
+        samples = samples_of(place, plan)
+        test_samples = len(Dataset.read(place.dataset(settings.data.name)).test_y)
+        decided = drive(decide(plan, samples, test_samples), partial(measured, place, plan))
+    write_whole(place.root / "rungs.csv", csv_of(decided.result.table(plan.metric)))
+    write_whole(place.root / "final.csv", csv_of(decided.table))
+    return decided

@@ -1,0 +1,163 @@
+"""Checks that an experiment fits its data: what the stages would refuse is refused before the first
+of them runs.
+
+The data are read as stage `prepare` reads them, each partition is made, and each recipe is set up
+with the model on two clients of one sample. Nothing is trained, written or downloaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import UserError, located, together
+from fedml_noniid.data import datasets
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.indices import Indices
+from fedml_noniid.data.partitions import reads_samples
+from fedml_noniid.data.readers.download import DownloadNeededError, forbidden
+from fedml_noniid.data.yaml_files import read_yaml
+from fedml_noniid.engines.device import be_deterministic, resolve_device
+from fedml_noniid.engines.evaluation import check_measured
+from fedml_noniid.engines.federation import Federation
+from fedml_noniid.engines.plan import Plan
+from fedml_noniid.models.model import Model
+from fedml_noniid.models.settings import build_network
+from fedml_noniid.pipelines.experiment import check, config
+from fedml_noniid.pipelines.experiment.config import FILE, Config
+from fedml_noniid.pipelines.experiment.partitioning import assign
+from fedml_noniid.pipelines.experiment.provenance import preparing
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.stages import plan
+from fedml_noniid.simulate import simulate
+
+CLIENTS = 2  # of the trial; rFedAvg compares clients
+
+
+def checked(place: Workspace) -> tuple[Config, str]:
+    """The settings of an experiment that its stages take, and a note on what could not be checked,
+    or "".
+
+    UserError with a line per mistake.
+    """
+    settings, note = config.load(place.root), ""
+    with together() as each:
+        with each():
+            if (place.root / "dvc.yaml").is_file():
+                _deploys(read_yaml(place.root / "dvc.yaml"), settings)
+        with each():
+            check.check(settings)
+            be_deterministic()
+            with located("train", "device", source=FILE):
+                resolve_device(settings.train.device)
+            try:
+                fits(settings, *_prepared(place, settings))
+            except DownloadNeededError as error:
+                note = f"{error} by stage prepare; the data were not checked"
+    return settings, note
+
+
+def fits(settings: Config, data: Dataset, is_outline: bool = False) -> None:
+    """UserError with every scenario, model and recipe that the data do not allow.
+
+    `is_outline`: zeros stand in place of the samples, so no partition that reads them is made.
+    """
+    partitions: dict[tuple[str, int], Indices] = {}
+    shape, train = tuple(data.train_x.shape[1:]), settings.train
+    with together(source=FILE) as checked:
+        for name, seed in itertools.product(settings.scenario_names, settings.seeds):
+            with checked():
+                scenario = settings.scenarios[name]
+                if is_outline and reads_samples(scenario.partition):
+                    continue
+                partitions[name, seed] = assign(data, settings.data, scenario, name, seed)
+        network = None
+        with checked("train"):
+            network = build_network(train, shape, len(data.classes), data.embedding)
+        for recipe in settings.recipe_names if network is not None else ():
+            with checked("recipes", recipe):
+                _set_up(settings, recipe, network, data)
+    for held in partitions.values() if settings.data.validation else ():
+        with located("data", "validation", source=FILE):
+            check_measured(train.built_loss, validation=data.train_y[held.validation])
+    wanted = settings.deploy
+    if wanted is not None:
+        from fedml_noniid.pipelines.stages import deploy  # with gRPC, which few experiments need
+
+        deploy.deployment_of(settings, wanted)
+        if indices := partitions.get((wanted.scenario, wanted.seed)):
+            deploy.divided(settings, wanted, data, indices)
+
+
+def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> None:
+    """Makes the run of a recipe on a few samples on the CPU, without a round of it.
+
+    UserError for what it refuses.
+    """
+    train = settings.train_of(recipe)
+    train.check(tuple(data.train_x.shape[1:]), resolve_device(settings.train.device))
+    train = train.model_copy(update={"precision": "float32"})  # on the CPU, which has no tf32
+    n = min(CLIENTS, *(settings.scenarios[name].clients for name in settings.scenario_names))
+    rows = np.arange(n) % len(data.train_y)
+    one = Samples(data.train_x[rows].to(torch.float32), data.train_y[rows])
+    x = one.x[:1].expand(len(data.test_y), *one.x.shape[1:])  # targets decide about the metrics
+    test = Samples(x, data.test_y)
+    clients: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]] = [
+        np.array([k]) for k in range(n)
+    ]
+    public = one if settings.data.public else None
+    engine = "sequential" if train.engine == "auto" else train.engine
+    memory_mb = settings.machine.memory_mb
+    plan = Plan(network, train, train.rounds, n, 0, engine=engine, memory_mb=memory_mb)
+    of = Federation.of(
+        one, clients, test, validation=test if settings.data.validation else None, public=public
+    )
+    methods = settings.recipes[recipe].settings
+    simulate(settings.composition(recipe), methods, of, plan, train.built_callbacks()).loop.kept()
+
+
+def _prepared(place: Workspace, settings: Config) -> tuple[Dataset, bool]:
+    """The prepared data if they are those of the settings, otherwise what stage `prepare` would
+    make, or its outline; whether it is one. UserError."""
+    data, lock = settings.data, place.root / "dvc.lock"
+    user = plan.contents(data.name, str(place.given(data.root)), data.options)
+    if lock.is_file() and place.dataset(data.name).is_file():
+        made_of = _dependencies(read_yaml(lock), "prepare").get("plan/prepare.json")
+        if (
+            made_of
+            == hashlib.md5(
+                plan.content(preparing(settings, user)), usedforsecurity=False
+            ).hexdigest()
+        ):
+            return Dataset.read(place.dataset(data.name)), False
+    with forbidden():
+        found = datasets.load(data.name, place.given(data.root), **data.options)
+    if data.embed is None:
+        return found, False
+    with located("data", "embed", source=FILE):
+        return data.embed.outline(found), True
+
+
+def _dependencies(lock: Mapping[str, object], stage: str) -> dict[str, str]:
+    """Path -> MD5 of what a stage depended on when it ran last."""
+    about = (lock.get("stages") or {}).get(stage) or {}  # type: ignore[attr-defined]  # of a file
+    return {part["path"]: part["md5"] for part in about.get("deps") or ()}
+
+
+def _deploys(dvc: Mapping[str, object], settings: Config) -> None:
+    """UserError unless dvc.yaml has the stage `deploy` exactly if params.yaml has its section."""
+    stage = "deploy" in (dvc.get("stages") or ())  # type: ignore[operator]  # of a file
+    section = settings.deploy is not None
+    if stage and not section:
+        raise UserError(
+            f"{FILE}: deploy is missing, but dvc.yaml has the stage deploy; {config.DEPLOYS}"
+        )
+    if section and not stage:
+        raise UserError(
+            f"{FILE}: deploy is set, but dvc.yaml has no stage deploy; {config.DEPLOYS}"
+        )

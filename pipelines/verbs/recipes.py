@@ -1,0 +1,141 @@
+"""What `noniid methods` shows: all methods, or what a method or recipe does."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from pathlib import Path
+
+from fedml_noniid.core.component import Component, Public, Replies, Setting
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.own_code import look_in
+from fedml_noniid.plugins import registry
+
+# Recipes are composed for this setting. The check of params.yaml takes the setting there.
+SETTING = Setting(n_clients=20, cohort=10, n_public=100)
+WIDTH = 118
+FEDAVG = (
+    "FedAvg. McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning "
+    "of Deep Networks from "
+    "Decentralized Data, AISTATS 2017. https://arxiv.org/abs/1602.05629"
+)
+
+# What the server reads of the clients' answers.
+READS = {
+    Replies.SUMS: "sums over the clients",
+    Replies.SCALARS: "sums, and each client's upload and length of update",
+    Replies.MODELS: "each client's model",
+}
+
+
+def source(kind: type[Component]) -> str:
+    """Authors, title, year and address: the first paragraph of the method's file."""
+    words = inspect.getdoc(sys.modules[kind.__module__]) or ""
+    return " ".join(words.partition("\n\n")[0].split())
+
+
+def defaults(method: str) -> str:
+    """`mu = 0.01, form = hard | soft`, the default word first."""
+    return ", ".join(f"{key} = {text}" for key, text in _values(method).items())
+
+
+def listing() -> str:
+    """The table of all methods."""
+    lines = [_entry("fedavg", "the empty recipe", _reads(Replies.SUMS), FEDAVG)]
+    lines += [
+        _entry(method, defaults(method), _reads(replies(method)), source(registry.METHODS[method]))
+        for method in sorted(registry.METHODS)
+    ]
+    for method in sorted({*registry.names()} - {*registry.METHODS}):
+        try:
+            kind = registry.method(method)
+            lines.append(_entry(method, defaults(method), f"({kind.__module__}) {source(kind)}"))
+        except UserError as error:  # of another package; ours are listed all the same
+            lines.append(_entry(method, str(error)))
+    return "\n".join(lines) + "\n"
+
+
+def replies(method: str) -> Replies:
+    """What a method with its defaults reads of the clients' answers."""
+    return registry.method(method)().needs.replies
+
+
+def one(recipe: str, with_source: bool = False) -> str:
+    """What `noniid methods show` says of a recipe, of one method in full.
+
+    A dotted path is found in the present folder too. RecipeError with the reason if the recipe
+    can't be composed.
+    """
+    look_in(Path.cwd())
+    methods = registry.parse(recipe)
+    lines = shown(methods[0]) if len(methods) == 1 else checked(recipe)
+    if with_source:
+        lines += [line for method in methods for line in ("", _source_code(method))]
+    return "\n".join(lines) + "\n"
+
+
+def shown(method: str) -> list[str]:
+    """One method in full: its paper and its hyper-parameters."""
+    kind = registry.method(method)
+    words = inspect.getdoc(sys.modules[kind.__module__]) or ""
+    lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", words, "", "Hyper-parameters:"]
+    lines += [f"  {key} = {text}" for key, text in _values(method).items()]
+    return [*lines, "", _reads(replies(method))]
+
+
+def _source_code(method: str) -> str:
+    return inspect.getsource(registry.method(method))
+
+
+def checked(recipe: str) -> list[str]:
+    """What a recipe does. RecipeError with the reason if it can't be composed."""
+    algorithm = registry.build(recipe, {}, SETTING)
+    asks, needs = algorithm.exchanges, algorithm.needs
+    lines = [f"{algorithm.name}: composes"]
+    lines += [f"  {c.name}: {(type(c).__doc__ or '').strip()}" for c in algorithm.components]
+    weights = "1 / M" if algorithm.uniform else "n_k / sum n"
+    lines.append(f"  clients' weights to begin with: {weights}")
+    extra = [
+        f"{n} {when}"
+        for n, when in ((asks.begin, "before the first"), (asks.finish, "after the last"))
+        if n
+    ]
+    lines.append(f"  exchanges: {asks.round} per round" + "".join(f", {words}" for words in extra))
+    lines.append(f"  {_reads(needs.replies)}")
+    if needs.public in (Public.LABELLED, Public.UNLABELLED):
+        lines.append(f"  needs the public split: {needs.public.name.lower()} samples")
+    for of in algorithm.mechanisms:
+        lines.append(f"  privacy: hides each {of.unit}; noise {of.noise:g}, delta {of.delta:g}")
+    if algorithm.leak:
+        lines.append(f"  LEAK: {algorithm.leak}")
+    return lines
+
+
+def _reads(what: Replies) -> str:
+    return f"the server reads: {READS[what]}"
+
+
+def _entry(name: str, *paragraphs: str) -> str:
+    indent = " " * 6
+    body = [
+        line
+        for text in paragraphs
+        for line in textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent)
+    ]
+    return "\n".join([name, *body])
+
+
+def _values(method: str) -> dict[str, str]:
+    """Each hyper-parameter's default, followed by the other words that are allowed."""
+    words = registry.words(method)
+    return {
+        key: " | ".join(
+            [_plain(value), *(_plain(word) for word in words.get(key, ()) if word != value)]
+        )
+        for key, value in registry.hyper_parameters(method).items()
+    }
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value) or '""'

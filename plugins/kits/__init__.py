@@ -1,5 +1,0 @@
-"""Certificates for mutual TLS: of the processes of a deployment, and of a cluster."""
-
-from fedml_noniid.plugins import extras
-
-extras.require(extras.SILO, "cryptography")

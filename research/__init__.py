@@ -1,0 +1,1 @@
+"""The five papers: studies, tables and figures, claims as tests. In no wheel."""

@@ -1,0 +1,106 @@
+"""The verbs of the five papers: papers list, run, build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedml_noniid.cli.cluster import Kit, OnCluster, train_on
+from fedml_noniid.cli.verb import Root, group, one_of, verb, workspace
+from research.studies import PAPERS, SIZES
+
+Size = Annotated[
+    str, typer.Option(help=f"How much is run: {', '.join(SIZES)}.", **one_of("size", lambda: SIZES))
+]
+Paper = Annotated[
+    str,
+    typer.Argument(
+        metavar="PAPER", help=f"One of {', '.join(PAPERS)}.", **one_of("paper", lambda: PAPERS)
+    ),
+]
+
+
+def add(app: typer.Typer) -> None:
+    """Adds the group."""
+    papers = group(
+        "Make the tables and figures of the five papers.\n\nThey share finished work with "
+        "`noniid run`: what was "
+        "trained once is not trained again.",
+        "python -m research papers list",
+        "python -m research papers run rfedavg --size smoke",
+        "python -m research papers build rf-tab1",
+    )
+    verb(
+        papers,
+        "list",
+        "python -m research papers list",
+        "python -m research papers list | grep fnr",
+    )(show)
+    verb(
+        papers,
+        "run",
+        "python -m research papers run rfedavg",
+        "python -m research papers run fnr --size small",
+    )(run)
+    verb(
+        papers,
+        "build",
+        "python -m research papers build fnr-tab4",
+        "python -m research papers build rf-tab1 --size small",
+    )(build)
+    app.add_typer(papers, name="papers")
+
+
+def show(root: Root = Path()) -> None:
+    """List every table and figure with its ID."""
+    place = workspace(root)
+    from research import verbs
+
+    for paper, target in verbs.targets(place.root):
+        typer.echo(f"{target.id:<12} {paper:<24} {target.title}")
+
+
+def run(
+    paper: Paper,
+    size: Size = SIZES[0],
+    root: Root = Path(),
+    cluster: OnCluster = None,
+    kit: Kit = None,
+) -> None:
+    """Run a paper's studies and build its report.
+
+    Size smoke tries the code in minutes, small is a smaller experiment, paper is the paper's own
+    setting.
+    """
+    train_on(cluster, kit)
+    place = workspace(root)
+    from research import verbs
+
+    typer.echo(f"report: {verbs.run(place, paper, size) / 'report.html'}")
+
+
+def build(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="A table or figure; `python -m research papers list` has all.",
+        ),
+    ],
+    size: Size = SIZES[0],
+    root: Root = Path(),
+    cluster: OnCluster = None,
+    kit: Kit = None,
+) -> None:
+    """Make one table or figure, and show it.
+
+    The studies that it needs are run first.
+    """
+    train_on(cluster, kit)
+    place = workspace(root)
+    from research import verbs
+
+    page = verbs.build(place, name, size)
+    typer.echo(f"\n{page.read_text()}\npage: {page}")

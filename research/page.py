@@ -1,0 +1,331 @@
+"""Writes the page of verdicts, claims.md, its pictures and its numbers as CSV.
+
+claims-details.html has each test in full. The words are in templates/claims.md.j2 and
+templates/claims-details.md.j2.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from fedml_noniid.pipelines.experiment.results import record
+from fedml_noniid.pipelines.reporting.comparison import interval
+from fedml_noniid.pipelines.reporting.pages import html_page, render
+from fedml_noniid.pipelines.reporting.summary import spread
+from fedml_noniid.pipelines.reporting.text import NONE, as_csv
+from research import answers, forest
+from research import committed as files
+from research.claims import BESIDE, Claims, Named
+from research.committed import RUNS, TRIALS, VALUES, Committed, stacked
+from research.contrasts import by_seed
+from research.described import what_ran
+from research.runs import Measured
+from research.studies import RESULTS, TEMPLATES, TITLES, TUNED
+from research.verdicts import (
+    COLUMNS,
+    HELD,
+    NOT_HELD,
+    VERDICTS,
+    Tested,
+    Verdict,
+    adjust,
+    judge,
+    lines,
+)
+
+PAGE, DETAILS, PICTURE = "claims.md", "claims-details.html", "claims-{}.png"
+SUPPORTED = {HELD: "supported", NOT_HELD: "not supported"}  # the word of a cause
+NUMBER = re.compile(r"([\w.]+) ([\d.e-]+)(?:,|$)")  # `fnr.p 0.5` of the values of a trial
+OF_A_RUN = ["study", "item"]
+
+
+class Page:
+    """The verdicts on all claims of all papers, and what the page says on them."""
+
+    def __init__(self, claims: Mapping[str, Claims], root: Path, committed: Committed) -> None:
+        self.claims, self.root, self.committed = claims, root, committed
+        self.size = next(iter(claims.values())).size
+        self.measured = {
+            paper: Measured(paper, self.size, root, one.studies) for paper, one in claims.items()
+        }
+        declared = files.declared(root / RESULTS / "claims" / self.size)
+        self.facts = {**declared, **committed.facts}
+        self.verdicts = self._judged({paper: one.claims for paper, one in claims.items()})
+        self.fresh = self._judged({paper: one.fresh for paper, one in claims.items()})
+        self.whys = self._judged({paper: one.whys for paper, one in claims.items()})
+        self.every = [*self.verdicts, *self.fresh, *self.whys]
+        # A line for each value, run and run of a claim, of all papers.
+        self.values = _joined(self.every, "all_values", VALUES)
+        self.runs = _joined(self.every, "all_runs", RUNS)
+        self.trials = self._trials()
+        self.what_ran = {
+            f"{paper} {name}": self._what_ran(paper, name)
+            for paper, one in claims.items()
+            for name in one.studies
+        }
+
+    def _judged(self, named: Mapping[str, Mapping[str, Named]]) -> list[Verdict]:
+        """All claims of a section, of all papers, adjusted together."""
+        return adjust(
+            [
+                judge(
+                    one,
+                    self.measured[paper],
+                    self.committed,
+                    files.is_margin_later(one, self.facts),
+                )
+                for paper, of in named.items()
+                for one in of.values()
+            ]
+        )
+
+    @property
+    def shown(self) -> list[Verdict]:
+        """The verdicts on the claims that were not withdrawn."""
+        return [one for one in self.verdicts if not one.claim.withdrawn]
+
+    def of(self, paper: str) -> list[Verdict]:
+        """The verdicts of a paper."""
+        return [one for one in self.verdicts if one.named.paper == paper]
+
+    def _studies(self, is_committed: bool) -> list[tuple[str, str]]:
+        """(paper, study) of the claims with committed numbers, or of the others."""
+        committed: dict[tuple[str, str], bool] = {}
+        for one in self.every:
+            key = one.named.paper, one.claim.study
+            committed[key] = committed.get(key, False) or one.is_committed
+        return [key for key in committed if committed[key] == is_committed]
+
+    def _trials(self) -> pd.DataFrame:
+        """The trials of tuned studies: of the studies here, and the committed ones."""
+        lines = []
+        for paper, study in self._studies(False):
+            path = self.measured[paper].folder(study) / TUNED
+            for recipe, trials in (record(path) if path.is_file() else {}).items():
+                for place, (values, accuracy, seeds) in enumerate(trials):
+                    chosen = "" if place else "yes"
+                    lines.append([paper, study, recipe, values, seeds, accuracy, chosen])
+        here = pd.DataFrame(lines, columns=TRIALS)
+        return stacked([here, self.committed.trials(self._studies(True))], TRIALS)
+
+    def _what_ran(self, paper: str, study: str) -> str:
+        """What was run of a study, in one line: the committed one, if its numbers are."""
+        if (paper, study) in self._studies(is_committed=True):
+            return self.committed.studies.get(f"{paper} {study}", "")
+        measured, plan = self.measured[paper], self.claims[paper].studies[study]
+        tuned = self.trials[(self.trials["paper"] == paper) & (self.trials["study"] == study)]
+        found = ""
+        if len(tuned):
+            best = tuned[tuned["chosen"] == "yes"]
+            each = "; ".join(f"{one.recipe} {one.values}" for one in best.itertuples())
+            least = min(tuned["recipe"].value_counts())
+            found = f"tuned on the validation split, {least} trials for each method: {each}. "
+        diverged = measured.diverged_items(study)
+        return f"{found}{plan.what}: {what_ran(measured.of_study(study), plan.items, diverged)}"
+
+    def files(self) -> dict[str, bytes]:
+        """The page and all that lies beside it."""
+        forests = {
+            paper: forest.drawn(
+                [one for one in (*self.shown, *self.fresh) if one.named.paper == paper],
+                TITLES[paper],
+            )
+            for paper in self.claims
+        }
+        pictures = {PICTURE.format(of): drawn for of, drawn in forests.items() if drawn}
+        context = self._context(pictures)
+        text = render("claims.md.j2", context, TEMPLATES).rstrip() + "\n"
+        html = html_page(f"The tests of the papers' claims, size {self.size}", self.details(), {})
+        # The page links to each test.
+        html = re.sub(r"<h3>([a-z0-9-]+)</h3>", r'<h3 id="\1">\1</h3>', html)
+        tests = {one.named.id: one.named.test for one in self.every if not one.missing}
+        facts = {id_: {**self.facts[id_], "test": tests[id_]} for id_ in tests if id_ in self.facts}
+        record_ = {"claims": facts, "studies": self.what_ran}
+        runs = self.runs.drop_duplicates(["paper", *OF_A_RUN])
+        found = {
+            PAGE: text.encode(),
+            DETAILS: html.encode(),
+            **pictures,
+            files.FACTS: (json.dumps(record_, indent=1, sort_keys=True) + "\n").encode(),
+            "claims.csv": as_csv(COLUMNS, (line for one in self.every for line in lines(one))),
+            files.FILES["values"]: _csv(self.values),
+            files.FILES["runs"]: _csv(runs.drop(columns="claim")),
+        }
+        if len(self.trials):
+            found[files.FILES["trials"]] = _csv(self.trials, digits=6)
+        for paper in self.claims:
+            if len(rounds := self._rounds(paper)):
+                found[files.FILES["rounds"].format(paper)] = _csv(rounds, digits=6)
+        return found
+
+    def details(self) -> str:
+        """Markdown: each test with all that the page has no room for."""
+        return render("claims-details.md.j2", self._context({}), TEMPLATES).rstrip() + "\n"
+
+    def _rounds(self, paper: str) -> pd.DataFrame:
+        """The test accuracy of every round of every run behind the claims of a paper."""
+        lines = [
+            {"study": study, "item": run.key}
+            | {str(t): row["test_accuracy"] for t, row in enumerate(run.rows, start=1)}
+            for of, study in self._studies(False)
+            if of == paper
+            for run in self.measured[paper].of_study(study)
+        ]
+        committed = [study for of, study in self._studies(True) if of == paper]
+        both = [pd.DataFrame(lines), self.committed.rounds(paper, committed)]
+        rounds = max((len(one.columns) for one in both), default=2) - 2
+        return stacked(both, [*OF_A_RUN, *map(str, range(1, rounds + 1))])
+
+    def _context(self, pictures: Mapping[str, bytes]) -> dict[str, Any]:
+        """The numbers of the page, and the functions that write them."""
+        tested = [one for one in self.verdicts if not one.counted]
+        papers = [
+            {
+                "id": paper,
+                "title": TITLES[paper],
+                "picture": picture if (picture := PICTURE.format(paper)) in pictures else "",
+                "verdicts": self.of(paper),
+                "families": [
+                    (title, [one for one in found if one.named.paper == paper])
+                    for title, found in (("tests", self.shown), ("fresh tests", self.fresh))
+                ],
+                "whys": [one for one in self.whys if one.named.paper == paper],
+                "studies": list(
+                    dict.fromkeys(x.claim.study for x in self.every if x.named.paper == paper)
+                ),
+                "measured": self.measured[paper],
+            }
+            for paper, claims in self.claims.items()
+        ]
+        return {
+            "size": self.size,
+            "papers": papers,
+            "n": len(self.verdicts),
+            "n_tested": len(tested),
+            "n_statements": len({one.claim.states for one in self.verdicts}),
+            "whys": self.whys,
+            "what_ran": self.what_ran,
+            **self._answers(),
+            "summary": self._summary(),
+            "tuned": self._tuned(),
+            "wanted": lambda one: f"{one.claim.holds.words} {one.claim.unit}".rstrip(),
+            "words": lambda one: forest.in_words(one, self.verdicts),
+            "number": _number,
+            "span": lambda one, ends: " to ".join(answers.number(one.claim, x) for x in ends),
+            "signed": lambda one, effect: answers.number(one.claim, effect),
+            "supported": lambda why: SUPPORTED.get(why.word, why.text),
+            "levels": _levels,
+            "beside": _beside,
+            "hours": lambda one: _hours(one.runs),
+            "written": lambda one: files.when_written(one.named, self.facts, len(one.runs) > 0),
+            "plain": _plain,
+        }
+
+    def _answers(self) -> dict[str, Any]:
+        """The first table, and what no scale changes. Size smoke has none."""
+        if self.size == "smoke":
+            return {"answers": [], "no_scale": []}
+        verdicts = {one.named.id: one for one in self.every}
+        found = {paper: answers.of_paper(paper, self.root) for paper in self.claims}
+        known = {paper: one for paper, one in found.items() if one is not None}
+        return {
+            "answers": [
+                answers.line(one, verdicts, self.runs[self.runs["paper"] == paper])
+                for paper, one in known.items()
+            ],
+            "no_scale": [
+                answers.filled(text, verdicts) for one in known.values() for text in one.no_scale
+            ],
+        }
+
+    def _summary(self) -> list[list[str]]:
+        """Verdicts and CPU hours by paper, and of all; a run of two claims counts once."""
+        rows = [["paper", "claims", *VERDICTS, "CPU hours"]]
+        for title, found in [
+            *((TITLES[paper], self.of(paper)) for paper in self.claims),
+            ("all", self.verdicts),
+        ]:
+            words = [one.word for one in found]
+            counts = [len(words), *map(words.count, VERDICTS)]
+            ids = [one.named.id for one in found]
+            runs = self.runs[self.runs["claim"].isin(ids)]
+            rows.append([title, *map(str, counts), _hours(runs)])
+        return rows
+
+    def _tuned(self) -> list[list[str]]:
+        """What was chosen, and which of its numbers lie at an end of those that the study tried."""
+        rows = [["paper", "study", "method", "chosen", "trials", "at an end"]]
+        for (paper, study), of in self.trials.groupby(["paper", "study"], sort=False):
+            tried: dict[str, set[float]] = {}
+            for key, value in itertools.chain(*map(NUMBER.findall, of["values"])):
+                tried.setdefault(key, set()).add(float(value))
+            for one in of[of["chosen"] == "yes"].itertuples():
+                ends = [
+                    f"{key}: the {word}"
+                    for key, value in NUMBER.findall(one.values)
+                    for word, end in (("smallest", min), ("largest", max))
+                    if len(tried[key]) > 1 and float(value) == end(tried[key])
+                ]
+                n = str((of["recipe"] == one.recipe).sum())
+                rows.append([paper, study, one.recipe, one.values, n, ", ".join(ends) or "none"])
+        return rows
+
+
+def _joined(found: Iterable[Verdict], name: str, columns: Sequence[str]) -> pd.DataFrame:
+    """The tables `name` of all verdicts, with the paper and the claim of each line."""
+    frames = [getattr(one, name).assign(paper=one.named.paper, claim=one.named.id) for one in found]
+    return stacked(frames, ["paper", "claim", *columns])
+
+
+def _csv(frame: pd.DataFrame, digits: int = 10) -> bytes:
+    return as_csv(list(frame.columns), frame.itertuples(index=False, name=None), digits)
+
+
+def _number(one: Verdict, tested: Tested | None) -> str:
+    """A tested number: its mean, with the interval."""
+    if tested is None or tested.mean is None:
+        return NONE
+    return answers.number(one.claim, tested.mean, None if one.counted else tested.interval)
+
+
+def _levels(one: Verdict) -> str:
+    """What the methods reach: `near: a 73.00, b 63.00; far: a 61.00, b 58.00`."""
+    values = one.values[one.values["role"] != BESIDE].drop_duplicates(["scenario", "item"])
+    found: dict[str, list[str]] = {}
+    for (scenario, recipe), of in values.groupby(["scenario", "recipe"], sort=False):
+        mean = f"{recipe} {fmean(of['value']):z.{one.claim.decimals}f}"
+        found.setdefault(scenario, []).append(mean)
+    return "; ".join(f"{scenario}: {', '.join(means)}" for scenario, means in found.items())
+
+
+def _beside(one: Verdict) -> list[str]:
+    """The numbers that are not tested: their means over the seeds, with intervals."""
+    decimals, found = one.claim.decimals, []
+    for part, of in one.values[one.values["role"] == BESIDE].groupby("part", sort=False):
+        numbers = by_seed(of).values()
+        text, ends = f"{part}, {fmean(numbers):z.{decimals}f}", interval(spread(numbers))
+        if ends is not None:
+            text += f" ({ends[0]:z.{decimals}f} to {ends[1]:z.{decimals}f})"
+        found.append(text)
+    return found
+
+
+def _hours(runs: pd.DataFrame) -> str:
+    """CPU hours of runs. A run that several studies or claims have counts once."""
+    known = runs["fingerprint"].where(runs["fingerprint"] != "", runs["study"] + runs["item"])
+    hours = runs[~known.duplicated()]["seconds"].sum() / 3600
+    return NONE if not hours else f"{hours:.2g}" if hours < 10 else f"{hours:.0f}"
+
+
+def _plain(states: str) -> str:
+    """One line. Markdown's signs are escaped."""
+    text = " ".join(states.split())
+    return "".join(f"\\{sign}" if sign in "*_`|<>[]$\\#" else sign for sign in text)

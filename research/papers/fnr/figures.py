@@ -1,0 +1,243 @@
+"""FNR-FL's figures that are no curves.
+
+Kinds: `noise_samples` (figure 1), `heat_maps` (figure 2), `refinement` (figure 5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from scipy.stats import kendalltau
+from torch import Tensor
+
+from fedml_noniid.core.data import Samples
+from fedml_noniid.data import noise
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.data.reading import Read
+from fedml_noniid.data.streams import key
+from fedml_noniid.data.types import Ints
+from fedml_noniid.pipelines.experiment.results import ItemResult
+from fedml_noniid.pipelines.reporting import heatmap
+from fedml_noniid.pipelines.reporting.figures import COLOURS, Values
+from fedml_noniid.pipelines.reporting.summary import Spread
+from fedml_noniid.pipelines.reporting.text import as_csv
+from research.papers.pictures import bars, panels, png
+from research.runs import ClientSamples, Measured
+from research.targets import Built, Target, nothing
+
+METHODS = ("fnr", "fnr_authors")  # which refine
+
+
+def noise_samples(target: Target, measured: Measured) -> Built:
+    """Figure 1: one test sample as a client sees it at several noise levels, by the code that
+    training reads with.
+
+    Keys: `study`: whose data; `deviations`: of the noise, where pixels are 0 to 1; `sample`: its
+    place in the test set.
+    """
+    study = measured.studies[target.spec["study"]]
+    path = measured.root / study.data_folder / f"{study.content['data']['name']}.safetensors"
+    if not path.is_file():
+        return Built((), {}, (), (f"the data of study {study.name}",))
+    data, place = Dataset.read(path), int(target.spec["sample"])
+    one = data.normalised("test")[place : place + 1]
+    levels = [float(sigma) for sigma in target.spec["deviations"]]
+    titles = [f"noise ~ Gau({sigma:g})" if sigma else "original" for sigma in levels]
+    figure, grid = panels(
+        [f"({letter}) {title}" for letter, title in zip("abcdefghij", titles, strict=False)], 3
+    )
+    lines: list[list[object]] = []
+    words = []
+    for axes, sigma in zip(grid, levels, strict=True):
+        shown = _on_scale(data, _noisy(data, one, sigma))
+        lines += [
+            [f"{sigma:g}", n, f"{value:.6f}"] for n, value in enumerate(shown.flatten().tolist())
+        ]
+        axes.imshow(
+            shown.clamp(0, 1)[0].permute(1, 2, 0).squeeze(2).numpy(), cmap="gray", vmin=0, vmax=1
+        )
+        axes.set_axis_off()
+        if sigma:
+            outside = 100 * ((shown < 0) | (shown > 1)).double().mean().item()
+            words.append(f"{outside:.0f} % at {sigma:g}")
+    name = data.classes[int(data.test_y[place])]
+    about = (
+        f"Test sample {place} of {data.name}, class {name}. Outside 0 to 1, and cut off "
+        f"here: {', '.join(words)}."
+    )
+    return Built(
+        (), {"png": png(figure), "csv": as_csv(["noise", "pixel", "value"], lines)}, (about,)
+    )
+
+
+def _noisy(data: Dataset, x: Tensor, sigma: float) -> Tensor:
+    """A sample [1, ...] with noise, as a client of deviation `sigma` reads it."""
+    std = noise.deviations("equal", sigma, 1, tuple(x.shape[1:]), data.scale)[0]
+    drawn = torch.tensor(key(0, "figure 1", round(1000 * sigma)))
+    one = torch.zeros(1, dtype=torch.int64)
+    return Read(drawn)(Samples(x, one, noise.for_client(std, x)), one, 0)
+
+
+def _on_scale(data: Dataset, x: Tensor) -> Tensor:
+    """Normalised samples on the scale on which images are 0 to 1."""
+    shape = (-1, *[1] * (x.ndim - 2))
+    mean, std = (torch.tensor(values).view(shape) for values in (data.mean, data.std))
+    return (x * std + mean) / data.unit
+
+
+def heat_maps(target: Target, measured: Measured) -> Built:
+    """Figure 2: clients x classes, of each panel's scenario ({title, study, scenario}) with the
+    study's first seed."""
+    found, missing = {}, []
+    for panel in target.spec["panels"]:
+        seed = measured.studies[panel["study"]].content["seeds"][0]
+        one = measured.client_samples(panel["study"], panel["scenario"], seed)
+        if one is None:
+            missing.append(str(panel["title"]))
+        else:
+            found[str(panel["title"])] = one
+    if not found:
+        return nothing(missing)
+    widths, heights = zip(*(heatmap.panel_size(one.counts) for one in found.values()), strict=True)
+    figure = Figure(
+        figsize=(sum(widths) + 0.9 * len(found), max(heights) + 1.3), dpi=130, layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(1, len(found), squeeze=False, width_ratios=widths)[0]
+    for axes, (title, one) in zip(grid, found.items(), strict=True):
+        heatmap.draw(axes, one.counts, one.classes, title)
+    lines = [
+        [title, client, one.classes[c], n]
+        for title, one in found.items()
+        for (client, c), n in np.ndenumerate(one.counts)
+    ]
+    files = {"png": png(figure), "csv": as_csv(["panel", "client", "class", "samples"], lines)}
+    return Built(
+        (), files, tuple(f"{title}: {_uneven(one)}" for title, one in found.items()), tuple(missing)
+    )
+
+
+def _uneven(one: ClientSamples) -> str:
+    """What is uneven about a partition: its fullest cell, its empty ones, sizes of clients, shares
+    of classes."""
+    client, label = np.unravel_index(one.counts.argmax(), one.counts.shape)
+    sizes = one.counts.sum(1)
+    shares = one.counts / sizes[:, None]
+    empty = np.flatnonzero(one.counts[client] == 0)
+    without = f", and none of {', '.join(one.classes[c] for c in empty)}" if len(empty) else ""
+    return (
+        f"client {client} holds the most of one class, {one.counts.max()} of "
+        f"{one.classes[int(label)]}{without}; "
+        f"{(one.counts == 0).sum()} of {one.counts.size} cells are empty; clients hold "
+        f"{sizes.min()} to {sizes.max()} "
+        f"samples; a class is {100 * shares.min():.1f} to {100 * shares.max():.1f} % of a client's."
+    )
+
+
+class Refined(NamedTuple):
+    """A client whose model was refined."""
+
+    client: int
+    samples: Ints  # [C], what it holds
+    classes: tuple[str, ...]
+    before: Values  # [C], accuracy; NaN where a class has no samples
+    after: Values
+
+
+def refinement(target: Target, measured: Measured) -> Built:
+    """Figure 5: accuracy of one client's model by class, before and after its refinement.
+
+    Keys: `panels`: {title, study, scenario, recipe, on: test or public}. Shown is the client with
+    the lowest accuracy on D_public (of equal ones the lowest id) in the last round of the first
+    seed.
+    """
+    found: dict[str, Refined] = {}
+    missing: list[str] = []
+    for panel in target.spec["panels"]:
+        title = str(panel["title"])
+        runs = measured.found(panel, title, missing)
+        one = _worst(measured, panel, runs[0]) if runs else None
+        if one is not None:
+            found[title] = one
+        elif runs:
+            missing.append(title)
+    if not found:
+        return nothing(missing)
+    titles = [f"{title} (client {one.client})" for title, one in found.items()]
+    figure, grid = panels(titles, 1, y="accuracy", size=(7.6, 3.1 * len(found)))
+    for axes, one in zip(grid, found.values(), strict=True):
+        names = [f"{name}\n{n}" for name, n in zip(one.classes, one.samples, strict=True)]
+        heights = {"before": one.before.tolist(), "after": one.after.tolist()}
+        bars(
+            axes,
+            names,
+            {when: [Spread(x, None, 1) for x in of] for when, of in heights.items()},
+            (COLOURS[5], COLOURS[0]),
+        )
+        axes.tick_params(axis="x", labelsize=8)
+        axes.set_ylim(0, 1)
+    lines = [
+        [title, one.client, c, n, f"{before:.6f}", f"{after:.6f}"]
+        for title, one in found.items()
+        for c, n, before, after in zip(one.classes, one.samples, one.before, one.after, strict=True)
+    ]
+    files = {
+        "png": png(figure),
+        "csv": as_csv(["panel", "client", "class", "samples", "before", "after"], lines),
+    }
+    return Built(
+        (), files, tuple(f"{title}: {_gain(one)}" for title, one in found.items()), tuple(missing)
+    )
+
+
+def _worst(measured: Measured, panel: Mapping[str, Any], run: ItemResult) -> Refined | None:
+    """The refined client of lowest accuracy in the last round; None where nobody was refined or
+    looked at."""
+    recorded, name = (
+        measured.recorded(run, panel["study"]),
+        "test_" if panel["on"] == "test" else "",
+    )
+    one = measured.client_samples(panel["study"], panel["scenario"], run.seed)
+    method = next((method for method in run.composition.split("+") if method in METHODS), "")
+    if one is None or f"{method}/refine.{name}before" not in recorded:
+        return None
+    refined = (
+        recorded[f"{method}/refined"][-1].nonzero().flatten()
+    )  # rows of the round's clients, ascending
+    worst = int(recorded[f"{method}/A"][-1][refined].argmin())
+    client = int(recorded["round/clients"][-1][refined[worst]])
+    before, after = (
+        recorded[f"{method}/refine.{name}{when}"][-1, worst].double().numpy()
+        for when in ("before", "after")
+    )
+    return Refined(client, one.counts[client], one.classes, before, after)
+
+
+def _gain(one: Refined) -> str:
+    """The mean gain, where it is largest, and whether it falls with the number of samples, as the
+    paper says."""
+    gain = one.after - one.before
+    known = ~np.isnan(gain)
+    most, least = int(np.nanargmax(gain)), int(np.nanargmin(gain))
+    text = (
+        f"client {one.client} gains {gain[known].mean():+.4f} on average, most in "
+        f"{one.classes[most]} "
+        f"({gain[most]:+.4f}, {one.samples[most]} samples), least in {one.classes[least]} "
+        f"({gain[least]:+.4f}, "
+        f"{one.samples[least]} samples)"
+    )
+    tau = kendalltau(one.samples[known], gain[known])
+    if not math.isfinite(tau.statistic):
+        return f"{text}."
+    clear = "told apart from none" if tau.pvalue < 0.05 else "not told apart from none"
+    return (
+        f"{text}; gains and samples by class have Kendall τ = {tau.statistic:+.2f} (p = "
+        f"{tau.pvalue:.2f}, {clear}; the "
+        "paper says that classes with fewer samples gain more, which would be below 0)."
+    )

@@ -1,0 +1,70 @@
+"""Makes kind `settings`: the paper's configuration beside the settings of our studies at this size.
+
+Keys: `rows` and `columns` map the paper's titles to parts of {study, path}. `path` names a key of
+the study, such as `train.rounds`. {value: ...} replaces it for a value that no study sets. `words`
+beside a path maps a value to the paper's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.pipelines.reporting.text import as_csv
+from research.runs import Measured
+from research.targets import Built, Target
+
+NONE = "-"
+
+
+def settings(target: Target, measured: Measured) -> Built:
+    """The table."""
+    rows, columns = dict(target.spec["rows"]), dict(target.spec["columns"])
+    cells = {
+        (r, c): (
+            _ours(target, measured, {**rows[r], **columns[c]}),
+            _plain(target.printed(r, c, "")),
+        )
+        for r in rows
+        for c in columns
+    }
+    lines = [["", *columns], *([r, *(_text(*cells[r, c]) for c in columns)] for r in rows)]
+    content = as_csv(
+        ["row", "column", "ours", "reported"], [[*place, *pair] for place, pair in cells.items()]
+    )
+    other = [
+        f"{r}, {c}"
+        for (r, c), (ours, reported) in cells.items()
+        if reported not in ("", NONE, ours)
+    ]
+    ending = f"; not: {'; '.join(other)}." if other else "."
+    words = f"{len(cells) - len(other)} of {len(cells)} settings are the paper's{ending}"
+    return Built(lines, {"csv": content}, (words,))
+
+
+def _ours(target: Target, measured: Measured, address: Mapping[str, Any]) -> str:
+    if "value" in address:
+        return _plain(address["value"])
+    found: Any = measured.studies[address["study"]].content
+    for key in str(address["path"]).split("."):
+        if not isinstance(found, Mapping):
+            raise UserError(
+                f"{target.id}: path {address['path']!r} leads nowhere in study {address['study']!r}"
+            )
+        found = found.get(key, NONE)
+    return _plain(dict(address.get("words", {})).get(found, found))
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return NONE
+    return (
+        f"{value:g}"
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else str(value)
+    )
+
+
+def _text(ours: str, reported: str) -> str:
+    return ours if reported in ("", ours) else f"{ours} ({reported})"

@@ -1,0 +1,240 @@
+"""Certificates: what a process refuses in its kit, and whom the server admits."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.credentials import certificates
+from fedml_noniid.credentials.authority import renew, revoke
+from fedml_noniid.credentials.certificates import Admission, Kit, name, now
+from tests.deploy.test_waiting_calls import until
+
+FILES = ["ca.crt", "own.crt", "own.key"]
+
+
+# Kits
+
+
+def _password(kit: Path) -> None:
+    key = serialization.load_pem_private_key((kit / "own.key").read_bytes(), None)
+    locked = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"x"),
+    )
+    (kit / "own.key").write_bytes(locked)
+
+
+def _copy(file: str, source: str) -> Callable[[Path], object]:
+    """Overwrites a file of the kit; `source` is seen from the folder of both federations."""
+    return lambda kit: (kit / file).write_bytes((kit.parents[1] / source / file).read_bytes())
+
+
+def _other_ca(kit: Path) -> None:
+    _copy("own.crt", "foreign/1")(kit)
+    _copy("own.key", "foreign/1")(kit)
+
+
+@pytest.mark.parametrize(
+    ("damage", "file", "words"),
+    [
+        *((lambda kit, file=file: (kit / file).unlink(), file, "can't be read") for file in FILES),
+        *(
+            (lambda kit, file=file: (kit / file).write_bytes(b"\xff"), file, "PEM")
+            for file in FILES
+        ),
+        (_other_ca, "own.crt", "is not signed by the CA"),
+        (_copy("ca.crt", "foreign/1"), "own.crt", "is not signed by the CA"),
+        (_copy("own.key", "foreign/1"), "own.key", "does not belong"),
+        (_copy("own.key", "kits/2"), "own.key", "does not belong"),
+        (_password, "own.key", "password"),
+        (lambda kit: (kit / "own.key").chmod(0o640), "own.key", "mode 640.*chmod 600"),
+        (lambda kit: (kit / "own.key").chmod(0o604), "own.key", "mode 604.*chmod 600"),
+    ],
+)
+def test_a_bad_kit_is_refused_in_one_line(
+    kits: Path, foreign: Path, damage: Callable[..., object], file: str, words: str
+) -> None:
+    Kit.read(kits / "1", 1)
+    damage(kits / "1")
+    with pytest.raises(UserError, match=words) as caught:
+        Kit.read(kits / "1", 1)
+    assert str(caught.value).startswith(str(kits / "1" / file)) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("folder", "rank"), [(2, 1), (0, 1), (1, 0)])
+def test_a_kit_of_another_rank_is_refused(kits: Path, folder: int, rank: int) -> None:
+    with pytest.raises(
+        UserError, match=f"belongs to '{name(folder)}', but this process is '{name(rank)}'"
+    ):
+        Kit.read(kits / str(folder), rank)
+
+
+@pytest.mark.parametrize(
+    ("moment", "words"),
+    [
+        (datetime.timedelta(days=15), r"own\.crt expired on \d{4}-\d\d-\d\d; .*kits renew"),
+        (datetime.timedelta(days=7301), r"ca\.crt expired on \d{4}-\d\d-\d\d; .*kits make"),
+        (datetime.timedelta(minutes=-10), r"ca\.crt is valid from .*clock"),
+        (datetime.timedelta(minutes=-4), ""),  # clocks may differ
+        (datetime.timedelta(days=13), ""),
+    ],
+)
+def test_a_kit_is_valid_for_its_days(
+    kits: Path, monkeypatch: pytest.MonkeyPatch, moment: datetime.timedelta, words: str
+) -> None:
+    seen = datetime.datetime.now(datetime.UTC) + moment
+    monkeypatch.setattr(certificates, "now", lambda: seen)
+    if not words:
+        Kit.read(kits / "1", 1)
+        return
+    with pytest.raises(UserError, match=words):
+        Kit.read(kits / "1", 1)
+
+
+@pytest.mark.parametrize(
+    ("days", "hours", "warns"),
+    [(14, 10 * 24, False), (14, 11 * 24, True), (1, 17, False), (1, 19, True), (1, 30, True)],
+)
+def test_in_the_last_quarter_of_its_life_a_certificate_is_warned_of(
+    kits: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    days: int,
+    hours: int,
+    warns: bool,
+) -> None:
+    renew(kits, 2, days)
+    last = x509.load_pem_x509_certificate(pem(kits, 2)).not_valid_after_utc
+    moment = now() + datetime.timedelta(hours=hours)
+    monkeypatch.setattr(certificates, "now", lambda: moment)
+    wait_s = certificates.warn_of_end(kits / "2", 2)
+    said = f"certificate of silo-2 ends on {last:%Y-%m-%d %H:%M} UTC"
+    assert [said in line and "renew --rank 2" in line for line in caplog.messages] == [True] * warns
+    # Looks that far apart find the last quarter at least once.
+    assert 0 < wait_s < days * 86_400 / 4
+
+
+def test_the_warning_comes_again_until_the_kit_is_renewed(
+    kits: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also after a look that found no file: the kit is copied just now."""
+    monkeypatch.setattr(certificates, "CHECK_S", 0.01)
+    end = now() + datetime.timedelta(days=13)
+    monkeypatch.setattr(certificates, "now", lambda: end)
+    (kits / "1" / "own.crt").rename(kits / "aside")
+    certificates.watch(kits / "1", 1)
+    until(lambda: "can't be read" in caplog.text)
+    (kits / "aside").rename(kits / "1" / "own.crt")
+    for _ in range(2):
+        caplog.clear()
+        until(lambda: "the certificate of silo-1 ends" in caplog.text)
+    renew(kits, 1, 30)
+    with monkeypatch.context() as patch:
+        looks: list[int] = []
+        read = certificates.read_certificate
+        patch.setattr(
+            certificates,
+            "read_certificate",
+            lambda *given: looks.append(len(caplog.messages)) or read(*given),
+        )
+        until(lambda: len(looks) > 3)
+    assert looks[-1] == looks[-2]
+
+
+def test_a_kit_passes_on_no_second_ca(kits: Path, foreign: Path) -> None:
+    mine, theirs = (place / "1" / "ca.crt" for place in (kits, foreign))
+    expected = mine.read_bytes()
+    mine.write_bytes(expected + theirs.read_bytes())
+    assert Kit.read(kits / "1", 1).ca == expected
+
+
+# Admission
+
+
+@pytest.fixture
+def admission(kits: Path) -> Admission:
+    return Admission((kits / "0" / "ca.crt").read_bytes(), kits / "0" / "crl.pem")
+
+
+def pem(kits: Path, rank: int) -> bytes:
+    return (kits / str(rank) / "own.crt").read_bytes()
+
+
+def test_an_admitted_silo_is_refused_once_it_has_expired(kits: Path, admission: Admission) -> None:
+    last = x509.load_pem_x509_certificate(pem(kits, 1)).not_valid_after_utc
+    second = datetime.timedelta(seconds=1)
+    assert admission.refusal(pem(kits, 1)) == ""
+    assert admission.refusal(pem(kits, 1), last) == ""
+    assert (
+        admission.refusal(pem(kits, 1), last + second)
+        == f"certificate of silo-1 expired on {last.date()}"
+    )
+    assert admission.refusal(pem(kits, 1)) == ""
+
+
+@pytest.mark.parametrize("damaged", ["garbage", "empty", "missing", "foreign", "older"])
+def test_a_bad_list_never_replaces_a_good_one(
+    kits: Path, foreign: Path, admission: Admission, damaged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = kits / "0" / "crl.pem"
+    older = path.read_bytes()
+    revoke(kits, 2)
+    good = path.read_bytes()
+    assert admission.refusal(pem(kits, 2)) != ""
+    path.unlink()
+    if damaged != "missing":
+        bad = {
+            "garbage": b"-----BEGIN X509 CRL-----\nno",
+            "empty": b"",
+            "foreign": (foreign / "0" / "crl.pem").read_bytes(),
+            "older": older,
+        }
+        path.write_bytes(bad[damaged])
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert admission.refusal(pem(kits, 2)) == "certificate of silo-2 is revoked"
+            assert admission.refusal(pem(kits, 1)) == ""
+    assert len(caplog.records) == 1 and str(path) in caplog.text
+    path.write_bytes(good)
+    revoke(kits, 1)
+    assert admission.refusal(pem(kits, 1)) == "certificate of silo-1 is revoked"
+
+
+@pytest.mark.parametrize("content", [None, b"no", b""])
+def test_a_bad_list_at_the_start_is_an_error(
+    kits: Path, foreign: Path, content: bytes | None
+) -> None:
+    path, ca = kits / "0" / "crl.pem", (kits / "0" / "ca.crt").read_bytes()
+    with pytest.raises(UserError, match=r"crl\.pem: is not signed by this CA"):
+        Admission(ca, foreign / "0" / "crl.pem")
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=r"0/crl\.pem: "):
+        Admission(ca, path)
+
+
+def test_a_stranger_is_refused(kits: Path, foreign: Path, admission: Admission) -> None:
+    for stranger in (pem(foreign, 1), b"no", b""):
+        assert "not one of this federation" in admission.refusal(stranger)
+
+
+def test_a_known_certificate_is_not_parsed_again_and_memory_is_bounded(
+    kits: Path, admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admission.refusal(pem(kits, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(x509, "load_pem_x509_certificate", None)
+        assert admission.refusal(pem(kits, 1)) == ""
+    for k in range(1100):
+        admission.refusal(b"%d" % k)
+    assert admission._peer.cache_info().currsize == 1000

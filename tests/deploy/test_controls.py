@@ -1,0 +1,51 @@
+"""Controls, and readings of a method, that only a simulation may run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.data.shards import Shard
+from fedml_noniid.deploy import settings
+from fedml_noniid.deploy.silo import Silo
+from tests import federation
+
+
+@pytest.mark.parametrize(
+    ("recipe", "values", "why"),
+    [
+        (
+            "centralised",
+            {},
+            "'centralised' .* can't be deployed: it trains one model on the data of all",
+        ),
+        (
+            "fnr_authors",
+            {"public_data": "test"},
+            "'fnr_authors' .* can't be deployed: it trains on the test set",
+        ),
+        ("rfedavg", {"dp": "paper", "sigma": 1.0, "clip": 1.0}, "drawn from the run's seed"),
+        ("rfedavg_plus_authors", {"dp": "repo", "sigma": 1.0}, "drawn from the run's seed"),
+    ],
+)
+def test_what_only_a_simulation_may_do_is_not_deployed(
+    recipe: str, values: dict[str, object], why: str
+) -> None:
+    deployment = settings.check(
+        {"train_args": {"recipe": recipe, "settings": {recipe: values}}}, "test"
+    )
+    with pytest.raises(UserError, match=why):
+        settings.terms(deployment, recipe, federation.network(), federation.federation().public)
+
+
+def test_a_shard_replaced_by_an_attack_keeps_the_shared_samples() -> None:
+    """FedML's poisoning gives a silo another shard; the shared part is the server's to give."""
+    deployment = settings.check({"train_args": {"recipe": "datasharing"}}, "test")
+    of = federation.federation()
+    terms = settings.terms(deployment, "datasharing", federation.network(), of.public)
+    own = Samples(of.train.x[:4], of.train.y[:4])
+    silo = Silo(terms, 0, Shard(1, 3, 3, {"train": own, "public": of.public}))
+    silo.read(own._replace(y=2 - own.y))
+    assert torch.equal(silo.engine.clients.train.y, torch.cat([2 - own.y, of.public.y]))

@@ -1,0 +1,90 @@
+"""Silos on a fake GPU. Those on a real one are in tests/engines/test_on_gpu.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.fake_gpu import fake_gpu
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.trees import leaves
+from fedml_noniid.data import shards
+from fedml_noniid.data.shards import Shard
+from fedml_noniid.deploy import server_run, settings
+from fedml_noniid.deploy.server_run import ServerRun
+from fedml_noniid.deploy.settings import DeviceArgs
+from fedml_noniid.deploy.silo import Silo
+from fedml_noniid.engines import device
+from fedml_noniid.engines.device import Gpus
+from fedml_noniid.governance import policy
+from fedml_noniid.processes.launch import Process
+from tests.deploy import world
+from tests.recipe_table import ALONE
+
+GPU = DeviceArgs(using_gpu=True)
+
+
+def faked(shard: Shard) -> dict[str, Samples]:
+    return {
+        name: Samples(torch.empty_like(part.x), torch.zeros_like(part.y))
+        for name, part in shard.parts.items()
+    }
+
+
+@pytest.mark.parametrize(("recipe", "methods"), ALONE.values(), ids=ALONE)
+def test_no_method_mixes_devices(
+    recipe: str, methods: dict[str, dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        DeviceArgs,
+        "of_silo",
+        property(lambda args: torch.device("cuda:0" if args.using_gpu else "cpu")),
+    )
+    monkeypatch.setattr(server_run, "weights_sha256", lambda _: "")  # fake tensors have no bytes
+    terms = replace(world.terms(recipe, methods, batch_norm=True, rounds=1), device=GPU)
+    real, sent = world.shards_of(), 0
+    with fake_gpu():
+        first, *others = [replace(shard, parts=faked(shard)) for shard in real]
+        silos = [Silo(terms, k, shard) for k, shard in enumerate(others)]
+        server = ServerRun(terms, first)
+        while (down := server.down).ask is not None:
+            replies = {}
+            for k in down.ask.to:
+                replies[k] = silos[k].answer(down)
+                sent += any(True for _ in leaves(replies[k]))
+                assert {leaf.device.type for leaf in leaves(replies[k])} == {"cpu"}
+                assert silos[k].engine.clients.device.type == "cuda"
+            server.feed(replies)
+    assert sent
+
+
+def test_without_a_gpu_a_silo_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "gpus", lambda: Gpus(reason="No CUDA GPUs are available"))
+    monkeypatch.chdir(tmp_path)
+    shards.write("shards/{rank}.safetensors", world.parts())
+    made = world.deployment("fedavg")
+    asking = made.model_copy(update={"device_args": GPU})
+    Path("gpu.yaml").write_text(asking.yaml())
+    policy.admit_own(asking, world.shards_of()[0], tmp_path)
+    Process.of(0, Path("gpu.yaml"))
+    message = "^device_args.using_gpu = true: this machine has no usable CUDA device: No "
+    message += "CUDA GPUs are available; allowed here"
+    with pytest.raises(UserError, match=message):
+        Process.of(1, Path("gpu.yaml"))
+
+
+def test_the_device_is_agreed_upon() -> None:
+    made = world.deployment("fedavg")
+    prints = {
+        settings.terms(
+            made.model_copy(update={"device_args": device}), "fedavg", world.network(True)
+        ).fingerprint
+        for device in (GPU, DeviceArgs(), DeviceArgs(threads=2))
+    }
+    assert len(prints) == 3

@@ -1,0 +1,436 @@
+"""Bad uploads are refused by name, and what the server then does: it goes on without the silo, or
+ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.attacks import Line
+from fedml_noniid.core.component import Ask
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.deploy import wire
+from fedml_noniid.deploy.coordinator import MAX_ROUND_LINES, Check, Coordinator
+from fedml_noniid.deploy.exit_codes import QuorumError
+from fedml_noniid.deploy.settings import CommArgs
+from fedml_noniid.deploy.wire import RefusedError
+from fedml_noniid.engines.absences import listed
+from tests.deploy import world
+from tests.deploy.federation_server import LONG, Federation, Traitor, answer_of, body
+
+TRAITOR = 2  # rank 3
+
+
+BIAS = "deltas/fc2.bias"
+NAN, INFINITE = torch.full((4,), math.nan), torch.full((4,), -math.inf)
+# (what differs from a good answer, the name of the refusal, words of the reason). None: missing.
+UPLOADS = [
+    ({BIAS: NAN}, "non-finite", "is not finite"),
+    ({BIAS: INFINITE}, "non-finite", "is not finite"),
+    ({BIAS: torch.zeros(8)}, "shape", "expected float32"),
+    ({BIAS: torch.zeros(4).double()}, "dtype", "is float64"),
+    ({BIAS: None}, "missing", "lacks 'deltas/"),
+    ({"deltas/more": torch.zeros(1)}, "extra", "has 'deltas/more'"),
+    ({BIAS: torch.full((4,), 1e20)}, "range", "has 1e+20; allowed: from -1"),
+    ({"n": torch.tensor(10**9)}, "samples", "1000000000 samples; train_args.max_samples allows 70"),
+    ({"n": torch.tensor(0)}, "range", "'n' has 0; allowed: from 1"),
+    ("more bytes", "oversize", "bytes; expected: "),
+    ("no table", "malformed", "no table of tensors"),
+]
+
+
+def frames(kind: dict | str, federation: Federation) -> list[bytes]:
+    """The body of a bad answer."""
+    if isinstance(kind, dict):
+        return body(federation.answer(**kind))
+    table, *rest = body(federation.answer())
+    return [table, b"".join([*rest, b"more"])] if kind == "more bytes" else [b"[]", *rest]
+
+
+@contextmanager
+def betrayed(
+    kits: Path, quorum: int, rounds: int = 2, held: bool = False
+) -> Iterator[tuple[Federation, Traitor]]:
+    """A federation of three, of which the last is a test's.
+
+    No time limit is short: only rules can end an exchange.
+
+    `held`: the others do not answer before `go` is set.
+    """
+    federation = Federation(kits, 3, (0, 1), rounds, quorum=quorum, deadline_s=3600.0, gone_s=0.0)
+    if held:
+        federation.go.clear()
+    with federation:
+        with Traitor(federation, TRAITOR) as traitor:
+            traitor.task()
+            yield federation, traitor
+        # The traitor has left.
+        assert federation.ended()
+
+
+@pytest.fixture(scope="module")
+def of_two() -> str:
+    """The weights without the traitor."""
+    absent = listed({(1, 0): {TRAITOR}, (2, 0): {TRAITOR}})
+    return world.digest(world.simulated("fedavg", {}, False, absent=absent))
+
+
+@pytest.mark.parametrize(("kind", "name", "why"), UPLOADS)
+def test_with_a_quorum_the_run_goes_on_without_a_bad_upload(all_kits, of_two, kind, name, why):
+    with betrayed(all_kits, quorum=2) as (federation, traitor):
+        assert traitor.answer(*frames(kind, federation)) == name
+        assert federation.coordinator.refused == {name: 1}
+    assert federation.error is None
+    assert federation.server_run.missing == {(1, 0): {TRAITOR}, (2, 0): {TRAITOR}}
+    assert world.digest(federation.server_run.loop.outcome) == of_two
+
+
+@pytest.mark.parametrize(("kind", "name", "why"), UPLOADS)
+def test_with_a_quorum_of_all_a_bad_upload_ends_the_run_at_once(all_kits, kind, name, why):
+    """One line that names silo and reason. Deadline and patience are hours."""
+    with betrayed(all_kits, quorum=0) as (federation, traitor):
+        assert traitor.answer(*frames(kind, federation)) == name
+    assert isinstance(federation.error, QuorumError)
+    said = str(federation.error)
+    assert "silo 2 (rank 3)" in said and why in said and "\n" not in said
+
+
+def test_a_silo_that_can_not_train_ends_a_run_that_needs_all(all_kits):
+    with betrayed(all_kits, quorum=0) as (federation, traitor):
+        assert traitor.answer(failed="disk\nfull \x1b[2J") == "ok"
+    assert isinstance(federation.error, QuorumError)
+    assert r"silo 2 (rank 3): disk\nfull \x1b[2J" in str(federation.error)
+
+
+@pytest.mark.parametrize("second", ["the same", "rubbish"])
+def test_a_second_answer_is_refused_and_the_first_counts(all_kits, second):
+    """It waits in the stream until the silo is asked again: then it is an answer to another
+    exchange, or none."""
+    with betrayed(all_kits, quorum=2, held=True) as (federation, traitor):
+        good = [answer_of(traitor.task()), *body(federation.answer())]
+        assert traitor.say(*good) == "ok"
+        traitor.stream.send(*(good if second == "the same" else [b"rubbish"]))
+        federation.go.set()
+        name = "stale" if second == "the same" else "malformed"
+        assert traitor.task() == 1 and traitor.stream.outcome() == name
+        assert federation.coordinator.refused == {name: 1}
+    assert federation.server_run.missing == {(2, 0): {TRAITOR}}
+
+
+@pytest.mark.parametrize(
+    ("exchange", "count", "expected"),
+    [*((exchange, 9, "stale") for exchange in (-1, 1, 7, 1 << 40))]
+    + [(0, count, "truncated") for count in (0, 1, 2)],
+)
+def test_a_silo_may_still_answer_after_a_stale_or_truncated_answer(
+    all_kits, exchange, count, expected
+):
+    """It may be the line that broke. Of two frames, the last one is half there."""
+    with betrayed(all_kits, quorum=0, rounds=1) as (federation, traitor):
+        good = body(federation.answer())
+        part = [*good[:-1], good[-1][:-1]] if count == 2 else good[:count]
+        traitor.task()
+        stream, traitor.stream = traitor.stream, None
+        stream.send(answer_of(exchange), *part)
+        stream.end()
+        assert stream.outcome() == expected
+        assert federation.coordinator.refused == {expected: 1}
+        assert traitor.answer(*good) == "ok"
+    assert federation.error is None and federation.server_run.missing == {}
+
+
+def test_a_silo_may_not_change_its_number_of_samples(all_kits):
+    with betrayed(all_kits, quorum=2) as (federation, traitor):
+        assert traitor.upload(federation.answer()) == "ok"
+        assert traitor.task() == 1
+        assert traitor.upload(federation.answer(n=torch.tensor(18))) == "samples"
+        assert federation.coordinator.refused == {"samples": 1}
+    assert federation.error is None
+    assert federation.server_run.missing == {(2, 0): {TRAITOR}}
+
+
+# The rules, without a network
+
+DOWN = wire.Down(4, 2, Ask("train", (0, 1, 2), {}, {}, {}, {}), "terms")
+FOREVER = 3600.0
+
+
+def coordinator(**comm: float) -> Coordinator:
+    """Of three silos, patient unless said otherwise."""
+    patient = {"deadline_s": FOREVER, "patience_s": FOREVER, "gone_s": FOREVER}
+    return Coordinator(CommArgs(**patient | comm), 3, "t", "r")
+
+
+HELLO = wire.Hello(session="s", study="t", samples=17)
+AGAIN = HELLO.model_copy(update={"session": "another process"})
+
+
+def begun(call: Callable[..., object], *values: object) -> Future:
+    """A call in a thread of its own, which does not outlive a test that fails."""
+    found: Future = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call(*values))
+        except UserError as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found
+
+
+@contextmanager
+def there(state: Coordinator, *clients: int) -> Iterator[None]:
+    """These silos have their streams."""
+    lines = {client: Line() for client in clients}
+    for client, line in lines.items():
+        state.join(client, HELLO, line)
+    yield
+    for client, line in lines.items():
+        state.leave(client, line)
+
+
+def asked(
+    state: Coordinator, down: wire.Down = DOWN, check: Check = lambda up, *_: up["leaves"]
+) -> Future:
+    """An exchange that has begun."""
+    found = begun(state.ask, down, {}, check)
+    end = time.monotonic() + LONG
+    while state._down is not down:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    return found
+
+
+def answer(state: Coordinator, client: int, exchange: int = 4) -> None:
+    state.accept(client, wire.Answer(exchange=exchange), {"n": torch.tensor(17)})
+
+
+def test_a_late_answer_does_not_meet_the_check_of_what_is_asked_now() -> None:
+    """A check may add the answer to a sum."""
+    state, checked = coordinator(), list[int]()
+
+    def check(_: object, client: int, __: object) -> None:
+        checked.append(client)
+
+    with there(state, 0, 1, 2):
+        asked(state, check=check)
+        with pytest.raises(wire.RefusedError):
+            answer(state, 0, exchange=3)
+        answer(state, 0)
+    assert checked == [0]
+
+
+THREE = (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("comm", "present", "asks", "answers", "failures", "expected", "least_s"),
+    [
+        ({}, THREE, THREE, (2, 0, 1), {}, [0, 1, 2], 0.0),
+        # A quorum waits for a late silo until the deadline.
+        ({"quorum": 2, "deadline_s": 0.15}, THREE, THREE, (0, 2), {}, [0, 2], 0.15),
+        # It waits only a moment for one that was never there, and not for one that has failed.
+        ({"quorum": 2, "gone_s": 0.15}, (0, 1), THREE, (0, 1), {}, [0, 1], 0.0),
+        ({"quorum": 2}, THREE, THREE, (0, 1), {2: "no disk"}, [0, 1], 0.0),
+        # One that has failed and comes again is asked again.
+        ({"quorum": 2}, THREE, THREE, (0, 2, 1), {0: "no disk"}, [0, 1, 2], 0.0),
+        # Of two that are asked, three can't answer.
+        ({"quorum": 3}, THREE, (0, 2), (0, 2), {}, [0, 2], 0.0),
+        (
+            {"quorum": 2, "deadline_s": 0.01, "gone_s": 0.0, "patience_s": 0.15},
+            *((0, 1), THREE, (0,), {}),
+            r"1 of 3 silos .* quorum is 2 .*silo 1 \(rank 2\), silo 2",
+            0.15,
+        ),
+        # Failures that rule a quorum out end the run at once.
+        (
+            {"quorum": 2},
+            *(THREE, THREE, (), {2: "silo 2 (rank 3): no disk", 0: "no memory"}),
+            r"silo 2 \(rank 3\): no disk; silo 0 \(rank 1\): no memory",
+            0.0,
+        ),
+    ],
+)
+def test_how_an_exchange_ends(comm, present, asks, answers, failures, expected, least_s):
+    state, began = coordinator(**comm), time.monotonic()
+    with there(state, *present):
+        found = asked(state, DOWN._replace(ask=DOWN.ask._replace(to=asks)))
+        for client, why in failures.items():
+            assert not found.done()
+            state.fail(client, (4, 0), why)
+            if client in answers:
+                state.join(client, AGAIN, Line())
+        for client in answers:
+            assert not found.done()
+            answer(state, client)
+        if isinstance(expected, list):
+            assert list(found.result(LONG)) == expected
+        else:
+            with pytest.raises(QuorumError, match=expected) as error:
+                found.result(LONG)
+            assert "\n" not in str(error.value)
+        assert time.monotonic() - began >= least_s
+
+
+def test_a_silo_that_is_gone_is_waited_for_only_a_moment():
+    """One that is there is waited for."""
+    state = coordinator(quorum=2, gone_s=0.05)
+    with there(state, 0, 1):
+        with there(state, 2):
+            found = asked(state)
+            answer(state, 0)
+            answer(state, 1)
+            with pytest.raises(TimeoutError):
+                found.result(0.15)
+        assert list(found.result(LONG)) == [0, 1]
+
+
+def test_a_task_goes_to_those_that_are_asked_and_have_not_answered():
+    state = coordinator()
+    with there(state, 0, 1, 2):
+        found = asked(state, DOWN._replace(ask=DOWN.ask._replace(to=(0, 2)), counted={0: 3, 2: 1}))
+        down = state.task(2)
+        assert down.ask.to == (2,) and down.counted == {2: 1}
+        assert state.task(1) is None
+        with pytest.raises(RefusedError, match="was not asked"):
+            answer(state, 1)
+        answer(state, 2)
+        assert state.task(2) is None
+        answer(state, 0)
+        found.result(LONG)
+        assert state.task(0) is None
+
+
+def test_an_answer_wakes_the_main_thread_only_if_it_is_the_last(monkeypatch):
+    """Nobody else is woken by it: 300 answers cost 300 times one."""
+    state = Coordinator(CommArgs(), 300, "t", "r")
+    monkeypatch.setattr("fedml_noniid.deploy.coordinator.TICK_S", FOREVER)
+    looks, is_over = [], state._is_over
+    monkeypatch.setattr(state, "_is_over", lambda *given: looks.append(1) or is_over(*given))
+    found = asked(state, DOWN._replace(ask=DOWN.ask._replace(to=tuple(range(300)))))
+    for client in range(300):
+        answer(state, client)
+    assert len(found.result(LONG)) == 300 and len(looks) == 2
+
+
+@pytest.mark.parametrize(("kind", "why"), [("over", ""), ("stop", "no quorum")])
+def test_silos_that_are_there_hear_the_end_before_the_server_goes(kind, why):
+    state = coordinator()
+    with there(state, 0):
+        with there(state, 2):
+            ending = begun(state.finish, kind, why)
+            while (found := state.task(0)) is None:
+                pass
+            assert found == state.task(2) == wire.Task(kind=kind, why=why)
+        assert not ending.done()
+    ending.result(LONG)
+
+
+# Before the first exchange
+
+
+def test_a_run_begins_when_all_are_there():
+    state = coordinator()
+    with there(state, 0, 1):
+        gathered = begun(state.gather)
+        assert not gathered.done()
+        with there(state, 2):
+            gathered.result(LONG)
+
+
+@pytest.mark.parametrize(("resumed", "least_s"), [(False, 0.15), (True, 0.0)])
+def test_a_run_begins_with_a_quorum_after_the_deadline_and_goes_on_with_one_at_once(
+    resumed, least_s
+):
+    state, began = coordinator(quorum=2, deadline_s=0.15 if least_s else FOREVER), time.monotonic()
+    with there(state, 0, 2):
+        begun(state.gather, resumed).result(LONG)
+        assert time.monotonic() - began >= least_s
+
+
+def test_a_run_does_not_begin_below_the_quorum():
+    state, began = coordinator(quorum=2, deadline_s=0.01, patience_s=0.15), time.monotonic()
+    with (
+        there(state, 1),
+        pytest.raises(QuorumError, match=r"only 1 of 3 silos came .* the quorum is 2"),
+    ):
+        state.gather()
+    assert time.monotonic() - began >= 0.15
+
+
+# The log
+
+
+def test_a_round_has_few_lines_whatever_happens_in_it(caplog):
+    """A hundred refusals, and fifty times a silo comes and goes.
+
+    The line at the end counts the refusals. The first refusal of each caller and kind has a line of
+    its own, once in a run: 3 callers, 4 kinds.
+    """
+    caplog.set_level(logging.INFO, "fedml_noniid.deploy")
+    state = coordinator()
+    for first in (3 * 4, 0):
+        caplog.clear()
+        for i in range(120):
+            state.refuse(f"silo-{i % 3}", RefusedError(f"kind {i % 4}", "rubbish"))
+        for _ in range(50):
+            with there(state, 0):
+                pass
+        state.round_over("round 1 of 2")
+        assert len(caplog.messages) == first + MAX_ROUND_LINES + 1
+        refused = "refused 30 kind 0, 30 kind 1, 30 kind 2, 30 kind 3"
+        # 100 comings and goings, less 3 lines.
+        assert caplog.messages[-1] == f"round 1 of 2; {refused}; 97 more events"
+
+
+def test_a_failure_has_its_line_beside_the_limit_of_the_round(caplog):
+    """One per silo and exchange, however often it comes again."""
+    caplog.set_level(logging.INFO, "fedml_noniid.deploy")
+    state = coordinator(quorum=1)
+    with there(state, *THREE):
+        assert len(caplog.messages) == MAX_ROUND_LINES
+        for exchange in (4, 5):
+            found = asked(state, DOWN._replace(exchange=exchange))
+            for session in ("1", "2", "3"):
+                state.join(2, HELLO.model_copy(update={"session": f"{exchange} {session}"}), Line())
+                state.fail(2, (exchange, 0), "study: it has expired")
+            state.fail(1, (exchange, 0), "disk full")
+            answer(state, 0, exchange)
+            assert list(found.result(LONG)) == [0]
+    said = ["silo 2 (rank 3): study: it has expired", "silo 1 (rank 2): disk full"]
+    assert [
+        one.getMessage() for one in caplog.records if one.levelno == logging.WARNING
+    ] == 2 * said
+    assert len(caplog.messages) == MAX_ROUND_LINES + 4
+
+
+def test_a_silo_can_not_write_lines_of_its_own_into_the_log(caplog):
+    caplog.set_level(logging.INFO, "fedml_noniid.deploy")
+    state = coordinator(quorum=1)
+    found = asked(state)
+    state.fail(
+        2,
+        (4, 0),
+        "no disk\n2026-01-01 round 9 of 9: test accuracy 1.0\x1b[2J\r\ud800" + "x" * 10_000,
+    )
+    line = caplog.records[-1].getMessage()
+    assert (
+        line.startswith(r"silo 2 (rank 3): no disk\n2026-01-01 ")
+        and line.isprintable()
+        and len(line) <= 1000
+    )
+    assert json.dumps(state.status()).isascii()
+    for client in (0, 1):
+        answer(state, client)
+    assert list(found.result(LONG)) == [0, 1]

@@ -1,0 +1,301 @@
+"""A silo whose server is away, starts again without end, or refuses it for good."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+
+from fedml_noniid.core.component import Ask
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.credentials import authority, certificates
+from fedml_noniid.credentials.certificates import Kit
+from fedml_noniid.deploy import silo_client, stream, wire
+from fedml_noniid.deploy.exit_codes import LostError, QuorumError
+from fedml_noniid.deploy.settings import CommArgs
+from fedml_noniid.deploy.silo_client import SiloClient, status
+from fedml_noniid.deploy.stream import SERVICE, event_loop
+from tests.deploy.federation_server import LONG, Idle, address, body, framed, hello_of
+from tests.deploy.test_refusals import begun
+
+LOST_S, PAUSE_S = 0.2, 0.04  # seconds until a server is lost, and of the first pause
+Reply = Callable[[grpc.ServicerContext], list[bytes]]
+
+
+WELCOME = framed({"run": "run"})
+
+
+def away(context: grpc.ServicerContext) -> list[bytes]:
+    context.abort(grpc.StatusCode.UNAVAILABLE, "no")
+
+
+def refusing(name: str) -> Reply:
+    return aborting(json.dumps({"name": name, "why": "no"}))
+
+
+def aborting(details: str) -> Reply:
+    return lambda context: context.abort(grpc.StatusCode.FAILED_PRECONDITION, details)
+
+
+def saying(*frames: bytes) -> Reply:
+    return lambda _: list(frames)
+
+
+ODD = {
+    "away": away,
+    "unknown kind": saying(WELCOME, framed({"kind": "dance\x1b[2J"})),
+    "html": saying(b"<html>"),
+    "nothing": saying(),
+    "nothing more": saying(WELCOME),
+    "no body": saying(WELCOME, framed({"kind": "ask"})),
+    "half a body": saying(WELCOME, framed({"kind": "ask"}), *body({"w": torch.ones(2)})[:1]),
+    "html as a refusal": aborting("<html><body>502 Bad Gateway</body></html>"),
+    "no words": aborting("[]"),
+    "stopped": saying(WELCOME, framed({"kind": "stop", "why": "no\nreason"})),
+    "over too early": saying(WELCOME, framed({"kind": "over"})),
+    "another run": saying(framed({"run": "other"})),
+}
+# Each may be a lie. Those of the first line were the end of a silo once.
+REFUSALS = ("configuration", "samples", "replaced", "certificate", "name", "call", "rate")
+ODD |= {name: refusing(name) for name in REFUSALS}
+
+
+@contextmanager
+def silo(kits: Path, reply: Reply, method: str = "Session") -> Iterator[tuple[SiloClient, list]]:
+    """A silo of a real server with this reply to a method, and a list with an item per call."""
+    calls: list[int] = []
+
+    def answer(stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        calls.append(1)
+        next(stream)
+        yield from reply(context)
+
+    handlers = {method: grpc.stream_stream_rpc_method_handler(answer)}
+    port, kit = grpc.server(ThreadPoolExecutor(4)), Kit.read(kits / "0", 0)
+    port.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    comm = CommArgs(server=address(), lost_s=LOST_S)
+    credentials = grpc.ssl_server_credentials([(kit.key, kit.certificate)], kit.ca, True)
+    port.add_secure_port(comm.server, credentials)
+    port.start()
+    client = SiloClient(comm, kits / "1", 0, hello_of(), refusing_the_end, run="run")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(silo_client, "FIRST_PAUSE_S", PAUSE_S)
+            yield client, calls
+    finally:
+        client.__exit__()
+        port.stop(None).wait(LONG)
+
+
+def refusing_the_end(task: wire.Task, _: wire.Table) -> None:
+    if task.kind == "over":
+        raise wire.RefusedError("study", "the last round was not asked")
+
+
+def unexpected(_: wire.Down) -> wire.Up:
+    raise AssertionError("there is no task")
+
+
+def joined(client: SiloClient) -> None:
+    """Joins and asks for work."""
+    client.__enter__()
+    client.serve(unexpected)
+
+
+@pytest.mark.parametrize("reply", ODD.values(), ids=ODD)
+def test_a_server_that_is_away_or_odd_is_asked_with_pauses(all_kits, reply):
+    """Until it is lost. 0.2 seconds hold at most ten pauses of 0.02 s, the least."""
+    with silo(all_kits, reply) as (client, calls):
+        began = time.monotonic()
+        with pytest.raises(LostError, match=r"no contact with the server at .* for 0.2 s") as lost:
+            joined(client)
+        assert str(lost.value).isprintable()
+        assert LOST_S <= time.monotonic() - began < 10.0
+        assert 3 <= len(calls) <= 11
+
+
+def test_a_server_that_stops_in_mid_message_is_left(all_kits, monkeypatch):
+    """After the welcome has not come, or half of a task."""
+    monkeypatch.setattr(silo_client, "WELCOME_S", 0.05)
+    monkeypatch.setattr(stream, "MIN_TRANSFER_S", 0.05)
+
+    for frames in ([], [WELCOME, framed({"kind": "ask"})]):
+
+        def stalled(context: grpc.ServicerContext, frames: list = frames) -> Iterator[bytes]:
+            yield from frames
+            while context.is_active():
+                time.sleep(0.01)
+
+        with silo(all_kits, stalled) as (client, calls):
+            client._comm = client._comm.model_copy(update={"deadline_s": 0.05})
+            with pytest.raises(LostError, match="no contact"):
+                joined(client)
+            assert len(calls) >= 2
+
+
+def test_pauses_grow_with_the_wait_and_have_an_end(all_kits, monkeypatch):
+    """0.2 s at first, then 10 % of the wait, 5 s at most; all plus or minus 50 %."""
+    slept = []
+    client = SiloClient(CommArgs(server=address()), all_kits / "1", 0, hello_of())
+    monkeypatch.setattr(silo_client.time, "sleep", slept.append)
+    for waited in (0.0, 30.0, 600.0):
+        client._pause(waited)
+    client.__exit__()
+    assert all(
+        mean / 2 <= pause <= 1.5 * mean for mean, pause in zip((0.2, 3.0, 5.0), slept, strict=True)
+    )
+
+
+@pytest.mark.parametrize("reply", [b"<html>", b"[1]", b"\xff\xfe", b""])
+def test_a_status_that_makes_no_sense_is_one_line(all_kits, reply):
+    with (
+        silo(all_kits, saying(reply), "Status") as (client, _),
+        pytest.raises(LostError, match=r"answers, but not as a server of this package does"),
+    ):
+        status(client._comm, all_kits / "0")
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (refusing("configuration"), "it refuses this silo: no"),
+        (ODD["stopped"], r"has given the run up: no\nreason"),
+        (ODD["over too early"], "the last round was not asked"),
+        (ODD["another run"], "it is at run 'other', and this silo at run run"),
+    ],
+)
+def test_after_a_lie_the_silo_is_there_for_an_honest_server(all_kits, caplog, lie, said):
+    """The log names the lie once, on one line."""
+    replies = iter([lie] * 3)
+    honest = saying(WELCOME, framed({"kind": "over"}))
+    with silo(all_kits, lambda context: next(replies, honest)(context)) as (client, calls):
+        client._comm = client._comm.model_copy(update={"lost_s": LONG})
+        client._admit = lambda *task: None if len(calls) > 3 else refusing_the_end(*task)
+        with caplog.at_level("INFO"):
+            joined(client)
+    assert len(calls) == 4
+    (line,) = (one.getMessage() for one in caplog.records)
+    assert said in line and line.endswith("; asking again") and line.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("days", "error", "words"),
+    [
+        (0, UserError, r"own certificate expired on 20..-..-..; ask the operator for a new"),
+        (30, LostError, "no contact"),
+    ],
+)
+def test_a_silo_whose_certificate_is_over_says_so(kits, monkeypatch, days, error, words):
+    """The server's TLS turns it away without a word. With a renewed kit, it tries on."""
+    later = certificates.now() + datetime.timedelta(days=15)
+    with silo(kits, away) as (client, _):
+        monkeypatch.setattr(certificates, "now", lambda: later)
+        if days:
+            authority.renew(kits, 1, days)
+        with pytest.raises(error, match=words):
+            joined(client)
+
+
+def test_a_server_that_has_lost_the_run_gets_no_memory_of_the_old_one(all_kits):
+    """The silo waits for a server of its own run, and says what to do."""
+    runs = iter(["run"])
+
+    def restarted(_: grpc.ServicerContext) -> Iterator[bytes]:
+        yield framed({"run": next(runs, "b")})
+        time.sleep(PAUSE_S)
+
+    with silo(all_kits, restarted) as (client, _):
+        client.__enter__()
+        with pytest.raises(
+            LostError, match=r"at run 'b', and this silo at run run; .* delete this"
+        ):
+            client.serve(unexpected)
+
+
+# The silo's answers, to a real server
+
+
+def asked(idle: Idle, schema: dict) -> Future:
+    """An exchange with silo 0. After it, the run is over."""
+    down = wire.Down(7, 1, Ask("train", (0,), {"w": torch.ones(3)}), "terms", {0: 5})
+    found = begun(idle.coordinator.ask, down, schema, lambda up, *_: up["leaves"])
+    found.add_done_callback(lambda _: idle.coordinator.finish("over"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("error", "heard"),
+    [
+        (wire.RefusedError("set back", "set back").below(source="/own/file"), "set back"),
+        (UserError("/own/memory: can't be written"), "it can't answer; its own log says why"),
+        (UserError("is no\nfile", where=("own",), value="/own/x"), "it can't answer; its own log"),
+    ],
+)
+def test_a_silo_that_can_not_answer_says_so_without_its_paths_and_stays(idle, caplog, error, heard):
+    def answered(_: wire.Down) -> wire.Up:
+        raise error
+
+    exchange = asked(idle, {})
+    with SiloClient(idle.comm, idle.kits / "1", 0, hello_of()) as client:
+        client.serve(answered)
+    with pytest.raises(QuorumError, match=heard) as said:
+        exchange.result(LONG)
+    assert "/own" not in str(said.value)
+    assert any("/own" in one.getMessage() for one in caplog.records), "its own log has the path"
+
+
+def test_a_task_can_be_refused_before_a_byte_of_its_tensors_is_kept(idle):
+    """The server hears why, and the stream goes on to the end of the run."""
+    seen, exchange = [], asked(idle, {})
+
+    def admit(task: wire.Task, table: wire.Table) -> None:
+        if task.kind == "over":
+            return
+        seen.append((task.exchange, task.job, table["params/w"].shape))
+        raise wire.RefusedError("policy", "policy: no model of 3 weights")
+
+    with SiloClient(idle.comm, idle.kits / "1", 0, hello_of(), admit) as client:
+        client.serve(unexpected)
+    with pytest.raises(QuorumError, match="policy: no model of 3 weights"):
+        exchange.result(LONG)
+    assert seen == [(7, "train", (3,))]
+
+
+def test_an_answer_is_computed_once_if_the_line_breaks_before_it_arrives(idle):
+    """Each side sees a message before it leaves, and the other side sees the same SHA-256."""
+    computed, here, there = [], [], []
+
+    def seen_in(noted: list) -> wire.Witness:
+        def witness(who: str, left: bool, message: wire.Message) -> wire.Head:
+            noted.append((who, left, type(message.head), message.sha256))
+            return message.head
+
+        return witness
+
+    idle.server._witness = seen_in(there)
+
+    def answered(down: wire.Down) -> wire.Up:
+        computed.append(down.exchange)
+        event_loop().call_soon_threadsafe(client._stream.call.cancel)
+        return wire.up(0, down.exchange, {"w": down.ask.params["w"] * 2})
+
+    exchange = asked(idle, {"w": torch.zeros(3)})
+    client = SiloClient(*(idle.comm, idle.kits / "1", 0, hello_of()), witness=seen_in(here))
+    with client:
+        client.serve(answered)
+    assert exchange.result(LONG)[0]["w"].tolist() == [2.0] * 3
+    assert computed == [7]
+    assert {who for who, *_ in there} == {"silo-1"} and {who for who, *_ in here} == {"server"}
+    # Hello, Welcome, Task; the same again and the answer; the end.
+    assert len(there) == 8
+    for mine, other in ((here, there), (there, here)):
+        arrived = {tuple(rest) for _, left, *rest in mine if not left}
+        assert arrived and arrived <= {tuple(rest) for _, left, *rest in other if left}

@@ -1,0 +1,189 @@
+"""Masks hide a silo's numbers and cancel in the sum of a set."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.governance.secure import masks
+from fedml_noniid.governance.secure.masks import PIECE, Announcement, Exchange, Request
+
+EXCHANGE = Exchange("a4b38af3faee982c", "f" * 64, 7)
+
+
+def parties(silos: int, attempt: int = 0) -> tuple[list[X25519PrivateKey], Request]:
+    own = [X25519PrivateKey.from_private_bytes(bytes([k + 1]) * 32) for k in range(silos)]
+    keys = tuple(key.public_key().public_bytes_raw() for key in own)
+    clients, samples = tuple(range(silos)), tuple(range(40, 40 + silos))
+    return own, Request(EXCHANGE, attempt, "question", b"\1\0", clients, samples, keys)
+
+
+def masked(own: list[X25519PrivateKey], request: Request, numbers: torch.Tensor) -> torch.Tensor:
+    found = numbers.clone()
+    for k, row in enumerate(found):
+        masks.mask(row, own[k], k, request)
+    return found
+
+
+@pytest.mark.parametrize("silos", [2, 4, 12, 20])
+def test_the_sum_of_a_set_is_that_of_the_numbers(silos: int) -> None:
+    """Also beyond a piece of the stream, and where sums pass 2^63."""
+    own, request = parties(silos)
+    generator = torch.Generator().manual_seed(silos)
+    numbers = torch.randint(-(2**62), 2**62, (silos, PIECE + 5), generator=generator)
+    found = masked(own, request, numbers)
+    assert torch.equal(found.sum(0), numbers.sum(0))
+    for k in range(silos):  # the sum without one silo is that of nothing
+        others = [j for j in range(silos) if j != k]
+        assert not (found[others].sum(0) == numbers[others].sum(0)).any()
+
+
+def test_masked_numbers_look_random() -> None:
+    """Of zeros: each of the 64 bits is set in half of the numbers, to five standard deviations."""
+    own, request = parties(3)
+    found = masked(own, request, torch.zeros(3, 4096, dtype=torch.int64))
+    for row in found:
+        bits = (row[:, None] >> torch.arange(64)) & 1
+        assert (bits.double().mean(0) - 0.5).abs().max() < 5 * 0.5 / 4096**0.5
+
+
+def test_no_stream_serves_twice() -> None:
+    """Another attempt, question, set, run, study, exchange, n or key of anyone has other masks."""
+    own, request = parties(3)
+    zeros = torch.zeros(64, dtype=torch.int64)
+    other = X25519PrivateKey.from_private_bytes(bytes([9]) * 32).public_key().public_bytes_raw()
+    changes = [{"run": "b"}, {"study": "e"}, {"number": 8}, {"run": EXCHANGE.run + "f"}]
+    others = [EXCHANGE._replace(**change) for change in changes]
+    changed = [
+        request._replace(attempt=1),
+        request._replace(question="questions"),
+        request._replace(samples=(40, 41, 43)),
+        request._replace(levels=b"\0\1"),
+        request._replace(keys=(*request.keys[:2], other)),
+        request._replace(clients=(0, 1), samples=(40, 41), keys=request.keys[:2]),
+        *(request._replace(exchange=one) for one in others),
+    ]
+    seen = []
+    for one in (request, *changed):
+        row = zeros.clone()
+        masks.mask(row, own[0], 0, one)
+        seen.append(row)
+    for i, row in enumerate(seen):
+        for other_row in seen[:i]:
+            assert not (row == other_row).any()
+
+
+@pytest.mark.parametrize("key", [bytes(32), bytes([1]) + bytes(31), b"short"])
+def test_a_key_that_gives_everybody_the_same_secret_is_refused(key: bytes) -> None:
+    own, request = parties(2)
+    with pytest.raises(UserError, match=r"the key of silo 1 \(rank 2\) is none"):
+        masks.mask(torch.zeros(2, dtype=torch.int64), own[0], 0, request._replace(keys=(b"", key)))
+
+
+def test_a_key_that_the_silo_has_not_signed_is_refused() -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    announced = Announcement(EXCHANGE, "question", 1, 70, b"k" * 32)
+    signed = masks.signature(key, announced)
+    masks.check_signature(key.public_key(), announced, signed)
+    for change in (
+        {"client": 2},
+        {"key": b"j" * 32},
+        {"n": 71},
+        {"question": "another"},
+        {"exchange": EXCHANGE._replace(number=8)},
+        {"exchange": EXCHANGE._replace(run="b")},
+    ):
+        with pytest.raises(UserError, match=r"has not signed this key with n = 7[01]"):
+            masks.check_signature(key.public_key(), announced._replace(**change), signed)
+
+
+# A second implementation, from the RFCs: 7748 (X25519), 5869 (HKDF), 8439 (ChaCha20).
+# --------------------------------------------------------------------------------------------------
+
+P = 2**255 - 19
+
+
+def x25519(scalar: bytes, u: bytes) -> bytes:
+    k = int.from_bytes(scalar, "little") & ~7 & (2**254 - 1) | 2**254
+    x1 = int.from_bytes(u, "little") & (2**255 - 1)
+    x2, z2, x3, z3, swap = 1, 0, x1, 1, 0
+    for t in reversed(range(255)):
+        bit = k >> t & 1
+        if swap ^ bit:
+            x2, x3, z2, z3 = x3, x2, z3, z2
+        swap = bit
+        a, b, c, d = x2 + z2, x2 - z2, x3 + z3, x3 - z3
+        aa, bb, da, cb = a * a, b * b, d * a, c * b
+        e = aa - bb
+        x3, z3 = (da + cb) ** 2 % P, x1 * (da - cb) ** 2 % P
+        x2, z2 = aa * bb % P, e * (aa + 121665 * e) % P
+    if swap:
+        x2, z2 = x3, z3
+    return (x2 * pow(z2, P - 2, P) % P).to_bytes(32, "little")
+
+
+def hkdf(secret: bytes, info: bytes) -> bytes:
+    extracted = hmac.digest(bytes(32), secret, "sha256")
+    return hmac.digest(extracted, info + b"\x01", "sha256")
+
+
+def chacha20(key: bytes, blocks: int) -> bytes:
+    def rotated(x: int, n: int) -> int:
+        return (x << n | x >> 32 - n) & 0xFFFFFFFF
+
+    def quarter(s: list[int], a: int, b: int, c: int, d: int) -> None:
+        for i, j, k, n in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+            s[i] = s[i] + s[j] & 0xFFFFFFFF
+            s[k] = rotated(s[k] ^ s[i], n)
+
+    out = b""
+    for block in range(blocks):
+        first = [*struct.unpack("<4I", b"expand 32-byte k"), *struct.unpack("<8I", key)]
+        first += [block, 0, 0, 0]
+        s = list(first)
+        for _ in range(10):
+            for at in ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)):
+                quarter(s, *at)
+            for at in ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14)):
+                quarter(s, *at)
+        out += struct.pack("<16I", *((a + b) & 0xFFFFFFFF for a, b in zip(s, first, strict=True)))
+    return out
+
+
+def digest(*fields: bytes) -> bytes:
+    return hashlib.sha256(b"".join(struct.pack("<Q", len(f)) + f for f in fields)).digest()
+
+
+def test_the_masks_of_a_second_implementation() -> None:
+    own, request = parties(3, attempt=2)
+    words = [EXCHANGE.run, EXCHANGE.study, "7", "2", "question", *"012", "40", "41", "42"]
+    info = digest(
+        b"noniid secure sum, seed 2", *(w.encode() for w in words), b"\1\0", *request.keys
+    )
+    expected = [0] * 20
+    for other, sign in ((0, -1), (2, 1)):
+        secret = x25519(own[1].private_bytes_raw(), request.keys[other])
+        stream = struct.unpack("<20q", chacha20(hkdf(secret, info), 3)[:160])
+        expected = [a + sign * b for a, b in zip(expected, stream, strict=True)]
+    found = torch.zeros(20, dtype=torch.int64)
+    masks.mask(found, own[1], 1, request)
+    assert [x % 2**64 for x in found.tolist()] == [x % 2**64 for x in expected]
+
+
+# By the second implementation, for `parties(2)` and silo 0. Other releases and other programs have
+# to make the same masks.
+VECTOR = ["9cb4e625481f0bcc", "1aa93a4d1dd128ce", "68c57b259704b977", "bcd28e75ccc8d597"]
+
+
+def test_masks_are_those_of_the_committed_vector() -> None:
+    own, request = parties(2)
+    found = torch.zeros(4, dtype=torch.int64)
+    masks.mask(found, own[0], 0, request)
+    assert [f"{x % 2**64:016x}" for x in found.tolist()] == VECTOR

@@ -1,0 +1,135 @@
+"""A kept question gives the upload that was sent, to the bit, for every recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.credentials.certificates import Kit
+from fedml_noniid.data.files import Lines
+from fedml_noniid.deploy import wire
+from fedml_noniid.deploy.server_run import ServerRun
+from fedml_noniid.deploy.silo import Silo
+from fedml_noniid.governance import audit, replay
+from tests.deploy import world
+from tests.recipe_table import DEPLOYED
+
+QUICK = ["fedavg", "scaffold", "scaffold+fnr+rfedavg_plus+ccn", "fedbn", "feddyn"]
+
+
+def recorded(
+    folder: Path, kits: Path, recipe: str, between: Callable[[audit.Log], object] = lambda _: None
+) -> tuple[Path, replay.Kept]:
+    """The log of silo 0 in a run of which it misses an answer, and the folder of its questions.
+
+    `between` writes lines before each answer leaves.
+    """
+    terms = world.terms(*DEPLOYED[recipe], batch_norm=True, rounds=3)
+    log = audit.Log(folder / "audit-1.jsonl", Kit.read(kits / "1", 1))
+    kept = replay.Kept(process(folder, 100), log)
+    server, silos = ServerRun(terms, world.shards_of()[0]), world.silos_of(terms)
+    while (down := server.down).ask is not None:
+        ups = {}
+        for k in down.ask.to:
+            mine = wire.row_of(down, k)
+            if k == 0:
+                kept.keep(silos[k], mine)
+            ups[k] = wire.up(k, down.exchange, silos[k].answer(mine))
+            if k == 0:
+                between(log)
+                sha = wire.digest(ups[k]["leaves"])
+                log.write(audit.SENT, peer="server", exchange=down.exchange, sha256=sha)
+        if down.round == 2:  # the silo's answer does not count
+            ups.pop(0, None)
+            server.without([0] if 0 in down.ask.to else [])
+        server.feed(server.open(ups))
+    return log.path, kept
+
+
+def process(folder: Path, most_mb: int) -> SimpleNamespace:
+    """Of rank 1, with this folder for its output."""
+    deployment = world.deployment("fedavg", comm={"replay_mb": most_mb})
+    return SimpleNamespace(folder=folder, rank=1, deployment=deployment)
+
+
+def fresh(recipe: str) -> Silo:
+    terms = world.terms(*DEPLOYED[recipe], batch_norm=True, rounds=3)
+    return Silo(terms, 0, world.shards_of()[1])
+
+
+def replayed(log: Path, kept: replay.Kept, silo: Silo, exchange: int | None = None) -> str:
+    def answered(down: wire.Down) -> wire.Up:
+        return wire.up(0, down.exchange, silo.answer(down))
+
+    return replay.replay(log, kept.folder, exchange, lambda run: (silo, answered))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        one if one in QUICK else pytest.param(one, marks=pytest.mark.slow)
+        for one in {**dict.fromkeys(QUICK), **DEPLOYED}
+    ],
+)
+def test_every_answer_is_computed_again(tmp_path: Path, kits: Path, recipe: str) -> None:
+    log, kept = recorded(tmp_path, kits, recipe)
+    said = replayed(log, kept, fresh(recipe))
+    sent = [one for one in audit.chained(log, Lines(log).read()) if one.body["kind"] == audit.SENT]
+    assert said.count("the same SHA-256") == len(sent) >= 3
+    assert len({one.body["sha256"] for one in sent}) > 1, "a replay could not fail"
+
+
+def test_answers_that_are_not_compared_are_counted(tmp_path: Path, kits: Path) -> None:
+    """The first file is gone. Before each answer, the silo has introduced itself again."""
+    again = ("sent", "arrived", "arrived", "arrived")
+    log, kept = recorded(tmp_path, kits, "scaffold", between=lambda log: [*map(log.write, again)])
+    sorted(kept.folder.iterdir())[0].unlink()
+    *compared, last = replayed(log, kept, fresh("scaffold")).splitlines()
+    assert len(compared) == 2 and all("the same SHA-256" in line for line in compared)
+    assert last == f"not compared: 1 (no file in {kept.folder}; see comm_args.replay_mb)"
+
+
+def test_other_samples_give_another_answer(tmp_path: Path, kits: Path) -> None:
+    log, kept = recorded(tmp_path, kits, "scaffold")
+    silo = fresh("scaffold")
+    data = world.shards_of()[1].parts["train"]
+    silo.read(data._replace(y=torch.flip(data.y, [0])))
+    with pytest.raises(UserError, match=r"exchange 0 \(line 2\): sent .*, computed "):
+        replayed(log, kept, silo)
+
+
+def test_an_altered_question_is_found(tmp_path: Path, kits: Path) -> None:
+    """Also one whose own checksum was made to fit."""
+    log, kept = recorded(tmp_path, kits, "scaffold")
+    first, second, *_ = sorted(kept.folder.iterdir())
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(UserError, match="is not what the log says was kept"):
+        replayed(log, kept, fresh("scaffold"), exchange=0)
+    first.write_bytes(second.read_bytes()[:-1])
+    with pytest.raises(UserError, match="damaged"):
+        replayed(log, kept, fresh("scaffold"), exchange=0)
+
+
+def test_the_folder_has_a_limit(
+    tmp_path: Path, kits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, kept = recorded(tmp_path, kits, "scaffold")
+    every = sorted(kept.folder.iterdir())
+    monkeypatch.setattr(kept, "_most", sum(path.stat().st_size for path in every[1:]))
+    silo = fresh("scaffold")
+    server = ServerRun(silo.terms, world.shards_of()[0])
+    kept.keep(silo, wire.row_of(server.down, 0))
+    left = sorted(kept.folder.iterdir())
+    assert left[:-1] == every[2:] or left[:-1] == every[1:], "the oldest go"
+    assert sum(path.stat().st_size for path in left) <= kept._most
+    with pytest.raises(UserError, match="has nothing of it; comm_args"):
+        replayed(log, kept, fresh("scaffold"), exchange=0)
+    none = process(tmp_path / "none", 0)
+    nothing = replay.Kept(none, audit.Log(tmp_path / "b", Kit.read(kits / "1", 1)))
+    nothing.keep(silo, wire.row_of(server.down, 0))
+    assert not nothing.folder.exists()

@@ -1,0 +1,177 @@
+"""The page of the claims: made of the committed numbers, and its first table says no more than the
+verdicts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedml_noniid.core.errors import UserError
+from fedml_noniid.pipelines.reporting.comparison import interval
+from fedml_noniid.pipelines.reporting.summary import spread
+from research import answers, forest
+from research.answers import NO, NOT_SHOWN, ONLY_IF, YES
+from research.claims import of_papers
+from research.cli import claims as cli
+from research.committed import Committed, when_written
+from research.contrasts import by_seed
+from research.page import Page
+from research.studies import PAPERS
+from research.verdicts import HELD, LEVELS, NO_GAIN, NOT_HELD
+from tests.pipelines.small import ROOT
+from tests.research import by_hand
+from tests.research.test_claims import A, both, ends, one, written
+
+RESULTS = ROOT / "docs" / "results"
+NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
+# FedAvg on all that the method needs, where that is more: at every client the public images.
+RIVALS = {"fnr": "sharing"}
+QUOTE = re.compile(rf"([^()]*)(?:\(|, )({NUMBER.pattern}) to ({NUMBER.pattern})\)")
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The repository's page, without runs."""
+    return Page(of_papers("small", ROOT), tmp_path_factory.mktemp("root"), Committed(RESULTS))
+
+
+def test_the_committed_page_is_made_of_the_committed_numbers(
+    committed: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files but pictures, to the byte. README.md has the page's first table."""
+    monkeypatch.setattr(forest, "drawn", lambda *_: b"a picture, which takes a second")
+    made = committed.files()
+    for name, content in made.items():
+        assert name.endswith(".png") or content == (RESULTS / name).read_bytes(), name
+    text = made["claims.md"].decode()
+    assert len(text.splitlines()) < 400
+    table = text.partition("\n\n| method |")[2].partition("\n\n")[0]
+    assert table.count("\n| [") == len(PAPERS) and " - " not in table, "a number is missing"
+    readme = (ROOT / "README.md").read_text()
+    assert table in readme
+    assert cli.with_answers(readme, text) == readme, (
+        "`python -m research claims --no-run --write` mends it"
+    )
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_protocol_quotes_the_committed_numbers(committed: Page, paper: str) -> None:
+    """Each interval of "What our runs show so far", and the mean before it, is one of a claim."""
+    parts = [
+        spread(by_seed(of).values())
+        for one in committed.every
+        if one.named.paper == paper
+        for _, of in one.values.groupby("part", sort=False)
+    ]
+    known = [(of.mean, *ends) for of in parts if of and (ends := interval(of))]
+    text = (ROOT / "docs" / "protocols" / f"{paper}.md").read_text()
+    quotes = QUOTE.findall(text.partition("## What our runs show")[2])
+    assert len(quotes) > 5
+    for before, low, high in quotes:
+        assert any(
+            rounded(low, min(k * a, k * b))
+            and rounded(high, max(k * a, k * b))
+            and any(rounded(number, k * mean) for number in NUMBER.findall(before))
+            for mean, a, b in known
+            for k in (1, -1, 100)  # as it is, turned round, in percent
+        ), f"{before}({low} to {high})"
+
+
+def rounded(text: str, number: float) -> bool:
+    """Whether a text is a number, to the text's decimals."""
+    decimals = len(text.partition(".")[2])
+    return float(text) == pytest.approx(number, abs=0.5 * 10**-decimals + 1e-9)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_words_of_an_answer_fit_its_verdicts(committed: Page, paper: str) -> None:
+    """By the rules of docs/claims.md the verdicts leave one word, or yes and only if."""
+    answer = answers.of_paper(paper, ROOT)
+    assert answer is not None
+    every = [*committed.verdicts, *committed.fresh]
+    of = {one.named.id: one for one in every if one.named.paper == paper}
+    rival = RIVALS.get(paper, "fedavg")
+    gains = {
+        id_: one
+        for id_, one in of.items()
+        if one.claim.contrast == "difference"
+        and LEVELS.fullmatch(one.claim.statistic)
+        and rival in one.claim.less
+        and (one.claim.holds.above or 0) >= 0
+        and when_written(one.named, committed.facts, True).startswith("written down before")
+    }
+    tuned = {id_ for id_, one in gains.items() if "tune" in one.named.study.content}
+    held = {id_ for id_, one in gains.items() if one.word == HELD}
+    # Over several methods it may be another one that excludes the gain.
+    excluded = {
+        id_
+        for id_, one in gains.items()
+        if one.claim.less == [rival]
+        and (one.word == NOT_HELD or (one.word == NO_GAIN and not one.is_post_hoc))
+    }
+    if held & tuned:
+        words, reasons = {YES, ONLY_IF}, held & tuned
+    elif excluded and not held:
+        words, reasons = {NO}, excluded
+    else:
+        words, reasons = {NOT_SHOWN}, tuned
+    assert answer.use in words and set(answer.because) <= reasons
+    assert (answer.use == ONLY_IF) <= bool(answer.condition)
+    is_untuned = answer.use == NO and not excluded & tuned
+    assert ("with both tuned not" in answer.condition) == is_untuned
+    if paper == "fnr":
+        assert of["fnr-regulariser"].word == NOT_HELD, "what no scale changes says so"
+    said = " ".join([*answer.shown, *answer.caveat, *answer.no_scale])
+    typed = re.findall(r"[-+]\d[\d.]*|\d+\.\d\d+", re.sub(r"\{.*?\}|CIFAR-10", "", said))
+    assert set(typed) <= {"0.45"}, f"measured numbers are filled in, never typed: {typed}"
+
+
+def test_numbers_are_filled_into_the_words(tmp_path: Path) -> None:
+    """a less b is 10 points, half width 2.776 / sqrt(5); c is a but for 0.01 on two seeds each."""
+    root = both(
+        written(
+            tmp_path,
+            {"less": ["b", "c"], "beside": {"its bytes": "bytes_up"}, "printed": {"effect": 3}},
+        )
+    )
+    ends(root, "near", "c", [A[0] + 0.01, A[1] - 0.01, *A[2:]])
+    verdicts = {"c0": Page(of_papers(by_hand.SIZE, root), root, Committed()).verdicts[0]}
+
+    def filled(words: str) -> str:
+        return answers.filled(words, verdicts)
+
+    assert filled("so: {c0: a less b} points") == "so: +10.00 (+8.76 to +11.24) points"
+    assert filled("{c0}") == filled("{c0: near: a less c}") == "+0.00 (-0.88 to +0.88)"
+    assert filled("{c0: a|level} and {c0: b|level} %, {c0|seeds}") == "73.00 and 63.00 %, 5"
+    assert filled("{c0: a: its bytes|%}") == "1000.0 %", "10 bytes on every seed: no interval"
+    assert filled("{c0|verdict} {c0|printed}") == "undecided +3.00"
+    assert filled("{c0: no such part} {c0: its bytes}") == "- -", "of none, and of three methods"
+    with pytest.raises(UserError, match="claim 'c1' is unknown"):
+        filled("{c1}")
+
+
+def test_costs_are_ratios_seed_by_seed(tmp_path: Path) -> None:
+    """3, 3, 6, 3, 3 seconds by 2: mean 1.8, deviation 0.6708, half width 2.776 * 0.3."""
+    root = written(tmp_path, {})
+    for recipe, seconds, mib in (("a", [3.0, 3, 6, 3, 3], 6), ("b", [2.0] * 5, 4)):
+        for seed, took in enumerate(seconds):
+            metrics = {"traffic_mib": mib}
+            one(root, "near", recipe, seed, [0.5, 0.6], seconds=took, metrics=metrics)
+    page = Page(of_papers(by_hand.SIZE, root), root, Committed())
+    cost = {"where": "here", "study": "own", "scenario": "near", "of": "a"}
+    words = {"method": "A", "idea": "an idea", "use": "no", "because": ["c0"], "caveat": ["none"]}
+    for less, said in (("b", "here: time 1.80 (0.97 to 2.63), bytes 1.50"), ("c", "-")):
+        costs = [cost | {"less": less}]
+        answer = answers.Answer(**words, shown=["{c0}"], costs=costs)
+        line = answers.line(answer, {"c0": page.verdicts[0]}, page.runs)
+        assert (line.use, line.costs) == ("**no**", said)
+
+
+def test_the_picture_has_the_claims_in_words(tmp_path: Path) -> None:
+    """A claim that is tested `as` another one has the other's words."""
+    root = both(written(tmp_path, {}, {"tests": "as c0, tuned"}, {"tests": "as usual, a less b"}))
+    found = Page(of_papers(by_hand.SIZE, root), root, Committed()).verdicts
+    words = [forest.in_words(verdict, found) for verdict in found]
+    assert words == ["a less b", "a less b; here tuned", "as usual, a less b"]

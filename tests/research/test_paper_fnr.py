@@ -1,0 +1,288 @@
+"""FNR-FL's figures and its table with controls, on results made by hand, and one table from
+training to report."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from fedml_noniid.data.dataset import Dataset, Raw
+from fedml_noniid.pipelines.experiment.config import read_yaml
+from fedml_noniid.pipelines.experiment.results import table
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from research import report, study
+from research.runs import Measured
+from research.studies import of_paper
+from research.targets import Built, of_targets
+from tests.pipelines.small import ROOT
+from tests.research import by_hand
+from tests.research.by_hand import clients, is_picture, rows, run
+
+STUDIES = {
+    "studies": {
+        "one": {
+            "data": {"name": "digits", "normalise": "none", "validation": 0.0, "public": 20},
+            "scenarios": {
+                "even": {"partition": "iid", "clients": 3},
+                "skew": {"partition": "iid", "clients": 3},
+            },
+            "recipes": {"fedavg": {}, "fnr": {}, "fnr-leak": {}, "fnr-off": {}, "datasharing": {}},
+            "seeds": [0, 1],
+            "train": {"model": "mlp", "rounds": 2, "epochs": 1, "batch_size": 32, "lr": 0.1},
+        }
+    },
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return by_hand.paper(tmp_path, params=yaml.safe_dump(STUDIES))
+
+
+def built(root: Path, kind: str, spec: dict[str, Any], reported: Any = None) -> Built:
+    return by_hand.built(root, kind, spec, "fnr", reported)
+
+
+METHODS = {
+    "FNR-FL": {"recipe": "fnr"},
+    "FNR-FL (leak)": {"recipe": "fnr-leak", "reported": "FNR-FL", "compared": False},
+    "Off": {"recipe": "fnr-off", "compared": False},
+    "Data sharing": {"recipe": "datasharing", "compared": False},
+    "FedAvg": {"recipe": "fedavg"},
+}
+SETTINGS = {
+    "Even": {"study": "one", "scenario": "even"},
+    "Even, noisy": {
+        "study": "one",
+        "scenario": "even",
+        "statistic": "accuracy_noisy",
+        "reported": "Even",
+        "decimals": 1,
+    },
+}
+
+
+def write_all(root: Path) -> None:
+    """Accuracies on two seeds: FNR-FL 0.70 and 0.74, its leak 0.98, data sharing 0.71 and 0.75,
+    FedAvg 0.50."""
+    for seed in (0, 1):
+        same, off = f"fnr {seed}", f"fnr {seed}" if seed else "other"
+        for recipe, end, sha in (
+            ("fnr", 0.70 + 0.04 * seed, same),
+            ("fnr-off", 0.70 + 0.04 * seed, off),
+            ("fnr-leak", 0.98, "leak"),
+            ("fedavg", 0.50, "0"),
+            ("datasharing", 0.71 + 0.04 * seed, "0"),
+        ):
+            run(root, "even", recipe, seed, [0.1, end], metrics={"accuracy_noisy": 0.25}, sha=sha)
+
+
+@pytest.mark.parametrize("methods", ["rows", "columns"])
+def test_a_table_beside_its_controls(root: Path, methods: str) -> None:
+    write_all(root)
+    spec: dict[str, Any] = {"decimals": 4, "claim": "FNR-FL", "methods": methods}
+    reported: dict[str, Any] = {"columns": ["Even"], "rows": {"FNR-FL": [0.9], "FedAvg": [0.6]}}
+    if methods == "rows":
+        spec |= {"rows": METHODS, "columns": SETTINGS}
+    else:
+        spec |= {"rows": SETTINGS, "columns": METHODS}
+        reported = {"columns": ["FNR-FL", "FedAvg"], "rows": {"Even": [0.9, 0.6]}}
+    of = built(root, "table", spec, reported)
+    cells = np.array(of.table)[1:, 1:] if methods == "rows" else np.array(of.table)[1:, 1:].T
+    assert of.missing == ()
+    # Means and deviations over two seeds: 0.72 and 0.04 / sqrt(2).
+    assert cells.tolist() == [
+        ["0.7200 ± 0.0283 (0.9)", "0.2 ± 0.0 (0.9)"],
+        ["0.9800 ± 0.0000 (0.9)", "0.2 ± 0.0 (0.9)"],
+        ["0.7200 ± 0.0283", "0.2 ± 0.0"],
+        ["0.7300 ± 0.0283", "0.2 ± 0.0"],
+        ["0.5000 ± 0.0000 (0.6)", "0.2 ± 0.0 (0.6)"],
+    ]
+    assert of.words == (
+        # Neither the leak (0.98) nor data sharing (0.73) is the rival.
+        # 0.20 and 0.24: half an interval is 12.706 * 0.02.
+        (
+            "Even: FNR-FL less the best other (FedAvg) is +0.2200, 95 % interval -0.0341 to "
+            "+0.4741 over 2 seeds: undecided."
+        ),
+        "Even, noisy: FNR-FL less the best other (FedAvg) is +0.0 on each of 2 seeds.",
+    )
+
+
+def test_better_may_differ_by_line(root: Path) -> None:
+    """Of seconds the lower is better, what a paper counts is not compared, and the claim is told by
+    each."""
+    for recipe, seconds in (("fnr", 12.0), ("fedavg", 10.0)):
+        run(root, "even", recipe, 0, [0.5], metrics={"price": seconds, "counted": 7.0})
+    about = {"study": "one", "scenario": "even"}
+    rows = {
+        "Time": about | {"statistic": "price", "better": "lower", "decimals": 1},
+        "Counted": about | {"statistic": "counted", "better": "none"},
+    }
+    columns = {"FNR-FL": {"recipe": "fnr"}, "FedAvg": {"recipe": "fedavg"}}
+    spec = {"rows": rows, "columns": columns, "methods": "columns", "claim": "FNR-FL"}
+    of = built(root, "table", spec)
+    assert of.table[1:] == [["Time", "12.0", "10.0"], ["Counted", "7.00", "7.00"]]
+    (said,) = of.words
+    assert said.startswith("Time: FNR-FL less the best other (FedAvg) is +2.0 on one seed")
+
+
+def test_heat_maps_count_what_clients_hold(root: Path) -> None:
+    """Of two panels the first is there: 3 clients, 3 classes, two empty cells."""
+    clients(root, "even", 0, [[10, 30, 0], [20, 20, 60], [0, 40, 10]])
+    panels = [
+        {"title": "(a)", "study": "one", "scenario": "even"},
+        {"title": "(b)", "study": "one", "scenario": "skew"},
+    ]
+    of = built(root, "heat-maps", {"panels": panels})
+    assert of.missing == ("(b)",)
+    assert of.words == (
+        "(a): client 1 holds the most of one class, 60 of owl; 2 of 9 cells are empty; clients "
+        "hold 40 to 100 samples; "
+        "a class is 0.0 to 80.0 % of a client's.",
+    )
+    cells = rows(of)
+    assert [int(cell["samples"]) for cell in cells] == [10, 30, 0, 20, 20, 60, 0, 40, 10]
+    assert cells[5] == {"panel": "(a)", "client": "1", "class": "owl", "samples": "60"}
+    assert is_picture(of)
+    clients(root, "skew", 0, [[5, 0, 0], [1, 1, 1], [1, 1, 1]])
+    both = built(root, "heat-maps", {"panels": panels})
+    assert both.missing == () and is_picture(both)
+    assert both.words[1].startswith(
+        "(b): client 0 holds the most of one class, 5 of cat, and none of dog, owl; 2 of 9"
+    )
+
+
+def test_the_bars_are_of_the_worst_refined_client(root: Path) -> None:
+    """Of clients 3, 5, 8 in the last of two rounds, 5 and 8 are refined; 8 is the worse of them, 3
+    is worse yet."""
+    clients(root, "even", 0, [[1, 1, 1]] * 8 + [[30, 20, 10]])
+    nan = float("nan")
+    recorded = {
+        "fnr/refined": torch.tensor([[True, True, False], [False, True, True]]),
+        "fnr/A": torch.tensor([[0.1, 0.1, 0.9], [0.2, 0.6, 0.5]]),
+        "round/clients": torch.tensor([[0, 1, 2], [3, 5, 8]]),
+        "fnr/refine.before": torch.tensor([[[0.0] * 3] * 2, [[0.1, 0.1, 0.1], [0.5, 0.4, nan]]]),
+        "fnr/refine.after": torch.tensor([[[0.0] * 3] * 2, [[0.1, 0.1, 0.1], [0.75, 1.0, nan]]]),
+        "fnr/refine.test_before": torch.tensor(
+            [[[0.0] * 3] * 2, [[0.1, 0.1, 0.1], [0.5, 0.5, 0.25]]]
+        ),
+        "fnr/refine.test_after": torch.tensor(
+            [[[0.0] * 3] * 2, [[0.1, 0.1, 0.1], [0.625, 0.75, 0.75]]]
+        ),
+    }
+    run(root, "even", "fnr", 0, [0.1, 0.5], recorded=recorded)
+    at = {"study": "one", "scenario": "even", "recipe": "fnr"}
+    panels = [at | {"title": "T", "on": "test"}, at | {"title": "P", "on": "public"}]
+    panels.append(at | {"title": "L", "on": "test", "recipe": "fnr-leak"})
+    of = built(root, "refinement", {"panels": panels})
+    assert of.missing == ("L",)
+    found = rows(of)
+    assert {line["client"] for line in found} == {"8"}
+    assert [
+        (line["class"], line["samples"], line["before"], line["after"]) for line in found[:3]
+    ] == [
+        ("cat", "30", "0.500000", "0.625000"),
+        ("dog", "20", "0.500000", "0.750000"),
+        ("owl", "10", "0.250000", "0.750000"),
+    ]
+    # Gains of 1/8, 1/4, 1/2 with 30, 20, 10 samples: wholly discordant, and of 6 orders 2 are as
+    # extreme.
+    assert of.words[0] == (
+        "T: client 8 gains +0.2917 on average, most in owl (+0.5000, 10 samples), least in cat "
+        "(+0.1250, 30 samples); "
+        "gains and samples by class have Kendall τ = -1.00 (p = 0.33, not told apart from none; "
+        "the paper says that "
+        "classes with fewer samples gain more, which would be below 0)."
+    )
+    assert "gains +0.4250 on average, most in dog (+0.6000, 20 samples)" in of.words[1], (
+        "the class without samples"
+    )
+    assert is_picture(of)
+
+
+def test_no_bars_where_nobody_looked(root: Path) -> None:
+    clients(root, "even", 0, [[1, 1, 1]] * 3)
+    run(root, "even", "fnr", 0, [0.1, 0.5], recorded={"fnr/A": torch.zeros(1, 3)})
+    panel = {"title": "T", "study": "one", "scenario": "even", "recipe": "fnr", "on": "test"}
+    of = built(root, "refinement", {"panels": [panel]})
+    assert (of.files, of.missing) == ({}, ("T",))
+
+
+def test_a_sample_in_noise(root: Path) -> None:
+    """The grey image of 0.5 at deviation 0 is itself, at 0.5 it has that deviation, whatever the
+    normalisation."""
+    spec = {"study": "one", "deviations": [0, 0.5], "sample": 1}
+    assert built(root, "noise-samples", spec).missing == ("the data of study one",)
+    x = torch.stack(
+        [torch.zeros(1, 64, 64, dtype=torch.uint8), torch.full((1, 64, 64), 8, dtype=torch.uint8)]
+    )
+    raw = Raw(x, torch.tensor([0, 1]), x.clone(), torch.tensor([0, 1]), ["cat", "dog"], unit=16)
+    measured = Measured(by_hand.PAPER, by_hand.SIZE, root)
+    place = root / measured.studies["one"].data_folder / "digits.safetensors"
+    for normalise in ("none", "channel"):
+        Dataset.of("digits", raw, normalise).save(place)
+        of = built(root, "noise-samples", spec)
+        clean = [float(v["value"]) for v in rows(of) if v["noise"] == "0"]
+        assert len(clean) == 4096 and set(clean) == {0.5}
+        noisy = np.array([float(v["value"]) for v in rows(of) if v["noise"] == "0.5"])
+        # The standard error of the mean is 0.5 / 64, that of the deviation 0.5 / sqrt(2 * 4096).
+        assert noisy.mean() == pytest.approx(0.5, abs=5 * 0.5 / 64)
+        assert noisy.std() == pytest.approx(0.5, abs=5 * 0.5 / 90)
+        (words,) = of.words
+        said = re.fullmatch(
+            r"Test sample 1 of digits, class dog\. Outside 0 to 1, .*: (\d+) % at 0\.5\.", words
+        )
+        # P(|N(0, 1)| > 1) = 31.7 %, with a standard error of 0.7.
+        assert said and abs(int(said[1]) - 31.7) < 4
+        assert is_picture(of)
+
+
+# One table from training to report.
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_table_end_to_end(tmp_path: Path) -> None:
+    """Table 4's line with much noise, on digits: trained, tested, laid out, with the words of its
+    controls."""
+    shutil.copytree(ROOT / "research" / "papers" / "fnr", tmp_path / "research" / "papers" / "fnr")
+    params = tmp_path / "research" / "papers" / "fnr" / "params.yaml"
+    content = read_yaml(params)
+    recipes = ["fedavg", "fnr", "fnr-leak", "fnr-off"]
+    content["studies"]["mixed"]["smoke"] |= {
+        "scenario_names": ["label-noise05"],
+        "recipe_names": recipes,
+    }
+    params.write_text(yaml.safe_dump(content))
+    study.execute(Workspace.of(tmp_path, {}), of_paper("fnr", "smoke", tmp_path)["mixed"])
+    of = of_targets("fnr", tmp_path)["fnr-tab4"]
+    place = report.write("fnr", "smoke", tmp_path, {"fnr-tab4": of})
+    cells = {(cell["row"], cell["column"]): cell for cell in table(place / "fnr-tab4.csv")}
+    row = "label+feature skew, noise=0.5"
+    for name, entry in (("FNR-FL", "fnr"), ("FNR-FL (leak)", "fnr-leak"), ("FedAvg", "fedavg")):
+        evaluation = (
+            tmp_path
+            / "research/built/fnr/smoke/studies/mixed/evaluation"
+            / f"label-noise05-{entry}-0"
+        )
+        metrics = json.loads((evaluation / "metrics.json").read_text())
+        assert float(cells[row, name]["measured"]) == pytest.approx(metrics["accuracy"])
+        assert float(cells[f"{row}, noisy test", name]["measured"]) == pytest.approx(
+            metrics["accuracy_noisy"]
+        )
+        reported = {"FNR-FL": 0.9111, "FNR-FL (leak)": 0.9111, "FedAvg": 0.4504}[name]
+        assert (
+            float(cells[row, name]["reported"])
+            == float(cells[f"{row}, noisy test", name]["reported"])
+            == reported
+        )
+    text = (place / "fnr-tab4.md").read_text()
+    assert "not run at this size" in text and "Not there yet" not in text
