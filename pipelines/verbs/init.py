@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ from fedml_noniid.data.yaml_files import in_one_line
 from fedml_noniid.own_code import look_in, names_code, split_path
 from fedml_noniid.pipelines.experiment import cache, check, config
 from fedml_noniid.pipelines.experiment.config import Config, DataSettings
-from fedml_noniid.pipelines.verbs import fits
+from fedml_noniid.pipelines.verbs import fits, repro
 from fedml_noniid.plugins import registry
 
 STAGES = Path(fedml_noniid.__file__).with_name(
@@ -236,10 +235,15 @@ def make(folder: Path, content: Mapping[str, Any]) -> None:
             f"{folder}: `git init` fails; git has to be installed, and the folder writable"
         )
     if not (folder / ".dvc").is_dir():
+        from dvc.exceptions import DvcException
+        from dvc.repo import Repo
+
+        repro.quiet_dvc()
         below = top is not None and Path(top.strip()) != folder.resolve()
-        command = [sys.executable, "-m", "dvc", "init", "--quiet", *["--subdir"] * below]
-        if _called(command, folder) is None:
-            raise UserError(f"{folder}: `dvc init` fails; run it there to see why")
+        try:
+            Repo.init(str(folder), subdir=below).close()
+        except DvcException as error:
+            raise UserError(f"{folder}: DVC refuses it: {error}") from None
         write_whole(folder / ".dvc" / "config", DVC)
     for name, ignored in IGNORED.items():
         path = folder / name
@@ -340,9 +344,8 @@ def _written(content: Mapping[str, Any]) -> str:
 
 def _called(command: Sequence[str], folder: Path) -> str | None:
     """What a program prints; None if it is missing or fails."""
-    environment = os.environ | {"DVC_NO_ANALYTICS": "1"}
     try:
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     except FileNotFoundError:
         return None
     return done.stdout if done.returncode == 0 else None

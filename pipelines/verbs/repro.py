@@ -83,6 +83,15 @@ def repro(place: Workspace, stage: str | None, show: Callable[[str], None]) -> N
             bring_up_to_date(place)
 
 
+def quiet_dvc() -> None:
+    """DVC's warnings alone. Its import sets lines up on each stage, each file, and git."""
+    import dvc.logger  # noqa: F401
+
+    dvc_log = logging.getLogger("dvc")
+    dvc_log.setLevel(logging.WARNING)
+    dvc_log.propagate = False
+
+
 @contextlib.contextmanager
 def _dvc(place: Workspace) -> Iterator[Any]:
     """DVC's repository, whose `reproduce` calls our stages in this process.
@@ -94,10 +103,7 @@ def _dvc(place: Workspace) -> Iterator[Any]:
     from dvc.repo import Repo
     from dvc.stage import run as running
 
-    # Its import sets its own lines up: each stage, each file, what to do with git.
-    dvc_log = logging.getLogger("dvc")
-    dvc_log.setLevel(logging.WARNING)
-    dvc_log.propagate = False
+    quiet_dvc()
     root, started = place.root, running.cmd_run
     theirs = root / "fedml_noniid"
     is_ours = not theirs.exists() or theirs.resolve() == CODE.resolve()

@@ -8,10 +8,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
+from dvc.repo import Repo
 from ruamel.yaml import YAML
 
 from fedml_noniid.cli.app import main
@@ -28,6 +30,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, without git and DVC, whose programs take two seconds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(init, "_called", lambda command, place: str(place.resolve()))
+    made = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(Repo, "init", lambda root, **_: Path(root, ".dvc").mkdir() or made)
     (tmp_path / ".dvc").mkdir()
     write_own_files(tmp_path)
     return tmp_path
