@@ -228,7 +228,8 @@ def loopback(
     here = workspace(Path())
     settings = deploy.planned(here.root, recipe=recipe, silos=silos, secure_sums=secure_sums)
     local.refuse_foreign(out)
-    repro.repro(here, "partition", typer.echo)
+    if code := repro.repro(here, "partition", typer.echo):
+        raise typer.Exit(code)
     local.compare(*deploy.prepared(here, settings), out, typer.echo)
 
 

@@ -162,4 +162,5 @@ def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> N
 def _repro(place: Workspace, stage: str | None) -> None:
     from fedml_noniid.pipelines.verbs import repro
 
-    repro.repro(place, stage, typer.echo)
+    if code := repro.repro(place, stage, typer.echo):
+        raise typer.Exit(code)

@@ -7,10 +7,14 @@ import contextlib
 import fcntl
 import json
 import logging
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from ruamel.yaml import YAML
 from fedml_noniid.core.errors import UserError, one_line
 from fedml_noniid.data.files import WRITABLE
 from fedml_noniid.data.yaml_files import read_yaml
+from fedml_noniid.pipelines import edge
 from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stages
@@ -37,10 +42,10 @@ MAX_REASON = 500  # characters of what DVC says
 COMMAND = "python -m fedml_noniid.pipelines.stages "  # and a stage, in dvc.yaml
 
 
-def repro(place: Workspace, stage: str | None, show: Callable[[str], None]) -> None:
+def repro(place: Workspace, stage: str | None, show: Callable[[str], None]) -> int:
     """Runs the out-of-date stages, up to `stage` if one is named; otherwise it shows the table.
 
-    The table comes before MLflow, which takes seconds. UserError.
+    The table comes before MLflow, which takes seconds. Returns an exit code. UserError.
     """
     root = place.root
     for name in (PARAMS, *NEEDED):
@@ -58,11 +63,11 @@ def repro(place: Workspace, stage: str | None, show: Callable[[str], None]) -> N
     cache.refuse_foreign(root)
     with exclusively(root):
         is_planned = plan.holds(root)
-        if not is_planned:
-            from fedml_noniid.pipelines.verbs import fits  # imports torch
+        with _recording(place, ahead=not is_planned) as record, _dvc(place) as repository:
+            if not is_planned:
+                from fedml_noniid.pipelines.verbs import fits  # imports torch
 
-            fits.checked(place)
-        with _dvc(place) as repository:
+                fits.checked(place)
             made = _stages(root / "dvc.lock") & _stages(root / "dvc.yaml")
             if made and not (root / "report").exists():
                 # Takes outputs from DVC's cache. It is faster than stages that take them from the
@@ -72,15 +77,61 @@ def repro(place: Workspace, stage: str | None, show: Callable[[str], None]) -> N
                 # DVC does not see the user's own files, and it takes an old plan from its cache.
                 # The new plan has their hashes.
                 repository.reproduce("plan", force=True, single_item=True)
-            if not repository.reproduce(stage) and is_planned:
+            if {done.name for done in repository.reproduce(stage)} <= {"plan"} and is_planned:
                 log.info("All stages are up to date.")
-        if stage is None:
-            show(f"\n{table(root)}\n{certificate(root)}\n")
-        from fedml_noniid.pipelines.tracking.store import spared
-        from fedml_noniid.pipelines.tracking.verbs import bring_up_to_date
+            if stage is None:
+                show(f"\n{table(root)}\n{certificate(root)}\n")
+            return record()
 
-        with spared("the new results"):
-            bring_up_to_date(place)
+
+@contextlib.contextmanager
+def _recording(place: Workspace, ahead: bool) -> Iterator[Callable[[], int]]:
+    """What brings MLflow up to date, and returns an exit code.
+
+    `ahead`: a forked process imports MLflow and makes its store meanwhile, which takes as long as
+    all stages of a small experiment.
+    """
+    if not ahead:
+        yield partial(_record, place)
+        return
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_record_when_asked, args=(place, ours, theirs), daemon=True)
+    process.start()
+    theirs.close()
+
+    def record() -> int:
+        ours.send(None)
+        process.join()
+        return process.exitcode or 0
+
+    try:
+        yield record
+    finally:
+        process.kill()  # where a stage has failed
+        process.join()
+
+
+def _record(place: Workspace) -> int:
+    from fedml_noniid.pipelines.tracking.store import spared
+    from fedml_noniid.pipelines.tracking.verbs import bring_up_to_date
+
+    with spared("the new results"):
+        bring_up_to_date(place)
+    return 0
+
+
+def _record_when_asked(place: Workspace, ours: Connection, asked: Connection) -> None:
+    """In a process of its own, which ends with the one that started it."""
+    from fedml_noniid.pipelines.tracking.store import Store, StoreError
+
+    ours.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process decides what it ends
+    with contextlib.suppress(StoreError):  # it is said when a run is recorded
+        Store(place.repository, place.tracking_uri).client()
+    with contextlib.suppress(EOFError):
+        asked.recv()
+        sys.exit(edge.guarded(lambda: _record(place)))
 
 
 def quiet_dvc() -> None:
@@ -113,7 +164,8 @@ def _dvc(place: Workspace) -> Iterator[Any]:
 
     def run(stage: Any, dry: bool = False, run_env: Any = None) -> None:
         name = names.get(stage.cmd) if isinstance(stage.cmd, str) else None
-        log.info("Running stage '%s'", stage.addressing)
+        if name != "plan" or not plan.holds(root):  # DVC calls it every time outside a checkout
+            log.info("Running stage '%s'", stage.addressing)
         if name is None or Path(stage.wdir).resolve() != root:
             started(stage, dry, {**(run_env or {}), "PATH": _path()})
             return

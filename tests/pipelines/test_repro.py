@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.pipelines.tracking import verbs
+from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.pipelines.verbs import repro
 from tests.pipelines import small
 
@@ -70,6 +72,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verbs, "bring_up_to_date", lambda place: None)
+    monkeypatch.setattr(Store, "client", lambda self: None)
     Repo.init(str(tmp_path), no_scm=True)
     (tmp_path / "params.yaml").write_text(PARAMS)
     (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": DVC_YAML}))
@@ -253,16 +256,18 @@ def test_the_table_comes_before_mlflow(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """A store that is refused does not take the table away. Its exit code stays."""
-    shown: list[str] = []
+    shown = place / "shown"
 
     def refused(place: Workspace) -> None:
-        shown.append(capfd.readouterr().out)
-        raise UserError("no store")
+        raise UserError("no store" if shown.exists() else "too early")
 
     monkeypatch.setattr(verbs, "bring_up_to_date", refused)
-    assert main(["run"]) == 2
-    assert "\nthe table\n" in shown[0] and "dvc.lock" in shown[0]
-    assert "the table" not in capfd.readouterr().out
+    workspace = Workspace.of(place, {})
+    assert repro.repro(workspace, None, shown.write_text) == 2, "in a process of its own"
+    assert capfd.readouterr().err == "error: no store\n" and "the table" in shown.read_text()
+    with pytest.raises(UserError, match="no store"):  # here, as nothing was to do
+        repro.repro(workspace, None, shown.write_text)
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(
