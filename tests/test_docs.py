@@ -348,6 +348,28 @@ def block(name: str) -> str:
     return found[1]
 
 
+def test_the_front_page_is_short() -> None:
+    """A reader decides on one page. What is longer has a page of its own below docs."""
+    text = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert len(text.split()) <= 900
+    first = text.partition("![")[0]
+    assert "noniid run" in first and len(first.splitlines()) < 60, "it trains on the first screen"
+
+
+def test_the_lines_of_fedml_are_those_of_the_project() -> None:
+    """Slow tests run the project in FedML's own runner."""
+    lines = re.findall(
+        r"^## In a FedML project$.*?^```python\n(.*?)^```",
+        (ROOT / "README.md").read_text(),
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    ours = [line.strip() for line in lines[0].splitlines() if line]
+    main = (ROOT / "examples" / "fedml_project" / "main.py").read_text()
+    theirs = [line.strip() for line in main.splitlines()]
+    assert len(ours) == 11
+    assert [line for line in theirs if line in ours] == ours, "all of them, in the same order"
+
+
 @pytest.mark.slow
 def test_the_five_minutes_of_the_readme_end_with_a_table_and_pictures(tmp_path: Path) -> None:
     """The commands as they stand, in an empty folder."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -82,7 +81,6 @@ def claims(
         )
     if write and not to.is_dir():
         raise UserError(f"--write: there is no folder {to}; allowed: in a checkout")
-    from fedml_noniid.data.files import write_whole
     from research import verbs
 
     page = verbs.claims(place, size, paper, claim, run, missing)
@@ -91,14 +89,3 @@ def claims(
         for file in sorted(page.parent.glob("claims*")):
             shutil.copy(file, to / file.name)
             typer.echo(f"written: {to / file.name}")
-        if (readme := place.root / "README.md").is_file():
-            text = readme.read_text(encoding="utf-8")
-            write_whole(readme, with_answers(text, page.read_text(encoding="utf-8")))
-
-
-def with_answers(readme: str, page: str) -> str:
-    """The README with the first table of the page, and what is said before it, between its marks;
-    as it is without a table."""
-    table = re.search(r"(?:^.+\n)+\n\| method \|.*\n(?:\|.*\n)+", page, re.MULTILINE)
-    between = re.compile(r"(?<=<!-- answers -->\n\n).*?(?=\n<!-- /answers -->)", re.DOTALL)
-    return between.sub(lambda _: table[0], readme) if table else readme
