@@ -370,6 +370,13 @@ def test_the_lines_of_fedml_are_those_of_the_project() -> None:
     assert [line for line in theirs if line in ours] == ours, "all of them, in the same order"
 
 
+def test_a_release_is_told_in_a_few_words() -> None:
+    """And what breaks is told first."""
+    for release in (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]:
+        assert len(release.split()) <= 1350, release[:20]
+        assert release.find("### Breaking") in (-1, release.find("###")), release[:20]
+
+
 @pytest.mark.slow
 def test_the_five_minutes_of_the_readme_end_with_a_table_and_pictures(tmp_path: Path) -> None:
     """The commands as they stand, in an empty folder."""

@@ -146,4 +146,4 @@ def test_one_version_and_one_licence() -> None:
     assert citation["version"] == fedml_noniid.__version__
     assert citation["license"] == project["license"] == "Apache-2.0"
     editions = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
-    assert editions[:2] == ["Unreleased", fedml_noniid.__version__]
+    assert next(name for name in editions if name != "Unreleased") == fedml_noniid.__version__
