@@ -2,7 +2,7 @@
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
-.DEFAULT_GOAL := repro
+.DEFAULT_GOAL := help
 
 PYTHON ?= python3.11
 VENV ?= $(CURDIR)/.venv

@@ -55,6 +55,12 @@ def test_cleaning_removes_outputs_and_nothing_of_the_user(tmp_path: Path) -> Non
     assert sorted(contents(tmp_path)) == kept
 
 
+def test_make_alone_lists_the_targets() -> None:
+    ran = subprocess.run(["make"], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert {"repro", "test", "help"} <= {line.split()[0] for line in ran.stdout.splitlines()}
+    assert ran.stderr == ""
+
+
 def content(wheel: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
