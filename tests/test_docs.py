@@ -348,12 +348,13 @@ def block(name: str) -> str:
     return found[1]
 
 
-def test_the_front_page_is_short() -> None:
+def test_the_front_page_and_the_first_deployment_are_short() -> None:
     """A reader decides on one page. What is longer has a page of its own below docs."""
     text = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert len(text.split()) <= 900
     first = text.partition("![")[0]
     assert "noniid run" in first and len(first.splitlines()) < 60, "it trains on the first screen"
+    assert len((DOCS / "first_deployment.md").read_text().splitlines()) <= 60
 
 
 def test_the_lines_of_fedml_are_those_of_the_project() -> None:

@@ -1,8 +1,9 @@
-"""docs/deploying.md, followed word by word on four machines.
+"""docs/first_deployment.md and the first part of docs/operating.md, followed word by word on two
+machines.
 
-Each machine is a network namespace with a home folder of its own. The silos' machines reach the
-server's and nothing else; the office's reaches nothing. The package is installed from its wheel.
-Two commands of the page are not run: `pip` (tests/test_package.py installs the wheel), and `scp`,
+Each machine is a network namespace with a home folder of its own. The second reaches the first and
+nothing else; what the first sends elsewhere is counted. The package is installed from its wheel.
+Two commands of the pages are not run: `pip` (tests/test_package.py installs the wheel), and `scp`,
 in whose place files are copied between the home folders.
 """
 
@@ -28,10 +29,11 @@ from tests.cli.test_new_method import built, install, ran
 from tests.pipelines.small import ROOT
 from tests.test_package import copy_of_checkout
 
-PAGE = ROOT / "docs" / "deploying.md"
-GIVE_UP_S = 3600.0  # seconds; never reached where the page is right
-OFFICE, SERVER, SILO_1, SILO_2 = MACHINES = "office", "server", "silo 1", "silo 2"
-ADDRESSES = {SERVER: "192.0.2.7", SILO_1: "198.51.100.11", SILO_2: "198.51.100.12"}  # of the page
+DOCS = ROOT / "docs"
+GIVE_UP_S = 3600.0  # seconds; never reached where the pages are right
+FIRST, SECOND = MACHINES = "first", "second"
+ADDRESSES = {FIRST: "192.0.2.7", SECOND: "198.51.100.12"}  # of the pages
+NOT_RUN = ("python3.11 -m venv", "pip install")
 SCP = """\
 #!/usr/bin/env bash
 set -euo pipefail
@@ -50,12 +52,12 @@ import sys
 from fedml_noniid.__main__ import main
 sys.exit(main())
 """
-HEARD = "heard"  # file of all packets between the server and silo 1
+HEARD = "heard"  # file of all packets between the machines
 LISTENER = """\
 import os
 import socket
 line = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
-line.bind(("silo1", 0))
+line.bind(("second", 0))
 while True:
     os.write(1, line.recv(1 << 17))
 """
@@ -63,29 +65,25 @@ SLOW = "rate 128kbit burst 16kb latency 1s"  # a round takes seconds, so the run
 
 
 class Block(NamedTuple):
-    """A block of the page, as its first line says."""
+    """A block of a page, as its first line says."""
 
-    where: str
-    code: str
+    machine: str  # or "both"
+    lines: list[str]
 
-    def on(self, machine: str) -> str:
-        """The commands for a machine: the second silo's rank is another one."""
-        if self.where == "each silo; the second one: rank=2":
-            assert self.code.startswith("rank=1\n") and machine in (SILO_1, SILO_2)
-            return self.code.replace("rank=1", f"rank={machine[-1]}", 1)
-        assert self.where in (machine, "every machine"), self
-        return self.code
+    def on(self, machine: str) -> list[str]:
+        """The commands for a machine."""
+        assert self.machine in (machine, "both"), self
+        return [line for line in self.lines if not line.startswith(NOT_RUN)]
 
 
 def blocks() -> Iterator[Block]:
-    """Those of the page's steps, from the top."""
-    steps = (
-        PAGE.read_text().partition("## Step by step\n")[2].partition("\n## What happens when")[0]
-    )
-    assert steps
-    for found in re.findall(r"^```sh\n(.*?)^```", steps, flags=re.DOTALL | re.MULTILINE):
-        where, _, code = found.partition("\n")
-        yield Block(where.removeprefix("# "), code)
+    """Those of the pages' steps, from the top."""
+    operating, _, rest = (DOCS / "operating.md").read_text().partition("\n## What happens when")
+    assert rest
+    steps = (DOCS / "first_deployment.md").read_text() + operating
+    for code in re.findall(r"^```sh\n(.*?)^```", steps, flags=re.DOTALL | re.MULTILINE):
+        where, *lines = code.splitlines()
+        yield Block(re.split("[:,]", where.removeprefix("# "))[0], lines)
 
 
 @dataclass
@@ -96,7 +94,6 @@ class Machine:
     namespace: str
     home: Path
     env: Mapping[str, str]
-    processes: list[subprocess.Popen] = field(default_factory=list)
 
     @property
     def folder(self) -> Path:
@@ -120,14 +117,35 @@ class Machine:
         assert done.returncode == 0, f"{self.name}: {code}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    def start(self, code: str) -> None:
-        """Starts a process in a terminal of its own."""
-        with (self.home / "terminal").open("a") as terminal:
+
+@dataclass
+class Terminal:
+    """A terminal in which one command runs, and runs again."""
+
+    machine: Machine
+    command: str
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        return self.processes[-1]
+
+    @property
+    def _shown(self) -> Path:
+        return self.machine.home / re.sub(r"\W+", "-", self.command)
+
+    @property
+    def said(self) -> str:
+        """All that it shows."""
+        return self._shown.read_text()
+
+    def start(self) -> None:
+        with self._shown.open("a") as shown:
             process = subprocess.Popen(
-                self.command(code),
-                cwd=self.folder,
-                env=self.env,
-                stdout=terminal,
+                self.machine.command(self.command),
+                cwd=self.machine.folder,
+                env=self.machine.env,
+                stdout=shown,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -135,13 +153,8 @@ class Machine:
         self.processes.append(process)
 
     def signal(self, number: signal.Signals) -> None:
-        """To the terminal's processes, as Ctrl-C does."""
-        os.killpg(self.processes[-1].pid, number)
-
-    @property
-    def said(self) -> str:
-        """All that its terminal shows."""
-        return (self.home / "terminal").read_text()
+        """To its processes, as Ctrl-C does."""
+        os.killpg(self.process.pid, number)
 
 
 def ip(*words: str) -> None:
@@ -149,7 +162,7 @@ def ip(*words: str) -> None:
 
 
 def network(namespaces: Mapping[str, str], world: str) -> None:
-    """Lines from the silos to the server, and from silo 2 to a router that drops everything."""
+    """A line between the machines, and one from the first to a router that drops everything."""
 
     def line(a: str, b: str, addresses: tuple[str, str], names: tuple[str, str]) -> None:
         ip("link", "add", names[0], "netns", a, "type", "veth", "peer", names[1], "netns", b)
@@ -164,13 +177,12 @@ def network(namespaces: Mapping[str, str], world: str) -> None:
             setting = f"net.ipv6.conf.{which}.disable_ipv6=1"
             ip("netns", "exec", namespace, "sysctl", "-q", "-w", setting)
         ip("-n", namespace, "link", "set", "lo", "up")
-    for silo, to in ((SILO_1, "silo1"), (SILO_2, "silo2")):
-        places = ADDRESSES[SERVER], ADDRESSES[silo]
-        line(namespaces[SERVER], namespaces[silo], places, (to, "server"))
-        tc = ("tc", "qdisc", "add", "dev", "server", "root", "tbf", *SLOW.split())
-        ip("netns", "exec", namespaces[silo], *tc)
-    line(namespaces[SILO_2], world, (ADDRESSES[SILO_2], "203.0.113.1"), ("world", "silo2"))
-    ip("-n", namespaces[SILO_2], "route", "add", "default", "via", "203.0.113.1", "dev", "world")
+    places = ADDRESSES[FIRST], ADDRESSES[SECOND]
+    line(namespaces[FIRST], namespaces[SECOND], places, (SECOND, FIRST))
+    tc = ("tc", "qdisc", "add", "dev", FIRST, "root", "tbf", *SLOW.split())
+    ip("netns", "exec", namespaces[SECOND], *tc)
+    line(namespaces[FIRST], world, (ADDRESSES[FIRST], "203.0.113.1"), ("world", FIRST))
+    ip("-n", namespaces[FIRST], "route", "add", "default", "via", "203.0.113.1", "dev", "world")
 
 
 @pytest.fixture
@@ -187,14 +199,14 @@ def machines(tmp_path: Path) -> Iterator[dict[str, Machine]]:
             network(namespaces, world)
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no network namespaces here: {error.cmd}: {error.stderr}")
-        ear = ["ip", "netns", "exec", namespaces[SERVER], sys.executable, "-c", LISTENER]
+        ear = ["ip", "netns", "exec", namespaces[FIRST], sys.executable, "-c", LISTENER]
         with (tmp_path / HEARD).open("wb") as heard:
             listener = subprocess.Popen(ear, stdout=heard)
         stack.callback(listener.wait)
         stack.callback(listener.kill)  # first
         tools = installed(tmp_path)
         for name in MACHINES:
-            home = tmp_path / "homes" / ADDRESSES.get(name, name)
+            home = tmp_path / "homes" / ADDRESSES[name]
             home.mkdir(parents=True)
             env = {
                 "HOME": str(home),
@@ -204,11 +216,6 @@ def machines(tmp_path: Path) -> Iterator[dict[str, Machine]]:
             }
             found[name] = Machine(name, namespaces[name], home, env)
         yield found
-        for machine in found.values():
-            for process in machine.processes:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
 
 
 def installed(folder: Path) -> Path:
@@ -227,27 +234,39 @@ def installed(folder: Path) -> Path:
     return place
 
 
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    """Those of the deployment, whose processes end with the test."""
+    every: list[Terminal] = []
+    yield every
+    for process in (process for terminal in every for process in terminal.processes):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(GIVE_UP_S)
-def test_an_operator_who_follows_the_page_succeeds(machines: dict[str, Machine]) -> None:
-    office, server, *silos = machines.values()
+def test_an_operator_who_follows_the_pages_succeeds(
+    machines: dict[str, Machine], terminals: list[Terminal]
+) -> None:
+    first, second = machines.values()
     page = blocks()
 
     def follow(*who: Machine) -> list[str]:
         block = next(page)
-        return [machine.run(block.on(machine.name)) for machine in who]
+        return [machine.run("\n".join(block.on(machine.name))) for machine in who]
 
     def until(true: Callable[[], object], what: str) -> None:
         end = time.monotonic() + GIVE_UP_S
         while not true():
-            said = "".join(f"{m.name}:\n{m.said}\n" for m in (server, *silos))
-            running = [m.processes[-1] for m in (server, *silos)]
-            assert {process.poll() for process in running} <= {None, 0}, said
+            said = "".join(f"{one.command}:\n{one.said}\n" for one in terminals)
+            assert {one.process.poll() for one in terminals} <= {None, 0}, said
             assert time.monotonic() < end, f"waited for {what} in vain\n{said}"
             time.sleep(0.2)
 
     def rounds() -> int:
-        table = server.home / "federation" / "run" / "rounds.csv"
+        table = first.home / "federation" / "run" / "rounds.csv"
         return len(table.read_text().splitlines()) - 1 if table.exists() else 0
 
     def goes_on() -> None:
@@ -256,81 +275,81 @@ def test_an_operator_who_follows_the_page_succeeds(machines: dict[str, Machine])
         until(lambda: rounds() > done + 1, "two more rounds")
 
     def departures() -> int:
-        """How often silo 1 has left, as far as the server knows."""
-        log = server.home / "federation" / "run" / "fedml-0.log"
-        return log.read_text().count("silo 0 (rank 1) has left")
+        """How often silo 2 has left, as far as the server knows."""
+        log = first.home / "federation" / "run" / "fedml-0.log"
+        return log.read_text().count("silo 1 (rank 2) has left")
 
     def serial() -> str:
-        """Of the certificate that the server shows to silo 1."""
-        asking = f"openssl s_client -connect {ADDRESSES[SERVER]}:8890 </dev/null 2>/dev/null"
+        """Of the certificate that the server shows to silo 2."""
+        asking = f"openssl s_client -connect {ADDRESSES[FIRST]}:8890 </dev/null 2>/dev/null"
         shown = "openssl x509 -noout -serial 2>/dev/null"  # of nothing, while the server changes it
-        return silos[0].run(f"({asking} || true) | {shown} || true")
+        return second.run(f"({asking} || true) | {shown} || true")
 
-    assert "pip install" in next(page).on(OFFICE)
-    follow(*machines.values())  # folders
-    follow(office)  # kits
-    follow(office)  # the server's data
-    follow(*silos)  # the silos' data
-    follow(office)  # the study
-    follow(server)  # its policy
-    for said in follow(*silos):  # theirs
-        assert "policy.yaml admits it" in said
-    begin, join = next(page), next(page)
-    server.start(begin.on(SERVER))
-    for silo in silos:
-        silo.start(join.on(silo.name))
+    follow(first, second)  # folders
+    follow(first, second)  # the program that writes data files
+    follow(first)  # kits, data, study, policy
+    *decide, join = next(page).on(SECOND)
+    assert "policy.yaml admits it" in second.run("\n".join(decide))
+    begin, join_first = next(page).on(FIRST)
+    server, silo_1, silo_2 = (
+        Terminal(*pair) for pair in ((first, begin), (first, join_first), (second, join))
+    )
+    terminals += [server, silo_1, silo_2]
+    for terminal in terminals:
+        terminal.start()
     goes_on()
-    (status,) = follow(server)
-    assert json.loads(status)["there"] == [0, 1]
-    assert {*json.loads(status)["kits"]} == {"server", "silo-1", "silo-2"}
 
     # A day in operation
-    silos[0].signal(signal.SIGKILL)
-    silos[0].processes[-1].wait()
-    silos[0].start(join.on(SILO_1))
+    (status,) = follow(first)
+    assert json.loads(status)["there"] == [0, 1]
+    assert {*json.loads(status)["kits"]} == {"server", "silo-1", "silo-2"}
+    silo_2.signal(signal.SIGKILL)
+    silo_2.process.wait()
+    silo_2.start()
     goes_on()
     before = departures()
-    silos[0].run("ip link set server down")  # nobody is told
+    second.run(f"ip link set {FIRST} down")  # nobody is told
     until(lambda: departures() > before, "the server's notice")
-    silos[0].run(f"ip link set server up && ip route add {ADDRESSES[SERVER]}/32 dev server")
+    second.run(f"ip link set {FIRST} up && ip route add {ADDRESSES[FIRST]}/32 dev {FIRST}")
     goes_on()
-    server.signal(signal.SIGINT)
-    assert server.processes[-1].wait(GIVE_UP_S) == 6, server.said
-    follow(server)  # the back-up
-    shutil.rmtree(server.folder)
-    follow(server)
-    server.start(begin.on(SERVER))
+    for terminal in (server, silo_1):
+        terminal.signal(signal.SIGINT)
+        assert terminal.process.wait(GIVE_UP_S) == 6, terminal.said
+    follow(first)  # the back-up
+    shutil.rmtree(first.folder)
+    follow(first)
+    server.start()
+    silo_1.start()
     goes_on()
 
     # Rotation
     old = serial()
     assert old
-    follow(office)
+    follow(first)
     until(lambda: serial() not in ("", old), "the server's new certificate")
     goes_on()
-    follow(office)  # a theft at silo 2
-    until(lambda: "certificate of silo-2 is revoked" in silos[1].said, "the silo's line")
-    follow(office)  # it takes the new kit
+    follow(first)  # a theft at silo 2
+    until(lambda: "certificate of silo-2 is revoked" in silo_2.said, "the silo's line")
+    follow(first)  # it takes the new kit
     goes_on()
 
     # The end
-    for silo in silos:
-        silo.run("tc qdisc del dev server root")
-    for machine in (server, *silos):
-        assert machine.processes[-1].wait(GIVE_UP_S) == 0, machine.said
+    second.run(f"tc qdisc del dev {FIRST} root")
+    for terminal in terminals:
+        assert terminal.process.wait(GIVE_UP_S) == 0, terminal.said
     deployed = re.findall(r"^weights ([0-9a-f]{64}) in run/model.safetensors$", server.said, re.M)
-    follow(office)  # logs go to the silos
-    for silo, said in zip(silos, follow(*silos), strict=True):
-        assert "agree with it" in said
-        answered = re.findall(r"the same SHA-256 [0-9a-f]{64}$", said, re.M)
-        assert len(answered) >= rounds() == 100, silo.name
-    (simulated,) = follow(office)
+    said = [*follow(first), *follow(second)]
+    again = [len(re.findall(r"the same SHA-256 [0-9a-f]{64}$", one, re.M)) for one in said]
+    assert all("agree with it" in one for one in said)
+    assert again[1] >= rounds() == 100
+    assert again[0] > 0 and "not compared" in said[0], "the back-up has no files of replay"
+    (simulated,) = follow(first)
     assert [simulated.strip()] == deployed
-    assert next(page, None) is None, "every block of the page was followed"
-    heard = (office.home.parents[1] / HEARD).read_bytes()
+    assert next(page, None) is None, "every block of the pages was followed"
+    heard = (first.home.parents[1] / HEARD).read_bytes()
     assert b"server" in heard, "the one name that TLS sends in the open"
     assert len(heard) > rounds() * 4 * 4810 * 4, "w and c, both ways"
-    for word in (b"silo-1", b'"exchange"', b"deltas", b"scaffold"):
+    for word in (b"silo-2", b'"exchange"', b"deltas", b"scaffold"):
         assert word not in heard, word
     packets = "/sys/class/net/world/statistics/tx_packets"
-    assert silos[1].run(f"cat {packets}") == "0\n", "nobody has asked another host than the server"
+    assert first.run(f"cat {packets}") == "0\n", "nobody has asked another host than the server"
