@@ -4,7 +4,7 @@ import torch
 
 from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.data.datasets import load
-from fedml_noniid.data.readers.arrays import of_arrays, of_named
+from fedml_noniid.data.readers.arrays import of_named
 from tests.data.reading import refuse
 from tests.files import contents
 
@@ -73,9 +73,9 @@ def test_floats(root, kind):
 
 
 def test_labels_are_any_whole_numbers():
-    found = of_arrays({"x": X, "y": 5 * Y - 1}, {"x": X, "y": 5 * Y - 1})
+    found = of_named({"x": X, "y": 5 * Y - 1, "test_x": X, "test_y": 5 * Y - 1})
     assert found.classes == ["-1", "4", "9"] and found.train_y.tolist() == Y.tolist()
-    found = of_arrays({"x": X, "y": 9 - Y}, {"x": X, "y": 9 - Y})
+    found = of_named({"x": X, "y": 9 - Y, "test_x": X, "test_y": 9 - Y})
     assert found.classes == ["7", "8", "9"] and found.test_y.tolist() == [2, 1, 0, 2, 1, 0]
 
 
@@ -212,12 +212,10 @@ def test_arrays_in_memory_are_those_of_the_files(root):
     files = {"y": LABELS, "client": owner}
     found = loaded(root, files, {key: of[:4] for key, of in files.items()})
     objects = LABELS.astype(object)  # as pandas has text
-    raw = of_arrays(
-        {"x": X, "y": objects, "client": owner},
-        {"x": X[:4], "y": objects[:4], "client": owner[:4]},
-    )
+    train = {"x": X, "y": objects, "owner": owner}
+    raw = of_named(train | {f"test_{key}": of[:4] for key, of in train.items()})
     assert Dataset.of("arrays", raw).checksum == found.checksum
-    cut = of_arrays({"x": X, "y": LABELS, "client": owner}, test_share=0.5)
+    cut = of_named({"x": X, "y": LABELS, "owner": owner, "test_share": 0.5})
     assert cut.test_owner is not None and len(cut.test_y) + len(cut.train_y) == 6
 
 
@@ -228,20 +226,20 @@ SMALL = {"x": X, "y": Y}
     ("train", "test", "message"),
     [
         ({}, {"x": X}, "test_y is missing; needed: x and y"),
-        ({}, {"client": Y}, "test_x is missing"),
+        ({}, {"owner": Y}, "test_x is missing"),
         ({"y": Y[:5]}, {}, "y is int64 [5]; allowed: whole numbers or text [6], one for each of x"),
         ({}, SMALL | {"x": X[:, :2]}, "test_x holds samples of uint8 [2], x holds uint8 [3]"),
-        ({"client": Y}, SMALL, "test_owner is missing; allowed: owners of both parts"),
-        ({}, SMALL | {"client": Y}, "owner is missing; allowed: owners of both"),
+        ({"owner": Y}, SMALL, "test_owner is missing; allowed: owners of both parts"),
+        ({}, SMALL | {"owner": Y}, "owner is missing; allowed: owners of both"),
         ({}, SMALL | {"y": Y + 1}, "test_y is '3' in y[2], but no training sample is; allowed"),
         ({"y": np.array([{}] * 6)}, {}, "y is object [6]; allowed: whole numbers or text [6]"),
-        ({"client": Y}, SMALL | {"client": LABELS}, "owner is int64 [6] and test_owner is <U3 [6]"),
-        ({"client": np.arange(6)}, {}, "x: 6 samples are too few to cut a test set from, and no"),
+        ({"owner": Y}, SMALL | {"owner": LABELS}, "owner is int64 [6] and test_owner is <U3 [6]"),
+        ({"owner": np.arange(6)}, {}, "x: 6 samples are too few to cut a test set from, and no"),
     ],
 )
 def test_refused_in_memory(train, test, message):
     with refuse(message):
-        of_arrays(SMALL | train, test)
+        of_named(SMALL | train | {f"test_{key}": value for key, value in test.items()})
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ def of(n: int) -> Dataset:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(n, FEATURES)).astype(np.float32), rng.integers(3, 8, n)
     owner = rng.permutation(n) // 2
-    train, test = ({"x": x[:m], "y": y[:m], "client": owner[:m]} for m in (n, n // 2))
-    return Dataset.of("made", arrays.of_arrays(train, test))
+    train = {"x": x, "y": y, "owner": owner}
+    half = {f"test_{key}": values[: n // 2] for key, values in train.items()}
+    return Dataset.of("made", arrays.of_named(train | half))
 
 
 def test_no_python_for_each_sample_or_owner() -> None:
@@ -36,8 +37,8 @@ def test_no_python_for_each_sample_or_owner() -> None:
 def test_samples_are_copied_once() -> None:
     """The data set is a copy of the user's arrays; nothing else of their size is made."""
     x = np.random.default_rng(0).normal(size=(40_000, 64)).astype(np.float32)
-    part = {"x": x, "y": np.arange(40_000) % 2}
-    peak = peak_bytes(lambda: Dataset.of("made", arrays.of_arrays(part, {**part, "x": x[::-1]})))
+    named = dict.fromkeys(("y", "test_y"), np.arange(40_000) % 2) | {"x": x, "test_x": x[::-1]}
+    peak = peak_bytes(lambda: Dataset.of("made", arrays.of_named(named)))
     assert 2 * x.nbytes <= peak < 3.0 * x.nbytes
 
 

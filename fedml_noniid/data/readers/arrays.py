@@ -88,15 +88,20 @@ def arrays(
 
 
 def of_named(given: Mapping[str, Any]) -> Raw:
-    """As `of_arrays`, of values by the names of `fedml_noniid.from_arrays`. UserError, also for
-    another name, and without x and y."""
+    """As `arrays`, of values by the names of `fedml_noniid.from_arrays`, which messages have too.
+
+    Text may be Python objects, as in pandas. UserError, also for another name, and without x and y.
+    """
     how = {key: value for key, value in given.items() if key not in NAMES}
     check_options(arrays, how, NAMES)
     for key in NAMES[:2]:
         if given.get(key) is None:
             raise UserError(MISSING, where=(key,))
-    train, test = (_by_file(given, names) for names in (TRAIN, TEST))
-    return of_arrays(train, test, **how)
+    parts = []
+    for prefix, names in (("", TRAIN), ("test_", TEST)):
+        if found := _by_file(given, names):
+            parts.append(_complete(_Part(found, prefix, "owner")))
+    return _raw(parts, how.get("layout", "auto"), how.get("test_share"))
 
 
 def _by_file(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Array]:
@@ -107,7 +112,9 @@ def _by_file(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Ar
         if name == "x" and isinstance(value, Mapping):
             found |= inputs_of(key, value)
         elif value is not None:
-            found[name] = to_array(key, value)
+            array = to_array(key, value)
+            is_text = array.dtype == object and all(isinstance(one, str) for one in array.flat)
+            found[name] = array.astype(str) if is_text else array
     return found
 
 
@@ -119,31 +126,6 @@ def inputs_of(key: str, given: Mapping[Any, Any]) -> dict[str, Array]:
     if not given:
         raise UserError(f"{key} has no input")
     return {f"{INPUT}{name}": to_array(f"{key}.{name}", given[name]) for name in given}
-
-
-def of_arrays(
-    train: Arrays,
-    test: Arrays | None = None,
-    *,
-    layout: Literal["auto", "CHW", "HWC"] = "auto",
-    test_share: user_data.Share | None = None,
-) -> Raw:
-    """As `arrays`, of arrays in memory: x, y, client and classes of the files by their names.
-
-    Text may be Python objects, as in pandas. Messages call the arrays as `fedml_noniid.from_arrays`
-    does: x, owner, test_x. UserError as there.
-    """
-    parts = []
-    for prefix, given in (("", train), ("test_", test)):
-        if given:
-            found = {
-                key: array.astype(str)
-                if array.dtype == object and all(isinstance(one, str) for one in array.flat)
-                else array
-                for key, array in given.items()
-            }
-            parts.append(_complete(_Part(found, prefix, "owner")))
-    return _raw(parts, layout, test_share)
 
 
 def _encoded(ends: Tensor, layout: str, x: Any) -> Tensor:
