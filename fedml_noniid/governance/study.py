@@ -54,6 +54,8 @@ from fedml_noniid.own_code import OURS, files_of, sha256_of
 CONTEXT = b"noniid study 1\n"  # before the signed bytes: a key's other signatures say nothing here
 SHARED = ("common_args", "model_args", "train_args", "device_args")  # sections of a Deployment
 OF_SERVER = {"callbacks", "metrics"}  # keys of train_args that stay in the server's own file
+# Parts of this package that no process of a deployment computes with.
+NOT_DEPLOYED = ("api", "cli", "contract", "pipelines")
 SECURE = "secure/"  # what an answer has for secure sums
 ASK_AGAIN = "ask the study's owner for both files again"
 Forms = dict[str, str]  # name of a tensor -> dtype and shape, such as "float32 [16, 8]"
@@ -406,9 +408,15 @@ def forms(tensors: Mapping[str, Tensor | wire.Entry]) -> Forms:
 
 
 def source_of_ours() -> str:
-    """The SHA-256 of the source of this package, C++ too."""
-    files = [file for ending in (".py", ".cpp") for file in files_of(f"{OURS}.plugins", (ending,))]
-    return sha256_of(files)
+    """The SHA-256 of the source of this package that a deployment runs, C++ too."""
+    return sha256_of(files_of_ours())
+
+
+def files_of_ours() -> list[Path]:
+    """All sources but those of NOT_DEPLOYED."""
+    files = [file for ending in (".py", ".cpp") for file in files_of(OURS, (ending,))]
+    top = files[0].parent
+    return [file for file in files if file.relative_to(top).parts[0] not in NOT_DEPLOYED]
 
 
 def size(form: str) -> int:

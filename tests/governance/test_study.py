@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import datetime
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 
 from fedml_noniid.core.data import Samples
 from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.sums import SOURCE
 from fedml_noniid.deploy import settings, wire
 from fedml_noniid.deploy.server_run import ServerRun
 from fedml_noniid.governance import study
@@ -269,3 +273,19 @@ def test_a_sum_is_over_silos_of_the_study_and_over_what_it_sends(place: Place) -
             made.refuse_message(0, 1, secure.SUM, wrong)
     with pytest.raises(wire.RefusedError, match="job 'sum'; the study has only train"):
         plain.refuse_message(0, 1, secure.SUM, table(3, tensors))
+
+
+def test_the_hash_of_our_source_covers_what_a_deployment_runs() -> None:
+    """Also behind links, as a checkout has them, and C++."""
+    code = (
+        "from fedml_noniid.processes import loopback; from fedml_noniid.deploy import pair, "
+        "silo_client, silo_server; from fedml_noniid.governance.secure import silo; import sys; "
+        "print(*(module.__file__ for name, module in sys.modules.items() "
+        "if name.split('.')[0] == 'fedml_noniid'))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    covered = {file.resolve() for file in study.files_of_ours()}
+    loaded = {Path(file).resolve() for file in run.stdout.split()}
+    assert len(loaded) > 100 and loaded <= covered
+    assert SOURCE.resolve() in covered
+    assert not [file for file in covered if "pipelines" in file.parts]
