@@ -207,9 +207,9 @@ class LyingSilo:
 
     def __init__(self, processes: loopback.Processes, rng: random.Random) -> None:
         self._rng = rng
-        process = launch.Process.of(LIAR + 1, processes.config)
+        process = launch.Process.from_config(LIAR + 1, processes.config)
         self.kit = Kit.read(process.deployment.kit(LIAR + 1), LIAR + 1)
-        self._seal = partial(Witness.of(process), certificates.SERVER, True)
+        self._seal = partial(Witness.from_process(process), certificates.SERVER, True)
         self._silo = Silo(terms_of(process), LIAR, process.shard)
         study, samples = process.agreed.signed.sha256, len(process.shard.parts["train"].y)
         own = wire.Hello(session=secrets.token_hex(8), study=study, samples=samples)
@@ -279,7 +279,7 @@ class ChecksOfServer:
     """The checks of a server, without a network."""
 
     def __init__(self, processes: loopback.Processes, study: str) -> None:
-        process = launch.Process.of(0, processes.config)
+        process = launch.Process.from_config(0, processes.config)
         self._run = ServerRun(terms_of(process), process.shard)
         kit, comm = Kit.read(process.deployment.kit(0), 0), process.deployment.comm_args
         self._witness = Witness(Log(processes.output / "expected-0.jsonl", kit), kit)
@@ -367,10 +367,10 @@ class LyingServer:
     ) -> None:
         self._processes, self._rng, self._messages = processes, rng, messages
         self._found, self.digest = found, ""
-        process, silo = (launch.Process.of(rank, processes.config) for rank in (0, 1))
+        process, silo = (launch.Process.from_config(rank, processes.config) for rank in (0, 1))
         self._terms, self._shard = terms_of(process), process.shard
         kit = Kit.read(silo.deployment.kit(1), 1)
-        self._seal = partial(Witness.of(process), certificates.name(1), True)
+        self._seal = partial(Witness.from_process(process), certificates.name(1), True)
         log = Log(processes.output / "expected-1.jsonl", kit)
         self._witness, self._guard = Witness(log, kit), Guard(silo, log)
         self._said: wire.RefusedError | None = None  # by the guard, of the last task
@@ -397,7 +397,7 @@ class LyingServer:
 
     def _recorded(self, down: wire.Down) -> Asked:
         """Keeps a question as it would be sent, for a silo without memory, and answers it here."""
-        head = wire.Task.of(down).model_copy(update={"counted": wire.NOT_COUNTED})
+        head = wire.Task.from_down(down).model_copy(update={"counted": wire.NOT_COUNTED})
         self._tasks.append([*wire.leaving(head, wire.tensors(down), self._seal)])
         yield from ()
         return flatten(self._own.answer(down) or {})
@@ -406,7 +406,7 @@ class LyingServer:
         """Asks the silo."""
 
         def ask(down: wire.Down) -> Asked:
-            yield from wire.leaving(wire.Task.of(down), wire.tensors(down), self._seal)
+            yield from wire.leaving(wire.Task.from_down(down), wire.tensors(down), self._seal)
             return read(requests, wire.Answer).tensors
 
         return ask

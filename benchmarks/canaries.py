@@ -89,7 +89,7 @@ def data(clients: int, canaries: Sequence[int], label: int, seed: int) -> Federa
     x[torch.tensor(canaries, dtype=torch.long) * OWN, -1] = LARGE
     y[::OWN] = label
     mine = list(np.arange(clients * OWN).reshape(clients, OWN))
-    return Federation.of(Samples(x, y), mine, Samples(x[:2].clone(), y[:2].clone()))
+    return Federation.from_indices(Samples(x, y), mine, Samples(x[:2].clone(), y[:2].clone()))
 
 
 def watched(

@@ -113,14 +113,14 @@ def write_study(folder: Path, seeds: int, rounds: int) -> None:
     (folder / config.FILE).write_text(yaml.safe_dump(settings, sort_keys=False))
     for name in ("prepare", "partition"):
         importlib.import_module(f"fedml_noniid.pipelines.stages.{name}").run(
-            Workspace.of(folder, {})
+            Workspace.from_environment(folder, {})
         )
 
 
 def trained(folder: Path, address: str | None = None) -> float:
     """Seconds in which stage `train` trains the experiment, here or on a cluster."""
     began = time.perf_counter()
-    train.run(Workspace.of(folder, {CLUSTER: address} if address else {}))
+    train.run(Workspace.from_environment(folder, {CLUSTER: address} if address else {}))
     return time.perf_counter() - began
 
 

@@ -276,7 +276,10 @@ def measure(job: Job, device: torch.device, limit_s: float) -> dict[str, Any]:
     train, test = draw(job.clients * job.samples), draw(job.test)
     clients = np.split(np.arange(len(train.y)), job.clients)
     local = LocalTraining(lr=0.05, epochs=1, batch_size=job.batch, precision=job.precision)
-    network, federation = build(job.model, job.shape, 10), Federation.of(train, clients, test)
+    network, federation = (
+        build(job.model, job.shape, 10),
+        Federation.from_indices(train, clients, test),
+    )
     plan = Plan(network, local, PFL_ROUNDS, job.cohort, 0, job.every, engine=job.engine)
     simulated, on_gpu = simulate("fedavg", {}, federation, plan), device.type == "cuda"
     rounds, count, seconds = simulated.rounds(), 0, 0.0

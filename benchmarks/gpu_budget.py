@@ -82,7 +82,7 @@ def of_round(recipe: str, settings: Settings, engine: str, setting: Setting, ste
         simulation = simulate(
             recipe,
             settings,
-            Federation.of(train, clients, test, public=public),
+            Federation.from_indices(train, clients, test, public=public),
             Plan(
                 build(setting.model, setting.shape, setting.n_classes, options),
                 local,

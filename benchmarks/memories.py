@@ -63,7 +63,7 @@ def simulated(engine: str, form: str, timed: Timed) -> Simulation:
     local = LocalTraining(lr=0.05, epochs=1, local_steps=STEPS, batch_size=BATCH)
     network = build("mlp", (784,), 10, {"hidden": HIDDEN})
     plan = Plan(network, local, ROUNDS, COHORT, 0, engine=engine, clients_memory=form)
-    federation = Federation.of(Samples(x, y), clients, Samples(x[:100].clone(), y[:100]))
+    federation = Federation.from_indices(Samples(x, y), clients, Samples(x[:100].clone(), y[:100]))
     made = simulate("scaffold", {}, federation, plan, [timed] if form == "disk" else [])
     memory = made.engine.clients.memory
     if form == "disk":

@@ -47,7 +47,7 @@ def simulation(
     return simulate(
         recipe,
         {},
-        Federation.of(
+        Federation.from_indices(
             Samples(job.x, job.y),
             indices,
             Samples(job.x[:LOOKED_AT], job.y[:LOOKED_AT]),

@@ -91,7 +91,7 @@ def in_turns(folders: Sequence[Path], recipe: str, rounds: int) -> list[float]:
     """
     runs: list[Iterator[Row]] = []
     for folder in folders:
-        place = Workspace.of(folder, {})
+        place = Workspace.from_environment(folder, {})
         given = config.load(place.root)
         total = {"rounds": WARM + rounds + 1, "evaluate_every": WARM + rounds + 1}
         settings = given.model_copy(update={"train": given.train.model_copy(update=total)})

@@ -135,7 +135,9 @@ def simulation(found: Split, method: Method, lr: float, seed: int) -> Simulation
     together = Samples(
         torch.cat([test.x for test in found.tests]), torch.cat([test.y for test in found.tests])
     )
-    federation = Federation.of(found.train, found.clients, together, tests=lambda: found.tests)
+    federation = Federation.from_indices(
+        found.train, found.clients, together, tests=lambda: found.tests
+    )
     shape = tuple(found.train.x.shape[1:])
     network = build("mlp", shape, 10, {"hidden": HIDDEN, "batch_norm": True})
     # Without the last, short batches: a batch norm makes nothing of one sample.

@@ -183,7 +183,7 @@ def parse(recipe: str) -> tuple[str, ...]:
             mistakes = [
                 replace(one, what=f"recipe {recipe!r}: {one.what}") for one in error.mistakes
             ]
-            raise RecipeError.of(mistakes) from error.__cause__
+            raise RecipeError.from_mistakes(mistakes) from error.__cause__
     if len(set(found)) < len(found):
         raise RecipeError(
             f"recipe {recipe!r} names a method twice; a recipe is a set, name each method once"

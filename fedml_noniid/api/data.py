@@ -256,7 +256,7 @@ def from_arrays(
 
 def _of(name: str, raw: Raw, normalise: Normalise) -> Data:
     how = plain(normalise)
-    found = Dataset.of(name, raw, how)
+    found = Dataset.from_raw(name, raw, how)
     settings = {"name": name, "normalise": how, "checksum": found.checksum}
     return Data(found, settings, from_memory=True, reader=raw.encode)
 

@@ -116,7 +116,7 @@ def sweep(
     given = {"seeds": seeds, "processes": processes, **options}
     results = Results(_results("sweep", recipes, data, given, over or {}, progress, folder))
     if not any(result.files for result in results):
-        raise NonFiniteError.of(
+        raise NonFiniteError.from_mistakes(
             Mistake(f"sweep: {what}: {reason}") for what, reason in results.failed.items()
         )
     for what, reason in results.failed.items():
@@ -264,7 +264,9 @@ def executed(
 
         def work(number: int) -> Files | str:
             config, unit = units[number]
-            return _trained(Item.of(config, unit, whole, indices[number]), callbacks, workers)
+            return _trained(
+                Item.from_parts(config, unit, whole, indices[number]), callbacks, workers
+            )
 
         at_once = 1 if workers > 1 else processes
         for number, files in side_by_side(work, range(len(units)), at_once, display):

@@ -149,7 +149,7 @@ def show(
     if rank is not None and config is not None:
         from fedml_noniid.processes.launch import Process
 
-        comm = Process.of(rank, config).agreed.deployment.comm_args
+        comm = Process.from_config(rank, config).agreed.deployment.comm_args
         if read_signed(path) != read_signed(Path(comm.study)):
             raise UserError(f"{config}: comm_args.study names another study than {path}")
         said = f"{comm.policy} admits it"
@@ -206,4 +206,4 @@ def replay(
     from fedml_noniid.governance.replay import of_process
     from fedml_noniid.processes.launch import Process
 
-    say(of_process(Process.of(rank, config), exchange))
+    say(of_process(Process.from_config(rank, config), exchange))

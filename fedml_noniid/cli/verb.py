@@ -124,7 +124,7 @@ def workspace(root: Path) -> Workspace:
     if not root.is_dir():
         raise UserError(f"--root {root}: there is no such folder")
     os.chdir(root)
-    return Workspace.of(Path(), os.environ)
+    return Workspace.from_environment(Path(), os.environ)
 
 
 def message_of(error: Any) -> str:

@@ -137,7 +137,7 @@ def simulation(
     return simulate(
         recipe,
         settings or {},
-        engines.Federation.of(
+        engines.Federation.from_indices(
             of.train, of.clients, of.test, public=of.public, absent=around["absent"]
         ),
         Plan(

@@ -164,7 +164,7 @@ def simulated(
     """The run in a simulation; `more`: of its federation, and `precision`."""
     data, precision = parts(skewed=skewed), more.pop("precision", "float32")
     held_out = {"validation": data.validation, "public": data.public, "tests": data.client_tests}
-    federation = Federation.of(data.train, data.clients, data.test, **held_out, **more)
+    federation = Federation.from_indices(data.train, data.clients, data.test, **held_out, **more)
     local = LocalTraining(
         lr=LR, epochs=EPOCHS, batch_size=BATCH, augment=skewed, precision=precision
     )

@@ -76,7 +76,7 @@ class UserError(ValueError):
         return "\n".join(map(str, self.mistakes))
 
     @classmethod
-    def of(cls, mistakes: Iterable[Mistake]) -> Self:
+    def from_mistakes(cls, mistakes: Iterable[Mistake]) -> Self:
         """One error with all of these mistakes, each of them once."""
         error = cls()
         error.mistakes = tuple({str(mistake): mistake for mistake in mistakes}.values())
@@ -134,7 +134,7 @@ def together(
 
     yield collected
     if found:
-        raise kind.of(found)
+        raise kind.from_mistakes(found)
 
 
 def closest(word: object, allowed: Iterable[str], least: float = 0.6) -> str:

@@ -227,7 +227,9 @@ def _user_error(
     error: ValidationError, model: type[BaseModel], also: Iterable[str] = ()
 ) -> UserError:
     found = error.errors(include_url=False)
-    return UserError.of(mistake for one in found for mistake in _mistakes(one, model, also))
+    return UserError.from_mistakes(
+        mistake for one in found for mistake in _mistakes(one, model, also)
+    )
 
 
 def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator[Mistake]:

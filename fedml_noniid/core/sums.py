@@ -47,7 +47,7 @@ class Weights(NamedTuple):
     unit: Tensor  # 0-d, what the sum of the rounded products is multiplied by
 
     @staticmethod
-    def of(
+    def from_numbers(
         weights: Tensor, dtype: torch.dtype, divided: bool, total: float | None = None
     ) -> Weights:
         """`divided`: whether the sum is divided by that of the weights [M]. `total`: the sum of the
@@ -94,7 +94,7 @@ def addend(row: Tensor, omega: float, total: float, level: int) -> list[Tensor]:
     """What a client adds at its level to a sum by weights that add up to `total`, its own being
     `omega`: its rounded product, int64 [P], and of float64 what rounding takes away."""
     weights = torch.tensor([omega / 2.0 ** (STEP * level)], dtype=torch.float64, device=row.device)
-    factors = Weights.of(weights, row.dtype, False, total).factors
+    factors = Weights.from_numbers(weights, row.dtype, False, total).factors
     return [of for of in _rounded(row.reshape(1, -1), factors, PIECE, _sum) if of is not None]
 
 
@@ -119,7 +119,7 @@ def from_integers(found: Tensor, n: int, dtype: torch.dtype) -> Tensor:
 
 
 def _scale(n: int) -> float:
-    """2^s where `n` weights are 1, as in `Weights.of`."""
+    """2^s where `n` weights are 1, as in `Weights.from_numbers`."""
     return 2.0 ** (SUM_BITS - NEAR - math.frexp(n)[1])
 
 
@@ -134,7 +134,7 @@ class Growing:
         """`shape`, `dtype`: of a row. `omega` [M]: the weights."""
         self.dtype, self.shape, self._sent = dtype, (len(omega), *shape), 0
         self.norms = omega.new_zeros(len(omega), dtype=dtype)
-        self._omega, self._factors = omega, Weights.of(omega, dtype, False).factors
+        self._omega, self._factors = omega, Weights.from_numbers(omega, dtype, False).factors
         self._parts: Parts = {}
 
     def numel(self) -> int:
@@ -153,7 +153,7 @@ class Growing:
 
     def total(self, divided: bool) -> Tensor:
         """The sum of all rows, [...]."""
-        of = Weights.of(self._omega, self.dtype, divided)
+        of = Weights.from_numbers(self._omega, self.dtype, divided)
         return (_value(self._parts) * of.unit).to(self.dtype).reshape(self.shape[1:])
 
     def put_sum(self, level: int, addends: Sequence[Tensor]) -> None:
@@ -192,7 +192,7 @@ def _total(weights: Tensor | None, stacked: Tree, divided: bool) -> Tree:
             return leaf.total(divided)
         if leaf.dtype not in made:
             omega = leaf.new_ones(len(leaf)) if weights is None else weights
-            made[leaf.dtype] = Weights.of(omega, leaf.dtype, divided)
+            made[leaf.dtype] = Weights.from_numbers(omega, leaf.dtype, divided)
         of, rows = made[leaf.dtype], leaf.reshape(len(leaf), leaf.shape[1:].numel())
         parts = (_parts_on_gpu if rows.is_cuda else _parts)(rows, of.factors)
         return (_value(parts) * of.unit).to(leaf.dtype).reshape(leaf.shape[1:])

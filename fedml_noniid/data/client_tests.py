@@ -25,7 +25,7 @@ def client_tests(data: Dataset, clients: Sequence[Ints], kind: str, seed: int) -
     """
     if data.train_owner is not None and data.test_owner is not None and goes_by_owner(kind):
         owners, tested = data.train_owner.numpy(), data.test_owner.numpy()
-        lists = Ragged.of(clients)
+        lists = Ragged.from_lists(clients)
         client = _of_users(lists, owners, int(tested.max(initial=0)))
         if (client[owners[lists.flat]] == lists.holder).all():  # no user is in two clients
             return of_owners(lists, owners, tested)
@@ -61,7 +61,7 @@ def of_owners(clients: Sequence[Ints], train_owners: Ints, test_owners: Ints) ->
     `clients` are positions in the training set; no user is in two clients. The owners are [n] and
     [m].
     """
-    client = _of_users(Ragged.of(clients), train_owners, int(test_owners.max(initial=0)))
+    client = _of_users(Ragged.from_lists(clients), train_owners, int(test_owners.max(initial=0)))
     return by_client(client[test_owners], len(clients))
 
 

@@ -83,7 +83,7 @@ class Dataset(Raw):
         object.__setattr__(self, "checksum", tensor_file.checksum(self._head, self._tensors))
 
     @staticmethod
-    def of(name: str, raw: Raw, normalise: object = "channel") -> Dataset:
+    def from_raw(name: str, raw: Raw, normalise: object = "channel") -> Dataset:
         """The samples of a reader. `normalise` is one of NORMALISATIONS or [m, s].
 
         `channel`: each channel of the training samples, or each feature of samples [n, features],
@@ -179,7 +179,7 @@ def _dataset(head: dict[str, Any], tensors: dict[str, Tensor]) -> Dataset:
 
 
 def mean_and_deviation(normalise: object) -> tuple[float, float] | None:
-    """m and s of `Dataset.of`; None if the training samples decide.
+    """m and s of `Dataset.from_raw`; None if the training samples decide.
 
     UserError if `normalise` is not allowed.
     """
@@ -199,7 +199,7 @@ def mean_and_deviation(normalise: object) -> tuple[float, float] | None:
 
 
 def _scaling(raw: Raw, normalise: object) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) of `Dataset.of`."""
+    """(mean, std) of `Dataset.from_raw`."""
     with located("normalise"):
         given = mean_and_deviation(normalise)
     if not raw.train_x.is_floating_point() and raw.train_x.dtype is not torch.uint8:

@@ -57,7 +57,9 @@ class Preprocessing:
     """What every data set takes beside the options of its reader."""
 
     size: Size | None = None  # [height, width], to scale images to
-    normalise: Annotated[Any, BeforeValidator(mean_and_deviation)] = "channel"  # see `Dataset.of`
+    normalise: Annotated[Any, BeforeValidator(mean_and_deviation)] = (
+        "channel"  # see `Dataset.from_raw`
+    )
     samples: Count | None = None  # how many of the training set are used; None: all
 
 
@@ -110,7 +112,7 @@ def load(name: str, root: Path, **options: Any) -> Dataset:
         shape = of.size[0], of.size[1]
         train_x, test_x = (resized(x, shape) for x in (raw.train_x, raw.test_x))
         raw = replace(raw, train_x=train_x, test_x=test_x, encode=None)
-    return Dataset.of(name, raw, of.normalise)
+    return Dataset.from_raw(name, raw, of.normalise)
 
 
 def _thinned(raw: Raw, samples: int) -> Raw:

@@ -76,7 +76,7 @@ class Drift:
         Nobody else's samples drift.
         """
         holder = torch.full((n,), len(clients))
-        lists = Ragged.of(clients)
+        lists = Ragged.from_lists(clients)
         holder[torch.from_numpy(lists.flat)] = torch.from_numpy(lists.holder)
         return SampleDrift(self, holder)
 

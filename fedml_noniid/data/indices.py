@@ -43,7 +43,7 @@ class Indices:
             lists: Ragged = getattr(self, name)
             arrays |= {name: lists.flat, name + OFFSETS: lists.offsets}
         if self.skew.labels is not None:
-            arrays["labels"] = Ragged.of(self.skew.labels).flat
+            arrays["labels"] = Ragged.from_lists(self.skew.labels).flat
         if self.skew.turns is not None:
             arrays["quarter_turns"] = self.skew.turns
         if (drift := self.skew.drift) is not None:

@@ -59,7 +59,7 @@ def per_sample(std: Tensor, clients: Sequence[Ints], x: Tensor) -> Noise:
     """The noise of training samples `x` [n, ...], each with that of its client; `std` is [N,
     ...]."""
     row = torch.full((len(x),), len(std))
-    lists = Ragged.of(clients)
+    lists = Ragged.from_lists(clients)
     row[torch.from_numpy(lists.flat)] = torch.from_numpy(lists.holder)
     return Noise(torch.cat([std, torch.zeros_like(std[:1])]).to(x), row.to(x.device))
 

@@ -21,7 +21,7 @@ class Ragged(Sequence[Ints]):
     offsets: Ints  # [N + 1], from 0 to n: list k is flat[offsets[k] : offsets[k + 1]]
 
     @staticmethod
-    def of(lists: Sequence[Ints]) -> Ragged:
+    def from_lists(lists: Sequence[Ints]) -> Ragged:
         """The same lists in one array. Ragged lists are returned as they are."""
         if isinstance(lists, Ragged):
             return lists
@@ -73,4 +73,6 @@ class ByClient(Mapping[int, Ints]):
 
 def lists_of(clients: Mapping[int, Ints]) -> Ragged:
     """The lists of some clients, in the order of the mapping."""
-    return clients.lists if isinstance(clients, ByClient) else Ragged.of([*clients.values()])
+    return (
+        clients.lists if isinstance(clients, ByClient) else Ragged.from_lists([*clients.values()])
+    )

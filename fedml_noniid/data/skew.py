@@ -38,7 +38,7 @@ class Skew:
         if self.labels is not None:
             y = y.index_put((_index(clients, y),), _index(self.labels, y))
         if self.turns is not None:
-            lists = Ragged.of(clients)
+            lists = Ragged.from_lists(clients)
             of_sample = np.repeat(self.turns, lists.sizes)
             for quarters in range(1, 4):
                 index = torch.from_numpy(lists.flat[of_sample == quarters]).to(x.device)
@@ -64,4 +64,4 @@ CLEAN = Skew()
 
 def _index(parts: Sequence[Ints], like: Tensor) -> Tensor:
     """All numbers in one tensor on the device of `like`, int64."""
-    return torch.from_numpy(Ragged.of(parts).flat).to(like.device)
+    return torch.from_numpy(Ragged.from_lists(parts).flat).to(like.device)

@@ -12,7 +12,7 @@ from fedml_noniid.data.types import Floats, Ints
 
 def class_counts(labels: Ints, clients: Sequence[Ints], n_classes: int) -> Ints:
     """Samples per client and class, [N, C]; `labels` [n] of the whole training set."""
-    lists = Ragged.of(clients)
+    lists = Ragged.from_lists(clients)
     cell = lists.holder * n_classes + np.asarray(labels)[lists.flat]
     return np.bincount(cell, minlength=len(lists) * n_classes).reshape(len(lists), n_classes)
 

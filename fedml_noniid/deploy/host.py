@@ -289,7 +289,7 @@ class HostTrainer(ClientTrainer):
                     "train_args.max_samples, which is missing"
                 )
         if self._sigma or self._mechanism is not None:
-            self._noise = Noise.of(key(), sensitivity, self._sigma)
+            self._noise = Noise.from_key(key(), sensitivity, self._sigma)
         self._ledger = self._opened(secret) if counted else None
         given = self.local_train_dataset
         self._data = self._batches if given is None else given

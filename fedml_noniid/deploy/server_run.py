@@ -122,7 +122,7 @@ class ServerRun:
             self._checkpoints = Checkpoints(file.path, fingerprint, file.run, private=True)
             self.resumed = self._checkpoints.exists()
             written = [Checkpointing(self._checkpoints)]
-        start = Start.of(terms.algorithm, terms.plan, test.x)
+        start = Start.from_plan(terms.algorithm, terms.plan, test.x)
         rest: dict[str, Any] = {key: shard.parts.get(key) for key in ("validation", "public")}
         rest |= {"drift": shard.drift, "absent": lambda *_: self.outliers.left_out}
         federation = Federation.of_server(terms.silos, test, **rest)

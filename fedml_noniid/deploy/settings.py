@@ -495,7 +495,7 @@ def _refuse_elsewhere(written: Mapping[str, object], own: set[str]) -> None:
             allowed = "that key, or a less similar name for a key of your own"
             mistakes.append(Mistake(UNKNOWN, (key,), allowed=allowed, meant=meant))
     if mistakes:
-        raise UserError.of(mistakes)
+        raise UserError.from_mistakes(mistakes)
 
 
 def _of_text(mistake: Mistake) -> Mistake:

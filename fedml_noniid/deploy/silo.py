@@ -72,7 +72,7 @@ class Silo:
         self._device = terms.device.of_silo
         be_deterministic()
         federation = self._federation()
-        start = Start.of(terms.algorithm, terms.plan, federation.train.x)
+        start = Start.from_plan(terms.algorithm, terms.plan, federation.train.x)
         self.engine = Sequential(_OneClient(start, federation))
         self.initial = start.params, start.buffers
         # By exchange: the memory after its answer.

@@ -180,7 +180,7 @@ class SiloServer:
                         self._check(call)  # again: it may be revoked since the stream began
                         tensors = wire.tensors(found)
                         await call.write(
-                            wire.Task.of(found), tensors, self._digest(found.at, tensors)
+                            wire.Task.from_down(found), tensors, self._digest(found.at, tensors)
                         )
                         await self._upload(client, found.at, call)
                         continue

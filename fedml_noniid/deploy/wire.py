@@ -235,7 +235,7 @@ class Task(Sealed):
         return self.kind == "ask"
 
     @staticmethod
-    def of(down: Down) -> Task:
+    def from_down(down: Down) -> Task:
         """The head of a message to one silo."""
         assert down.ask is not None, "there is something to do"
         (counted,) = down.counted.values()

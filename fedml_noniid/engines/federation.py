@@ -41,9 +41,11 @@ class Federation:
     held: SampleDrift | None = None  # the drift of `train`
 
     @staticmethod
-    def of(train: Samples, clients: Sequence[Ints], test: Samples, **more: object) -> Federation:
+    def from_indices(
+        train: Samples, clients: Sequence[Ints], test: Samples, **more: object
+    ) -> Federation:
         """All clients in one process, numbered from 0; `more`: the other fields."""
-        by_client = ByClient(Ragged.of(clients))
+        by_client = ByClient(Ragged.from_lists(clients))
         # The caller's fields have types of their own.
         found = Federation(len(clients), train, by_client, test, **more)  # type: ignore[arg-type]
         return replace(

@@ -108,7 +108,7 @@ class Start(NamedTuple):
     buffers: Params
 
     @staticmethod
-    def of(algorithm: Algorithm, plan: Plan, like: torch.Tensor) -> Start:
+    def from_plan(algorithm: Algorithm, plan: Plan, like: torch.Tensor) -> Start:
         """With the dtype and the device of `like`. RecipeError if no parameter is trained;
         UserError for a step size that a schedule must not have."""
         network = plan.network

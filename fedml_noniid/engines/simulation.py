@@ -125,7 +125,7 @@ class Simulation:
         self.engine_name, self.engine_reason = choose_engine(plan.engine, plan.network, moving)
         if not plan.network.vmappable:
             LOG.info("%s engine: %s", self.engine_name, self.engine_reason)
-        start = Start.of(algorithm, plan, used.train.x)
+        start = Start.from_plan(algorithm, plan, used.train.x)
         store = Clients(start, used)
         processes = min(plan.workers, plan.cohort) if device.type == "cpu" else 1
         if self.engine_name == "sequential" and processes > 1 and not autograd_survives_fork():

@@ -59,7 +59,7 @@ class Weighing(NamedTuple):
     unweighted: frozenset[str]  # components whose uploads are added up without weights
 
     @staticmethod
-    def of(algorithm: Algorithm, job: str) -> Weighing:
+    def from_recipe(algorithm: Algorithm, job: str) -> Weighing:
         """Of a recipe; answers to other jobs than training have no weights."""
         names = frozenset(c.name for c in algorithm.components if c.needs.unweighted)
         return Weighing(algorithm.uniform or job != TRAIN, names)
@@ -79,7 +79,7 @@ class Sums:
 
     def __init__(self, algorithm: Algorithm, n: Tensor) -> None:
         """`n` [M]: the samples of each client of the cohort."""
-        self._by, self._n = Weighing.of(algorithm, TRAIN), n
+        self._by, self._n = Weighing.from_recipe(algorithm, TRAIN), n
         self.parts: Tree = {}
 
     def take(self, position: int, answer: Tree) -> Tree:

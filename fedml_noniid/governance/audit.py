@@ -191,7 +191,7 @@ class Checked(NamedTuple):
     half_line: int  # bytes behind the last whole line: a kill has cut it
 
     @staticmethod
-    def of(path: Path, ca: x509.Certificate) -> Checked:
+    def from_log(path: Path, ca: x509.Certificate) -> Checked:
         """Reads a log. UserError names the first line that is wrong."""
         content = certificates.read(path, "name the file audit-<rank>.jsonl")
         *whole, rest = content.split(b"\n")
@@ -267,7 +267,7 @@ def verify(path: Path, ca: Path, against: Path | None = None) -> str:
     that was sent and is not in the other log is said, and is no error: a connection may break.
     """
     authority = certificates.read_certificate(ca, certificates.AGAIN)
-    mine = Checked.of(path, authority)
+    mine = Checked.from_log(path, authority)
     said = f"{path}: {len(mine.lines)} lines of {mine.name}, each as it was signed\n"
     if mine.half_line:
         said += (
@@ -275,9 +275,9 @@ def verify(path: Path, ca: Path, against: Path | None = None) -> str:
         )
     if against is None:
         return said + "lines removed from its end show only with --against\n"
-    other = Checked.of(against, authority)
+    other = Checked.from_log(against, authority)
     if found := [*mine.against(other), *other.against(mine)]:
-        raise UserError.of(map(Mistake, found))
+        raise UserError.from_mistakes(map(Mistake, found))
     said += f"{against}: {len(other.lines)} lines of {other.name} agree with it\n"
     for one, peer in ((mine, other), (other, mine)):
         if sent := one.alone(SENT, peer):

@@ -84,7 +84,7 @@ class Policy(Section):
             for key, what in self._refusals(signed, deployment, site)
             if site.rank or key in OF_SERVER
         ]:
-            raise PolicyError.of(found)
+            raise PolicyError.from_mistakes(found)
 
     def _refusals(
         self, signed: Signed, deployment: Deployment, site: Site

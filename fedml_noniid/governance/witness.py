@@ -40,7 +40,7 @@ class Witness:
         self.failed: Callable[[UserError], object] | None = None
 
     @staticmethod
-    def of(process: Process) -> Witness:
+    def from_process(process: Process) -> Witness:
         """That of a process. Raises UserError."""
         agreed, signed = process.agreed, process.agreed.signed
         kit = Kit.read(agreed.deployment.kit(process.rank), process.rank)
@@ -90,7 +90,7 @@ class Witness:
             if self.failed is not None:
                 self.failed(error)
             if self.failed is None or has_tensors:
-                raise BrokenError.of(error.mistakes) from None
+                raise BrokenError.from_mistakes(error.mistakes) from None
 
     def _seal(self, head: wire.Head) -> None:
         """Makes the seal of a head. A server syncs its log once per exchange: its messages to the

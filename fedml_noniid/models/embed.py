@@ -109,7 +109,7 @@ class EmbedSettings(NetworkSettings):
         note = f"samples are vectors of {backbone.d} numbers, {backbone.taken}"
         raw |= {"unit": 1.0, "embedding": None, "encode": None, "notes": (*data.notes, note)}
         how = "channel" if self.normalise == "channel" else "none"
-        return Dataset.of(data.name, Raw(**raw), how)
+        return Dataset.from_raw(data.name, Raw(**raw), how)
 
     def _scaled(self, backbone: Backbone, chunks: Iterable[Tensor], threads: int) -> Tensor:
         """All vectors, of length 1 if that is asked for."""

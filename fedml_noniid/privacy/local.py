@@ -137,7 +137,7 @@ class Noise:
     sigma: float
 
     @staticmethod
-    def of(key: bytes, sensitivity: float, sigma: float) -> Noise:
+    def from_key(key: bytes, sensitivity: float, sigma: float) -> Noise:
         """With a `run_key`."""
         return Noise(key, sensitivity / 2, sigma)
 

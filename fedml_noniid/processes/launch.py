@@ -67,7 +67,7 @@ class Process:
         return Path(self.deployment.tracking_args.output_dir)
 
     @staticmethod
-    def of(rank: int, config: Path) -> Process:
+    def from_config(rank: int, config: Path) -> Process:
         """Reads and checks configuration and shard. Raises UserError; writes nothing."""
         agreed = read_agreed(config)
         deployment = agreed.deployment
@@ -173,7 +173,7 @@ class Process:
             )
         if server_run.loop.rows:  # a kill may have come between the checkpoint and the tables
             self._write_tables(server_run)
-        witness = Witness.of(self)
+        witness = Witness.from_process(self)
         study = self.agreed.signed.sha256
         coordinator = Coordinator(comm, silos, study, server_run.run, rounds, witness.refused)
         witness.failed = coordinator.give_up
@@ -190,7 +190,7 @@ class Process:
         except exit_codes.QuorumError:
             raise
         except UserError as error:  # the settings were right when the run began
-            raise exit_codes.BrokenError.of(error.mistakes) from None
+            raise exit_codes.BrokenError.from_mistakes(error.mistakes) from None
         console.write(f"weights {digest} in {path}\n")
         console.flush()
 
@@ -208,7 +208,7 @@ class Process:
         trainer = trainer_class(model, args, self.shard)
         terms, n = trainer.terms, trainer.samples
         comm, kit = self.deployment.comm_args, self.deployment.kit(self.rank)
-        witness = Witness.of(self)
+        witness = Witness.from_process(self)
         guard = Guard(self, witness.log)
         study = self.agreed.signed.sha256
         hello = wire.Hello(session=secrets.token_hex(8), study=study, samples=n)
@@ -309,7 +309,7 @@ def run(rank: int, config: Path) -> int:
         "GRPC_VERBOSITY", "NONE"
     )  # gRPC's own lines; errors that matter are raised
     try:
-        Process.of(rank, config).run(sys.stdout)
+        Process.from_config(rank, config).run(sys.stdout)
     except (UserError, exit_codes.StoppedError) as error:
         # Without a log file, logging would print the line a second time.
         has_log = any(isinstance(one, logging.FileHandler) for one in logging.getLogger().handlers)

@@ -164,7 +164,7 @@ def simulate(deployment: settings.Deployment, parts: Parts, missing: Missing | N
         network = deployment.network(
             tuple(parts.train.x.shape[1:]), parts.n_classes, parts.embedding
         )
-        federation = Federation.of(
+        federation = Federation.from_indices(
             parts.train,
             parts.clients,
             parts.test,

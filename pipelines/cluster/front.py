@@ -104,7 +104,7 @@ class FitWorkers:
         if fit:
             self._seen = time.monotonic()
         elif unfit and not self._seen:
-            raise UserError.of(map(Mistake, unfit))
+            raise UserError.from_mistakes(map(Mistake, unfit))
         elif time.monotonic() - max(self._seen, self._began) > WORKER_S:
             raise UserError(f"no worker that may train came within {WORKER_S} s; {CONTINUES}")
         for line in new:

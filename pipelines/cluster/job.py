@@ -88,7 +88,7 @@ def or_error(work: Callable[[], T]) -> T | UserError | str:
 
 def _trained(job: Job, attempt: str) -> Done:
     data, shared = _data_of(job)
-    item = Item.of(job.settings, job.unit, data, _indices(job))
+    item = Item.from_parts(job.settings, job.unit, data, _indices(job))
     folder = job.resume if shared else _own_folder(job) / resume.RESUME / job.resume.name
     checkpoints = resume.checkpoints(folder, job.fingerprint, attempt)
     reporter = _Reporter(job, attempt, item)

@@ -51,10 +51,10 @@ class Item:
         )
         cache.check(folder)
         indices = read_indices(folder / INDICES)
-        return Item.of(settings, unit, data, indices)
+        return Item.from_parts(settings, unit, data, indices)
 
     @staticmethod
-    def of(settings: Config, unit: Unit, data: Dataset, indices: Indices) -> Item:
+    def from_parts(settings: Config, unit: Unit, data: Dataset, indices: Indices) -> Item:
         """Takes data and partition from memory.
 
         Sets torch's threads, precision and determinism. Raises UserError.
@@ -139,7 +139,7 @@ class Item:
             index = torch.from_numpy(positions).to(self.device)
             return Samples(x[index], y[index]) if len(positions) else None
 
-        return Federation.of(
+        return Federation.from_indices(
             Samples(*self.indices.skew.applied(clients, x, y), noise),
             clients,
             self.test,

@@ -55,7 +55,7 @@ def assign(
         split = _held_out(labels, held_out, given, seed)
     with located("scenarios", name):
         clients = (
-            Ragged.of(given)
+            Ragged.from_lists(given)
             if given is not None
             else divided(
                 scenario.partition, data, split.train, scenario.clients, seed, **scenario.options
@@ -101,8 +101,8 @@ def partition_of(
     described = statistics.summary(counts) | {"samples_left_out": left_out}
     described |= feature_skew.measured(data, clients, skew, deviations, seed)
     if skew.labels is not None:  # the share of labels that are wrong
-        lists = Ragged.of(clients)
-        wrong = Ragged.of(skew.labels).flat != labels[lists.flat]
+        lists = Ragged.from_lists(clients)
+        wrong = Ragged.from_lists(skew.labels).flat != labels[lists.flat]
         n_wrong = np.bincount(lists.holder, wrong, len(lists))
         columns["label_noise"] = (n_wrong / lists.sizes).tolist()
     for key, values in columns.items():
@@ -121,7 +121,7 @@ def _held_out(
 ) -> TrainingParts:
     """Cuts the held-out parts, from the samples that no client has if the clients are `given`."""
     every = np.arange(len(labels))
-    free = every if given is None else np.setdiff1d(every, Ragged.of(given).flat)
+    free = every if given is None else np.setdiff1d(every, Ragged.from_lists(given).flat)
     if not len(free):
         for key in ("validation", "public"):
             if value := getattr(held_out, key):

@@ -23,7 +23,7 @@ class Cluster(NamedTuple):
     kit: Path | None = None  # the folder of the certificates
 
     @staticmethod
-    def of(environment: Mapping[str, str]) -> Cluster | None:
+    def from_environment(environment: Mapping[str, str]) -> Cluster | None:
         """The cluster that the environment names. None: this machine alone."""
         address, kit = environment.get(CLUSTER), environment.get(CLUSTER_KIT)
         return Cluster(address, Path(kit) if kit else None) if address else None
@@ -41,7 +41,7 @@ class Workspace:
     cluster: Cluster | None = None  # trains the items; None: this machine does
 
     @staticmethod
-    def of(root: Path, environment: Mapping[str, str]) -> Workspace:
+    def from_environment(root: Path, environment: Mapping[str, str]) -> Workspace:
         """The experiment in `root`, with DVC's and MLflow's environment variables.
 
         DVC runs queued experiments in temporary copies. It names the repository in DVC_ROOT.
@@ -54,7 +54,7 @@ class Workspace:
             root / "data",
             environment.get("MLFLOW_TRACKING_URI") or None,
             {tag: environment[name] for name, tag in DVC_TAGS.items() if environment.get(name)},
-            Cluster.of(environment),
+            Cluster.from_environment(environment),
         )
 
     def given(self, name: str) -> Path:

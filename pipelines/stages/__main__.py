@@ -39,7 +39,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("stage", choices=STAGES, metavar=" | ".join(STAGES))
     options = parser.parse_args(arguments)
-    return edge.guarded(lambda: run(options.stage, Workspace.of(options.root, os.environ)))
+    return edge.guarded(
+        lambda: run(options.stage, Workspace.from_environment(options.root, os.environ))
+    )
 
 
 def run(stage: str, place: Workspace) -> None:

@@ -53,7 +53,9 @@ def run(place: Workspace) -> None:
     settings = config.load(place.root)
     diverged = train(place, settings, settings.experiment)
     if diverged:
-        raise UserError.of(Mistake(f"{key}: {reason}") for key, reason in diverged.items())
+        raise UserError.from_mistakes(
+            Mistake(f"{key}: {reason}") for key, reason in diverged.items()
+        )
 
 
 def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:

@@ -114,7 +114,7 @@ def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> Non
     engine = "sequential" if train.engine == "auto" else train.engine
     memory_mb = settings.machine.memory_mb
     plan = Plan(network, train, train.rounds, n, 0, engine=engine, memory_mb=memory_mb)
-    of = Federation.of(
+    of = Federation.from_indices(
         one, clients, test, validation=test if settings.data.validation else None, public=public
     )
     methods = settings.recipes[recipe].settings

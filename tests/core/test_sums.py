@@ -127,7 +127,9 @@ def test_compiled_lines_have_the_same_bits(size: int, monkeypatch: pytest.Monkey
     weights, rows = drawn(9, size)
     rows[:, 0] = torch.tensor([0.5, -0.5, 1.5, -1.5, 2.5, 64, -64, 0.0, -0.0])  # ties, both ends
     for omega in (weights, weights / 3, torch.full((9,), 2.0**-60), -weights):
-        mine = sums._compiled(rows, (found := sums.Weights.of(omega, rows.dtype, True)).factors)
+        mine = sums._compiled(
+            rows, (found := sums.Weights.from_numbers(omega, rows.dtype, True)).factors
+        )
         assert mine is not None
         plain, _ = sums._rounded(rows, found.factors, sums.PIECE, sums._sum)
         assert torch.equal(mine, plain)
@@ -138,7 +140,7 @@ def test_compiled_lines_leave_large_numbers_to_torch() -> None:
     weights, rows = drawn(3, 5000)
     for value in (65.0, -65.0, math.inf, -math.inf, math.nan):
         rows[1, 4321] = value
-        factors = sums.Weights.of(weights, rows.dtype, True).factors
+        factors = sums.Weights.from_numbers(weights, rows.dtype, True).factors
         assert sums._compiled(rows, factors) is None
 
 

@@ -214,7 +214,7 @@ def test_arrays_in_memory_are_those_of_the_files(root):
     objects = LABELS.astype(object)  # as pandas has text
     train = {"x": X, "y": objects, "owner": owner}
     raw = of_named(train | {f"test_{key}": of[:4] for key, of in train.items()})
-    assert Dataset.of("arrays", raw).checksum == found.checksum
+    assert Dataset.from_raw("arrays", raw).checksum == found.checksum
     cut = of_named({"x": X, "y": LABELS, "owner": owner, "test_share": 0.5})
     assert cut.test_owner is not None and len(cut.test_y) + len(cut.train_y) == 6
 

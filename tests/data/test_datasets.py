@@ -46,7 +46,7 @@ def test_normalise_is_on_the_scale_of_the_unit(normalise, wanted, scale):
     """Pixels of 0, 4 and 16 of 16 are 0, 1/4 and 1."""
     x = torch.tensor([[0.0, 4.0, 16.0]]).view(1, 3, 1, 1).to(torch.uint8)
     y = torch.tensor([0])
-    found = Dataset.of("mine", Raw(x, y, x, y, ["a"], unit=16), normalise)
+    found = Dataset.from_raw("mine", Raw(x, y, x, y, ["a"], unit=16), normalise)
     assert found.normalised("test").flatten().tolist() == wanted
     assert found.scale.tolist() == [scale] * 3
 
@@ -88,7 +88,7 @@ def test_numbers_that_normalise_does_not_take(value):
 def test_samples_of_floats_are_normalised_by_feature():
     x = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
     y = torch.tensor([0, 1])
-    data = Dataset.of("mine", Raw(x, y, x, y, ["a", "b"], unit=1))
+    data = Dataset.from_raw("mine", Raw(x, y, x, y, ["a", "b"], unit=1))
     assert data.normalised("train").tolist() == [[-1, 0], [1, 0]] and data.std == (1, 1)
 
 

@@ -151,7 +151,7 @@ def test_the_file_holds_the_drift(digits: Dataset, tmp_path: Path) -> None:
 
 
 def test_the_words_of_tables_and_reports(digits: Dataset, tmp_path: Path) -> None:
-    of, place = settings(MIXED), Workspace.of(tmp_path, {})
+    of, place = settings(MIXED), Workspace.from_environment(tmp_path, {})
     names = ("noise", "1", "rotation", "3", "4", "label_noise", "client", "7", "entropy", "samples")
     digits = replace(digits, classes=names)
     digits.save(place.dataset("digits"))

@@ -22,7 +22,7 @@ def of(n: int) -> Dataset:
     owner = rng.permutation(n) // 2
     train = {"x": x, "y": y, "owner": owner}
     half = {f"test_{key}": values[: n // 2] for key, values in train.items()}
-    return Dataset.of("made", arrays.of_named(train | half))
+    return Dataset.from_raw("made", arrays.of_named(train | half))
 
 
 def test_no_python_for_each_sample_or_owner() -> None:
@@ -38,7 +38,7 @@ def test_samples_are_copied_once() -> None:
     """The data set is a copy of the user's arrays; nothing else of their size is made."""
     x = np.random.default_rng(0).normal(size=(40_000, 64)).astype(np.float32)
     named = dict.fromkeys(("y", "test_y"), np.arange(40_000) % 2) | {"x": x, "test_x": x[::-1]}
-    peak = peak_bytes(lambda: Dataset.of("made", arrays.of_named(named)))
+    peak = peak_bytes(lambda: Dataset.from_raw("made", arrays.of_named(named)))
     assert 2 * x.nbytes <= peak < 3.0 * x.nbytes
 
 

@@ -22,19 +22,19 @@ PER_CLIENT = 3  # samples
 
 
 def test_lists_are_views_of_one_array() -> None:
-    ragged = Ragged.of(LISTS)
+    ragged = Ragged.from_lists(LISTS)
     assert ragged.flat.tolist() == [4, 0, 7, 2, 1] and ragged.offsets.tolist() == [0, 2, 2, 5]
     assert ragged.sizes.tolist() == [2, 0, 3] and ragged.holder.tolist() == [0, 0, 2, 2, 2]
     assert [one.tolist() for one in ragged] == [one.tolist() for one in LISTS]
     assert ragged[-1].tolist() == [7, 2, 1] and np.shares_memory(ragged[2], ragged.flat)
     assert [one.tolist() for one in ragged[1:]] == [[], [7, 2, 1]]
-    assert Ragged.of(ragged) is ragged and len(Ragged.of([])) == 0
+    assert Ragged.from_lists(ragged) is ragged and len(Ragged.from_lists([])) == 0
     with pytest.raises(IndexError):
         ragged[3]
 
 
 def test_lists_by_client_are_a_mapping() -> None:
-    by_client = ByClient(Ragged.of(LISTS))
+    by_client = ByClient(Ragged.from_lists(LISTS))
     assert [*by_client] == [0, 1, 2] and by_client[2].tolist() == [7, 2, 1]
     assert by_client.get(3) is None and by_client.get(-1) is None
     assert lists_of(by_client) is by_client.lists
@@ -60,7 +60,7 @@ def data_of(n_owners: int) -> Dataset:
         ("a", "b", "c"),
         *(1.0, train, test),
     )
-    return Dataset.of("made", raw)
+    return Dataset.from_raw("made", raw)
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,8 @@ def test_the_repositorys_split_leaks_and_says_so(tmp_path: Path) -> None:
     assert all(row[1] == UNKNOWN for row in tokens(raw, "test"))
     (leak,) = [note for note in raw.notes if note.startswith("LEAK: ")]
     assert "all 3 test tweets are training tweets" in leak
-    assert "all 3 test tweets" in Dataset.of("sent140", raw).leak
-    assert Dataset.of("sent140", sent140(tmp_path, users=2)).leak == ""
+    assert "all 3 test tweets" in Dataset.from_raw("sent140", raw).leak
+    assert Dataset.from_raw("sent140", sent140(tmp_path, users=2)).leak == ""
 
 
 def test_the_notes_count(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def partitioned(data: Dataset, of: Config) -> Partition:
 
 def item(data: Dataset, skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Item:
     of = settings(skews, recipe, **train)
-    return Item.of(of, Unit("s", recipe, 3), data, partitioned(data, of).indices)
+    return Item.from_parts(of, Unit("s", recipe, 3), data, partitioned(data, of).indices)
 
 
 def run(data: Dataset, skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Outcome:
@@ -141,7 +141,7 @@ def test_statistics_name_the_skews(digits: Dataset) -> None:
 
 
 def test_the_table_of_clients_and_the_words_of_a_report(digits: Dataset, tmp_path: Path) -> None:
-    of, place = settings(LABEL_NOISE | ROTATION), Workspace.of(tmp_path, {})
+    of, place = settings(LABEL_NOISE | ROTATION), Workspace.from_environment(tmp_path, {})
     digits.save(place.dataset("digits"))
     partitions(place, of)
     found = results.table(place.partition("s", 3) / "clients.csv")
@@ -210,7 +210,7 @@ def test_the_file_holds_the_skews(digits: Dataset, tmp_path: Path, skews: dict[s
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, key: str, value: object, message: str) -> None:
-    clients = Ragged.of([np.arange(2), np.arange(0)])
+    clients = Ragged.from_lists([np.arange(2), np.arange(0)])
     skew = Skew(drift=drift("sudden", 2, None, [[0, 1]], 2, 2))
     held = load(Indices(clients, np.arange(0), np.arange(0), clients, skew).content)
     held.pop(key, None)
@@ -332,7 +332,7 @@ def test_one_line_per_mistake(skews: dict[str, Any], message: str) -> None:
 )
 def test_what_does_not_fit_the_data_is_refused(x: torch.Tensor, message: str) -> None:
     y = torch.arange(60) % 2
-    data = Dataset.of("made", Raw(x, y, x, y, ("a", "b"), unit=1.0))
+    data = Dataset.from_raw("made", Raw(x, y, x, y, ("a", "b"), unit=1.0))
     scenario = config.Scenario.model_validate({"partition": "iid", "clients": 5, **ROTATION})
     with pytest.raises(UserError) as error:
         partition_of(data, settings({}).data, scenario, "s", 0)

@@ -100,7 +100,7 @@ def test_a_constant_column_does_not_blow_up_other_values(root: Path) -> None:
     0."""
     n = 49
     frame = pd.DataFrame({"same": np.full(n, 0.1), "x": np.arange(n) % 7, "y": np.arange(n) % 2})
-    found = Dataset.of("mine", of_frame(frame, frame.assign(same=0.2), label="y"))
+    found = Dataset.from_raw("mine", of_frame(frame, frame.assign(same=0.2), label="y"))
     assert found.std[0] == 1 and found.normalised("test")[:, 0].max().item() == pytest.approx(0.1)
     assert "features that are constant in the training rows: same" in found.notes
 
@@ -116,7 +116,7 @@ def test_formats_are_the_same(root: Path, ending: str) -> None:
     assert load("table", root, **BOTH | {"file": f"other{ending}"}).checksum == expected
     test = pd.read_csv(root / "test.csv")
     options = {key: value for key, value in OPTIONS.items() if key != "file"}
-    assert Dataset.of("table", of_frame(frame, test, **options)).checksum == expected
+    assert Dataset.from_raw("table", of_frame(frame, test, **options)).checksum == expected
 
 
 def test_a_byte_order_mark_blank_lines_and_quotes(root: Path) -> None:

@@ -223,7 +223,7 @@ def test_shards_are_checked(folder, capsys):
 def test_a_silo_needs_its_own_shard_only(folder):
     for other in (0, 1, 3):
         Path(f"shards/{other}.safetensors").unlink()
-    shard = launch.Process.of(2, Path("config.yaml")).shard
+    shard = launch.Process.from_config(2, Path("config.yaml")).shard
     data = world.parts()
     assert torch.equal(shard.parts["train"].x, data.train.x[data.clients[1]])
     assert torch.equal(shard.parts["test"].x, data.tests[1].x)
@@ -265,7 +265,7 @@ def test_an_unexpected_error_is_one_line_and_the_log_has_its_traceback(folder, m
     handlers: list[logging.Handler] = []
     monkeypatch.setattr(logging.root, "handlers", handlers)
     with pytest.raises(exit_codes.BrokenError) as error:
-        launch.Process.of(1, Path("config.yaml")).run(StringIO())
+        launch.Process.from_config(1, Path("config.yaml")).run(StringIO())
     for handler in handlers:
         handler.close()
     log = launch.log_file(Path("run"), 1)
@@ -280,7 +280,7 @@ def test_a_process_warns_at_its_start_that_its_kit_ends(folder, kits, monkeypatc
     monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
     handlers: list[logging.Handler] = []
     monkeypatch.setattr(logging.root, "handlers", handlers)
-    launch.Process.of(1, Path("config.yaml")).run(StringIO())
+    launch.Process.from_config(1, Path("config.yaml")).run(StringIO())
     for handler in handlers:
         handler.close()
     assert "the certificate of silo-1 ends on" in launch.log_file(Path("run"), 1).read_text()
@@ -325,8 +325,8 @@ def test_shards_command_line(folder, capsys):
         "none.json); the partition "
         "stage writes it\n"
     )
-    nobody, nothing = Ragged.of(np.zeros((2, 0), np.int64)), np.zeros(0, np.int64)
-    indices = Indices(Ragged.of(np.eye(2, dtype=np.int64)), nothing, nothing, nobody)
+    nobody, nothing = Ragged.from_lists(np.zeros((2, 0), np.int64)), np.zeros(0, np.int64)
+    indices = Indices(Ragged.from_lists(np.eye(2, dtype=np.int64)), nothing, nothing, nobody)
     Path("i.safetensors").write_bytes(indices.content)
     line = "shards --data i.safetensors --indices i.safetensors --out x"
     said = "i.safetensors: is not a saved data set; the prepare stage writes it\n"

@@ -72,11 +72,11 @@ def test_without_a_gpu_a_silo_is_refused_at_once(
     asking = made.model_copy(update={"device_args": GPU})
     Path("gpu.yaml").write_text(asking.yaml())
     policy.admit_own(asking, world.shards_of()[0], tmp_path)
-    Process.of(0, Path("gpu.yaml"))
+    Process.from_config(0, Path("gpu.yaml"))
     message = "^device_args.using_gpu = true: this machine has no usable CUDA device: No "
     message += "CUDA GPUs are available; allowed here"
     with pytest.raises(UserError, match=message):
-        Process.of(1, Path("gpu.yaml"))
+        Process.from_config(1, Path("gpu.yaml"))
 
 
 def test_the_device_is_agreed_upon() -> None:

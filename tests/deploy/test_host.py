@@ -145,7 +145,9 @@ def test_a_module_of_the_users_own_starts_from_its_parameters():
     net = models.build(models.name_of(mine), (1, 4, 4), world.CLASSES)
     local = LocalTraining(lr=world.LR, epochs=world.EPOCHS, batch_size=world.BATCH)
     plan = Plan(net, local, world.ROUNDS, 3, world.SEED, engine="sequential")
-    federation = Federation.of(data.train, data.clients, data.test, validation=data.validation)
+    federation = Federation.from_indices(
+        data.train, data.clients, data.test, validation=data.validation
+    )
     expected = simulate("scaffold", {}, federation, plan).run()
     assert world.digest(world.run(aggregator, trainers)) == world.digest(expected)
     stranger = trainer_class(other, copy(args), shards[1])

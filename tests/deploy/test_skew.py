@@ -19,7 +19,7 @@ from tests.data.test_skew import LABEL_NOISE, ROTATION, SKEWS, item, partitioned
 
 def study(folder: Path, digits: Dataset, of: Config) -> Workspace:
     """An experiment whose data and partition are there, and the files of its processes."""
-    place = Workspace.of(folder, {})
+    place = Workspace.from_environment(folder, {})
     digits.save(place.dataset("digits"))
     indices = place.partition("s", 3) / INDICES
     indices.parent.mkdir(parents=True)

@@ -69,7 +69,7 @@ def test_the_pair_ends_with_the_simulations_weights(recipe):
     simulated = simulate(
         recipe,
         {},
-        Federation.of(data.train, data.clients, data.test, **public),
+        Federation.from_indices(data.train, data.clients, data.test, **public),
         Plan(network(data), local, world.ROUNDS, 3, world.SEED, engine="sequential"),
     ).run()
     aggregator, trainers = pair(recipe, data)
@@ -100,7 +100,7 @@ def test_a_process_takes_the_network_from_its_shard(tmp_path, monkeypatch):
     shards.write(deployment.data_args.shard, data)
     policy.admit_own(deployment, next(shards.split(data)), Path())
     for rank in range(4):
-        process = launch.Process.of(rank, config)
+        process = launch.Process.from_config(rank, config)
         assert torch.equal(process.network.init(torch.Generator())[0][EMBEDDING], data.embedding)
     assert torch.equal(process.shard.parts["train"].x, data.train.x[data.clients[2]])
     path = Path(deployment.data_args.shard.format(rank=1))
@@ -111,4 +111,4 @@ def test_a_process_takes_the_network_from_its_shard(tmp_path, monkeypatch):
         shards.read(path, 1, 3)
     shards.write(deployment.data_args.shard, world.parts())
     with pytest.raises(UserError, match="model 'lstm' takes text only, and the data set is none"):
-        launch.Process.of(2, config)
+        launch.Process.from_config(2, config)

@@ -76,7 +76,7 @@ def one_step(absent: Absent, engine: str) -> Simulation:
     return simulate(
         "fedavg",
         {},
-        Federation.of(data, clients, data, absent=absent),
+        Federation.from_indices(data, clients, data, absent=absent),
         Plan(zero, local, 1, 3, 0, engine=engine),
     )
 
@@ -303,7 +303,10 @@ def test_pooled_data_belong_to_no_client() -> None:
     )
     ran = [
         simulate(
-            "centralised", {}, Federation.of(of.train, of.clients, of.test, absent=absent), plan
+            "centralised",
+            {},
+            Federation.from_indices(of.train, of.clients, of.test, absent=absent),
+            plan,
         ).run()
         for absent in (nobody, listed({(1, 0): {0}}))
     ]

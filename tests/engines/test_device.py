@@ -199,7 +199,9 @@ def refused(model: Model, components: tuple[Component, ...] = ()) -> str:
     with in_turn(), pytest.raises(UserError) as error:
         Simulation(
             Algorithm(components),
-            Federation.of(Samples(x, data.train.y), data.clients, Samples(x[:4], data.train.y[:4])),
+            Federation.from_indices(
+                Samples(x, data.train.y), data.clients, Samples(x[:4], data.train.y[:4])
+            ),
             Plan(model, LocalTraining(lr=0.1, epochs=1, batch_size=4), 1, 2, 0),
         ).run()
     return str(error.value)

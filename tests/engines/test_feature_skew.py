@@ -185,8 +185,8 @@ def looked(
     """(what a client sees, what lies there) in the passes of one job, batch by batch."""
     spy, training = Spy(), LocalTraining(lr=0.1, epochs=2, batch_size=4, augment=augment)
     plan = Plan(network(False), training, 1, 1, seed)
-    start = Start.of(Algorithm.compose([spy], SETTING), plan, of.train.x)
-    store = Clients(start, Federation.of(of.train, of.clients, of.test, public=of.public))
+    start = Start.from_plan(Algorithm.compose([spy], SETTING), plan, of.train.x)
+    store = Clients(start, Federation.from_indices(of.train, of.clients, of.test, public=of.public))
     owner = "" if job == "train" else "spy"
     Sequential(store).answer(Ask(job, (client,), start.params, owner=owner), round_)
     orders: dict[str, Any] = {
@@ -266,7 +266,9 @@ def test_augmentation_is_for_training_only() -> None:
 def test_samples_that_all_share_stay_clean() -> None:
     of = skewed("equal")
     sharing = Algorithm.compose([DataSharing()], SETTING)
-    found = Federation.of(of.train, of.clients, of.test, public=of.public).used_by(sharing)
+    found = Federation.from_indices(of.train, of.clients, of.test, public=of.public).used_by(
+        sharing
+    )
     joined = federation.Federation(found.train, list(found.clients.values()), of.test, of.public)
     seen, lies = looked(joined, 3)
     changed = torch.cat(seen["own"]).ne(torch.cat(lies["own"])).flatten(1)

@@ -26,7 +26,7 @@ def simulation(n_clients: int, recipe: str, engine: str) -> Simulation:
     draw = torch.Generator().manual_seed(0)
     train = Samples(torch.randn(2 * n_clients, 2, generator=draw), torch.arange(2 * n_clients) % 2)
     clients = Ragged(np.arange(2 * n_clients), np.arange(0, 2 * n_clients + 1, 2))
-    of = Federation.of(train, clients, Samples(train.x[:50], train.y[:50]))
+    of = Federation.from_indices(train, clients, Samples(train.x[:50], train.y[:50]))
     local = LocalTraining(epochs=1, batch_size=2, lr=0.1)
     plan = Plan(build("logistic_regression", (2,), 2), local, 4, COHORT, 0, engine=engine)
     return simulate(recipe, {}, of, plan)
@@ -49,7 +49,7 @@ def test_neither_start_nor_rounds_have_work_for_each_client(recipe: str, engine:
 
 def test_an_empty_client_is_named() -> None:
     train = Samples(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
-    of = Federation.of(train, [np.arange(2), np.arange(0), np.array([2])], train)
+    of = Federation.from_indices(train, [np.arange(2), np.arange(0), np.array([2])], train)
     local = LocalTraining(epochs=1, batch_size=2, lr=0.1)
     plan = Plan(build("logistic_regression", (2,), 2), local, 1, 2, 0)
     with pytest.raises(UserError, match="client 1 has no samples"):

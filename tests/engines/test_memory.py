@@ -30,7 +30,7 @@ def test_the_data_are_there_once(engine: str, n_clients: int) -> None:
     simulation = simulate(
         "scaffold+rfedavg_plus",
         {},
-        Federation.of(train, clients, test),
+        Federation.from_indices(train, clients, test),
         Plan(network, local, 2, 2, 0, engine=engine),
     )
     most = 0
@@ -59,13 +59,13 @@ def images(n):
     return torch.randint(256, (n, 3, 28, 28), dtype=torch.uint8), torch.arange(n) % 10
 
 torch.set_num_threads(1)
-data = Dataset.of("cifar", Raw(*images(50_000), *images(10_000), [str(c) for c in range(10)]), \
-"half")
+raw = Raw(*images(50_000), *images(10_000), [str(c) for c in range(10)])
+data = Dataset.from_raw("cifar", raw, "half")
 train = Samples(data.normalised("train"), data.train_y)
 test = Samples(data.normalised("test"), data.test_y)
 local = LocalTraining(lr=0.1, epochs=1, batch_size=32)
 plan = Plan(build("cnn", (3, 28, 28), 10), local, 1, 100, 0)
-of = Federation.of(train, np.array_split(np.arange(50_000), 500), test)
+of = Federation.from_indices(train, np.array_split(np.arange(50_000), 500), test)
 row = simulate("rfedavg_plus", {}, of, plan).run().rows[-1]
 assert row["test_accuracy"] >= 0, row
 most = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
@@ -113,7 +113,7 @@ train = Samples(torch.randn(1000, 784), torch.arange(1000) % 10)
 clients = list(np.random.default_rng(0).integers(0, 1000, (100_000, 8)))
 local = LocalTraining(lr=0.05, epochs=5, batch_size=4)
 plan = Plan(build("mlp", (784,), 10, {"hidden": 1256}), local, 8, 20, 0)
-of = Federation.of(train, clients, Samples(train.x[:100], train.y[:100]))
+of = Federation.from_indices(train, clients, Samples(train.x[:100], train.y[:100]))
 saves = Timed(Checkpoints(Path(sys.argv[1]) / "run.safetensors", ""))
 simulate("scaffold", {}, of, plan, [saves]).run()
 most = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]

@@ -32,7 +32,7 @@ def run(model: str, precision: str, engine: str, rounds: int = 4, workers: int =
     return simulate(
         "scaffold",
         {},
-        Federation.of(of.train, of.clients, of.test),
+        Federation.from_indices(of.train, of.clients, of.test),
         Plan(
             build("mlp" if model == "batch_norm" else model, (1, 6, 6), 3, MODELS[model]),
             LocalTraining(lr=0.1, epochs=3, batch_size=4, precision=precision),

@@ -117,7 +117,9 @@ def test_a_study_is_shown_escaped(
 
 
 def test_an_error_has_one_printable_line_for_each_mistake() -> None:
-    error = UserError.of([Mistake(HOSTILE), Mistake("b", ("k\n",), HOSTILE, HOSTILE, "", HOSTILE)])
+    error = UserError.from_mistakes(
+        [Mistake(HOSTILE), Mistake("b", ("k\n",), HOSTILE, HOSTILE, "", HOSTILE)]
+    )
     assert len(str(error).split("\n")) == 2
     assert str(error).replace("\n", "").isprintable()
 

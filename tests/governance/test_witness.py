@@ -151,7 +151,7 @@ def test_the_policy_that_is_noted_is_the_one_that_decided(
     process = SimpleNamespace(
         rank=1, folder=tmp_path, agreed=agreed._replace(deployment=deployment)
     )
-    log = Witness.of(process).log.path
+    log = Witness.from_process(process).log.path
     (start,) = (one.body for one in audit.chained(log, Lines(log).read()))
     assert start["policy"] == decided
 
@@ -194,7 +194,7 @@ def test_an_exchange_is_answered_a_few_times_only(
     log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
     terms = world.terms("scaffold", {}, batch_norm=True)
     down = wire.row_of(ServerRun(terms, world.shards_of()[0]).down, 0)
-    task, table = wire.Task.of(down), wire.table_of(wire.tensors(down))
+    task, table = wire.Task.from_down(down), wire.table_of(wire.tensors(down))
     silo = world.silos_of(terms)[0]
     trainer = SimpleNamespace(
         silo=silo,
@@ -252,10 +252,12 @@ def test_the_end_of_a_run_is_believed_after_the_silo_s_last_round(
     with pytest.raises(wire.RefusedError, match=f"its last one is round {last}"):
         mine.admit(over, {})
     with pytest.raises(wire.RefusedError, match="has none like it"):
-        mine.admit(wire.Task.of(question(last)).model_copy(update={"round": rounds + 1}), table)
+        mine.admit(
+            wire.Task.from_down(question(last)).model_copy(update={"round": rounds + 1}), table
+        )
     assert not admits(mine), "what the study does not have counts for nothing"
     for t in (1, last):
-        mine.admit(wire.Task.of(question(t)), table)
+        mine.admit(wire.Task.from_down(question(t)), table)
         assert admits(mine) == (t == last)
         trainer.answered = lambda _: wire.up(0, 0, {})
         with pytest.raises(wire.RefusedError, match="the answer and the study differ"):
@@ -313,7 +315,7 @@ def test_sums_are_counted_by_themselves(place: Place, tmp_path: Path, kits: Path
         ServerRun(world.terms("scaffold", {}, batch_norm=True), world.shards_of()[0]).down, 0
     )
     with pytest.raises(wire.RefusedError, match="max_answers = 3: exchange 0 was answered 3 times"):
-        mine.admit(wire.Task.of(down), wire.table_of(wire.tensors(down)))
+        mine.admit(wire.Task.from_down(down), wire.table_of(wire.tensors(down)))
 
 
 @pytest.mark.parametrize("least", [0, 2])
@@ -343,7 +345,7 @@ def test_a_guard_asks_study_and_memory(place: Place, tmp_path: Path, kits: Path)
     mine = guard(place, audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1)))
     terms = world.terms("scaffold", {}, batch_norm=True)
     down = wire.row_of(ServerRun(terms, world.shards_of()[0]).down, 0)
-    task, table = wire.Task.of(down), wire.table_of(wire.tensors(down))
+    task, table = wire.Task.from_down(down), wire.table_of(wire.tensors(down))
     mine.admit(task, table)
     for change, words in (
         ({"counted": 10**6}, "counts an answer to exchange 1000000"),
@@ -371,7 +373,7 @@ def test_a_policy_that_expires_during_a_run_allows_no_more(
             wire.RefusedError, match=rf"policy\.yaml: expires = {last}; today is "
         )
         with words if refuses else nullcontext():
-            mine.admit(wire.Task.of(down), wire.table_of(wire.tensors(down)))
+            mine.admit(wire.Task.from_down(down), wire.table_of(wire.tensors(down)))
 
 
 def test_a_guard_knows_a_method_s_job_by_its_owner_only(
@@ -385,7 +387,7 @@ def test_a_guard_knows_a_method_s_job_by_its_owner_only(
         zeros = tree_map(torch.zeros_like, server.schema)
         server.feed(dict.fromkeys(server.down.ask.to, zeros | {"n": torch.tensor(1)}))
     down = wire.row_of(server.down, 0)
-    task, table = wire.Task.of(down), wire.table_of(wire.tensors(down))
+    task, table = wire.Task.from_down(down), wire.table_of(wire.tensors(down))
     mine.admit(task, table)
     with pytest.raises(wire.RefusedError, match=r"job '\.rfedavg_plus\.map'; the study has only"):
         mine.admit(task.model_copy(update={"owner": "", "job": "rfedavg_plus.map"}), table)

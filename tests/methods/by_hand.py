@@ -249,7 +249,7 @@ def federation(
     none is given."""
     train = samples(X if x is None else x, Y if y is None else y)
     public = samples(PUBLIC_X, PUBLIC_Y)
-    return Federation.of(train, list(clients), test or public, public=public)
+    return Federation.from_indices(train, list(clients), test or public, public=public)
 
 
 def run(

@@ -110,7 +110,7 @@ def direction(moved: Any) -> Any:
 
 def test_a_client_that_is_absent_is_no_part_of_the_solution(engine: str) -> None:
     of = hand.federation()
-    of = Federation.of(
+    of = Federation.from_indices(
         of.train,
         list(hand.CLIENTS),
         of.test,
@@ -161,7 +161,7 @@ def solved(
         engine=engine,
     )
     given = {"fed3r": {"lam": ALPHA, **options}}
-    return simulate("fed3r", given, Federation.of(data, parts, data), plan).run().params
+    return simulate("fed3r", given, Federation.from_indices(data, parts, data), plan).run().params
 
 
 def scikit_learn(penalise_bias: bool) -> tuple[Any, Any]:
@@ -213,7 +213,9 @@ def test_a_classifier_without_a_bias_gets_none(engine: str) -> None:
     parts = [np.arange(k, len(data.y), 3) for k in range(3)]
     given = {"fed3r": {"lam": ALPHA, **PLAIN}}
     (weight,) = (
-        simulate("fed3r", given, Federation.of(data, parts, data), plan).run().params.values()
+        simulate("fed3r", given, Federation.from_indices(data, parts, data), plan)
+        .run()
+        .params.values()
     )
     wanted = Ridge(alpha=ALPHA, fit_intercept=False).fit(data.x.numpy(), np.eye(10)[data.y.numpy()])
     np.testing.assert_allclose(weight, wanted.coef_, rtol=0, atol=1e-9)

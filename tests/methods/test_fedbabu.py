@@ -106,7 +106,7 @@ def test_a_model_without_a_body_is_refused() -> None:
         simulate(
             "fedbabu",
             {},
-            Federation.of(data, list(hand.CLIENTS), data),
+            Federation.from_indices(data, list(hand.CLIENTS), data),
             Plan(
                 logistic_regression((2,), 2), LocalTraining(lr=0.1, epochs=1, batch_size=2), 1, 3, 0
             ),

@@ -105,7 +105,7 @@ def simulation(
     return simulate(
         recipe,
         settings or {},
-        Federation.of(
+        Federation.from_indices(
             hand.samples(X, Y),
             CLIENTS,
             hand.samples(X, Y),

@@ -249,7 +249,7 @@ def test_a_whole_run_in_float32_stays_where_its_clients_cancel(engine: str) -> N
 
     data = hand.samples(x, np.array([0, 1]))
     data = data._replace(x=data.x.float())
-    of = Federation.of(data, [np.array([0]), np.array([1])], data)
+    of = Federation.from_indices(data, [np.array([0]), np.array([1])], data)
     network = Single(net.name, net.blocks, net.head, given=start)
     options: dict[str, Any] = {"rounds": 3, "cohort": 2, "lr": 0.3, "epochs": 1}
     out = hand.run("fednnnn", engine=engine, of=of, network=network, **options).outcome

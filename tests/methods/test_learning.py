@@ -77,7 +77,7 @@ def test_it_learns_digits(recipe: str, digits: tuple[Samples, list[Any], Samples
         held = [torch.isin(test.y, train.y[positions]) for positions in clients]
         return [Samples(test.x[mine], test.y[mine]) for mine in held]
 
-    federation = Federation.of(train, clients, test, public=public, tests=tests)
+    federation = Federation.from_indices(train, clients, test, public=public, tests=tests)
     rows = simulate(recipe, settings, federation, plan).run().rows
     assert rows[-1]["test_accuracy"] > 0.75
     assert rows[-1]["test_loss"] < rows[0]["test_loss"]

@@ -43,7 +43,7 @@ def run(
     return simulate(
         recipe,
         settings,
-        Federation.of(
+        Federation.from_indices(
             images(12, dtype),
             [np.arange(4), np.arange(4, 12)],
             images(10, dtype),

@@ -163,7 +163,9 @@ def simulation(
     return simulate(
         recipe,
         options or {},
-        Federation.of(train, clients, texts(10, 6), validation=texts(5, 7), public=texts(9, 8)),
+        Federation.from_indices(
+            train, clients, texts(10, 6), validation=texts(5, 7), public=texts(9, 8)
+        ),
         Plan(
             tiny(),
             LocalTraining(lr=0.5, epochs=1, batch_size=4),

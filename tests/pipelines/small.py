@@ -43,7 +43,7 @@ def environment() -> dict[str, str]:
 
 def run_stages(folder: Path, names: Sequence[str]) -> None:
     """Runs stages of the experiment in `folder`, in this process."""
-    place = Workspace.of(folder, {})
+    place = Workspace.from_environment(folder, {})
     for name in names:
         importlib.import_module(f"fedml_noniid.pipelines.stages.{name}").run(place)
 

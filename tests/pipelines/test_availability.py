@@ -127,7 +127,7 @@ def test_what_a_change_makes_out_of_date(
 def missing(settings: config.Config, scenario: str) -> list[set[int]]:
     """Who was missing from each round of a training on made data."""
     x, y = torch.arange(36.0).reshape(12, 3) % 7, torch.arange(12) % 2
-    data = Dataset.of("made", Raw(x, y, x, y, ("a", "b")))
+    data = Dataset.from_raw("made", Raw(x, y, x, y, ("a", "b")))
     none = np.empty(0, dtype=np.int64)
     indices = Indices(np.split(np.arange(12), 4), none, none, [none] * 4)
     item = Item(settings, Unit(scenario, "fedavg", 0), data, indices, torch.device("cpu"))

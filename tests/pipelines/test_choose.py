@@ -418,7 +418,7 @@ def chosen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Decision]:
     """A small decision that was interrupted in its second rung, and went on."""
     root = tmp_path_factory.mktemp("chosen")
     (root / config.FILE).write_text(yaml.safe_dump(CONTENT))
-    place = Workspace.of(root, {})
+    place = Workspace.from_environment(root, {})
     prepare.run(place)
     real = tune.train
 
@@ -456,7 +456,7 @@ def test_nothing_is_trained_twice(chosen: tuple[Path, Decision]) -> None:
         for seed in CHOOSE["seeds"][: len(trial.losses)]
     }
     assert len(before) == len(trained) + len([decision.base, *decision.finalists]) * 3
-    again = stage.choose(Workspace.of(root, {}), config.load(root))
+    again = stage.choose(Workspace.from_environment(root, {}), config.load(root))
     assert items(root) == before and again == decision
     assert (root / "choose/rungs.csv").read_bytes() == table
     assert (root / config.FILE).exists() and not (root / "runs").exists()

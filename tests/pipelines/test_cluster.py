@@ -67,7 +67,7 @@ class Running(NamedTuple):
 
     def train(self, folder: Path) -> None:
         """Trains the items of the experiment in `folder`."""
-        train.run(Workspace.of(folder, {CLUSTER: self.named.address}))
+        train.run(Workspace.from_environment(folder, {CLUSTER: self.named.address}))
 
     def worker_processes(self) -> list[psutil.Process]:
         """The processes that train, which the workers' command has started."""
@@ -432,7 +432,7 @@ def test_a_lost_scheduler_ends_workers_and_run_in_one_line(
     )
     killer.start()
     with pytest.raises(UserError, match="has ended, or can't be reached any more; the same"):
-        train.run(Workspace.of(there, {CLUSTER: named.address}))
+        train.run(Workspace.from_environment(there, {CLUSTER: named.address}))
     killer.join()
     assert workers.wait(60) == 0
     for process in (scheduler, workers):

@@ -78,7 +78,7 @@ def test_a_partition_by_the_samples_is_not_checked_before_the_vectors_are_made(s
     assert old in params
     new = f"partition: '{nets.stem}:by_norm', clients: 4"
     (study / "params.yaml").write_text(params.replace(old, new))
-    place = Workspace.of(study, {})
+    place = Workspace.from_environment(study, {})
     fits.checked(place)
     run_stages(study, ("prepare", "partition"))
     nets.write_text(NETS + BY_NORM.replace("return ", "return [order[:1]] + "))
@@ -90,7 +90,7 @@ def test_a_partition_by_the_samples_is_not_checked_before_the_vectors_are_made(s
 
 def test_the_prepared_data_are_vectors_and_all_stages_take_them(study: Path) -> None:
     """As in Python, to the bit; what is checked before has their shape."""
-    place = Workspace.of(study, {})
+    place = Workspace.from_environment(study, {})
     settings, _ = fits.checked(place)
     assert settings.own_extras, "`noniid run` asks the stage plan each time"
     run_stages(study, ("prepare", "partition", "train", "evaluate", "report"))
@@ -113,7 +113,9 @@ def test_the_prepared_data_are_vectors_and_all_stages_take_them(study: Path) -> 
 def test_a_deployment_has_vectors_and_the_simulations_bits(study: Path) -> None:
     """Server and silos in one process here: FedML's processes are tested elsewhere."""
     run_stages(study, ("prepare", "partition"))
-    deployment, parts = deploy.prepared(Workspace.of(study, {}), deploy.planned(study))
+    deployment, parts = deploy.prepared(
+        Workspace.from_environment(study, {}), deploy.planned(study)
+    )
     assert parts.train.x.shape[1] == 6 and deployment.train_args.recipe == "fed3r"
     assert len(loopback.simulate(deployment, parts)) == 64
 
@@ -184,5 +186,5 @@ def test_mistakes_name_the_key_before_anything_runs(
     params = study / "params.yaml"
     params.write_text(params.read_text().replace(old, new))
     with pytest.raises(UserError, match=rf"^params\.yaml: {words}") as error:
-        fits.checked(Workspace.of(study, {}))
+        fits.checked(Workspace.from_environment(study, {}))
     assert len(str(error.value).splitlines()) == 1

@@ -212,7 +212,7 @@ def test_prepared_data_are_read_only_if_they_are_those_of_the_settings(
     monkeypatch.setattr(
         Dataset, "read", lambda path: read.append("prepared") or load("digits", tmp_path)
     )
-    place = Workspace.of(tmp_path, {})
+    place = Workspace.from_environment(tmp_path, {})
     fits.checked(place)
     (tmp_path / "params.yaml").write_text(
         PARAMS.replace("name: digits,", "name: digits, samples: 500,")

@@ -31,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace
     text = PARAMS.partition("deploy:")[0].replace("device: cpu", "device: auto")
     (tmp_path / "params.yaml").write_text(text)
     run_stages(tmp_path, ["prepare", "partition"])
-    yield Workspace.of(tmp_path, {})
+    yield Workspace.from_environment(tmp_path, {})
     device._gpus.cache_clear()
 
 

@@ -32,7 +32,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_evaluation_has_no_python_for_each_client(studies: list[Path]) -> None:
     found = []
     for folder in studies:
-        place = Workspace.of(folder, {})
+        place = Workspace.from_environment(folder, {})
         settings = config.load(folder)
         item = Item.load(place, settings, settings.units()[0])
         made = trained(item, item.simulation(), "none")
@@ -49,7 +49,7 @@ def test_evaluation_has_no_python_for_each_client(studies: list[Path]) -> None:
 
 def test_the_report_has_little_python_for_each_client(studies: list[Path]) -> None:
     """A line of each table of clients is read. Nothing is drawn or held for each."""
-    places = [Workspace.of(folder, {}) for folder in studies]
+    places = [Workspace.from_environment(folder, {}) for folder in studies]
     report.run(places[0])
     few, many = (calls(lambda place=place: report.run(place)) for place in places)
     assert many < few + 10 * (MANY - FEW)

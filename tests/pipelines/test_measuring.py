@@ -102,7 +102,9 @@ def rare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_evaluation_shows_a_constant_answer(rare: Path) -> None:
     """Against a pass of the model that is made here."""
     metrics = json.loads((rare / "evaluation" / KEY / "metrics.json").read_text())
-    item = Item.load(Workspace.of(rare, {}), config.load(rare), Unit("natural", "fedavg", 0))
+    item = Item.load(
+        Workspace.from_environment(rare, {}), config.load(rare), Unit("natural", "fedavg", 0)
+    )
     params, buffers = final_model(load_file(rare / "runs" / KEY / "model.safetensors"))
     predicted, y = evaluate(item.network, params, buffers, item.test).predictions, item.test.y
     share = np.bincount(y).max() / len(y)

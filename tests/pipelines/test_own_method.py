@@ -108,7 +108,7 @@ def test_it_trains_and_its_code_is_in_the_record(
     (file,) = study.glob("*/fedx.py")
     settings, run, edit = config.load(study), Simulation.run, list[tuple[Path, str]]()
     run_stages(study, ("prepare", "partition"))
-    item = Item.load(Workspace.of(study, {}), settings, settings.units()[1])
+    item = Item.load(Workspace.from_environment(study, {}), settings, settings.units()[1])
 
     def edited(simulation: Simulation) -> Outcome:
         for path, source in edit:

@@ -55,7 +55,9 @@ def made(
 def test_every_number_is_of_the_clients_own_models(made: tuple[str, Path]) -> None:
     """Against passes of each client's network, put together here from the file of the weights."""
     skew, folder = made
-    item = Item.load(Workspace.of(folder, {}), config.load(folder), Unit("skewed", "fedbn", 0))
+    item = Item.load(
+        Workspace.from_environment(folder, {}), config.load(folder), Unit("skewed", "fedbn", 0)
+    )
     tensors = load_file(folder / "runs/skewed-fedbn-0/model.safetensors")
     net = build("mlp", (1, 8, 8), 10, {"batch_norm": True, "hidden": 16})
     hits, n, own, worst = 0.0, 0, [], []
@@ -130,7 +132,9 @@ def test_a_common_model_after_a_drift_is_measured_on_the_labels_of_each_client(
 ) -> None:
     """Half of the clients swap 0 with 1, the others 2 with 3. The means are over the clients."""
     skew, folder = made
-    item = Item.load(Workspace.of(folder, {}), config.load(folder), Unit("skewed", "fedavg", 0))
+    item = Item.load(
+        Workspace.from_environment(folder, {}), config.load(folder), Unit("skewed", "fedavg", 0)
+    )
     params, buffers = final_model(load_file(folder / "runs/skewed-fedavg-0/model.safetensors"))
     net = build("mlp", (1, 8, 8), 10, {"batch_norm": True, "hidden": 16})
     said = evaluate(net, params, buffers, item.test).predictions
@@ -160,5 +164,5 @@ def test_tuning_on_the_validation_split_is_refused_before_it_trains(tmp_path: Pa
         UserError,
         match=r"params.yaml: recipes.fedbn: fedbn can't be chosen: each client has a model",
     ):
-        tune(Workspace.of(tmp_path, {}), config.load(tmp_path))
+        tune(Workspace.from_environment(tmp_path, {}), config.load(tmp_path))
     assert not (tmp_path / "runs").exists()

@@ -191,7 +191,7 @@ def test_the_last_plan_holds_until_something_changes(
     ).replace("device: cpu", "device: auto")
     (tmp_path / "params.yaml").write_text(mine)
     (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
-    place = Workspace.of(tmp_path, {})
+    place = Workspace.from_environment(tmp_path, {})
 
     def planned(imports: bool) -> dict[str, bytes]:
         """The files of the plan, which is made again if the stage `imports` torch."""

@@ -152,7 +152,7 @@ def test_commands_that_are_not_ours_are_started(place: Path, done: Stages) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "cmd_run", start)
         (place / "params.yaml").write_text(PARAMS.replace("lr: 0.1", "lr: 0.2"))
-        with repro._dvc(Workspace.of(place, {})) as repository:
+        with repro._dvc(Workspace.from_environment(place, {})) as repository:
             repository.reproduce("plan", force=True, single_item=True)
     assert started == ["plan"] and len(done.ran) == 3
 
@@ -262,7 +262,7 @@ def test_the_table_comes_before_mlflow(
         raise UserError("no store" if shown.exists() else "too early")
 
     monkeypatch.setattr(verbs, "bring_up_to_date", refused)
-    workspace = Workspace.of(place, {})
+    workspace = Workspace.from_environment(place, {})
     assert repro.repro(workspace, None, shown.write_text) == 2, "in a process of its own"
     assert capfd.readouterr().err == "error: no store\n" and "the table" in shown.read_text()
     with pytest.raises(UserError, match="no store"):  # here, as nothing was to do

@@ -253,7 +253,7 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_noise_and_augmentation_reach_the_training(noisy: Path, made: Path) -> None:
     """1 is 16 in raw values, and 16 / std after normalisation."""
-    item = Item.load(Workspace.of(noisy, {}), config.load(noisy), UNIT)
+    item = Item.load(Workspace.from_environment(noisy, {}), config.load(noisy), UNIT)
     clients = item.simulation().engine.clients
     assert clients.local.augment
     noise, scale = clients.train.noise, 16 / item.data.std[0]
@@ -271,7 +271,7 @@ def test_noise_and_augmentation_reach_the_training(noisy: Path, made: Path) -> N
 def test_the_noisy_test_by_an_independent_evaluation(noisy: Path) -> None:
     """Client 3's copy, with the noise added to the images between 0 and 1 before they are
     normalised."""
-    item = Item.load(Workspace.of(noisy, {}), config.load(noisy), UNIT)
+    item = Item.load(Workspace.from_environment(noisy, {}), config.load(noisy), UNIT)
     model = load_file(noisy / RUN / "model.safetensors")
     # One batch: the test set has 360 samples. Keyed by seed and client; step 0; the second of a
     # batch's keys.
@@ -314,7 +314,7 @@ def test_a_client_without_test_samples_has_an_empty_cell(workplace: Path, left: 
     path = workplace / PARTITION / INDICES
     indices = read_indices(path)
     parts = [part if k in left else part[:0] for k, part in enumerate(indices.test_clients)]
-    path.write_bytes(replace(indices, test_clients=Ragged.of(parts)).content)
+    path.write_bytes(replace(indices, test_clients=Ragged.from_lists(parts)).content)
     receipt = json.loads((path.parent / cache.RECEIPT).read_text())
     receipt["files"][path.name] = cache.sha256(path)
     (path.parent / cache.RECEIPT).write_text(json.dumps(receipt))
@@ -507,10 +507,10 @@ def test_plain_progress_is_a_line_per_item_with_the_time_left(
 
 def test_the_repository_is_the_one_that_dvc_names_if_this_is_its_copy(tmp_path: Path) -> None:
     copy = tmp_path / ".dvc" / "tmp" / "exps" / "tmp1"
-    place = Workspace.of(
+    place = Workspace.from_environment(
         copy, {"DVC_ROOT": str(tmp_path), "DVC_EXP_NAME": "slow-tuna", "MLFLOW_TRACKING_URI": ""}
     )
     assert (place.root, place.repository) == (copy, tmp_path)
     assert place.tags == {"dvc_experiment": "slow-tuna"} and place.tracking_uri is None
-    assert Workspace.of(copy, {"DVC_ROOT": "/elsewhere"}).repository == copy
-    assert Workspace.of(copy, {}).repository == copy
+    assert Workspace.from_environment(copy, {"DVC_ROOT": "/elsewhere"}).repository == copy
+    assert Workspace.from_environment(copy, {}).repository == copy

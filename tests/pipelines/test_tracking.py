@@ -488,7 +488,7 @@ def with_model(
     """An item with a linear model on 4 pixels, and the data set that normalises them."""
     x = torch.arange(24, dtype=torch.uint8).reshape(6, *SHAPE)
     y = torch.tensor([0, 1, 2, 0, 1, 2])
-    data = Dataset.of("toy", Raw(x, y, x.clone(), y.clone(), CLASSES), [0.5, 0.25])
+    data = Dataset.from_raw("toy", Raw(x, y, x.clone(), y.clone(), CLASSES), [0.5, 0.25])
     data.save(store.repository / "data" / "toy.safetensors")
     params = {"data.name": "toy", "train.model": "logistic_regression", "train.model_options": {}}
     item = finish(key, accuracy=accuracy, params=params)

@@ -318,7 +318,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tuning]:
     """The small experiment, tuned."""
     root = tmp_path_factory.mktemp("tuned")
     (root / config.FILE).write_text(PARAMS)
-    place = Workspace.of(root, {})
+    place = Workspace.from_environment(root, {})
     prepare.run(place)
     return root, tune(place, config.load(root))
 
@@ -363,21 +363,21 @@ def test_nothing_is_trained_twice(tuned: tuple[Path, Tuning]) -> None:
     before, text = items(root), (root / config.FILE).read_text()
     assert len(before) == sum(record.trials for record in records.values())
     shutil.rmtree(root / "tune")
-    assert tune(Workspace.of(root, {}), config.load(root)) == (records, notes)
+    assert tune(Workspace.from_environment(root, {}), config.load(root)) == (records, notes)
     assert items(root) == before and (root / config.FILE).read_text() == text
     (root / config.FILE).write_text(
         text.replace("trials: 2\n  seeds", "trials: 3\n  seeds").replace(
             "[0.001, 0.2]}, f", "[0.001, 0.05, 0.2]}, f"
         )
     )
-    tune(Workspace.of(root, {}), config.load(root))
+    tune(Workspace.from_environment(root, {}), config.load(root))
     assert before.items() <= items(root).items()
 
 
 def test_a_recipe_whose_trials_all_diverge_leaves_params_yaml_as_it_was(tmp_path: Path) -> None:
     text = PARAMS.replace("lr: [0.001, 0.2]", "lr: [1.0e+30, 1.0e+31]")
     (tmp_path / config.FILE).write_text(text)
-    place = Workspace.of(tmp_path, {})
+    place = Workspace.from_environment(tmp_path, {})
     prepare.run(place)
     with pytest.raises(UserError, match=r"params.yaml: tune: no value of fedavg, pull is left"):
         tune(place, config.load(tmp_path))

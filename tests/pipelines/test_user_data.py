@@ -817,6 +817,6 @@ def test_a_copy_of_dvc_reads_the_repository_s_files(tmp_path: Path) -> None:
     set_data(copied, f"{{{CSV}, root: mine, validation: 0.1, public: 1}}")
     (tmp_path / "mine").mkdir()
     table()(tmp_path / "mine")
-    prepare.run(Workspace.of(copied, {"DVC_ROOT": str(tmp_path)}))
+    prepare.run(Workspace.from_environment(copied, {"DVC_ROOT": str(tmp_path)}))
     assert Dataset.read(copied / "data" / "table.safetensors").classes == ("ill", "well")
     assert not (tmp_path / "data").exists()

@@ -87,7 +87,7 @@ def test_noise_belongs_to_secret_run_silo_question_answer_and_name(tmp_path):
     def of(
         file: int = 1, run: str = "run", terms: str = "terms", silo: int = 0, sigma: float = 1.0
     ) -> Noise:
-        return Noise.of(run_key(tmp_path / f"{file}", run, terms, silo), 2.0, sigma)
+        return Noise.from_key(run_key(tmp_path / f"{file}", run, terms, silo), 2.0, sigma)
 
     first = drawn(of(), of().digest(head, model), answer, "a")
     assert torch.equal(first, drawn(of(), of().digest(head, model), answer, "a"))
@@ -97,7 +97,7 @@ def test_noise_belongs_to_secret_run_silo_question_answer_and_name(tmp_path):
     renamed = {"params/v": model["params/w"]}
     for question in (*((one, model) for one in heads), (head, near), (head, renamed)):
         others.append(drawn(of(), of().digest(*question), answer, "a"))
-    unknown = (Noise.of(run_key(None, "run", "terms", 0), 2.0, 1.0) for _ in range(2))
+    unknown = (Noise.from_key(run_key(None, "run", "terms", 0), 2.0, 1.0) for _ in range(2))
     changed = of(run="another run"), of(terms="other terms"), of(silo=1), of(file=2)
     for key in (*changed, of(sigma=1.0 + 1e-15), replace(of(), clip=2.0), *unknown):
         others.append(drawn(key, key.digest(head, model), answer, "a"))
@@ -112,7 +112,7 @@ def test_two_scales_of_one_question_do_not_give_the_answer_back(tmp_path):
     answer = {"w": torch.full((n,), 1e-3, dtype=torch.float64)}
     ledger, found = Ledger.open(tmp_path / "1.ledger"), []
     for sigma in (s1, s2, s1, s2):
-        at = Noise.of(run_key(tmp_path / "1", "run", "terms", 0), 2.0, sigma)
+        at = Noise.from_key(run_key(tmp_path / "1", "run", "terms", 0), 2.0, sigma)
         asked = at.digest([4, 2, "train"], question)
         ledger.spend(Release(at.release(asked, answer), "silo", sigma / 2))
         found.append(at.protect(answer, asked, {}, ANYTHING)["w"])
@@ -146,7 +146,7 @@ def test_the_clip_is_that_of_all_tensors_together():
     assert all(torch.equal(within[name], leaf) for name, leaf in answer.items())
     zero = noise(sigma=0.0).protect({"a": torch.zeros(2)}, b"", {}, ANYTHING)
     assert zero["a"].tolist() == [0.0, 0.0]
-    assert Noise.of(KEY, 13.0, 1.0).clip == 6.5  # two answers are at most 13 apart
+    assert Noise.from_key(KEY, 13.0, 1.0).clip == 6.5  # two answers are at most 13 apart
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

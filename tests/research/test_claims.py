@@ -131,7 +131,9 @@ def note(root: Path) -> None:
 
 def page(root: Path) -> str:
     """The page, without running anything."""
-    return verbs.claims(Workspace.of(root, {}), by_hand.SIZE, running=False).read_text()
+    return verbs.claims(
+        Workspace.from_environment(root, {}), by_hand.SIZE, running=False
+    ).read_text()
 
 
 def shown(root: Path) -> str:
@@ -590,7 +592,7 @@ def test_seeds_are_run_until_all_claims_of_a_study_are_decided(
                 one(root, "near", recipe, seed, [0.1, value + 0.001 * (seed % 3) * (recipe != "a")])
 
     monkeypatch.setattr(running, "execute", execute)
-    verbs.claims(Workspace.of(root, {}), "small", name="c0")
+    verbs.claims(Workspace.from_environment(root, {}), "small", name="c0")
     assert ran == [5, 10]
     assert [found.look for found in verdicts(root)] == [0, 1]
 
@@ -807,7 +809,7 @@ def test_missing_runs_only_what_has_no_committed_numbers(
     ran: list[str] = []
     monkeypatch.setattr(verbs, "Committed", lambda _: Committed(tmp_path / "results"))
     monkeypatch.setattr(running, "execute", lambda place, of: ran.append(of.name))
-    place = Workspace.of(root, {})
+    place = Workspace.from_environment(root, {})
     verbs.claims(place, by_hand.SIZE, missing=True, name="c0")
     assert ran == wanted
     assert set(committed.declared(folder(root))) == ({"c0", "c1"} if wanted else set())
@@ -936,7 +938,7 @@ def test_a_claim_that_is_written_when_runs_are_known_says_so(
     late = {"less": ["b", "c"], "holds": {"above": 9.5}, "margin": 12, "unit": "points"}
     written(root, {}, late)
     monkeypatch.setattr(running, "execute", lambda *_: ends(root, "near", "c", B))
-    verbs.claims(Workspace.of(root, {}), by_hand.SIZE)
+    verbs.claims(Workspace.from_environment(root, {}), by_hand.SIZE)
     facts = committed.declared(folder(root))
     assert facts["c1"]["seen"] == ["a", "b"]
     if not is_committed:
@@ -1080,7 +1082,7 @@ def test_a_tuned_study_runs_with_the_best_trial_of_each_method(
     monkeypatch.setattr(running, "measured", measured)
     monkeypatch.setattr(Search, "_beyond", lambda *_: ())
     settings = checked(study.content, "claims.yaml")
-    found = running.tuned(Workspace.of(tmp_path, {}), study, settings)
+    found = running.tuned(Workspace.from_environment(tmp_path, {}), study, settings)
     assert found.content["recipes"]["fedavg"] == {"train": {"lr": 0.1}}
     assert found.content["recipes"]["fednnnn"] == {
         "fednnnn": {"beta": 0.5, "gamma": 0.8},
@@ -1099,7 +1101,7 @@ def test_a_tuned_study_runs_with_the_best_trial_of_each_method(
     assert "| fedavg | lr 0.1 | 2 | lr: the smallest |" in page_.details()
     scores["fedavg"].pop()
     with pytest.raises(UserError, match=r"claims.yaml: tune: no value of fedavg is left"):
-        running.tuned(Workspace.of(tmp_path, {}), study, settings)
+        running.tuned(Workspace.from_environment(tmp_path, {}), study, settings)
 
 
 @pytest.mark.parametrize("paper", PAPERS)

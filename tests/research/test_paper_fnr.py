@@ -229,7 +229,7 @@ def test_a_sample_in_noise(root: Path) -> None:
     measured = Measured(by_hand.PAPER, by_hand.SIZE, root)
     place = root / measured.studies["one"].data_folder / "digits.safetensors"
     for normalise in ("none", "channel"):
-        Dataset.of("digits", raw, normalise).save(place)
+        Dataset.from_raw("digits", raw, normalise).save(place)
         of = built(root, "noise-samples", spec)
         clean = [float(v["value"]) for v in rows(of) if v["noise"] == "0"]
         assert len(clean) == 4096 and set(clean) == {0.5}
@@ -262,7 +262,9 @@ def test_a_table_end_to_end(tmp_path: Path) -> None:
         "recipe_names": recipes,
     }
     params.write_text(yaml.safe_dump(content))
-    study.execute(Workspace.of(tmp_path, {}), of_paper("fnr", "smoke", tmp_path)["mixed"])
+    study.execute(
+        Workspace.from_environment(tmp_path, {}), of_paper("fnr", "smoke", tmp_path)["mixed"]
+    )
     of = of_targets("fnr", tmp_path)["fnr-tab4"]
     place = report.write("fnr", "smoke", tmp_path, {"fnr-tab4": of})
     cells = {(cell["row"], cell["column"]): cell for cell in table(place / "fnr-tab4.csv")}

@@ -204,7 +204,10 @@ def test_figure_1_has_the_features_of_what_was_trained(tmp_path: Path) -> None:
     smoke = content["studies"]["cifar-silo"]["smoke"]
     smoke |= {"recipe_names": ["fedavg", "rfedavg_plus"], "scenario_names": ["sim10"]}
     (folder / "params.yaml").write_text(json.dumps(content))  # JSON is YAML
-    study.execute(Workspace.of(tmp_path, {}), of_paper("rfedavg", "smoke", tmp_path)["cifar-silo"])
+    study.execute(
+        Workspace.from_environment(tmp_path, {}),
+        of_paper("rfedavg", "smoke", tmp_path)["cifar-silo"],
+    )
     target = of_targets("rfedavg", tmp_path)["rf-fig1"]
     place = write("rfedavg", "smoke", tmp_path, {"rf-fig1": target}, Path("report"))
     measured = Measured("rfedavg", "smoke", tmp_path)

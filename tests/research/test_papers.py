@@ -142,7 +142,7 @@ def test_a_row_has_other_settings_at_single_places() -> None:
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_table_and_figure_is_made_from_runs(paper: str, tmp_path: Path) -> None:
     """Size smoke, from digits to the report: nothing is missing, every figure is drawn."""
-    folder = verbs.run(Workspace.of(tmp_path, {}), paper, "smoke")
+    folder = verbs.run(Workspace.from_environment(tmp_path, {}), paper, "smoke")
     for target in of_targets(paper, tmp_path).values():
         text = (folder / f"{target.id}.md").read_text()
         assert "Not there yet" not in text, target.id

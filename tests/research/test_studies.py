@@ -217,7 +217,7 @@ def place(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work
     shutil.copytree(store.folder, folder)
     (folder / ".place").write_text(str(folder))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    return Workspace.of(tmp_path, {})
+    return Workspace.from_environment(tmp_path, {})
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def divided(
 
 def _of(indices: Ints, clients: Sequence[Ints]) -> Ragged:
     """The clients' entries of `indices` [n] in place of the positions there."""
-    positions = Ragged.of(clients)
+    positions = Ragged.from_lists(clients)
     return Ragged(indices[positions.flat], positions.offsets)
 
 

@@ -50,8 +50,8 @@ class _Part(NamedTuple):
     @property
     def inputs(self) -> dict[str, Array]:
         """Several inputs by name; empty if there is one x."""
-        found = self.arrays.items()
-        return {key.removeprefix(INPUT): x for key, x in found if key.startswith(INPUT)}
+        items = self.arrays.items()
+        return {key.removeprefix(INPUT): x for key, x in items if key.startswith(INPUT)}
 
     @property
     def n(self) -> int:
@@ -106,16 +106,16 @@ def of_named(given: Mapping[str, Any]) -> Raw:
 
 def _by_file(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Array]:
     """The arrays of one part by their names in files; of a dict of inputs, `x.name` each."""
-    found: dict[str, Array] = {}
+    by_name: dict[str, Array] = {}
     for key, name in names.items():
         value = given.get(key)
         if name == "x" and isinstance(value, Mapping):
-            found |= inputs_of(key, value)
+            by_name |= inputs_of(key, value)
         elif value is not None:
             array = to_array(key, value)
             is_text = array.dtype == object and all(isinstance(one, str) for one in array.flat)
-            found[name] = array.astype(str) if is_text else array
-    return found
+            by_name[name] = array.astype(str) if is_text else array
+    return by_name
 
 
 def inputs_of(key: str, given: Mapping[Any, Any]) -> dict[str, Array]:
@@ -131,10 +131,10 @@ def inputs_of(key: str, given: Mapping[Any, Any]) -> dict[str, Array]:
 def _encoded(ends: Tensor, layout: str, x: Any) -> Tensor:
     """New samples. UserError unless they are as those of training; `ends`: the least and the
     greatest values of these, [2, ...]."""
-    found, _ = _samples(_Part({"x": to_array("x", x)}, ""), layout)
-    found = _as_floats(found, ends)
-    _alike("train_x", ends, "x", found)
-    return found
+    encoded, _ = _samples(_Part({"x": to_array("x", x)}, ""), layout)
+    encoded = _as_floats(encoded, ends)
+    _alike("train_x", ends, "x", encoded)
+    return encoded
 
 
 def _encoded_inputs(inputs: Mapping[str, Input], scaled: Collection[str], x: Any) -> Tensor | None:
@@ -187,16 +187,16 @@ def _read(file: Path, allowed: Sequence[str]) -> _Part:
         try:
             # No objects, since they are pickled: unpickling a file can run any program.
             with np.load(stream, allow_pickle=False) as opened:
-                found = {key: np.asarray(opened[key]) for key in opened.files}
+                by_name = {key: np.asarray(opened[key]) for key in opened.files}
         except Exception:  # of any kind: parsers of NumPy and zipfile, on damaged files
             raise UserError(
                 f"{file}: can't be read as arrays (damaged, too large, with Python objects, or "
                 f"another kind of file); needed: {LAYOUT}"
             ) from None
-    for key in found:
+    for key in by_name:
         if not key.startswith(INPUT):
             known(f"{file}: array", key, allowed)
-    return _complete(_Part(found, f"{file}: "))
+    return _complete(_Part(by_name, f"{file}: "))
 
 
 def _complete(part: _Part) -> _Part:
@@ -312,7 +312,7 @@ def _labels(parts: Sequence[_Part]) -> tuple[list[str], list[Array]]:
     """The classes of y, and their labels; or the names of the targets, and the targets."""
     if any(_is_target(part.arrays["y"]) for part in parts):
         return _targets(parts)
-    found = _whole_or_text(parts, "y")
+    values = _whole_or_text(parts, "y")
     names, where = parts[0].arrays.get("classes"), parts[0].where("classes")
     order = None
     if names is not None:
@@ -320,16 +320,16 @@ def _labels(parts: Sequence[_Part]) -> tuple[list[str], list[Array]]:
             raise UserError(
                 f"{where} is {_kind(names)}; allowed: text [C], a name for each class of y"
             )
-        if found[0].dtype.kind != "U":
-            lowest, count = min(int(y.min()) for y in found), 1 + max(int(y.max()) for y in found)
+        if values[0].dtype.kind != "U":
+            lowest, count = min(int(y.min()) for y in values), 1 + max(int(y.max()) for y in values)
             if lowest < 0 or count > len(names):
                 raise UserError(
                     f"{where} is {_kind(names)}; allowed: text [{count}], a name for each class "
                     "of y, whole numbers from 0 up"
                 )
-            found = [names[y] for y in found]
+            values = [names[y] for y in values]
         order = names.tolist()
-    labels = [user_data.Labels.of(y) for y in found]
+    labels = [user_data.Labels.from_texts(y) for y in values]
     for part, one in zip(parts, labels, strict=True):
         empty = one.first(lambda text: not text.strip())
         if empty is not None:
@@ -344,25 +344,25 @@ def _owners(parts: Sequence[_Part]) -> list[Any] | None:
         return None
     if missing:
         raise UserError(f"{missing[0]} is missing; allowed: owners of both parts or of none")
-    found = _whole_or_text(parts, "client")
-    for part, client in zip(parts, found, strict=True):
+    owners = _whole_or_text(parts, "client")
+    for part, client in zip(parts, owners, strict=True):
         if client.dtype.kind == "U" and (blank := np.char.strip(client) == "").any():
             at = f"{part.where('client')}[{blank.argmax()}]"
             raise UserError(f"{at} is empty; every sample needs an owner")
-    return [one if one.dtype.kind in "iu" else user_data.Labels.of(one) for one in found]
+    return [one if one.dtype.kind in "iu" else user_data.Labels.from_texts(one) for one in owners]
 
 
 def _whole_or_text(parts: Sequence[_Part], key: str) -> list[Array]:
     """An array [n] of each part, whole numbers or text. UserError for other kinds, and for two."""
-    found = [part.arrays[key] for part in parts]
-    for part, array in zip(parts, found, strict=True):
+    columns = [part.arrays[key] for part in parts]
+    for part, array in zip(parts, columns, strict=True):
         n = part.n
         if array.dtype.kind not in "iuU" or array.shape != (n,):
             raise UserError(
                 f"{part.where(key)} is {_kind(array)}; allowed: whole numbers or text [{n}], one "
                 "for each of x"
             )
-    if len({array.dtype.kind == "U" for array in found}) == 2:
+    if len({array.dtype.kind == "U" for array in columns}) == 2:
         kinds = [f"{part.where(key)} is {_kind(part.arrays[key])}" for part in parts]
         raise UserError(f"{' and '.join(kinds)}; allowed: one kind")
-    return found
+    return columns

@@ -276,7 +276,7 @@ def texts_of(table: Table, column: str) -> Labels:
         i = int((number == names.index(None)).argmax())
         problem = f"is {shown(table.frame[column][i])} in row {i + 1}; allowed: text, numbers"
         raise ColumnError(table.name, column, problem)
-    texts = Labels.of([name for name in names if name is not None])
+    texts = Labels.from_texts([name for name in names if name is not None])
     return Labels(texts.texts, texts.number[number])
 
 

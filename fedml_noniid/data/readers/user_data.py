@@ -130,7 +130,7 @@ class Labels(NamedTuple):
     number: Ints  # [n], in `texts`
 
     @staticmethod
-    def of(labels: NDArray[Any] | Sequence[str]) -> Labels:
+    def from_texts(labels: NDArray[Any] | Sequence[str]) -> Labels:
         """Labels that are whole numbers in an array, or texts."""
         if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
             values, number = np.unique(labels, return_inverse=True)

@@ -96,7 +96,10 @@ def summed(
     which hears who is left out.
     """
     assert down.ask is not None, "there is something to do"
-    by, structure = Weighing.of(terms.algorithm, down.ask.job), announced(schema, terms.silos)
+    by, structure = (
+        Weighing.from_recipe(terms.algorithm, down.ask.job),
+        announced(schema, terms.silos),
+    )
     question_once = cache(partial(question_of, down))  # while the silos train
     checked = partial(_announced, coordinator, down, question_once, check)
     compare = partial(outliers.refused, wire.name(down.ask))

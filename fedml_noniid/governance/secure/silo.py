@@ -161,7 +161,7 @@ class SecureSilo:
 
     def _masked(self, made: _Made, client: int, request: masks.Request, there: Tensor) -> Params:
         """The masked vector; the same for the same request."""
-        by = Weighing.of(self._terms.algorithm, made.job)
+        by = Weighing.from_recipe(self._terms.algorithm, made.job)
         total, silos = sum(request.samples), len(request.clients)
         vector = vectors.packed(made.leaves, made.levels, by, total, there, silos)
         masks.mask(vector, made.key, client, request)

@@ -117,7 +117,7 @@ def unit(by: Weighing, key: str, level_: int, n: float, total: float, silos: int
     level, by a silo with `n` of the `total` samples of `silos` silos."""
     omega, of = (1.0, float(silos)) if by.ones(key) else (n, total)
     weights = torch.tensor([omega / 2.0 ** (STEP * level_)], dtype=torch.float64)
-    return Weights.of(weights, torch.float64, False, of).factors.item()
+    return Weights.from_numbers(weights, torch.float64, False, of).factors.item()
 
 
 def added(leaves: Params) -> Params:

@@ -57,7 +57,7 @@ def test_the_sum_of_vectors_is_that_of_replies(
     replies = [drawn(k, dtype) for k in range(4)]
     replies[1]["deltas"]["b"] *= 1e5
     replies[2]["upload"]["scaffold"]["dc"]["w"] *= 1e9
-    by, whole = Weighing.of(algorithm, job), stack(replies)
+    by, whole = Weighing.from_recipe(algorithm, job), stack(replies)
     flat = [flatten(reply) for reply in replies]
     own = [vectors.levels(leaves) for leaves in flat]
     there = vectors.together(torch.stack(own))
