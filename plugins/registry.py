@@ -133,15 +133,15 @@ Settings = Mapping[str, Mapping[str, object]]  # method -> hyper-parameter -> va
 
 def method(name: str) -> type[Component]:
     """The class of a method, by its name or by a dotted path. UserError."""
-    found = METHODS.get(name) or foreign.find(name, METHODS)
-    if found is None:
+    component = METHODS.get(name) or foreign.find(name, METHODS)
+    if component is None:
         known = ["fedavg", *sorted(names())]
         raise UserError(
             f"method {name!r} is unknown",
             allowed=f"{', '.join(known)}, or {foreign.A_CLASS}",
             meant=closest(name, known),
         )
-    return found
+    return component
 
 
 def names() -> tuple[str, ...]:
@@ -174,21 +174,22 @@ def parse(recipe: str) -> tuple[str, ...]:
 
     A dotted path gives the name of its class. RecipeError names an unknown method.
     """
-    found: list[str] = []
+    methods: list[str] = []
     for part in recipe.split("+"):
         name = part.strip()
         try:
-            found.append(method(name).name if is_path(name) else _known(name))
+            methods.append(method(name).name if is_path(name) else _known(name))
         except UserError as error:
             mistakes = [
-                replace(one, what=f"recipe {recipe!r}: {one.what}") for one in error.mistakes
+                replace(mistake, what=f"recipe {recipe!r}: {mistake.what}")
+                for mistake in error.mistakes
             ]
             raise RecipeError.from_mistakes(mistakes) from error.__cause__
-    if len(set(found)) < len(found):
+    if len(set(methods)) < len(methods):
         raise RecipeError(
             f"recipe {recipe!r} names a method twice; a recipe is a set, name each method once"
         )
-    return tuple(name for name in found if name != "fedavg")
+    return tuple(name for name in methods if name != "fedavg")
 
 
 def _known(name: str) -> str:

@@ -84,7 +84,7 @@ def of_paper(paper: str, root: Path) -> Answer | None:
 def line(answer: Answer, verdicts: Mapping[str, Verdict], runs: pd.DataFrame) -> Line:
     """The line of the table. `runs`: those of the paper."""
     use = " ".join(filter(None, (f"**{answer.use}**", answer.condition)))
-    costs = "<br>".join(_cost(one, runs) for one in answer.costs)
+    costs = "<br>".join(_cost(cost, runs) for cost in answer.costs)
     shown, caveat = (
         "<br>".join(filled(one, verdicts) for one in cell) for cell in (answer.shown, answer.caveat)
     )
@@ -122,9 +122,9 @@ def _number(of: re.Match[str], verdicts: Mapping[str, Verdict]) -> str:
         )
     elif part is None:
         part = one.weakest.part if one.weakest else ""
-    found = values[(values["part"] == part) | values["part"].str.endswith(f": {part}")]
-    measured = spread(by_seed(found).values())
-    if measured is None or found["part"].nunique() > 1:
+    rows = values[(values["part"] == part) | values["part"].str.endswith(f": {part}")]
+    measured = spread(by_seed(rows).values())
+    if measured is None or rows["part"].nunique() > 1:
         return NONE
     if form == "seeds":
         return str(measured.n)
@@ -150,9 +150,9 @@ def _cost(one: Cost, runs: pd.DataFrame) -> str:
     return f"{one.where}: time {seconds}, bytes {mib}"
 
 
-def _times(found: Spread | None, scale: float = 1, decimals: int = 2, unit: str = "") -> str:
-    assert found is not None, "the caller has values"
-    numbers = (found.mean, *(interval(found) or ()))
+def _times(times: Spread | None, scale: float = 1, decimals: int = 2, unit: str = "") -> str:
+    assert times is not None, "the caller has values"
+    numbers = (times.mean, *(interval(times) or ()))
     return _spanned([f"{scale * x:.{decimals}f}" for x in numbers], unit)
 
 

@@ -258,8 +258,8 @@ class Named:
 
     def seeds(self, look: int) -> list[int]:
         """The seeds up to a look, counted from 0."""
-        found: list[int] = self.study.content["seeds"][: self.looks[look]]
-        return found
+        chosen: list[int] = self.study.content["seeds"][: self.looks[look]]
+        return chosen
 
     def items(self, look: int) -> list[str]:
         """The names of the runs that it reads at a look, counted from 0."""
@@ -291,16 +291,16 @@ class Claims:
 
 def of_papers(size: str, root: Path) -> dict[str, Claims]:
     """The claims of every paper that has some. UserError for a bad file."""
-    found: dict[str, Claims] = {}
+    by_paper: dict[str, Claims] = {}
     owners: dict[str, Path] = {}
     for paper in PAPERS:
         if (folder_of(paper, root) / FILE).is_file():
-            found[paper] = claims = of_paper(paper, size, root)
+            by_paper[paper] = claims = of_paper(paper, size, root)
             for name in claims.every:
                 if name in owners:
                     raise UserError(f"{claims.path}: {name}: the ID is in {owners[name]} too")
                 owners[name] = claims.path
-    return found
+    return by_paper
 
 
 def of_paper(paper: str, size: str, root: Path) -> Claims:
@@ -336,7 +336,7 @@ def of_paper(paper: str, size: str, root: Path) -> Claims:
 def _studies(paper: str, size: str, path: Path, file: File) -> dict[str, Study]:
     """The studies of the file, which may be `like` one of the paper's params.yaml."""
     papers = read_yaml(path.parent / "params.yaml")["studies"]
-    found = {}
+    studies = {}
     for name in file.studies:
         if name in papers:
             raise UserError(f"study {name!r} is in params.yaml too; allowed: another name")
@@ -356,5 +356,5 @@ def _studies(paper: str, size: str, path: Path, file: File) -> dict[str, Study]:
                 value=[*study.looks],
                 allowed=f"ascending numbers of seeds from 2, the last {len(seeds)}: all of them",
             )
-        found[name] = replace(study, kind="claims")
-    return found
+        studies[name] = replace(study, kind="claims")
+    return studies

@@ -63,11 +63,11 @@ class Committed:
 
     def runs_of(self, named: Named) -> pd.DataFrame:
         """The runs of the claim."""
-        found = self._runs
-        found = found[(found["paper"] == named.paper) & (found["study"] == named.claim.study)]
+        runs = self._runs
+        runs = runs[(runs["paper"] == named.paper) & (runs["study"] == named.claim.study)]
         items = list(dict.fromkeys(named.items(len(named.looks) - 1)))
-        found = found.set_index("item", drop=False).reindex(items).dropna(how="all")[RUNS]
-        return found.reset_index(drop=True)
+        runs = runs.set_index("item", drop=False).reindex(items).dropna(how="all")[RUNS]
+        return runs.reset_index(drop=True)
 
     def values_of(self, named: Named) -> pd.DataFrame:
         """The claim's numbers, tested or shown beside."""
@@ -75,25 +75,25 @@ class Committed:
 
     def trials(self, studies: Iterable[tuple[str, str]]) -> pd.DataFrame:
         """The lines on tuning of (paper, study)."""
-        found, wanted = self._frame(FILES["trials"], TRIALS), set(studies)
-        return found[[pair in wanted for pair in zip(found["paper"], found["study"], strict=True)]]
+        frame, wanted = self._frame(FILES["trials"], TRIALS), set(studies)
+        return frame[[pair in wanted for pair in zip(frame["paper"], frame["study"], strict=True)]]
 
     def rounds(self, paper: str, studies: Iterable[str]) -> pd.DataFrame:
         """The runs of studies: study, item, accuracy of each round."""
-        found = self._frame(FILES["rounds"].format(paper), ["study", "item"])
-        return found[found["study"].isin(set(studies))]
+        frame = self._frame(FILES["rounds"].format(paper), ["study", "item"])
+        return frame[frame["study"].isin(set(studies))]
 
     def _frame(self, name: str, columns: Sequence[str]) -> pd.DataFrame:
         """A file as a table; an empty one without the file."""
         path = self.folder / name if self.folder else None
         if path is None or not path.is_file():
             return pd.DataFrame(columns=columns)
-        found = pd.DataFrame(table(path))
+        frame = pd.DataFrame(table(path))
         try:
             for column in set(columns) & set(NUMBERS):
-                found[column] = found[column].replace("", "nan").astype(float)
-            found[columns]  # a KeyError names missing columns
-            return found.astype({"seed": int}) if "seed" in columns else found
+                frame[column] = frame[column].replace("", "nan").astype(float)
+            frame[columns]  # a KeyError names missing columns
+            return frame.astype({"seed": int}) if "seed" in columns else frame
         except (KeyError, ValueError) as error:
             raise UserError(
                 f"{path}: can't be read ({error}); `python -m research claims --write` makes it"
@@ -117,12 +117,12 @@ def declare(
     """
     noted = dict(declared(folder))
     new: dict[str, dict[str, Any]] = {}
-    for one in claims:
-        if one.id not in noted:
-            known = {item.rsplit("-", 1)[0] for item in {*ended} & {*one.items(-1)}}
-            seen = [recipe for of, recipe in one.claim.cells if f"{of}-{recipe}" in known]
-            new[one.id] = {"sha256": one.sha256, "commit": commits[one.paper]}
-            new[one.id] |= {"seen": sorted({*seen})} if seen else {}
+    for claim in claims:
+        if claim.id not in noted:
+            known = {item.rsplit("-", 1)[0] for item in {*ended} & {*claim.items(-1)}}
+            seen = [recipe for of, recipe in claim.claim.cells if f"{of}-{recipe}" in known]
+            new[claim.id] = {"sha256": claim.sha256, "commit": commits[claim.paper]}
+            new[claim.id] |= {"seen": sorted({*seen})} if seen else {}
     if new:
         write_whole(folder / DECLARED, json.dumps(noted | new, indent=2, sort_keys=True) + "\n")
 

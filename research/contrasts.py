@@ -66,16 +66,16 @@ def evaluate(one: Contrast, measured: Measured) -> pd.DataFrame:
     out."""
     by_place: list[dict[int, tuple[float, ItemResult]]] = []
     for _, at in one.places:
-        found = {}
+        per_seed = {}
         for run in measured.group(at).runs:
             is_same = one.kind == "same"
             value = 0.0 if is_same else statistic(one.statistic, run, measured, at["study"])
             if value is not None:
-                found[run.seed] = (one.scale * value, run)
-        by_place.append(found)
+                per_seed[run.seed] = (one.scale * value, run)
+        by_place.append(per_seed)
     lines: list[tuple[object, ...]] = []
     for seed in sorted(set.intersection(*map(set, by_place))):
-        values, runs = zip(*(found[seed] for found in by_place), strict=True)
+        values, runs = zip(*(per_seed[seed] for per_seed in by_place), strict=True)
         number = one.number(values, runs)
         if math.isfinite(number):
             lines += [
@@ -145,17 +145,17 @@ def statistic(name: str, run: ItemResult, measured: Measured, study: str) -> flo
             return of(run, measured, study, *matched.groups())
     if ":" in name:
         raise UserError(f"statistic {name!r} is unknown; allowed: {ALLOWED}")
-    found = run.evaluation.get(name, next(reversed(run.column(name)), None))
-    if found is not None and not isinstance(found, int | float):
+    number = run.evaluation.get(name, next(reversed(run.column(name)), None))
+    if number is not None and not isinstance(number, int | float):
         raise UserError(f"statistic {name!r} is no number; allowed: {ALLOWED}")
-    return float(found) if found is not None and math.isfinite(found) else None
+    return float(number) if number is not None and math.isfinite(number) else None
 
 
 def _accuracy(run: ItemResult, measured: Measured, study: str, which: str, n: str) -> float:
-    found = run.column("test_accuracy")
+    accuracy = run.column("test_accuracy")
     if which == "best":
-        return max(found)
-    return statistics.fmean(found[-int(n) :]) if n else found[-1]
+        return max(accuracy)
+    return statistics.fmean(accuracy[-int(n) :]) if n else accuracy[-1]
 
 
 def _time(run: ItemResult, measured: Measured, study: str, which: str) -> float | None:
@@ -180,10 +180,10 @@ def _mean(run: ItemResult, measured: Measured, study: str, n: str, column: str) 
 def _recorded(
     run: ItemResult, measured: Measured, study: str, key: str, client: str
 ) -> float | None:
-    found = measured.recorded(run, study).get(key)
-    if found is None or found.shape[-1] <= int(client):
+    tensor = measured.recorded(run, study).get(key)
+    if tensor is None or tensor.shape[-1] <= int(client):
         return None
-    return float(found[..., int(client)].double().mean())
+    return float(tensor[..., int(client)].double().mean())
 
 
 def _n_over_e(run: ItemResult, measured: Measured, study: str) -> float | None:

@@ -32,7 +32,7 @@ def what_ran(
         for name in dict.fromkeys(getattr(run, kind) for run in runs):
             of = [run for run in runs if getattr(run, kind) == name]
             methods = of[0].composition.split("+")
-            sections = ["scenario."] if kind == "scenario" else [f"{one}." for one in methods]
+            sections = ["scenario."] if kind == "scenario" else [f"{method}." for method in methods]
             variant = "" if name in (of[0].scenario, of[0].composition) else of[0].composition
             own = ", ".join(filter(None, [variant, _settings(of, *sections)]))
             parts.append(f"{title} {name} ({own})" if own else f"{title} {name}")
@@ -53,7 +53,7 @@ def what_ran(
 
 def _settings(runs: Sequence[ItemResult], *sections: str) -> str:
     """`lr 0.1, augment True`, without defaults."""
-    found = {}
+    settings = {}
     for key in dict.fromkeys(key for run in runs for key in run.params if key.startswith(sections)):
         values = {run.key: run.params.get(key) for run in runs}
         section, _, name = key.partition(".")
@@ -64,8 +64,8 @@ def _settings(runs: Sequence[ItemResult], *sections: str) -> str:
         shown = {run: "" if value in silent else str(value) for run, value in values.items()}
         if key not in SILENT and any(shown.values()):
             name = key.removeprefix(sections[0]) if len(sections) == 1 else key
-            found[name] = _by_run(shown)
-    return ", ".join(f"{name} {value}" for name, value in found.items())
+            settings[name] = _by_run(shown)
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def _by_run(texts: Mapping[str, str]) -> str:

@@ -30,30 +30,30 @@ THICK, THIN = 2.8, 0.9
 HOLLOW: dict[str, Any] = {"marker": "o", "markersize": 7, "markerfacecolor": "none"}
 
 
-def in_words(one: Verdict, found: Sequence[Verdict]) -> str:
+def in_words(one: Verdict, verdicts: Sequence[Verdict]) -> str:
     """What a claim tests. A claim that is tested `as ID, tuned` has that claim's words before; one
     that may end early has fresh seeds."""
-    tests = {f"as {other.named.id}": other.claim.tests for other in found}
+    tests = {f"as {other.named.id}": other.claim.tests for other in verdicts}
     head, _, rest = one.claim.tests.partition(",")
     words = f"{tests[head]}; here{rest}" if head in tests else one.claim.tests
     return f"{words}; fresh seeds" if len(one.named.looks) > 1 else words
 
 
-def drawn(found: Sequence[Verdict], title: str) -> bytes | None:
+def drawn(verdicts: Sequence[Verdict], title: str) -> bytes | None:
     """A line for each claim in points: the weakest number, its interval, its bound with an arrow to
     the claimed side.
 
     None if none has run.
     """
     shown = [
-        one
-        for one in reversed(found)
-        if one.claim.unit == POINTS and one.weakest and one.weakest.interval
+        verdict
+        for verdict in reversed(verdicts)
+        if verdict.claim.unit == POINTS and verdict.weakest and verdict.weakest.interval
     ]
     if not shown:
         return None
     # A number keeps its sign.
-    words = [textwrap.fill(in_words(one, found).replace(" %", "\xa0%"), WORDS) for one in shown]
+    words = [textwrap.fill(in_words(one, verdicts).replace(" %", "\xa0%"), WORDS) for one in shown]
     heights = [LINE * max(2, 1 + text.count("\n")) + GAP for text in words]
     figure = Figure(figsize=(8.4, sum(heights) + 1.2), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)

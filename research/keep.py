@@ -86,31 +86,31 @@ def of_experiment(name: str, root: Path, more: Sequence[str] = ()) -> dict[str, 
     """
     settings = config.load(root)
     planned = [unit.key for unit in settings.units()]
-    found = [run for run in results.read(root) if run.key in planned]
-    for run in found:
+    runs = [run for run in results.read(root) if run.key in planned]
+    for run in runs:
         if settings.params(config.Unit(run.scenario, run.recipe, run.seed)) != run.params:
             raise UserError(f"{run.key}: has other settings than params.yaml now; run it again")
     used: dict[Address, Group] = {}
-    for run in found:
+    for run in runs:
         place = Address(settings.experiment, run.scenario, run.recipe)
         used[place] = Group((*used.get(place, Group((), ())).runs, run), ())
     words = " ".join([name, *(["--columns", *more] if more else [])])
     files = _files(name, used, {}, ("test_accuracy", *more), "noniid run", words)
-    parts = [f"# {name}", f"{settings.experiment}: {what_ran(found, planned, ())}."]
+    parts = [f"# {name}", f"{settings.experiment}: {what_ran(runs, planned, ())}."]
     summed = [
-        summary.scenario(one, found, settings.recipe_names, settings.seeds)
-        for one in settings.scenario_names
+        summary.scenario(scenario_name, runs, settings.recipe_names, settings.seeds)
+        for scenario_name in settings.scenario_names
     ]
     scenarios = [scenario for scenario in summed if scenario is not None]
     values = chosen.chosen(settings)
     for scenario in scenarios:
         section = report.section(scenario)
         parts += [f"## {scenario.name}", *section["warnings"], " ".join(section["answer"])]
-        compared = sum(one.compared for one in scenario.methods)
+        compared = sum(method.compared for method in scenario.methods)
         parts += pages.sentences("chosen.md.j2", "caution", values, compared)
         parts.append(render("scenario.md.j2", {"section": section}).strip())
-    if any(one.tuned for one in values):
-        unequal = chosen.unequal(found)
+    if any(value.tuned for value in values):
+        unequal = chosen.unequal(runs)
         given = ("sentences", values, settings.scenario_names, unequal)
         parts += ["## The values of each method", *pages.sentences("chosen.md.j2", *given)]
         parts.append(markdown(chosen.table(values)))
@@ -225,9 +225,9 @@ def _is_shown(runs: Sequence[ItemResult], tag: str) -> bool:
 
 def _values(runs: Sequence[ItemResult], tag: str) -> str:
     """The value of a tag. If the runs differ: each value with its number of runs."""
-    found = [run.tags.get(tag, "not recorded") for run in runs]
-    values = list(dict.fromkeys(found))
-    counts = {value: found.count(value) for value in values}
+    recorded = [run.tags.get(tag, "not recorded") for run in runs]
+    values = list(dict.fromkeys(recorded))
+    counts = {value: recorded.count(value) for value in values}
     counted = (f"{value} ({n} run{'s' if n > 1 else ''})" for value, n in counts.items())
     return values[0] if len(values) == 1 else ", ".join(counted)
 

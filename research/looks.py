@@ -35,7 +35,7 @@ def levels(fractions: tuple[float, ...], level: float) -> tuple[float, ...]:
 
     `fractions`: of all seeds, ascending, up to 1.
     """
-    found: list[float] = []
+    levels_: list[float] = []
     inside: tuple[Floats, Floats] | None = None  # sums where the test goes on, their masses
     before = 0.0
     for t in fractions:
@@ -44,11 +44,11 @@ def levels(fractions: tuple[float, ...], level: float) -> tuple[float, ...]:
             bound = -ndtri(crossing / 2) * math.sqrt(t)
         else:
             bound = _bound(*inside, t - before, spent(level, t) - spent(level, before))
-        found.append(float(2 * ndtr(-bound / math.sqrt(t))))
+        levels_.append(float(2 * ndtr(-bound / math.sqrt(t))))
         if t < 1:
             inside = _within(bound, t - before, inside)
         before = t
-    return tuple(found)
+    return tuple(levels_)
 
 
 def spent(level: float, fraction: float) -> float:

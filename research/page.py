@@ -90,11 +90,11 @@ class Page:
     @property
     def shown(self) -> list[Verdict]:
         """The verdicts on the claims that were not withdrawn."""
-        return [one for one in self.verdicts if not one.claim.withdrawn]
+        return [verdict for verdict in self.verdicts if not verdict.claim.withdrawn]
 
     def of(self, paper: str) -> list[Verdict]:
         """The verdicts of a paper."""
-        return [one for one in self.verdicts if one.named.paper == paper]
+        return [verdict for verdict in self.verdicts if verdict.named.paper == paper]
 
     def _studies(self, is_committed: bool) -> list[tuple[str, str]]:
         """(paper, study) of the claims with committed numbers, or of the others."""
@@ -122,14 +122,14 @@ class Page:
             return self.committed.studies.get(f"{paper} {study}", "")
         measured, plan = self.measured[paper], self.claims[paper].studies[study]
         tuned = self.trials[(self.trials["paper"] == paper) & (self.trials["study"] == study)]
-        found = ""
+        sentence = ""
         if len(tuned):
             best = tuned[tuned["chosen"] == "yes"]
             each = "; ".join(f"{one.recipe} {one.values}" for one in best.itertuples())
             least = min(tuned["recipe"].value_counts())
-            found = f"tuned on the validation split, {least} trials for each method: {each}. "
+            sentence = f"tuned on the validation split, {least} trials for each method: {each}. "
         diverged = measured.diverged_items(study)
-        return f"{found}{plan.what}: {what_ran(measured.of_study(study), plan.items, diverged)}"
+        return f"{sentence}{plan.what}: {what_ran(measured.of_study(study), plan.items, diverged)}"
 
     def files(self) -> dict[str, bytes]:
         """The page and all that lies beside it."""
@@ -150,7 +150,7 @@ class Page:
         facts = {id_: {**self.facts[id_], "test": tests[id_]} for id_ in tests if id_ in self.facts}
         record_ = {"claims": facts, "studies": self.what_ran}
         runs = self.runs.drop_duplicates(["paper", *OF_A_RUN])
-        found = {
+        written = {
             PAGE: text.encode(),
             DETAILS: html.encode(),
             **pictures,
@@ -160,11 +160,11 @@ class Page:
             files.FILES["runs"]: _csv(runs.drop(columns="claim")),
         }
         if len(self.trials):
-            found[files.FILES["trials"]] = _csv(self.trials, digits=6)
+            written[files.FILES["trials"]] = _csv(self.trials, digits=6)
         for paper in self.claims:
             if len(rounds := self._rounds(paper)):
-                found[files.FILES["rounds"].format(paper)] = _csv(rounds, digits=6)
-        return found
+                written[files.FILES["rounds"].format(paper)] = _csv(rounds, digits=6)
+        return written
 
     def details(self) -> str:
         """Markdown: each test with all that the page has no room for."""
@@ -186,7 +186,7 @@ class Page:
 
     def _context(self, pictures: Mapping[str, bytes]) -> dict[str, Any]:
         """The numbers of the page, and the functions that write them."""
-        tested = [one for one in self.verdicts if not one.counted]
+        tested = [verdict for verdict in self.verdicts if not verdict.counted]
         papers = [
             {
                 "id": paper,
@@ -194,8 +194,8 @@ class Page:
                 "picture": picture if (picture := PICTURE.format(paper)) in pictures else "",
                 "verdicts": self.of(paper),
                 "families": [
-                    (title, [one for one in found if one.named.paper == paper])
-                    for title, found in (("tests", self.shown), ("fresh tests", self.fresh))
+                    (title, [one for one in verdicts if one.named.paper == paper])
+                    for title, verdicts in (("tests", self.shown), ("fresh tests", self.fresh))
                 ],
                 "whys": [one for one in self.whys if one.named.paper == paper],
                 "studies": list(
@@ -234,8 +234,8 @@ class Page:
         if self.size == "smoke":
             return {"answers": [], "no_scale": []}
         verdicts = {one.named.id: one for one in self.every}
-        found = {paper: answers.of_paper(paper, self.root) for paper in self.claims}
-        known = {paper: one for paper, one in found.items() if one is not None}
+        by_paper = {paper: answers.of_paper(paper, self.root) for paper in self.claims}
+        known = {paper: one for paper, one in by_paper.items() if one is not None}
         return {
             "answers": [
                 answers.line(one, verdicts, self.runs[self.runs["paper"] == paper])
@@ -249,13 +249,13 @@ class Page:
     def _summary(self) -> list[list[str]]:
         """Verdicts and CPU hours by paper, and of all; a run of two claims counts once."""
         rows = [["paper", "claims", *VERDICTS, "CPU hours"]]
-        for title, found in [
+        for title, verdicts in [
             *((TITLES[paper], self.of(paper)) for paper in self.claims),
             ("all", self.verdicts),
         ]:
-            words = [one.word for one in found]
+            words = [verdict.word for verdict in verdicts]
             counts = [len(words), *map(words.count, VERDICTS)]
-            ids = [one.named.id for one in found]
+            ids = [one.named.id for one in verdicts]
             runs = self.runs[self.runs["claim"].isin(ids)]
             rows.append([title, *map(str, counts), _hours(runs)])
         return rows
@@ -279,9 +279,12 @@ class Page:
         return rows
 
 
-def _joined(found: Iterable[Verdict], name: str, columns: Sequence[str]) -> pd.DataFrame:
+def _joined(verdicts: Iterable[Verdict], name: str, columns: Sequence[str]) -> pd.DataFrame:
     """The tables `name` of all verdicts, with the paper and the claim of each line."""
-    frames = [getattr(one, name).assign(paper=one.named.paper, claim=one.named.id) for one in found]
+    frames = [
+        getattr(verdict, name).assign(paper=verdict.named.paper, claim=verdict.named.id)
+        for verdict in verdicts
+    ]
     return stacked(frames, ["paper", "claim", *columns])
 
 
@@ -299,23 +302,23 @@ def _number(one: Verdict, tested: Tested | None) -> str:
 def _levels(one: Verdict) -> str:
     """What the methods reach: `near: a 73.00, b 63.00; far: a 61.00, b 58.00`."""
     values = one.values[one.values["role"] != BESIDE].drop_duplicates(["scenario", "item"])
-    found: dict[str, list[str]] = {}
+    by_level: dict[str, list[str]] = {}
     for (scenario, recipe), of in values.groupby(["scenario", "recipe"], sort=False):
         mean = f"{recipe} {fmean(of['value']):z.{one.claim.decimals}f}"
-        found.setdefault(scenario, []).append(mean)
-    return "; ".join(f"{scenario}: {', '.join(means)}" for scenario, means in found.items())
+        by_level.setdefault(scenario, []).append(mean)
+    return "; ".join(f"{scenario}: {', '.join(means)}" for scenario, means in by_level.items())
 
 
 def _beside(one: Verdict) -> list[str]:
     """The numbers that are not tested: their means over the seeds, with intervals."""
-    decimals, found = one.claim.decimals, []
+    decimals, texts = one.claim.decimals, []
     for part, of in one.values[one.values["role"] == BESIDE].groupby("part", sort=False):
         numbers = by_seed(of).values()
         text, ends = f"{part}, {fmean(numbers):z.{decimals}f}", interval(spread(numbers))
         if ends is not None:
             text += f" ({ends[0]:z.{decimals}f} to {ends[1]:z.{decimals}f})"
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 def _hours(runs: pd.DataFrame) -> str:

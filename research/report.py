@@ -107,8 +107,8 @@ def builder(target: Target) -> Callable[[Target, Measured], Built]:
         "research.papers.curves",
         "research.papers.settings",
     ):
-        found = getattr(importlib.import_module(name), target.kind.replace("-", "_"), None)
-        if isinstance(found, FunctionType):
-            return found
+        function = getattr(importlib.import_module(name), target.kind.replace("-", "_"), None)
+        if isinstance(function, FunctionType):
+            return function
     allowed = f"{TABLE}, curves, settings, functions of research/papers/{target.paper}/figures.py"
     raise UserError(f"{target.id}: kind {target.kind!r} is unknown; allowed: {allowed}")

@@ -161,10 +161,10 @@ class Measured:
 
     def recorded(self, run: ItemResult, study: str) -> dict[str, Tensor]:
         """The other quantities that a run recorded, "<component>/<quantity>" [T, ...]."""
-        found: dict[str, Tensor] = load_file(
+        tensors: dict[str, Tensor] = load_file(
             self.folder(study) / "runs" / run.key / "recorded.safetensors"
         )
-        return found
+        return tensors
 
     def client_samples(self, study: str, scenario: str, seed: int) -> ClientSamples | None:
         """The samples of each client in a partition of a study; None if it is missing."""
@@ -236,10 +236,10 @@ def _who(places: Sequence[Address], used: Mapping[Address, Group]) -> str:
 
     Without brackets, it is all places of the study.
     """
-    found = []
+    names = []
     for study in dict.fromkeys(place.study for place in places):
         listed = [place for place in places if place.study == study]
         every = [place for place, group in used.items() if place.study == study and group.runs]
         some = ", ".join(f"{place.scenario} {place.recipe}" for place in listed)
-        found.append(study if listed == every else f"{study} ({some})")
-    return ", ".join(found)
+        names.append(study if listed == every else f"{study} ({some})")
+    return ", ".join(names)

@@ -128,8 +128,8 @@ def of_paper(paper: str, size: str, root: Path) -> dict[str, Study]:
     known("paper", paper, PAPERS)
     known("size", size, SIZES)
     path = folder_of(paper, root) / "params.yaml"
-    found = read_yaml(path)
-    studies = found.get("studies")
+    content = read_yaml(path)
+    studies = content.get("studies")
     if not isinstance(studies, dict) or not studies:
         raise UserError(f"{path}: the key 'studies' is missing")
     return {name: resolved(paper, name, size, studies, f"{path}: study") for name in studies}
@@ -165,9 +165,9 @@ def _resolved(
             for settings in (inherited, *(inherited.get(size) or {} for size in SIZES)):
                 settings.pop(entries, None)
                 settings.pop(names, None)
-    found = _laid_over(inherited, study)
+    content = _laid_over(inherited, study)
     # A size may take away a key that only the study itself has, so its null stays until then.
-    return found | {
+    return content | {
         size: _laid_over(inherited.get(size) or {}, study.get(size) or {}, keep_null=True)
         for size in SIZES
         if size in inherited or size in study
@@ -179,12 +179,12 @@ def _laid_over(
 ) -> dict[str, Any]:
     """`below` with the keys of `above`, sections key by key; null takes a key away, later if it is
     kept."""
-    found = dict(copy.deepcopy(below))
+    merged = dict(copy.deepcopy(below))
     for key, value in above.items():
         if value is None and not keep_null:
-            found.pop(key, None)
-        elif isinstance(value, Mapping) and isinstance(found.get(key), Mapping):
-            found[key] = _laid_over(found[key], value, keep_null)
+            merged.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = _laid_over(merged[key], value, keep_null)
         else:
-            found[key] = copy.deepcopy(value)
-    return found
+            merged[key] = copy.deepcopy(value)
+    return merged

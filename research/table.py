@@ -93,25 +93,25 @@ class Cell(NamedTuple):
         seeds diverges (97.88)`.
         """
         number = plus_minus(self.measured, self.decimals) if self.measured else self.instead
-        found = number + self.mark
+        cell = number + self.mark
         if self.reported is not None:
-            found += f" ({self.reported:g})"
+            cell += f" ({self.reported:g})"
         if self.gain is None:
-            return found
-        found += f"\ngain {plus_minus(self.gain.spread, self.decimals, '+')}"
+            return cell
+        cell += f"\ngain {plus_minus(self.gain.spread, self.decimals, '+')}"
         if self.gain_reported is not None:
-            found += f" ({self.gain_reported:+.{self.decimals}f})"
-        return found
+            cell += f" ({self.gain_reported:+.{self.decimals}f})"
+        return cell
 
     def line(self, place: Place) -> list[object]:
         """Its line of the CSV file."""
         mean, std, n = self.measured or (None, None, 0)
         difference = None if mean is None or self.reported is None else mean - self.reported
         notes = "; ".join(note for notes in self.group.notes for note in notes)
-        found = [*place, mean, std, n, len(self.group.diverged), self.reported]
-        found += [self.reported_spread, difference, "; ".join(self.group.leaks), notes]
+        cells = [*place, mean, std, n, len(self.group.diverged), self.reported]
+        cells += [self.reported_spread, difference, "; ".join(self.group.leaks), notes]
         gain = (self.gain and self.gain.spread) or (None, None)
-        return [*found, *gain[:2], self.gain_reported]
+        return [*cells, *gain[:2], self.gain_reported]
 
 
 class Table:
@@ -139,8 +139,8 @@ class Table:
         for title in (*bases, *bases.values()):
             allowed = (*self.spec.rows, *self.spec.columns)
             known(f"{self.target.id}: gains: row or column", title, allowed)
-        found = {(r, c): (bases.get(r, r), bases.get(c, c)) for r, c in self.at}
-        return {place: base for place, base in found.items() if base != place}
+        base_of = {(r, c): (bases.get(r, r), bases.get(c, c)) for r, c in self.at}
+        return {place: base for place, base in base_of.items() if base != place}
 
     def _cell(self, place: Place) -> Cell:
         at, base = self.at[place], self.bases.get(place)
@@ -152,13 +152,13 @@ class Table:
         if not self.measured.is_wanted(at):
             return cell._replace(instead=NOT_HERE)
         group = self.measured.group(at)
-        found = contrasts.value(self.measured, at, at["statistic"], at["scale"])
-        if found is None:
+        value = contrasts.value(self.measured, at, at["statistic"], at["scale"])
+        if value is None:
             instead = group.divergence or (NOT_MEASURED if group.runs else NOT_YET)
             return cell._replace(instead=instead, group=group)
         gain = None if base is None or "study" not in self.at[base] else self._gain(place, base)
         mark = self.measured.mark(at)
-        return cell._replace(instead="", measured=found, mark=mark, group=group, gain=gain)
+        return cell._replace(instead="", measured=value, mark=mark, group=group, gain=gain)
 
     def _gain(self, place: Place, base: Place) -> Comparison | None:
         """The difference of two cells, seed by seed."""
@@ -205,7 +205,7 @@ class Table:
 
         Methods with a diverged seed tie for the last place of our ranking.
         """
-        found = {}
+        agreement = {}
         for setting, sign, cells in self.ranked():
             pairs = [
                 (-sign * math.inf if cell.is_last else cell.mean, cell.reported)
@@ -215,8 +215,8 @@ class Table:
             if len(pairs) >= MIN_RANKED:
                 tau = float(kendalltau(*zip(*pairs, strict=True)).statistic)
                 if math.isfinite(tau):
-                    found[setting] = tau, len(pairs)
-        return found
+                    agreement[setting] = tau, len(pairs)
+        return agreement
 
     def words(self) -> Iterator[str]:
         """For each setting: the agreement of the rankings, and the claimed method against the

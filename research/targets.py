@@ -80,7 +80,7 @@ def of_targets(paper: str, root: Path) -> dict[str, Target]:
     path = folder / "targets.yaml"
     reported = read_yaml(folder / "reported.yaml")
     studies = of_paper(paper, "paper", root)
-    found = {}
+    targets = {}
     for name, spec in read_yaml(path).items():
         with located(source=f"{path}: {name}"):
             head = validated(OfAnyKind, spec)
@@ -89,8 +89,8 @@ def of_targets(paper: str, root: Path) -> dict[str, Target]:
             )
             for study in target.studies:
                 known("study", study, studies)
-        found[name] = target
-    return found
+        targets[name] = target
+    return targets
 
 
 def address(target: str, place: str, *parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,34 +29,34 @@ def targets(root: Path) -> list[tuple[str, Target]]:
     return [(TITLES[name], one) for name in PAPERS for one in of_targets(name, root).values()]
 
 
-def run(place: Workspace, paper: str, size: str) -> Path:
+def run(workspace: Workspace, paper: str, size: str) -> Path:
     """Runs the studies of a paper and builds its report. Returns the report's folder. UserError."""
     # Imported here and below: it imports mlflow, which takes seconds.
     from research.study import execute
 
-    studies = of_paper(paper, size, place.root)
+    studies = of_paper(paper, size, workspace.root)
     for study in studies.values():
-        execute(place, study)
-    return report.write(paper, size, place.root, of_targets(paper, place.root))
+        execute(workspace, study)
+    return report.write(paper, size, workspace.root, of_targets(paper, workspace.root))
 
 
-def build(place: Workspace, name: str, size: str) -> Path:
+def build(workspace: Workspace, name: str, size: str) -> Path:
     """Runs the studies of one table or figure and builds it alone.
 
     Returns its Markdown file. UserError.
     """
-    paper = paper_of(name, place.root)
-    studies, target = of_paper(paper, size, place.root), of_targets(paper, place.root)[name]
+    paper = paper_of(name, workspace.root)
+    studies, target = of_paper(paper, size, workspace.root), of_targets(paper, workspace.root)[name]
     from research.study import execute
 
     for study in target.studies:
-        execute(place, studies[study])
+        execute(workspace, studies[study])
     folder = RESULTS / "single" / f"{name}-{size}"
-    return report.write(paper, size, place.root, {name: target}, folder) / f"{name}.md"
+    return report.write(paper, size, workspace.root, {name: target}, folder) / f"{name}.md"
 
 
 def claims(
-    place: Workspace,
+    workspace: Workspace,
     size: str,
     paper: str | None = None,
     name: str | None = None,
@@ -69,34 +69,34 @@ def claims(
     `running`: False only judges what has run. `missing`: only studies of claims without committed
     numbers are run. Returns the page. UserError.
     """
-    found = claims_of(size, place.root)
+    by_paper = claims_of(size, workspace.root)
     # Only size small has committed numbers.
-    known_ = Committed(place.root / DOCS if size != "smoke" else None)
-    folder = place.root / RESULTS / "claims" / size
-    wanted = chosen(found, paper, name).values()
+    known_ = Committed(workspace.root / DOCS if size != "smoke" else None)
+    folder = workspace.root / RESULTS / "claims" / size
+    wanted = chosen(by_paper, paper, name).values()
     needed = [one for one in wanted if not (missing and known_.look(one) >= 0)]
     if len(needed) < len(wanted):
         log.info("%d of %d claims have committed numbers", len(wanted) - len(needed), len(wanted))
     if running:
-        commits = {of: committed.commit_of(one.path) for of, one in found.items()}
+        commits = {of: committed.commit_of(one.path) for of, one in by_paper.items()}
         # Imported here: it imports mlflow, which takes seconds.
         from research.study import execute
 
         for of, study in dict.fromkeys((one.paper, one.claim.study) for one in needed):
-            claims_ = found[of]
+            claims_ = by_paper[of]
             # All claims on the study: its runs decide them too.
             begun = [one for one in claims_.every.values() if one.claim.study == study]
-            measured = Measured(of, size, place.root, claims_.studies)
+            measured = Measured(of, size, workspace.root, claims_.studies)
             ended = {one.key for one in measured.of_study(study)}
             ended |= {*measured.diverged_items(study)}
             ended |= {item for one in begun for item in known_.runs_of(one)["item"]}
             committed.declare(folder, begun, commits, ended)
             plan = claims_.studies[study]
             for seeds in plan.looks or [len(plan.content["seeds"])]:
-                execute(place, plan.until(seeds))
-                if not _is_open(Page(found, place.root, known_), begun):
+                execute(workspace, plan.until(seeds))
+                if not _is_open(Page(by_paper, workspace.root, known_), begun):
                     break
-    made = Page(found, place.root, known_).files()
+    made = Page(by_paper, workspace.root, known_).files()
     for file, content in made.items():
         write_whole(folder / file, content)
     for old in {path.name for path in folder.glob("claims*")} - set(made):
@@ -106,16 +106,16 @@ def claims(
 
 def _is_open(page: Page, claims_: Collection[Named]) -> bool:
     """Whether more seeds could decide one of the claims."""
-    ids = {one.id for one in claims_}
+    ids = {claim.id for claim in claims_}
     judged = [one for one in page.every if one.named.id in ids]
     return any(one.word == UNDECIDED and not one.diverged for one in judged)
 
 
-def chosen(found: Mapping[str, Claims], paper: str | None, name: str | None) -> dict[str, Named]:
+def chosen(by_paper: Mapping[str, Claims], paper: str | None, name: str | None) -> dict[str, Named]:
     """The claims of a paper, of all papers, or one of them. UserError for an unknown name."""
     if paper is not None:
-        known("paper with claims", paper, found)
+        known("paper with claims", paper, by_paper)
     every: dict[str, Named] = {}
-    for of, claims_ in found.items():
+    for of, claims_ in by_paper.items():
         every |= claims_.every if paper in (None, of) else {}
     return every if name is None else {name: every[known("claim", name, every)]}

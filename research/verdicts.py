@@ -91,7 +91,7 @@ class Tested(NamedTuple):
     @property
     def on_side(self) -> int:
         """Seeds on the wanted side of the bound."""
-        return sum(self.side * one > TINY for one in self.compared.differences)
+        return sum(self.side * difference > TINY for difference in self.compared.differences)
 
 
 class Verdict(NamedTuple):
@@ -323,7 +323,7 @@ class Verdict(NamedTuple):
         return None if math.isnan(here) else 100 * here, printed.fedavg if printed else None
 
 
-def adjust(found: Sequence[Sequence[Verdict]]) -> list[Verdict]:
+def adjust(groups: Sequence[Sequence[Verdict]]) -> list[Verdict]:
     """All claims of a section, each with its looks so far, after Holm's adjustment.
 
     A claim stops at the first look that decides it: its later seeds, run for other claims, count
@@ -335,10 +335,10 @@ def adjust(found: Sequence[Sequence[Verdict]]) -> list[Verdict]:
     claim counts with its p: no other gains by the withdrawal. The adjusted intervals share the
     level evenly between claims, then between a claim's numbers, then between its looks.
     """
-    at = [1] * len(found)
+    at = [1] * len(groups)
     while True:
-        shown = _shown([looks[:n] for looks, n in zip(found, at, strict=True)])
-        going = [i for i, one in enumerate(shown) if one.word == UNDECIDED and found[i][at[i] :]]
+        shown = _shown([looks[:n] for looks, n in zip(groups, at, strict=True)])
+        going = [i for i, one in enumerate(shown) if one.word == UNDECIDED and groups[i][at[i] :]]
         early = [i for i, one in enumerate(shown) if max(one.look, 0) + 1 < at[i]]
         if going:
             at[min(going, key=at.__getitem__)] += 1
@@ -349,13 +349,13 @@ def adjust(found: Sequence[Sequence[Verdict]]) -> list[Verdict]:
             return shown
 
 
-def _shown(found: Sequence[Sequence[Verdict]]) -> list[Verdict]:
+def _shown(groups: Sequence[Sequence[Verdict]]) -> list[Verdict]:
     """Each claim at the first look that decides it with the last p of all claims, else at its last
     look."""
-    ps = {place: looks[-1].p for place, looks in enumerate(found) if not looks[0].counted}
+    ps = {place: looks[-1].p for place, looks in enumerate(groups) if not looks[0].counted}
     adjusted = [
         [_adjusted(one, ps, place) if place in ps else one for one in of]
-        for place, of in enumerate(found)
+        for place, of in enumerate(groups)
     ]
     return [next((one for one in of if one.word != UNDECIDED), of[-1]) for of in adjusted]
 
@@ -392,17 +392,17 @@ def judge(
     values = values[values["seed"].isin(named.seeds(max(last, 0)))]
     runs = runs[runs["item"].isin(named.items(max(last, 0)))]
     is_post_hoc = is_post_hoc and last >= 0
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for look in range(last + 1) if last >= 0 else [-1]:
         seeds = named.seeds(max(look, 0))
         tested, weakest = _tested(named, values[values["seed"].isin(seeds)], len(seeds))
         at = Verdict(named, values, runs, look, tested, weakest, is_committed, is_post_hoc)
         if at.gate:
-            return [*found, at]
+            return [*verdicts, at]
         p, side = _p(at)
         # If an earlier look has the smallest p and it is small enough, that look decided the claim.
-        found.append(at._replace(p=min([p, *[one.p for one in found]]), side=side))
-    return found
+        verdicts.append(at._replace(p=min([p, *[verdict.p for verdict in verdicts]]), side=side))
+    return verdicts
 
 
 def _p(one: Verdict) -> tuple[float, float]:
@@ -452,7 +452,7 @@ def _tested(
     None is the weakest if a seed lacks the number (it may be unlike the others), and if no run of a
     part reaches the accuracy: that all numbers are equal says nothing then.
     """
-    claim, found, is_whole = named.claim, [], True
+    claim, tested, is_whole = named.claim, [], True
     # Committed numbers do not say how many test samples there were. Equal ones have no test then.
     least = 0.0 if claim.contrast == "trend" else abs(claim.scale) * step(claim.statistic, ())
     for words in [one.words for one in claim.contrasts() if one.places[0][0] != BESIDE]:
@@ -465,8 +465,8 @@ def _tested(
         is_whole = is_whole and len(numbers) == seeds
         for bound, side in claim.holds.bounds:
             compared = paired(words, numbers, dict.fromkeys(numbers, bound), least)
-            found.append(Tested(words, bound, side, compared))
-    return tuple(found), min(found, key=lambda one: one.t) if is_whole and found else None
+            tested.append(Tested(words, bound, side, compared))
+    return tuple(tested), min(tested, key=lambda one: one.t) if is_whole and tested else None
 
 
 def _late(named: Named, values: pd.DataFrame) -> tuple[set[str], set[str]]:
@@ -482,14 +482,14 @@ def _late(named: Named, values: pd.DataFrame) -> tuple[set[str], set[str]]:
 
 def _runs(named: Named, measured: Measured) -> list[dict[str, Any]]:
     """The runs of a claim that ended."""
-    found = []
+    rows = []
     for scenario, recipe in named.claim.cells:
         place = {"study": named.claim.study, "scenario": scenario, "recipe": recipe}
         group = measured.group(place)
-        found += [_run(named.claim.study, run) for run in group.runs]
+        rows += [_run(named.claim.study, run) for run in group.runs]
         empty = dict.fromkeys(RUNS[5:], "") | {"study": named.claim.study}
-        found += [empty | {"item": f"{scenario}-{recipe}-{seed}"} for seed in group.diverged]
-    return found
+        rows += [empty | {"item": f"{scenario}-{recipe}-{seed}"} for seed in group.diverged]
+    return rows
 
 
 def _run(study: str, run: ItemResult) -> dict[str, Any]:

@@ -17,18 +17,18 @@ EXTRAS = ("", "pipeline", "cluster", "silo", "pipeline,silo")
 
 def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
     """The installed packages that requirements bring, directly or not, by name."""
-    found: dict[str, Distribution] = {}
+    packages: dict[str, Distribution] = {}
     done: set[tuple[str, str]] = set()
     todo = [Requirement(line) for line in requirements]
     while todo:
         wanted = todo.pop()
         name = canonicalize_name(wanted.name)
-        found[name] = one = distribution(name)
+        packages[name] = one = distribution(name)
         for extra in {"", *wanted.extras} - {of for known, of in done if known == name}:
             done.add((name, extra))
             further = [Requirement(line) for line in one.requires or ()]
             todo += [r for r in further if r.marker is None or r.marker.evaluate({"extra": extra})]
-    return found
+    return packages
 
 
 def megabytes(one: Distribution) -> float:
@@ -43,10 +43,12 @@ def table() -> str:
     torch = closure(["torch"])
     for extra in EXTRAS:
         name = f"{OURS}[{extra}]" if extra else OURS
-        found = {key: one for key, one in closure([name]).items() if key != OURS}
-        sizes = {key: megabytes(one) for key, one in found.items()}
+        packages = {key: one for key, one in closure([name]).items() if key != OURS}
+        sizes = {key: megabytes(one) for key, one in packages.items()}
         of_torch = sum(size for key, size in sizes.items() if key in torch)
-        lines.append(f"| `{name}` | {len(found)} | {sum(sizes.values()):,.0f} | {of_torch:,.0f} |")
+        lines.append(
+            f"| `{name}` | {len(packages)} | {sum(sizes.values()):,.0f} | {of_torch:,.0f} |"
+        )
     return "\n".join(lines)
 
 

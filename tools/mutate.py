@@ -137,38 +137,38 @@ def _is_idle(node: ast.stmt) -> bool:
 
 def changes(statement: ast.stmt) -> list[tuple[str, ast.stmt]]:
     """(what is done, the changed statement) of every change that a statement allows."""
-    found: list[tuple[str, ast.stmt]] = []
+    mutants: list[tuple[str, ast.stmt]] = []
     if isinstance(statement, ast.If | ast.While):
         negated = copy.deepcopy(statement)
         negated.test = ast.UnaryOp(ast.Not(), negated.test)
-        found.append((f"not ({ast.unparse(statement.test)})", negated))
+        mutants.append((f"not ({ast.unparse(statement.test)})", negated))
     for number, expression in enumerate(_expressions(statement)):
         changed = copy.deepcopy(statement)
         if _change(_expressions(changed)[number]):
             done = f"{ast.unparse(expression)} -> {ast.unparse(_expressions(changed)[number])}"
-            found.append((done, changed))
+            mutants.append((done, changed))
     if isinstance(statement, ast.Return) and ast.unparse(statement) not in (
         "return",
         "return None",
     ):
-        found.append(("return None", ast.Return(ast.Constant(None))))
+        mutants.append(("return None", ast.Return(ast.Constant(None))))
     elif not (
-        found and isinstance(statement, ast.Assign)
+        mutants and isinstance(statement, ast.Assign)
     ):  # a name that is missing is found easily
-        found.append(("delete", ast.Pass()))
-    return found
+        mutants.append(("delete", ast.Pass()))
+    return mutants
 
 
 def _expressions(node: ast.AST) -> list[ast.expr]:
     """The expressions of a statement, without those of statements in it, annotations and texts."""
     if isinstance(node, ast.Raise | ast.JoinedStr):
         return []
-    found = [node] if isinstance(node, ast.expr) else []
+    expressions = [node] if isinstance(node, ast.expr) else []
     for name, field in ast.iter_fields(node):
         for child in field if isinstance(field, list) else [field]:
             if isinstance(child, ast.expr | ast.keyword | ast.comprehension | ast.withitem):
-                found += _expressions(child) if name != "annotation" else []
-    return found
+                expressions += _expressions(child) if name != "annotation" else []
+    return expressions
 
 
 def _change(node: ast.expr) -> bool:
@@ -188,9 +188,9 @@ def _change(node: ast.expr) -> bool:
 def draw(root: Path, paths: list[str], skip: list[str], seed: int, count: int) -> list[Mutant]:
     """Draws `count` statements of the Python files below paths, and one change of each."""
     rng = random.Random(seed)
-    below = [file for of in paths for file in [root / of, *sorted((root / of).rglob("*.py"))]]
+    below = [file for path in paths for file in [root / path, *sorted((root / path).rglob("*.py"))]]
     files = [str(file.relative_to(root)) for file in below if file.is_file()]
-    found = [
+    candidates = [
         (file, node)
         for file in files
         if file not in skip
@@ -198,7 +198,7 @@ def draw(root: Path, paths: list[str], skip: list[str], seed: int, count: int) -
     ]
     return [
         mutant(root, file, node, *rng.choice(changes(node)))
-        for file, node in rng.sample(found, min(count, len(found)))
+        for file, node in rng.sample(candidates, min(count, len(candidates)))
     ]
 
 

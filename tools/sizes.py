@@ -80,8 +80,8 @@ def files(*paths: str) -> list[Path]:
     missing = [path for path in paths if not (ROOT / path).exists()]
     if missing:
         raise FileNotFoundError(f"tools/sizes.py names {', '.join(missing)}: not in this checkout")
-    found = [file for path in paths for file in [ROOT / path, *(ROOT / path).rglob("*.py")]]
-    return sorted(file for file in found if file.is_file() and file.resolve() == file)
+    paths_ = [file for path in paths for file in [ROOT / path, *(ROOT / path).rglob("*.py")]]
+    return sorted(file for file in paths_ if file.is_file() and file.resolve() == file)
 
 
 def parsed(path: Path) -> ast.Module:
@@ -164,11 +164,11 @@ def measured() -> Iterator[tuple[str, int, float]]:
 def main() -> int:
     """Prints the sizes, of functions only those that are exceeded; 1 if one is exceeded."""
     failed = False
-    for what, found, most in measured():
-        failed |= found > most
-        if found > most or ".py:" not in what:
-            mark = "   TOO LARGE" if found > most else ""
-            sys.stdout.write(f"{found:5} of {most:5}  {what}{mark}\n")
+    for what, size, most in measured():
+        failed |= size > most
+        if size > most or ".py:" not in what:
+            mark = "   TOO LARGE" if size > most else ""
+            sys.stdout.write(f"{size:5} of {most:5}  {what}{mark}\n")
     return int(failed)
 
 

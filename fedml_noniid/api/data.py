@@ -60,10 +60,10 @@ class Data:
         >>> data.samples(data.dataset.test_x[:5].numpy()).shape
         torch.Size([5, 1, 8, 8])
         """
-        found = None if self.reader is None else self.reader(x)
-        if found is None:
+        encoded = None if self.reader is None else self.reader(x)
+        if encoded is None:
             return _like(self.dataset, x)
-        return found.to(self.dataset.train_x.dtype)
+        return encoded.to(self.dataset.train_x.dtype)
 
     @property
     def name(self) -> str:
@@ -81,13 +81,15 @@ class Data:
         return tuple(self.dataset.notes)
 
     def __repr__(self) -> str:
-        found = self.dataset
-        shape = " x ".join(map(str, found.train_x.shape[1:]))
-        facts = f"{len(found.train_y)} training and {len(found.test_y)} test samples of {shape}"
+        dataset = self.dataset
+        shape = " x ".join(map(str, dataset.train_x.shape[1:]))
+        facts = f"{len(dataset.train_y)} training and {len(dataset.test_y)} test samples of {shape}"
         owners = (
-            "" if found.train_owner is None else f", {len(set(found.train_owner.tolist()))} owners"
+            ""
+            if dataset.train_owner is None
+            else f", {len(set(dataset.train_owner.tolist()))} owners"
         )
-        what = "classes" if found.has_classes else "targets"
+        what = "classes" if dataset.has_classes else "targets"
         lines = [f"{self.name}: {facts}, {len(self.classes)} {what}{owners}"]
         return "\n".join(lines + [f"note: {note}" for note in self.notes])
 
@@ -109,8 +111,8 @@ def load(name: str | Callable[..., Any], *, root: str | Path = "data/raw", **opt
     """
     given = {key: plain(value) for key, value in options.items() if value is not None}
     name = name_of(name) if callable(name) else name
-    found = datasets.load(name, _path("root", root), **given)
-    return Data(found, {"name": name, "root": str(root), **given}, reader=found.encode)
+    raw = datasets.load(name, _path("root", root), **given)
+    return Data(raw, {"name": name, "root": str(root), **given}, reader=raw.encode)
 
 
 class RowOptions(TypedDict, total=False):
@@ -256,9 +258,9 @@ def from_arrays(
 
 def _of(name: str, raw: Raw, normalise: Normalise) -> Data:
     how = plain(normalise)
-    found = Dataset.from_raw(name, raw, how)
-    settings = {"name": name, "normalise": how, "checksum": found.checksum}
-    return Data(found, settings, from_memory=True, reader=raw.encode)
+    dataset = Dataset.from_raw(name, raw, how)
+    settings = {"name": name, "normalise": how, "checksum": dataset.checksum}
+    return Data(dataset, settings, from_memory=True, reader=raw.encode)
 
 
 def _of_rows(
@@ -287,22 +289,24 @@ def _names(value: Any) -> Any:
 
 def _like(dataset: Dataset, x: object) -> Tensor:
     """An array as raw samples. UserError unless it has their shape and kind of numbers."""
-    found, known = to_array("x", x), dataset.train_x
-    if found.shape[1:] != tuple(known.shape[1:]) or found.dtype.kind not in "biuf":
+    tensor, known = to_array("x", x), dataset.train_x
+    if tensor.shape[1:] != tuple(known.shape[1:]) or tensor.dtype.kind not in "biuf":
         shape = ", ".join(["n", *map(str, known.shape[1:])])
-        raise UserError(f"x is {found.dtype} {list(found.shape)}; allowed: numbers [{shape}]")
+        raise UserError(f"x is {tensor.dtype} {list(tensor.shape)}; allowed: numbers [{shape}]")
     if known.is_floating_point():
-        fits, allowed = np.isfinite(found), "finite numbers"
+        fits, allowed = np.isfinite(tensor), "finite numbers"
     else:
         most = 255 if dataset.embedding is None else len(dataset.embedding) - 1
         fits, allowed = (
-            (found >= 0) & (found <= most) & (found == np.rint(found)),
+            (tensor >= 0) & (tensor <= most) & (tensor == np.rint(tensor)),
             f"whole numbers from 0 to {most}",
         )
     if not fits.all():
         at = tuple(np.argwhere(~fits)[0].tolist())
-        raise UserError(f"x{list(at)} = {found[at]} is refused; allowed: {allowed}, not normalised")
-    return torch.from_numpy(found.astype(dataset.dtype))
+        raise UserError(
+            f"x{list(at)} = {tensor[at]} is refused; allowed: {allowed}, not normalised"
+        )
+    return torch.from_numpy(tensor.astype(dataset.dtype))
 
 
 def _path(key: str, path: object) -> Path:

@@ -52,9 +52,9 @@ def embed(
     given |= {"model": name_of(model), "batch": plain(batch), "normalise": normalise}
     with located(source="embed"):
         how = validated(EmbedSettings, given)
-        found = how.embedded(data.dataset, len(os.sched_getaffinity(0)))
-    settings = {"name": data.name, "checksum": found.checksum}
-    return Data(found, settings, from_memory=True, reader=partial(_as_vectors, data, how))
+        vectors = how.embedded(data.dataset, len(os.sched_getaffinity(0)))
+    settings = {"name": data.name, "checksum": vectors.checksum}
+    return Data(vectors, settings, from_memory=True, reader=partial(_as_vectors, data, how))
 
 
 def _as_vectors(data: Data, how: EmbedSettings, x: Any) -> Tensor | None:

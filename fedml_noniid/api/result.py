@@ -215,8 +215,8 @@ class Result:
         loss = self.settings.train.built_loss
         outputs = torch.cat([model(part) for part in torch.split(samples, BATCH)])
         if not loss.classes:
-            found: NDArray[Any] = loss.answers(outputs).numpy()
-            return found
+            answers: NDArray[Any] = loss.answers(outputs).numpy()
+            return answers
         names: NDArray[np.str_] = np.array(self.data.classes)[outputs.argmax(1).numpy()]
         return names
 
@@ -283,9 +283,9 @@ class Result:
 
     @property
     def _scored(self) -> str:
-        found = summary.spread(run.tested[-1] for run in self._runs if run.tested)
+        scores = summary.spread(run.tested[-1] for run in self._runs if run.tested)
         metric = metric_of(self.main)
-        number = "unknown" if found is None else f"{in_unit(found, metric)}{metric.sign}"
+        number = "unknown" if scores is None else f"{in_unit(scores, metric)}{metric.sign}"
         return f"{metric.words} {number}"
 
     @cached_property
@@ -367,8 +367,8 @@ class Results(Sequence[Result]):
     ['fedavg', 'fedbabu']
     """
 
-    def __init__(self, found: Sequence[Result]) -> None:
-        self._found = list(found)
+    def __init__(self, members: Sequence[Result]) -> None:
+        self._found = list(members)
 
     def __len__(self) -> int:
         return len(self._found)
@@ -442,31 +442,31 @@ class Results(Sequence[Result]):
         rows = []
         for point, group in self._scenarios():
             metric = group.metric
-            for one in group.methods:
-                ends = comparison.interval(one.final) or (None, None)
+            for method in group.methods:
+                ends = comparison.interval(method.final) or (None, None)
                 low, high = (x and min(max(x, metric.least), metric.most) for x in ends)
                 seconds = [
-                    sum(run.seconds or ()) for run in group.results if run.recipe == one.recipe
+                    sum(run.seconds or ()) for run in group.results if run.recipe == method.recipe
                 ]
                 rows.append(
                     {
                         **point,
-                        "recipe": one.recipe,
-                        "seeds": one.final.n,
-                        group.main: one.final.mean,
-                        "std": one.final.std,
+                        "recipe": method.recipe,
+                        "seeds": method.final.n,
+                        group.main: method.final.mean,
+                        "std": method.final.std,
                         "low": low,
                         "high": high,
                         **{
-                            name: one.spreads[name].mean if name in one.spreads else None
+                            name: method.spreads[name].mean if name in method.spreads else None
                             for name in (MEANS if group.main == "accuracy" else BESIDE)
                         },
-                        **{name: one.spreads[name].mean for name in group.others},
-                        "mib_per_round": one.spreads["traffic_round_bytes"].mean / MIB,
-                        "mib": one.spreads["traffic_total_bytes"].mean / MIB,
+                        **{name: method.spreads[name].mean for name in group.others},
+                        "mib_per_round": method.spreads["traffic_round_bytes"].mean / MIB,
+                        "mib": method.spreads["traffic_total_bytes"].mean / MIB,
                         "seconds": sum(seconds) / len(seconds),
-                        "rank": one.rank or None,
-                        "note": _note(one, group),
+                        "rank": method.rank or None,
+                        "note": _note(method, group),
                     }
                 )
         frame = pd.DataFrame(rows)
@@ -504,8 +504,8 @@ class Results(Sequence[Result]):
             )
         rows = []
         for point, group in self._scenarios():
-            found = next((one for one in group.methods if one.recipe == other), None)
-            for one in comparison.against(group, found).values():
+            method = next((one for one in group.methods if one.recipe == other), None)
+            for one in comparison.against(group, method).values():
                 n = len(one.differences)
                 values = (
                     one.mean if n else None,
@@ -606,12 +606,12 @@ class Results(Sequence[Result]):
 
     def _points(self) -> list[tuple[str, list[Result]]]:
         """The settings: their words and their results."""
-        found: dict[str, list[Result]] = {}
+        points: dict[str, list[Result]] = {}
         for result in self._found:
-            found.setdefault(
+            points.setdefault(
                 ", ".join(f"{key} {value}" for key, value in result.point.items()), []
             ).append(result)
-        return list(found.items())
+        return list(points.items())
 
     def _scenarios(self) -> Iterator[tuple[Mapping[str, Any], ScenarioSummary]]:
         """The settings that have a result: their values, and the numbers of the report."""
@@ -624,9 +624,11 @@ class Results(Sequence[Result]):
                 continue
             samples = first.classes.loc[first.classes["seed"] == first.seeds[0], "samples"]
             tested = int(samples.sum() if "class" in first.classes else samples.iloc[0])
-            found = summary.scenario(name, runs, [result.recipe for result in group], seeds, tested)
-            if found is not None:
-                yield group[0].point, found
+            scenario = summary.scenario(
+                name, runs, [result.recipe for result in group], seeds, tested
+            )
+            if scenario is not None:
+                yield group[0].point, scenario
 
     def _joined(self, name: str) -> pd.DataFrame:
         """One table of all results."""

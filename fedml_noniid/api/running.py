@@ -149,13 +149,13 @@ def _results(
         name = f"{name}-{number}" if name in named else name
         named[name] = settings_of(where, data, entries, given | point, name)
     units = [(config, unit) for config in named.values() for unit in config.units()]
-    found = executed(where, data, units, callbacks, progress, folder)
+    outcomes = executed(where, data, units, callbacks, progress, folder)
     results = []
     for point, config in zip(points, named.values(), strict=True):
         for recipe in config.recipe_names:
             ended = {
                 unit.seed: one
-                for (of, unit), one in zip(units, found, strict=True)
+                for (of, unit), one in zip(units, outcomes, strict=True)
                 if of is config and unit.recipe == recipe
             }
             made = {seed: one for seed, one in ended.items() if isinstance(one, Files)}
@@ -167,13 +167,15 @@ def _results(
 
 def callbacks_of(where: str, given: Mapping[str, Any]) -> tuple[list[Callback], dict[str, Any]]:
     """(callbacks that are objects, the other arguments): a dictionary of names is a setting."""
-    found, others = given.get("callbacks"), dict(given)
-    if found is None or isinstance(found, Mapping):
+    callbacks, others = given.get("callbacks"), dict(given)
+    if callbacks is None or isinstance(callbacks, Mapping):
         return [], others
     del others["callbacks"]
-    if not isinstance(found, list | tuple) or not all(isinstance(one, Callback) for one in found):
-        raise UserError(f"{where}: callbacks = {shown(found)} is refused; allowed: {CALLBACKS}")
-    return list(found), others
+    if not isinstance(callbacks, list | tuple) or not all(
+        isinstance(callback, Callback) for callback in callbacks
+    ):
+        raise UserError(f"{where}: callbacks = {shown(callbacks)} is refused; allowed: {CALLBACKS}")
+    return list(callbacks), others
 
 
 def entries_of(where: str, recipes: object) -> settings.Entries:
@@ -206,15 +208,15 @@ def _axes(where: str, over: object, given: Mapping[str, Any]) -> dict[str, list[
         raise UserError(f"{where}: over = {shown(over)} is refused; allowed: {allowed}")
     axes = {}
     for key, values in over.items():
-        found = settings.plain(values)
+        plain = settings.plain(values)
         if key in given:
             refused = f"{key} is given twice; allowed: once"
-        elif not isinstance(found, list) or not found or any(found.count(one) > 1 for one in found):
+        elif not isinstance(plain, list) or not plain or any(plain.count(one) > 1 for one in plain):
             refused = (
                 f"{key} = {shown(values)} is refused; allowed: a list of values, each of them once"
             )
         else:
-            axes[str(key)] = [*map(name_of, found)] if key == "model" else found
+            axes[str(key)] = [*map(name_of, plain)] if key == "model" else plain
             continue
         raise UserError(f"{where}: over: {refused}")
     return axes
@@ -255,7 +257,7 @@ def executed(
     workers = processes if len(units) == 1 and first.train.threads == 1 else 1
     whole = data.data.dataset if isinstance(data, Split) else data.dataset
     known: dict[str, Indices] = {}
-    found: dict[int, Files | str] = {}
+    outcomes: dict[int, Files | str] = {}
     with (
         settings.arguments(where),
         Display(where, len(units), bars=progress, lines=False) as display,
@@ -270,11 +272,11 @@ def executed(
 
         at_once = 1 if workers > 1 else processes
         for number, files in side_by_side(work, range(len(units)), at_once, display):
-            found[number], key = files, units[number][1].key
+            outcomes[number], key = files, units[number][1].key
             if place is not None and isinstance(files, Files):
                 files.write(place, key)
             display.done(key, files if isinstance(files, str) else "", known=False)
-    return [found[number] for number in range(len(units))]
+    return [outcomes[number] for number in range(len(units))]
 
 
 def indices_of(

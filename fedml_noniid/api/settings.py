@@ -61,13 +61,13 @@ def sections(where: str = "run") -> dict[str, str]:
         "train": tuple(TrainSettings.model_fields),
         "machine": tuple(MachineSettings.model_fields),
     }
-    found = {name: section for section, listed in names.items() for name in listed}
+    section_of = {name: section for section, listed in names.items() for name in listed}
     if where != "partition":
-        return found
+        return section_of
     of_split = ("data", "scenario")
     return {"seed": "seeds"} | {
         name: section
-        for name, section in found.items()
+        for name, section in section_of.items()
         if section in of_split and name not in OF_RUN
     }
 
@@ -80,15 +80,15 @@ def of(where: str, data: Data, entries: Entries, given: Values, name: str = "") 
     """
     with arguments(where):
         entries = _named(entries)
-    found = _by_section(where, entries, given)
-    scenario, (seeds,) = found["scenario"], found["seeds"].values()
+    by_section = _by_section(where, entries, given)
+    scenario, (seeds,) = by_section["scenario"], by_section["seeds"].values()
     name = name or re.sub(r"[^A-Za-z0-9_+-]", "_", str(scenario["partition"]))
-    held_out = {"validation": 0.0, "public": 0, **found["data"]}
+    held_out = {"validation": 0.0, "public": 0, **by_section["data"]}
     # `partition` has checked index lists, and data from memory were checked when they were made.
     # Others stand in for them here.
     has_lists = str(scenario["partition"]).startswith(GIVEN)
     with arguments(where):
-        filled = _with_methods(entries, found["method"])
+        filled = _with_methods(entries, by_section["method"])
         content = {
             "experiment": where,
             "data": held_out | ({"name": "digits"} if data.from_memory else dict(data.settings)),
@@ -97,8 +97,8 @@ def of(where: str, data: Data, entries: Entries, given: Values, name: str = "") 
             "recipe_names": list(filled),
             "recipes": filled,
             "seeds": seeds,
-            "train": _inputs_of(data, {**TRAIN, **found["train"]}),
-            "machine": found["machine"],
+            "train": _inputs_of(data, {**TRAIN, **by_section["train"]}),
+            "machine": by_section["machine"],
         }
         settings = config.checked(content, config.FILE)
         true: dict[str, Any] = {}
@@ -127,14 +127,14 @@ def _inputs_of(data: Data, train: Values) -> dict[str, Any]:
 def _named(entries: Entries) -> Entries:
     """The entries, of which none has a dotted path as its name. Methods of other packages are
     known from here on. RecipeError."""
-    found: dict[str, Values] = {}
+    named: dict[str, Values] = {}
     for key, values in entries.items():
         registry.parse(str(values.get("recipe") or key))
         name, content = (key, {}) if "recipe" in values else registry.entry(key)
-        if name in found:
+        if name in named:
             raise UserError(f"recipe {key} is named twice", allowed="once")
-        found[name] = content | dict(values)
-    return found
+        named[name] = content | dict(values)
+    return named
 
 
 def _named_leaks(settings: Config) -> Config:
@@ -161,18 +161,18 @@ def _by_section(where: str, entries: Entries, given: Values) -> dict[str, dict[s
     """
     with arguments(where):
         known = sections(where) | _own_options(given.get("partition"))
-    found: dict[str, dict[str, Any]] = {section: {} for section in sections().values()}
+    by_section: dict[str, dict[str, Any]] = {section: {} for section in sections().values()}
     for key, value in given.items():
         if key not in known:
             raise _unknown(where, key, known, entries)
         if value is not None or known[key] == "seeds":
-            found[known[key]][key] = _named_code(key, value)
+            by_section[known[key]][key] = _named_code(key, value)
     for key in ("partition", "clients"):
-        if key not in found["scenario"]:
+        if key not in by_section["scenario"]:
             instead = ", or what `partition` returned in place of the data"
             instead = "" if where == "partition" else instead
             raise UserError(f"{where}: {key} is missing; give it{instead}")
-    return found
+    return by_section
 
 
 def _own_options(partition: object) -> dict[str, str]:

@@ -109,11 +109,11 @@ class Split:
         return ax
 
     def __repr__(self) -> str:
-        found = self.partition.statistics
+        facts = self.partition.statistics
         clients = (
-            f"{found['clients']} clients with {found['size_min']} to {found['size_max']} samples"
+            f"{facts['clients']} clients with {facts['size_min']} to {facts['size_max']} samples"
         )
-        distance = f"label distance {found['label_distance_mean']:.2f} on average"
+        distance = f"label distance {facts['label_distance_mean']:.2f} on average"
         return f"{self.data.name}, {self._words}, seed {self.seed}: {clients}, {distance}"
 
     @property
@@ -188,17 +188,17 @@ def partition(
 
 def _short(value: Any) -> str:
     """A value in a title: a list of many numbers is cut."""
-    found = settings.plain(value)
-    return found if isinstance(found, str) else shown(found)
+    text = settings.plain(value)
+    return text if isinstance(text, str) else shown(text)
 
 
-def check_data(where: str, found: object, *allowed: type) -> None:
+def check_data(where: str, value: object, *allowed: type) -> None:
     """UserError unless `found` is of an allowed type."""
-    if not isinstance(found, allowed):
+    if not isinstance(value, allowed):
         names = "load, from_frame, from_texts, from_arrays" + (
             ", partition" if Split in allowed else ""
         )
         raise UserError(
-            f"{where}: data is of type {type(found).__name__}; allowed: what one of {names} "
+            f"{where}: data is of type {type(value).__name__}; allowed: what one of {names} "
             "returned"
         )

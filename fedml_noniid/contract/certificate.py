@@ -36,10 +36,10 @@ def certificate(method: str, results: Results, settings: Sequence[str] = ()) -> 
     if settings:
         lines.append(f"  neutral: {', '.join(settings)}")
     for outcome, words in PARTS:
-        found = [(name, why) for name, (of, why) in results.items() if of == outcome]
-        if found:
-            lines.append(f"{words} ({len(found)}):")
-        for name, why in found:
+        outcomes = [(name, why) for name, (of, why) in results.items() if of == outcome]
+        if outcomes:
+            lines.append(f"{words} ({len(outcomes)}):")
+        for name, why in outcomes:
             check = CHECKS[name]
             lines.append(f"  {check.group}: {check.words}" + (f"\n    {why}" if why else ""))
     missing = [name for name in CHECKS if name not in results]

@@ -243,19 +243,19 @@ def gradient_term_of_several_is_that_of_each(
 
 def update_factor_is_a_number_per_row(recipe: str, settings: Settings) -> None:
     """`update_factor` has one number for each row (neuron) of a parameter."""
-    found: list[Params] = []
+    factors: list[Params] = []
 
     def watching(views: Views) -> Params:
         for c, view in views.items():
-            found.append(c.update_factor(view) or {})
-            for name, rows in found[-1].items():
+            factors.append(c.update_factor(view) or {})
+            for name, rows in factors[-1].items():
                 assert rows.shape == view.params[name].shape[:1], f"{name}: {[*rows.shape]}"
         return training.factor(views)
 
     _refuse_without(recipe, settings, "update_factor")
     with mock.patch.object(local, "factor", watching):
         federation.run(recipe, settings, batch_norm=True)
-    assert any(found)
+    assert any(factors)
 
 
 def _refuse_without(recipe: str, settings: Settings, hook: str) -> None:
@@ -370,7 +370,7 @@ def order_decides_about_rounding_only(recipe: str, settings: Settings, engine: s
         return simulation
 
     plain = flatten(ran(lambda components: components).loop.state._asdict())
-    for order in (lambda found: found[::-1], lambda found: (*found[2:], *found[:2])):
+    for order in (lambda seen: seen[::-1], lambda seen: (*seen[2:], *seen[:2])):
         again = flatten(ran(order).loop.state._asdict())
         for key, leaf in plain.items():
             torch.testing.assert_close(again[key], leaf, rtol=1e-12, atol=1e-12, msg=key)
@@ -413,24 +413,24 @@ def reads_what_it_needs(recipe: str, settings: Settings) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def close(found: Params, wanted: Params, rtol: float) -> None:
+def close(got: Params, wanted: Params, rtol: float) -> None:
     """AssertionError unless two trees agree, relative to the largest number of a tensor: single
     weights pass through zero."""
-    assert found.keys() == wanted.keys()
+    assert got.keys() == wanted.keys()
     for key, leaf in wanted.items():
-        assert found[key].dtype == leaf.dtype
+        assert got[key].dtype == leaf.dtype
         torch.testing.assert_close(
-            found[key], leaf, rtol=rtol, atol=rtol * leaf.abs().max().item(), msg=key
+            got[key], leaf, rtol=rtol, atol=rtol * leaf.abs().max().item(), msg=key
         )
 
 
-def close_together(found: Params, wanted: Params, rtol: float) -> None:
+def close_together(got: Params, wanted: Params, rtol: float) -> None:
     """The same, relative to the largest number of all: the gradient of a bias before a batch norm
     is nothing but rounding."""
-    assert found.keys() == wanted.keys()
+    assert got.keys() == wanted.keys()
     largest = max((leaf.abs().max().item() for leaf in wanted.values()), default=0.0)
     for key, leaf in wanted.items():
-        torch.testing.assert_close(found[key], leaf, rtol=rtol, atol=rtol * largest, msg=key)
+        torch.testing.assert_close(got[key], leaf, rtol=rtol, atol=rtol * largest, msg=key)
 
 
 def engines_agree(

@@ -53,17 +53,17 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
 
 def values(option: str, given: list[str]) -> dict[str, object]:
     """Hyper-parameters of `key=value` words. UsageError."""
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     for word in given:
         key, equals, text = word.partition("=")
         if not equals:
             raise pytest.UsageError(f"{option} {word}: allowed: key=value, such as mu=0.1")
         flags: dict[str, object] = {"true": True, "false": False}
         try:
-            found[key] = flags[text] if text in flags else ast.literal_eval(text)
+            options[key] = flags[text] if text in flags else ast.literal_eval(text)
         except (ValueError, SyntaxError):
-            found[key] = text  # a word
-    return found
+            options[key] = text  # a word
+    return options
 
 
 class Certificate:

@@ -277,13 +277,13 @@ def digest(outcome: Outcome) -> str:
 
 def _journey(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors after the journey as bytes."""
-    steps, found = wire.arriving(wire.Answer), None
+    steps, arrived = wire.arriving(wire.Answer), None
     next(steps)
     answer = wire.Answer(exchange=0)
     for frame in wire.leaving(answer, dict(tensors), lambda message: message.head):
-        found = steps.send(frame)
-    assert found is not None, "the last frame ends the message"
-    return found.tensors
+        arrived = steps.send(frame)
+    assert arrived is not None, "the last frame ends the message"
+    return arrived.tensors
 
 
 def messages_survive_the_wire(recipe: str, settings: Settings) -> None:
@@ -309,15 +309,15 @@ def messages_survive_the_wire(recipe: str, settings: Settings) -> None:
 def pair_equals_simulation(recipe: str, settings: Settings, **how: Any) -> None:
     """The FedML pair, driven in this process message by message, has the bits and the rows of the
     simulation."""
-    expected, found = simulated(recipe, settings, **how), run(*pair(recipe, settings, **how))
-    assert digest(found) == digest(expected), "not the bits of the simulation"
-    compare(found.rows, expected.rows)
-    assert not any(math.isnan(line["test_accuracy"]) for line in found.rows)
+    expected, deployed = simulated(recipe, settings, **how), run(*pair(recipe, settings, **how))
+    assert digest(deployed) == digest(expected), "not the bits of the simulation"
+    compare(deployed.rows, expected.rows)
+    assert not any(math.isnan(line["test_accuracy"]) for line in deployed.rows)
 
 
 def processes_equal_simulation(recipe: str, settings: Settings, folder: Path) -> None:
     """A server and three silos as processes over loopback gRPC have the bits of the simulation."""
     from fedml_noniid.processes import loopback
 
-    found = loopback.run(deployment(recipe, settings), parts(), folder)
-    assert found == digest(simulated(recipe, settings, True)), "not the bits of the simulation"
+    deployed = loopback.run(deployment(recipe, settings), parts(), folder)
+    assert deployed == digest(simulated(recipe, settings, True)), "not the bits of the simulation"

@@ -25,12 +25,12 @@ def case(pytestconfig: pytest.Config) -> Case:
     look_in(Path.cwd())  # a package that is not installed lies here
     settings = plugin.values("--settings", pytestconfig.getoption("--settings"))
     neutral = plugin.values("--neutral", pytestconfig.getoption("--neutral"))
-    found = Case(method, settings, neutral or None, pytestconfig.getoption("--silo-processes"))
+    tested = Case(method, settings, neutral or None, pytestconfig.getoption("--silo-processes"))
     try:
-        registry.build(method, found.given, checks.SETTING)
+        registry.build(method, tested.given, checks.SETTING)
     except UserError as error:
         pytest.exit(f"--method {method}: {error}", 4)
-    return found
+    return tested
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -94,10 +94,10 @@ class Algorithm:
         it.
         """
         watched.clear()
-        found = tuple(sorted(components, key=identity))
-        for c in found:
+        ordered = tuple(sorted(components, key=identity))
+        for c in ordered:
             _check(c, setting)
-        for a, b in combinations(sorted(found, key=lambda c: c.name), 2):
+        for a, b in combinations(sorted(ordered, key=lambda c: c.name), 2):
             clash = sorted(claim.value for claim in a.exclusive & b.exclusive)
             owned = "; ".join(f"both own the {what}, and {reason}" for what, reason in clash)
             unsound = _unsound(a, b) or _unsound(b, a) or _exposed(a, b) or _exposed(b, a)
@@ -105,7 +105,7 @@ class Algorithm:
                 raise RecipeError(
                     f"{a.name!r} and {b.name!r} can't be combined: {why}; drop one of them"
                 )
-        return Algorithm(found, setting)
+        return Algorithm(ordered, setting)
 
     @property
     def name(self) -> str:
@@ -170,8 +170,8 @@ class Algorithm:
     def prepared(self, task: Task) -> Task:
         """The task with the optimiser that a component brings."""
         brought = {c: call(c, "optimizer", task.optimizer) for c in self.components}
-        found = self.owned(Exclusive.OPTIMIZER, brought)
-        return replace(task, optimizer=found or task.optimizer)
+        optimizer = self.owned(Exclusive.OPTIMIZER, brought)
+        return replace(task, optimizer=optimizer or task.optimizer)
 
     def init(self, at: Server) -> State:
         """The server before the first exchange."""
@@ -203,10 +203,12 @@ class Algorithm:
         refined: dict[Component, Reply | None] = {}
         for c in components:
             refined[c] = yield from _asked(c, "refine", _view(now, slices, c))
-        found = self.owned(Exclusive.REFINEMENT, refined)
-        if found is not None:
+        refined_update = self.owned(Exclusive.REFINEMENT, refined)
+        if refined_update is not None:
             anew = {c: reply.upload for c, reply in refined.items() if reply is not None}
-            now = replace(now, replies=replace(found, upload=replies.upload | _named(anew)))
+            now = replace(
+                now, replies=replace(refined_update, upload=replies.upload | _named(anew))
+            )
 
         omega = (torch.ones_like(replies.n) if self.uniform else replies.n).double()
         base = weights = omega / omega.sum()  # [M]
@@ -268,8 +270,8 @@ class Algorithm:
         """(the components' next state, the model in place of w_0)."""
         changed, models = dict(slices), {}
         for c in self.components:
-            found = yield from _asked(c, "survey", _view(now, slices, c))
-            change = found or Change()
+            outcome = yield from _asked(c, "survey", _view(now, slices, c))
+            change = outcome or Change()
             changed[c.name] = slices[c.name] | change.state
             models[c] = change.params
         return changed, self.owned(Exclusive.CLASSIFIER, models)
@@ -410,8 +412,8 @@ def _check_owner(c: Component, claim: Exclusive) -> None:
         )
 
 
-def _named(found: dict[Component, T]) -> dict[str, T]:
-    return {c.name: result for c, result in found.items()}
+def _named(by_component: dict[Component, T]) -> dict[str, T]:
+    return {c.name: result for c, result in by_component.items()}
 
 
 def _view(now: Server, slices: Tree, c: Component) -> Server:

@@ -424,7 +424,7 @@ class Component:
         """The memory of a client that has not taken part yet; `client.params` is w_0."""
         return {}
 
-    def optimizer(self, given: Optimizer) -> Optimizer | None:
+    def optimizer(self, configured: Optimizer) -> Optimizer | None:
         """The optimiser of local training, if the method brings its own (exclusive)."""
 
     def warm_start(self, client: Client) -> Tree | None:

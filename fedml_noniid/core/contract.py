@@ -305,10 +305,10 @@ def call(c: Component, hook: str, *args: Any) -> Any:
         watched.add((type(c), hook))
     try:
         with watching(c, hook, *args) if watch else nullcontext():
-            found = getattr(c, hook)(*args)
+            result = getattr(c, hook)(*args)
     except Exception as error:  # of any kind: the code is the method's
         raise failure(c, hook, error) from error
-    return found if isinstance(found, Generator) else checked(c, hook, found, *args, whole=watch)
+    return result if isinstance(result, Generator) else checked(c, hook, result, *args, whole=watch)
 
 
 def is_foreign(c: Component) -> bool:
@@ -348,17 +348,17 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(part)
 
 
-def checked(c: Component, hook: str, found: Any, *args: Any, whole: bool = False) -> Any:
+def checked(c: Component, hook: str, result: Any, *args: Any, whole: bool = False) -> Any:
     """What a hook returned. RecipeError if it may not return that."""
     allowed = HOOKS[hook]
-    if found is None and allowed.nothing:
-        return found
-    fits = isinstance(found, allowed.kind) and allowed.fits(found, *args)
-    if not fits or (whole and not allowed.whole(found, *args)):
+    if result is None and allowed.nothing:
+        return result
+    fits = isinstance(result, allowed.kind) and allowed.fits(result, *args)
+    if not fits or (whole and not allowed.whole(result, *args)):
         raise RecipeError(
-            f"{c.name!r}: {hook} returned {described(found)}; allowed: {allowed.words}"
+            f"{c.name!r}: {hook} returned {described(result)}; allowed: {allowed.words}"
         )
-    return found
+    return result
 
 
 def failure(c: Component, hook: str, error: Exception) -> Exception:
@@ -377,19 +377,21 @@ def failure(c: Component, hook: str, error: Exception) -> Exception:
     )
 
 
-def described(found: Any) -> str:
+def described(returned: Any) -> str:
     """A value in words: types, names and shapes, not the numbers."""
-    if isinstance(found, Tensor):
-        kind = f"{found.dtype}, {found.device}".removeprefix("torch.")
-        kind += ", requires grad" * found.requires_grad + ", sparse" * found.is_sparse
-        return f"a tensor of shape {list(found.shape)}, {kind}"
-    if isinstance(found, dict):
-        return "{" + ", ".join(f"{key!r}: {described(value)}" for key, value in found.items()) + "}"
-    if isinstance(found, Reply) or hasattr(found, "_asdict"):
-        fields = vars(found) if isinstance(found, Reply) else found._asdict()
+    if isinstance(returned, Tensor):
+        kind = f"{returned.dtype}, {returned.device}".removeprefix("torch.")
+        kind += ", requires grad" * returned.requires_grad + ", sparse" * returned.is_sparse
+        return f"a tensor of shape {list(returned.shape)}, {kind}"
+    if isinstance(returned, dict):
+        return (
+            "{" + ", ".join(f"{key!r}: {described(value)}" for key, value in returned.items()) + "}"
+        )
+    if isinstance(returned, Reply) or hasattr(returned, "_asdict"):
+        fields = vars(returned) if isinstance(returned, Reply) else returned._asdict()
         filled = {key: part for key, part in fields.items() if part is not None and part != {}}
-        return f"{type(found).__name__} of {described(filled)}"
-    return "None" if found is None else f"{type(found).__name__} {shown(found)}"
+        return f"{type(returned).__name__} of {described(filled)}"
+    return "None" if returned is None else f"{type(returned).__name__} {shown(returned)}"
 
 
 def check_kind(c: Component) -> None:
@@ -435,7 +437,7 @@ def _names(value: Any) -> Iterator[str]:
     """The attributes that a function, method or property reads, with those of the functions inside
     it."""
     inner = (getattr(value, part, None) for part in ("fget", "func", "__func__"))
-    todo: list[Any] = [getattr(found, "__code__", None) for found in (value, *inner)]
+    todo: list[Any] = [getattr(inner_code, "__code__", None) for inner_code in (value, *inner)]
     while todo:
         if isinstance(code := todo.pop(), CodeType):
             yield from code.co_names

@@ -123,18 +123,18 @@ def together(
     source: str = "", kind: type[UserError] = UserError
 ) -> Iterator[Callable[..., AbstractContextManager[None]]]:
     """Yields `located`, which now collects. At the end, all UserErrors are raised as one."""
-    found: list[Mistake] = []
+    mistakes: list[Mistake] = []
 
     @contextmanager
     def collected(*where: str | int) -> Iterator[None]:
         try:
             yield
         except UserError as error:
-            found.extend(error.below(*where, source=source).mistakes)
+            mistakes.extend(error.below(*where, source=source).mistakes)
 
     yield collected
-    if found:
-        raise kind.from_mistakes(found)
+    if mistakes:
+        raise kind.from_mistakes(mistakes)
 
 
 def closest(word: object, allowed: Iterable[str], least: float = 0.6) -> str:

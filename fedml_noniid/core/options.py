@@ -193,10 +193,10 @@ def model_of(*kinds: Callable[..., object]) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for kind in kinds:
         hints = get_type_hints(kind, include_extras=True)
-        for one in inspect.signature(kind).parameters.values():
-            if is_dataclass(kind) or one.kind is one.KEYWORD_ONLY:
-                default = ... if one.default is one.empty else one.default
-                fields[one.name] = (checked_type(hints[one.name]), default)
+        for parameter in inspect.signature(kind).parameters.values():
+            if is_dataclass(kind) or parameter.kind is parameter.KEYWORD_ONLY:
+                default = ... if parameter.default is parameter.empty else parameter.default
+                fields[parameter.name] = (checked_type(hints[parameter.name]), default)
     return create_model("Options", __config__=STRICT, **fields)
 
 
@@ -226,9 +226,9 @@ def validated(model: type[M], values: object, also: Iterable[str] = ()) -> M:
 def _user_error(
     error: ValidationError, model: type[BaseModel], also: Iterable[str] = ()
 ) -> UserError:
-    found = error.errors(include_url=False)
+    errors = error.errors(include_url=False)
     return UserError.from_mistakes(
-        mistake for one in found for mistake in _mistakes(one, model, also)
+        mistake for one in errors for mistake in _mistakes(one, model, also)
     )
 
 

@@ -106,15 +106,15 @@ def integers(rows: Tensor, n: int) -> Tensor:
     """
     flat = rows.reshape(len(rows), rows.shape[1:].numel())
     factors = flat.new_full((len(flat),), _scale(n), dtype=torch.float64)
-    level, (found, _) = _by_level(flat, factors)
-    found[LEVELS] = (level == LEVELS).sum()  # rows that make the sum NaN
-    return found.reshape(LEVELS + 1, *rows.shape[1:])
+    level, (counts, _) = _by_level(flat, factors)
+    counts[LEVELS] = (level == LEVELS).sum()  # rows that make the sum NaN
+    return counts.reshape(LEVELS + 1, *rows.shape[1:])
 
 
-def from_integers(found: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+def from_integers(counts: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """The sum of `n` rows, [...], of their `integers`."""
-    parts: Parts = {at: (found[at], None) for at in range(LEVELS)}
-    parts[LEVELS] = 0.0 / (found[LEVELS] == 0), None  # 0, or NaN
+    parts: Parts = {at: (counts[at], None) for at in range(LEVELS)}
+    parts[LEVELS] = 0.0 / (counts[LEVELS] == 0), None  # 0, or NaN
     return (_value(parts) / _scale(n)).to(dtype)
 
 
@@ -211,19 +211,19 @@ def _parts(rows: Tensor, factors: Tensor) -> Parts:
         return {0: _rounded(rows, factors, PIECE, _sum)}
     level = _levels(most)
     there = set(level.tolist())
-    found: Parts = {LEVELS: (factors.new_tensor(math.nan), None)} if LEVELS in there else {}
+    parts: Parts = {LEVELS: (factors.new_tensor(math.nan), None)} if LEVELS in there else {}
     for at in {0, *there} - {LEVELS}:
         mine = level == at
         chosen = rows if bool(mine.all()) else rows[mine]
-        found[at] = _rounded(chosen, factors[mine] / 2.0 ** (STEP * at), PIECE, _sum)
-    return found
+        parts[at] = _rounded(chosen, factors[mine] / 2.0 ** (STEP * at), PIECE, _sum)
+    return parts
 
 
 def _parts_on_gpu(rows: Tensor, factors: Tensor) -> Parts:
     """The same where the host would wait for an answer, so every level is there."""
     level, (whole, rest) = _by_level(rows, factors)
-    found = {at: (whole[at], None if rest is None else rest[at]) for at in range(LEVELS)}
-    return found | {LEVELS: (0.0 / (level != LEVELS).all(), None)}  # 0, or NaN
+    parts = {at: (whole[at], None if rest is None else rest[at]) for at in range(LEVELS)}
+    return parts | {LEVELS: (0.0 / (level != LEVELS).all(), None)}  # 0, or NaN
 
 
 def _by_level(rows: Tensor, factors: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
@@ -277,13 +277,13 @@ def _value(parts: Parts) -> Tensor:
     """The sum of all parts, [P], float64."""
     levels = sorted(parts.keys() - {LEVELS})
     if levels == [0]:
-        found = _exact(*parts[0])
+        total = _exact(*parts[0])
     else:
         wholes, rests = zip(*(parts[level] for level in levels), strict=True)
         rest = None if rests[0] is None else torch.stack(rests)
         exact, units = _exact(torch.stack(wholes), rest), (2.0 ** (STEP * at) for at in levels)
-        found = reduce(torch.add, (one * unit for one, unit in zip(exact, units, strict=True)))
-    return found + parts[LEVELS][0] if LEVELS in parts else found
+        total = reduce(torch.add, (one * unit for one, unit in zip(exact, units, strict=True)))
+    return total + parts[LEVELS][0] if LEVELS in parts else total
 
 
 def _exact(whole: Tensor, rest: Tensor | None) -> Tensor:

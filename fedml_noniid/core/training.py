@@ -189,10 +189,10 @@ def started(algorithm: Algorithm, views: Views) -> tuple[Tree, Params]:
     states: dict[Component, Tree | None] = {}
     starts: dict[Component, Params | None] = {}
     for c, view in views.items():
-        found: Tree | None = call(c, "warm_start", view)
-        starts[c] = (found or {}).get(START)
-        state = {name: leaf for name, leaf in (found or {}).items() if name != START}
-        states[c] = None if found is None or (starts[c] is not None and not state) else state
+        warm: Tree | None = call(c, "warm_start", view)
+        starts[c] = (warm or {}).get(START)
+        state = {name: leaf for name, leaf in (warm or {}).items() if name != START}
+        states[c] = None if warm is None or (starts[c] is not None and not state) else state
     state = algorithm.owned(Exclusive.OPTIMIZER_MEMORY, states) or {}
     return state, algorithm.owned(Exclusive.START, starts) or {}
 
@@ -200,11 +200,11 @@ def started(algorithm: Algorithm, views: Views) -> tuple[Tree, Params]:
 def shifted(algorithm: Algorithm, views: Views, w: Params, g: Params) -> Params:
     """The parameters at which the gradient is taken, without those that stay as they are in w."""
     bare = absent(NO_GRADIENT)
-    found = {
+    points = {
         c: call(c, "gradient_point", w, g if c.needs.gradient else bare, view)
         for c, view in views.items()
     }
-    return algorithm.owned(Exclusive.GRADIENT_POINT, found) or {}
+    return algorithm.owned(Exclusive.GRADIENT_POINT, points) or {}
 
 
 def gathering(algorithm: Algorithm, views: Views) -> Callable[[Params, Batch], Params] | None:
@@ -220,8 +220,8 @@ def gathering(algorithm: Algorithm, views: Views) -> Callable[[Params, Batch], P
 
 def left_as(algorithm: Algorithm, views: Views, delta: Params) -> Params:
     """The update as it leaves the client."""
-    found = {c: call(c, "leaving", delta, view) for c, view in views.items()}
-    changed = algorithm.owned(Exclusive.UPDATE, found)
+    leaving = {c: call(c, "leaving", delta, view) for c, view in views.items()}
+    changed = algorithm.owned(Exclusive.UPDATE, leaving)
     return delta if changed is None else changed
 
 
@@ -241,8 +241,8 @@ def own_model(algorithm: Algorithm, views: Views, v: Params, w: Params) -> Tree:
     none."""
     c = algorithm.own_model
     assert c is not None, "asked only where there is one"
-    found = call(c, "own_model", v, w, views[c]) or OwnModel(w)
-    return {name: part for name, part in found._asdict().items() if part is not None}
+    own = call(c, "own_model", v, w, views[c]) or OwnModel(w)
+    return {name: part for name, part in own._asdict().items() if part is not None}
 
 
 def own_step(
@@ -272,11 +272,11 @@ def adjusted(algorithm: Algorithm, views: Views, logits: Tensor, w: Params) -> T
 
 def penalty(views: Views, w: Params, out: Output, batch: Batch) -> Tensor | None:
     """The sum of the components' terms of the loss."""
-    found = [
+    penalties = [
         call(c, "penalty", w, out, batch._replace(scope=view.scope), view)
         for c, view in views.items()
     ]
-    terms = [each for each in found if each is not None]
+    terms = [each for each in penalties if each is not None]
     return torch.stack(terms).sum() if terms else None
 
 
@@ -291,18 +291,18 @@ def factor(views: Views) -> Params:
 
 
 def ended(
-    algorithm: Algorithm, views: Views, found: Descent, planned: int
+    algorithm: Algorithm, views: Views, descent: Descent, planned: int
 ) -> tuple[Trace, dict[str, Answer]]:
     """The trace of training, and the components' answers."""
     # Components that do not declare the need get `bare`, so none of them can read features.
     whole = Trace(
-        found.params,
-        found.buffers,
-        found.steps,
-        found.loss / found.steps.clamp(min=1),
-        found.state,
+        descent.params,
+        descent.buffers,
+        descent.steps,
+        descent.loss / descent.steps.clamp(min=1),
+        descent.state,
         # None where no component declares the need: then none may read it.
-        found.features,  # type: ignore[arg-type]
+        descent.features,  # type: ignore[arg-type]
         planned,
     )
     bare = whole._replace(features=absent(NO_FEATURES))
@@ -319,9 +319,9 @@ def answer(algorithm: Algorithm, client: Client, ask: Ask, memory: Tree) -> Answ
     return _completed(call(c, "answer", view), view)
 
 
-def _completed(found: Answer, view: Client) -> Answer:
+def _completed(answer_: Answer, view: Client) -> Answer:
     """The answer with the memory that it does not mention, and without metrics if they are not
     recorded."""
-    return found._replace(
-        memory=view.memory | found.memory, metrics=found.metrics if view.observing else {}
+    return answer_._replace(
+        memory=view.memory | answer_.memory, metrics=answer_.metrics if view.observing else {}
     )

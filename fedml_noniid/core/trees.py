@@ -67,11 +67,13 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
 
     KeyError if the structures differ.
     """
-    found = {}
+    mapped = {}
     for key, value in tree.items():
         others = [other[key] for other in rest]
-        found[key] = tree_map(fn, value, *others) if isinstance(value, dict) else fn(value, *others)
-    return found
+        mapped[key] = (
+            tree_map(fn, value, *others) if isinstance(value, dict) else fn(value, *others)
+        )
+    return mapped
 
 
 def leaves(tree: Tree) -> Iterator[Tensor]:
@@ -98,11 +100,11 @@ def sub(a: Tree, b: Tree) -> Tree:
 def combined(op: Callable[[Tensor, Tensor], Tensor], *trees: Params | None) -> Params:
     """Flat trees as one: leaves of the same name are combined by `op`, other leaves stay as they
     are. None is empty."""
-    found: Params = {}
+    whole: Params = {}
     for tree in trees:
         for name, leaf in (tree or {}).items():
-            found[name] = op(found[name], leaf) if name in found else leaf
-    return found
+            whole[name] = op(whole[name], leaf) if name in whole else leaf
+    return whole
 
 
 def scale(factor: float | Tensor, tree: Tree) -> Tree:

@@ -124,11 +124,11 @@ def show(folder: Path) -> str:
     with _exclusive_ownership(folder):
         ca, lines = _CA.read(folder), []
         for rank in _ranks(folder):
-            found = _present(folder, ca, rank)
-            state = "revoked" if ca.lists(found) else "not revoked"
+            certificate = _present(folder, ca, rank)
+            state = "revoked" if ca.lists(certificate) else "not revoked"
             lines.append(
-                f"{rank:4}  {name(rank):10}  {found.serial_number:040x}  "
-                f"until {found.not_valid_after_utc:%Y-%m-%d}  {state}\n"
+                f"{rank:4}  {name(rank):10}  {certificate.serial_number:040x}  "
+                f"until {certificate.not_valid_after_utc:%Y-%m-%d}  {state}\n"
             )
     return "".join(lines)
 
@@ -214,9 +214,9 @@ def _present(folder: Path, ca: _CA, rank: int) -> x509.Certificate:
     """The certificate in the kit of `rank`. Raises UserError."""
     path = folder / str(rank) / "own.crt"
     remedy = f"put the certificate of {name(rank)} back here; `{COMMAND} show` lists the kits"
-    found = read_certificate(path, remedy)
-    check_issued(path, found, ca.certificate, remedy)
-    return found
+    certificate = read_certificate(path, remedy)
+    check_issued(path, certificate, ca.certificate, remedy)
+    return certificate
 
 
 def _issue(folder: Path, ca: _CA, rank: int, days: int) -> None:
@@ -225,8 +225,8 @@ def _issue(folder: Path, ca: _CA, rank: int, days: int) -> None:
     Its certificate is recorded first: nothing may be valid that `revoke` does not know.
     """
     kit, known = _new_kit(ca, rank, days), _issued(folder, ca, rank)
-    valid = [found for found in known if found.not_valid_after_utc > now()]
-    old = b"".join(found.public_bytes(Encoding.PEM) for found in valid)
+    valid = [certificate for certificate in known if certificate.not_valid_after_utc > now()]
+    old = b"".join(certificate.public_bytes(Encoding.PEM) for certificate in valid)
     write_whole(folder / "ca" / f"{rank}.pem", old + kit["own.crt"], private=True)
     replace_folder(folder / str(rank), kit, private=True)
 
@@ -236,21 +236,21 @@ def _issued(folder: Path, ca: _CA, rank: int) -> list[x509.Certificate]:
 
     After a kill, the kit of the newest one may never have been written. Raises UserError.
     """
-    path, found = folder / "ca" / f"{rank}.pem", list[x509.Certificate]()
+    path, certificates = folder / "ca" / f"{rank}.pem", list[x509.Certificate]()
     try:
         if path.exists():
-            found = x509.load_pem_x509_certificates(read(path, RESTORE))
+            certificates = x509.load_pem_x509_certificates(read(path, RESTORE))
     except BROKEN:
         raise UserError(f"{path}: is damaged; {RESTORE}") from None
     if (folder / str(rank)).exists():
-        found.append(_present(folder, ca, rank))
-    return [*dict.fromkeys(found)]
+        certificates.append(_present(folder, ca, rank))
+    return [*dict.fromkeys(certificates)]
 
 
 def _of_known(folder: Path, ca: _CA, rank: int) -> list[x509.Certificate]:
     """The same of a rank that has had a kit. Raises UserError."""
-    if found := _issued(folder, ca, rank):
-        return found
+    if matching := _issued(folder, ca, rank):
+        return matching
     most = max((int(path.stem) for path in (folder / "ca").glob("[0-9]*.pem")), default=0)
     raise UserError(where=("--rank",), value=rank, allowed=f"a rank with a kit, 0 to {most}")
 

@@ -37,9 +37,9 @@ BROKEN = (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.In
 def issued(pem: bytes, ca: x509.Certificate) -> x509.Certificate | None:
     """The certificate in PEM; None if it is damaged, or the CA has not signed it."""
     try:
-        found = x509.load_pem_x509_certificate(pem)
-        found.verify_directly_issued_by(ca)
-        return found
+        certificate = x509.load_pem_x509_certificate(pem)
+        certificate.verify_directly_issued_by(ca)
+        return certificate
     except BROKEN:
         return None
 
@@ -67,9 +67,9 @@ class Kit:
         """The kit in `folder`, checked for the process of `rank`. Raises UserError."""
         ca_path, path, key_path = (folder / file for file in ("ca.crt", "own.crt", "own.key"))
         ca, certificate, key = kit_of(ca_path, path, key_path, AGAIN)
-        if (found := common_name(certificate)) != name(rank):
+        if (holder := common_name(certificate)) != name(rank):
             raise UserError(
-                f"{path}: belongs to {shown(found)}, but this process is {name(rank)!r}; "
+                f"{path}: belongs to {shown(holder)}, but this process is {name(rank)!r}; "
                 f"use the kit of rank {rank}"
             )
         check_dates(ca_path, ca, f"ask the operator for kits of a new CA ({COMMAND} make)")
@@ -114,10 +114,10 @@ class Admission:
 
     def _parsed(self, pem: bytes) -> tuple[str, int, datetime.datetime] | None:
         """(name, serial number, last moment) of a certificate; None if the CA has not signed it."""
-        found = issued(pem, self._ca)
-        if found is None:
+        certificate = issued(pem, self._ca)
+        if certificate is None:
             return None
-        return common_name(found), found.serial_number, found.not_valid_after_utc
+        return common_name(certificate), certificate.serial_number, certificate.not_valid_after_utc
 
     def _revoked(self) -> frozenset[int]:
         """The serial numbers on the list as it is now; a bad file leaves the last good list."""
@@ -154,11 +154,14 @@ def warn_of_end(folder: Path, rank: int) -> float:
     Returns the seconds until the next look.
     """
     try:
-        found = read_certificate(folder / "own.crt", AGAIN)
+        certificate = read_certificate(folder / "own.crt", AGAIN)
     except UserError as error:  # the processes read it themselves at each connection
         LOG.warning("%s", error)
         return CHECK_S
-    last, life = found.not_valid_after_utc, found.not_valid_after_utc - found.not_valid_before_utc
+    last, life = (
+        certificate.not_valid_after_utc,
+        certificate.not_valid_after_utc - certificate.not_valid_before_utc,
+    )
     if last - now() < LAST_PART * life:
         renew = f"`{COMMAND} renew --rank {rank}`"
         LOG.warning(

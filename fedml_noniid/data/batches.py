@@ -88,9 +88,9 @@ def padded(orders: list[Order]) -> tuple[Ints, NDArray[np.bool_]]:
 
 def _shuffled(indices: Ints, rng: np.random.Generator) -> Ints:
     """indices[rng.permutation(len(indices))], a fifth quicker for a hundred."""
-    found = indices.copy()
-    rng.shuffle(found)
-    return found
+    order = indices.copy()
+    rng.shuffle(order)
+    return order
 
 
 @cache

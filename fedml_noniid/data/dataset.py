@@ -186,7 +186,7 @@ def mean_and_deviation(normalise: object) -> tuple[float, float] | None:
     if isinstance(normalise, str) and normalise in NORMALISATIONS:
         return NORMALISATIONS[normalise]
     numbers = normalise if isinstance(normalise, list | tuple) else ()
-    if len(numbers) == 2 and all(type(one) in (int, float) for one in numbers):
+    if len(numbers) == 2 and all(type(number) in (int, float) for number in numbers):
         mean, deviation = numbers
         if abs(mean) <= sys.float_info.max and 0 < deviation <= sys.float_info.max:
             return float(mean), float(deviation)
@@ -267,11 +267,11 @@ def _moments_of_features(x: Floats) -> tuple[tuple[float, ...], tuple[float, ...
 
     def added(mean: Floats | float, power: int) -> Floats:
         """The sum of (row - mean)^power. NumPy adds rows in their order, here too."""
-        found = np.zeros((0, x.shape[1]))
+        sums = np.zeros((0, x.shape[1]))
         for piece in np.split(x, range(PIECE, n, PIECE)):
             terms: Floats = (piece.astype(np.float64) - mean) ** power
-            found = np.concatenate([found, terms]).sum(0, keepdims=True)
-        return found.ravel()
+            sums = np.concatenate([sums, terms]).sum(0, keepdims=True)
+        return sums.ravel()
 
     mean = added(0.0, 1) / n
     std = np.where(x.min(0) == x.max(0), 1.0, np.sqrt(added(mean, 2) / n))

@@ -37,12 +37,12 @@ def measured(
     if not data.std:
         return {}
     x, y, client = sampled(data, clients, skew, noise, seed)
-    found = {
+    measures = {
         "feature_shift": shift(x, y, client),
         "feature_spread": spread(x, y, client),
         "class_clarity": clarity(x, y),
     }
-    return {name: float(f"{value:.6g}") for name, value in found.items()}
+    return {name: float(f"{value:.6g}") for name, value in measures.items()}
 
 
 def shift(x: Floats, y: Ints, client: Ints) -> float:

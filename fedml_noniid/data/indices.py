@@ -56,15 +56,15 @@ def read_indices(path: Path) -> Indices:
     """The index lists of a partition. UserError if the file is missing or damaged."""
     try:
         with safe_open(path, "pt") as file:  # torch's arrays are views of the mapped file
-            found = {key: file.get_tensor(key).numpy() for key in sorted(file.keys())}
-        for name, array in found.items():
+            arrays = {key: file.get_tensor(key).numpy() for key in sorted(file.keys())}
+        for name, array in arrays.items():
             if array.dtype != np.int64:
                 raise ValueError(f"{name}: {array.dtype}, expected int64")
-        clients, test_clients = (_lists(found, key) for key in ("clients", "test_clients"))
+        clients, test_clients = (_lists(arrays, key) for key in ("clients", "test_clients"))
         if len(clients) != len(test_clients):
             raise ValueError(f"{len(clients)} clients, but {len(test_clients)} test_clients")
-        skew = _skew(found, clients)
-        return Indices(clients, found["validation"], found["public"], test_clients, skew)
+        skew = _skew(arrays, clients)
+        return Indices(clients, arrays["validation"], arrays["public"], test_clients, skew)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise UserError(
@@ -72,9 +72,9 @@ def read_indices(path: Path) -> Indices:
         ) from None
 
 
-def _lists(found: dict[str, Ints], name: str) -> Ragged:
+def _lists(arrays: dict[str, Ints], name: str) -> Ragged:
     """The lists of the clients in the file. ValueError if they are none."""
-    flat, offsets = found[name], found[name + OFFSETS]
+    flat, offsets = arrays[name], arrays[name + OFFSETS]
     if flat.ndim != 1 or offsets.ndim != 1 or not len(offsets):
         raise ValueError(f"{name}: no lists")
     if offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
@@ -82,21 +82,21 @@ def _lists(found: dict[str, Ints], name: str) -> Ragged:
     return Ragged(flat, offsets)
 
 
-def _skew(found: dict[str, Ints], clients: Ragged) -> Skew:
+def _skew(arrays: dict[str, Ints], clients: Ragged) -> Skew:
     """The skew in the file. ValueError if it doesn't fit the clients."""
-    labels, turns = found.get("labels"), found.get("quarter_turns")
+    labels, turns = arrays.get("labels"), arrays.get("quarter_turns")
     if labels is not None and labels.shape != clients.flat.shape:
         raise ValueError("labels: not one for each sample of each client")
     if turns is not None and turns.shape != (len(clients),):
         raise ValueError(f"{len(clients)} clients, but {len(turns)} quarter_turns")
-    drifts = any(f"drift.{key}" in found for key in DRIFT)
-    drift = _drift(found, len(clients)) if drifts else None
+    drifts = any(f"drift.{key}" in arrays for key in DRIFT)
+    drift = _drift(arrays, len(clients)) if drifts else None
     return Skew(None if labels is None else Ragged(labels, clients.offsets), turns, drift)
 
 
-def _drift(found: dict[str, Ints], n_clients: int) -> Drift:
+def _drift(arrays: dict[str, Ints], n_clients: int) -> Drift:
     """The drift in the file. ValueError if it is none of these clients."""
-    drift = Drift(*(found[f"drift.{key}"] for key in DRIFT))
+    drift = Drift(*(arrays[f"drift.{key}"] for key in DRIFT))
     if drift.clients.shape != (len(drift.rounds), n_clients):
         raise ValueError("drift: not one concept for each round and client")
     if not np.isin(drift.clients, np.arange(len(drift.concepts))).all():

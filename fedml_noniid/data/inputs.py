@@ -49,20 +49,20 @@ def split(inputs: Inputs, x: Tensor) -> dict[str, Tensor]:
     """The inputs by name, [B, *shape], of a batch [B, total]; whole numbers are int64."""
     sizes = [one.size for one in inputs.values()]
     parts = torch.split(x, sizes, dim=1)
-    found = {}
+    by_name = {}
     for (name, one), part in zip(inputs.items(), parts, strict=True):
         part = part.reshape(len(x), *one.shape)
-        found[name] = part.round().long() if one.whole else part
-    return found
+        by_name[name] = part.round().long() if one.whole else part
+    return by_name
 
 
 def described(arrays: Mapping[str, Array]) -> dict[str, Input]:
     """The inputs of arrays [n, ...] by name."""
-    found = {}
+    inputs = {}
     for name, array in arrays.items():
         whole = array.dtype.kind in "iu" and not is_bytes(array)
-        found[name] = Input(shape=list(array.shape[1:]), whole=whole)
-    return found
+        inputs[name] = Input(shape=list(array.shape[1:]), whole=whole)
+    return inputs
 
 
 def joined(

@@ -32,8 +32,8 @@ def some(x: NDArray[Any]) -> NDArray[Any]:
 
 def merged(x: NDArray[Any], narrow: NDArray[Any]) -> NDArray[np.bool_]:
     """The features of [n, ...] of which `narrow` has clearly fewer different values, [...]."""
-    found: NDArray[np.bool_] = different(narrow) < APART * different(x)
-    return found
+    merges: NDArray[np.bool_] = different(narrow) < APART * different(x)
+    return merges
 
 
 def different(x: NDArray[Any]) -> NDArray[Any]:

@@ -118,9 +118,9 @@ class Shard:
 
     def in_noise(self, part: str) -> Samples:
         """The samples of a part as the client reads them."""
-        found = self.parts[part]
-        noise = None if self.noise is None else noises.for_client(self.noise, found.x)
-        return found._replace(noise=noise)
+        samples = self.parts[part]
+        noise = None if self.noise is None else noises.for_client(self.noise, samples.x)
+        return samples._replace(noise=noise)
 
     @property
     def checksum(self) -> str:
@@ -135,15 +135,15 @@ class Shard:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of its file, by name."""
-        found = {
+        leaves = {
             f"{part}/{axis}": getattr(self.parts[part], axis)
             for part in sorted(self.parts)
             for axis in "xy"
         }
-        found |= {key: leaf for key in OPTIONAL if (leaf := getattr(self, key)) is not None}
+        leaves |= {key: leaf for key in OPTIONAL if (leaf := getattr(self, key)) is not None}
         if self.drift is not None:
-            found |= {f"drift/{key}": torch.from_numpy(getattr(self.drift, key)) for key in DRIFT}
-        return found
+            leaves |= {f"drift/{key}": torch.from_numpy(getattr(self.drift, key)) for key in DRIFT}
+        return leaves
 
 
 def of_loaders(rank: int, silos: int, n_classes: int, **parts: Batches) -> Shard:
@@ -235,17 +235,17 @@ def _in_order(name: str, loader: DataLoader[Any]) -> DataLoader[Any]:
 def split(parts: Parts) -> Iterator[Shard]:
     """The data of every process, by rank; a part that is None is left out."""
     silos, noise = len(parts.clients), parts.train.noise
-    found = {"test": parts.test, "validation": parts.validation, "public": parts.public}
+    held = {"test": parts.test, "validation": parts.validation, "public": parts.public}
     std, drift = None, parts.drift
     for rank in range(silos + 1):
         if rank:
             index = torch.from_numpy(np.asarray(parts.clients[rank - 1], dtype=np.int64))
             train = Samples(parts.train.x[index], parts.train.y[index])
             test = None if parts.tests is None else parts.tests[rank - 1]
-            found = {"train": train, "test": test, "public": parts.public}
+            held = {"train": train, "test": test, "public": parts.public}
             std = None if noise is None else noise.std[rank - 1]
             drift = None if parts.drift is None else parts.drift.only(rank - 1)
-        present = {key: samples for key, samples in found.items() if samples is not None}
+        present = {key: samples for key, samples in held.items() if samples is not None}
         yield Shard(rank, silos, parts.n_classes, present, std, parts.embedding, drift)
 
 
@@ -281,13 +281,13 @@ def read(path: Path, rank: int, silos: int) -> Shard:
 def _shard(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Shard:
     # Copies: the file's tensors lie at addresses of any alignment, and matrix products round
     # differently there.
-    found = {key: leaf.clone() for key, leaf in tensors.items()}
-    parts = {key: Samples(found[f"{key}/x"], found[f"{key}/y"]) for key in head["parts"]}
-    noise, embedding = (found.get(key) for key in OPTIONAL)
+    leaves = {key: leaf.clone() for key, leaf in tensors.items()}
+    parts = {key: Samples(leaves[f"{key}/x"], leaves[f"{key}/y"]) for key in head["parts"]}
+    noise, embedding = (leaves.get(key) for key in OPTIONAL)
     rank, silos, n_classes = (int(head[key]) for key in COUNTS)
     drift = None
-    if f"drift/{DRIFT[0]}" in found:
-        drift = Drift(*(found[f"drift/{key}"].numpy() for key in DRIFT))
+    if f"drift/{DRIFT[0]}" in leaves:
+        drift = Drift(*(leaves[f"drift/{key}"].numpy() for key in DRIFT))
     return Shard(rank, silos, n_classes, parts, noise, embedding, drift)
 
 
@@ -298,6 +298,6 @@ def cut(data: Path, indices: Path, out: Path) -> int:
     `data`: a prepared data set. `indices`: indices.safetensors of the partition, where label noise,
     rotation and drift stand too.
     """
-    found = read_indices(indices)
-    write(str(out / "{rank}.safetensors"), Parts.cut(Dataset.read(data), found))
-    return len(found.clients)
+    indices_ = read_indices(indices)
+    write(str(out / "{rank}.safetensors"), Parts.cut(Dataset.read(data), indices_))
+    return len(indices_.clients)

@@ -110,12 +110,12 @@ def read(
         with safe_open(path, "pt") as file:
             stored = json.loads((file.metadata() or {})[kind])
             tensors = {key: file.get_tensor(key) for key in sorted(file.keys())}
-        found, expected = made(stored["head"], tensors), stored["checksum"]
+        content, expected = made(stored["head"], tensors), stored["checksum"]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         if error.args == (kind,):  # the file is whole, and of another kind
             raise UserError(f"{path}: is not {what}; {origin or remedy}") from None
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: damaged, or not {what} ({reason}); {remedy}") from None
-    if found.checksum != expected:
+    if content.checksum != expected:
         raise UserError(f"{path}: damaged (its content doesn't match its checksum); {remedy}")
-    return found
+    return content

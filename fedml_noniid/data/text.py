@@ -62,11 +62,11 @@ def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
     number = {word: position for position, word in enumerate(words)} | dict.fromkeys(
         SPECIALS, UNKNOWN
     )
-    found = np.full((len(texts), length), PAD, dtype=np.int32)
-    for row, tokens in zip(found, texts, strict=True):
+    ids = np.full((len(texts), length), PAD, dtype=np.int32)
+    for row, tokens in zip(ids, texts, strict=True):
         known = [number.get(token, UNKNOWN) for token in tokens[:length]] or [UNKNOWN]
         row[: len(known)] = known
-    return torch.from_numpy(found)
+    return torch.from_numpy(ids)
 
 
 def read_texts(
@@ -115,13 +115,13 @@ def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:
             f"word vectors: drawn at random (normal, deviation 1), as {path.name} is not in {root}"
         )
         return torch.from_numpy(drawn.astype(np.float32)), note
-    found, n = _glove(path, words), len(words) - len(SPECIALS)
-    if not found:
+    read, n = _glove(path, words), len(words) - len(SPECIALS)
+    if not read:
         raise UserError(f"{path}: has none of the {n} words of the vocabulary; is it {GLOVE}?")
-    vectors = np.stack(list(found.values()))
+    vectors = np.stack(list(read.values()))
     drawn *= vectors.std()
-    drawn[list(found)] = vectors
-    note = f"word vectors: {path.name}, {len(found)} of {n} words found, the others drawn at random"
+    drawn[list(read)] = vectors
+    note = f"word vectors: {path.name}, {len(read)} of {n} words found, the others drawn at random"
     return torch.from_numpy(drawn.astype(np.float32)), note
 
 
@@ -134,7 +134,7 @@ def _glove(path: Path, words: Sequence[str]) -> dict[int, Floats]:
     wanted = {
         word.encode(): position for position, word in enumerate(words) if position >= len(SPECIALS)
     }
-    found = {}
+    by_id = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             word, _, numbers = line.partition(b" ")
@@ -142,7 +142,7 @@ def _glove(path: Path, words: Sequence[str]) -> dict[int, Floats]:
             if not wrong and word in wanted:
                 try:
                     vector = np.array([float(part) for part in numbers.split()])
-                    found[wanted[word]] = vector
+                    by_id[wanted[word]] = vector
                     wrong = len(vector) != WIDTH or not np.isfinite(vector).all()
                 except ValueError:
                     wrong = True
@@ -151,4 +151,4 @@ def _glove(path: Path, words: Sequence[str]) -> dict[int, Floats]:
                     f"{path}: line {number}: not a word and {WIDTH} numbers; unpack glove.6B.zip "
                     "again"
                 )
-    return found
+    return by_id

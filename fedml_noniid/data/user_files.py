@@ -24,8 +24,8 @@ def user_files(name: str, root: Path, options: Mapping[str, object]) -> dict[str
     """
     try:
         of = partial(_of_options, name) if is_own(name) else OF_USER.get(name, _none)
-        found = of(Path(root), options)
-        return {os.path.relpath(path, root): path for path in found if path.is_file()}
+        paths = of(Path(root), options)
+        return {os.path.relpath(path, root): path for path in paths if path.is_file()}
     except OSError as error:
         raise unreadable(root, error) from None
 
@@ -42,11 +42,11 @@ def _none(root: Path, options: Mapping[str, object]) -> list[Path]:
 def _of_options(name: str, root: Path, options: Mapping[str, object]) -> list[Path]:
     """What the options of a user's own reader name, in lists too: files, and all files of
     folders."""
-    found = []
+    paths = []
     for text in texts_of(name, {"root": "", **options}):  # it is given
         path = root / text
-        found += sorted(path.rglob("*")) if path.is_dir() else [path]
-    return found
+        paths += sorted(path.rglob("*")) if path.is_dir() else [path]
+    return paths
 
 
 def _of_table(root: Path, options: Mapping[str, object]) -> list[Path]:
@@ -74,14 +74,14 @@ def train_and_test(root: Path) -> tuple[Path, Path]:
 def entries(folder: Path, stray: bool = False) -> list[Path]:
     """What a folder of images holds, sorted by name: folders and files with the ending of an image
     format, or all else."""
-    endings, found = _endings(), sorted(folder.iterdir(), key=lambda entry: entry.name)
+    endings, paths = _endings(), sorted(folder.iterdir(), key=lambda entry: entry.name)
     is_stray = [
         entry.name.startswith(".")
         or entry.name.lower() in LEFTOVERS
         or (entry.suffix.lower() not in endings and not entry.is_dir())
-        for entry in found
+        for entry in paths
     ]
-    return [entry for entry, other in zip(found, is_stray, strict=True) if other == stray]
+    return [entry for entry, other in zip(paths, is_stray, strict=True) if other == stray]
 
 
 @functools.cache

@@ -39,13 +39,13 @@ def read_yaml(
     """
     name = name or path.name
     try:
-        found = path.read_bytes()
+        raw = path.read_bytes()
     except OSError as error:
         place = path.parent.resolve()
         raise UserError(
             f"{name}: can't be read ({error.strerror or error}); it belongs into {place}"
         ) from None
-    content = loaded(found, name)
+    content = loaded(raw, name)
     if not isinstance(content, dict):
         raise UserError(f"{name}: holds no settings; {wanted}")
     return content

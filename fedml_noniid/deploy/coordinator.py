@@ -288,15 +288,17 @@ class Coordinator:
 
     def _is_over(self, down: Down, quorum: int) -> bool:
         """Says whether the exchange is over. Raises QuorumError if there can't be a quorum."""
-        found, comm, waited = len(self._answers), self.comm, time.monotonic() - self._since
-        if found >= quorum and (waited >= comm.deadline_s or all(map(self._gone, self._left))):
+        n_answers, comm, waited = len(self._answers), self.comm, time.monotonic() - self._since
+        if n_answers >= quorum and (waited >= comm.deadline_s or all(map(self._gone, self._left))):
             return True
-        if found + len(self._left) < quorum or (found < quorum and waited >= comm.patience_s):
+        if n_answers + len(self._left) < quorum or (
+            n_answers < quorum and waited >= comm.patience_s
+        ):
             silent = ", ".join(map(wire.silo, sorted(self._left)))
             why = [*self._failed.values()] + [f"no answer from {silent}"] * bool(silent)
             assert down.ask is not None, "there is something to do"
             raise QuorumError(
-                f"round {down.round}, job {wire.name(down.ask)!r}: {found} of "
+                f"round {down.round}, job {wire.name(down.ask)!r}: {n_answers} of "
                 f"{len(down.ask.to)} silos answered in {waited:.0f} s and the quorum is {quorum} "
                 f"({'; '.join(why)}); start the server again to go on"
             )

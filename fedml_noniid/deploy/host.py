@@ -279,7 +279,9 @@ class HostTrainer(ClientTrainer):
         local, run = FedMLDifferentialPrivacy.get_instance(), "" if file is None else file.run
         key = cache(partial(run_key, secret, run, self.terms.fingerprint, self.id))
         mechanisms = self.terms.algorithm.mechanisms
-        self._mechanism = next((of for of in mechanisms if of.unit == "sample"), None)
+        self._mechanism = next(
+            (mechanism for mechanism in mechanisms if mechanism.unit == "sample"), None
+        )
         sensitivity = math.inf
         if local.is_local_dp_enabled():
             self._sigma, sensitivity = local.dp_solution.ldp.get_rdp_scale(), self.args.sensitivity
@@ -291,8 +293,8 @@ class HostTrainer(ClientTrainer):
         if self._sigma or self._mechanism is not None:
             self._noise = Noise.from_key(key(), sensitivity, self._sigma)
         self._ledger = self._opened(secret) if counted else None
-        given = self.local_train_dataset
-        self._data = self._batches if given is None else given
+        loader = self.local_train_dataset
+        self._data = self._batches if loader is None else loader
         shard = self.shard.with_train(self._samples(self._data))
         self.silo = Silo(self.terms, self.id, shard, file)
         self.silo.engine.clients.noised = noised_with(key)
@@ -359,10 +361,10 @@ class HostTrainer(ClientTrainer):
         limits = partial(wire.allowed, ranges=self.terms.ranges)
         answer, question = flatten(leaving), noise.digest(asked, wire.tensors(down))
         # First: what can't be protected is not counted. The reply changes once it is counted.
-        found = noise.protect(answer, question, start, limits) if self._sigma else answer
+        protected = noise.protect(answer, question, start, limits) if self._sigma else answer
         if self._ledger is not None:
             self._spend(self._ledger, noise.release(question, answer), down)
-        self._reply |= unflatten(found, leaving)
+        self._reply |= unflatten(protected, leaving)
         if self._sigma:
             n = torch.full_like(self._reply["n"], self.samples)
             steps = float(self.terms.plan.steps(n.numpy())) * self._reply["steps"].sign()
@@ -435,8 +437,8 @@ class HostAggregator(ServerAggregator):
         FedML's hook (clipping, attacks, defences) sees the parameters and may drop silos.
         """
         ups = {up["client"]: up for _, up in raw_client_model_or_grad_list}
-        found = self.hook(self.server_run.open(ups))
-        return list(found.items()), list(found)
+        replies = self.hook(self.server_run.open(ups))
+        return list(replies.items()), list(replies)
 
     def hook(self, replies: dict[int, Tree]) -> dict[int, Tree]:
         """The replies by client after FedML's hook, which sees models if the settings say so."""
@@ -457,12 +459,12 @@ class HostAggregator(ServerAggregator):
                 f"FedML's defence left {len(hooked)} models of {len(positions)} silos, so whose "
                 "they are is unknown"
             )
-        clients, found = list(replies), {}
+        clients, changed = list(replies), {}
         for i, (_, model) in zip(positions, hooked, strict=True):
             reply = replies[clients[i]]
             deltas = _differences(model, start, reply["deltas"])
-            found[clients[i]] = reply | {"deltas": deltas}
-        return found
+            changed[clients[i]] = reply | {"deltas": deltas}
+        return changed
 
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[int, Tree]]) -> Down:
         """The next message: of this round, of the next round, or that the run is over."""

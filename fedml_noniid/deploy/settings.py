@@ -336,8 +336,8 @@ class DpArgs(Section):
     @model_validator(mode="after")
     def _acts(self) -> DpArgs:
         budget = {"budget_epsilon", "budget_delta"}
-        given = self.model_dump(exclude={"enable_dp", "max_grad_norm", *budget})
-        missing = [key for key, value in given.items() if value is None]
+        others = self.model_dump(exclude={"enable_dp", "max_grad_norm", *budget})
+        missing = [key for key, value in others.items() if value is None]
         if (self.budget_epsilon is None) != (self.budget_delta is None):
             raise UserError("budget_epsilon and budget_delta stand together")
         if self.enable_dp and missing:

@@ -202,14 +202,14 @@ class Silo:
         return tensor_file.Tensors(head, flat)
 
     def _restore(self, file: RunFile) -> None:
-        found = read_memory(file.path)
-        head = found.head
+        memory = read_memory(file.path)
+        head = memory.head
         if (head["run"], head["silo"]) != (file.run, self.client):
             raise UserError(
                 f"{file.path}: is the memory of {wire.silo(head['silo'])} in run {head['run']}; "
                 f"this is {wire.silo(self.client)} in run {file.run}; delete it to join this run"
             )
-        self.go_on_from(head, found.tensors)
+        self.go_on_from(head, memory.tensors)
 
     def go_on_from(self, head: dict[str, Any], tensors: Params) -> None:
         """Goes on from a `memory`."""

@@ -209,9 +209,9 @@ class SiloClient:
         """
         while True:
             try:
-                found = step()
+                result = step()
                 self._named = ""
-                return found
+                return result
             except (grpc.RpcError, RefusedError) as error:
                 self._renew()
                 reason, level = _reason(error)

@@ -174,21 +174,21 @@ class SiloServer:
         welcome = self._coordinator.join(client, hello.head, call)
         try:
             await call.write(welcome)
-            while not isinstance(found := self._coordinator.task(client), wire.Task):
+            while not isinstance(task := self._coordinator.task(client), wire.Task):
                 try:
-                    if found is not None:
+                    if task is not None:
                         self._check(call)  # again: it may be revoked since the stream began
-                        tensors = wire.tensors(found)
+                        tensors = wire.tensors(task)
                         await call.write(
-                            wire.Task.from_down(found), tensors, self._digest(found.at, tensors)
+                            wire.Task.from_down(task), tensors, self._digest(task.at, tensors)
                         )
-                        await self._upload(client, found.at, call)
+                        await self._upload(client, task.at, call)
                         continue
                 except BrokenError:  # between two messages: the silo hears that the run ends
                     pass
                 await call.due.wait()
                 call.due.clear()
-            await call.write(found)
+            await call.write(task)
             # The silo leaves first. When a stream ends, gRPC may drop unread messages.
             async with within(HEAD_S, "the silo did not leave"):
                 await call.call.read()

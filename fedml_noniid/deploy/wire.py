@@ -447,9 +447,11 @@ def _order(leaf: Tensor) -> tuple[int, ...]:
 
 def ranges(components: Iterable[Component], loss: Loss = CROSS_ENTROPY) -> Ranges:
     """The ranges of what these components upload, and of all other numbers that have one."""
-    found = {"n": Range(1), "steps": Range(0)}
-    found |= {f"upload/{key}": allowed for key, allowed in client_tests.ranges(loss).items()}
-    return found | {
+    allowed_ranges = {"n": Range(1), "steps": Range(0)}
+    allowed_ranges |= {
+        f"upload/{key}": allowed for key, allowed in client_tests.ranges(loss).items()
+    }
+    return allowed_ranges | {
         f"upload/{c.name}/{key}": allowed for c in components for key, allowed in c.ranges.items()
     }
 
@@ -457,9 +459,12 @@ def ranges(components: Iterable[Component], loss: Loss = CROSS_ENTROPY) -> Range
 def allowed(key: str, ranges: Ranges) -> Range:
     """The numbers that the tensor `key` of an upload may have."""
     of_kind = Range(0) if key.endswith(VARIANCE) else Range()
-    found = next((ranges[name] for name in ranges if f"{key}/".startswith(f"{name}/")), of_kind)
+    matching = next((ranges[name] for name in ranges if f"{key}/".startswith(f"{name}/")), of_kind)
     return replace(
-        found, low=max(found.low, -MAX_MAGNITUDE), high=min(found.high, MAX_MAGNITUDE), open=""
+        matching,
+        low=max(matching.low, -MAX_MAGNITUDE),
+        high=min(matching.high, MAX_MAGNITUDE),
+        open="",
     )
 
 
@@ -521,10 +526,10 @@ def fit(leaves: Mapping[str, object], schema: Tree, where: str) -> None:
             raise RefusedError(
                 "extra", f"{where}: upload has {key!r}, which the server did not ask for"
             )
-        found, wanted = form(leaves[key]), form(expected[key])
-        if found != wanted:
-            kind = "shape" if found.split()[0] == wanted.split()[0] else "dtype"
-            raise RefusedError(kind, f"{where}: upload's {key!r} is {found}; expected {wanted}")
+        sent, wanted = form(leaves[key]), form(expected[key])
+        if sent != wanted:
+            kind = "shape" if sent.split()[0] == wanted.split()[0] else "dtype"
+            raise RefusedError(kind, f"{where}: upload's {key!r} is {sent}; expected {wanted}")
 
 
 def form(leaf: object) -> str:

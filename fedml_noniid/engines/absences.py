@@ -85,7 +85,7 @@ def read(
             f"{path}, line 1: {shown(''.join(lines[:1]))} is refused; allowed: {','.join(COLUMNS)}"
         )
     most = (rounds, None, None if n_clients is None else n_clients - 1)
-    found: dict[tuple[int, int], set[int]] = {}
+    absent: dict[tuple[int, int], set[int]] = {}
     for number, row in enumerate(rows[1:], start=2):
         if not any(row):
             continue
@@ -96,15 +96,15 @@ def read(
             )
         cells = [row[0], row[1] or "0", row[2]]
         round_, exchange, client = (
-            _number(where, *given) for given in zip(COLUMNS, cells, most, strict=True)
+            _number(where, *value) for value in zip(COLUMNS, cells, most, strict=True)
         )
-        clients = found.setdefault((round_, exchange), set())
+        clients = absent.setdefault((round_, exchange), set())
         if client in clients:
             raise UserError(
                 f"{where}: client {client} is named twice for round {round_}, exchange {exchange}"
             )
         clients.add(client)
-    return {place: frozenset(clients) for place, clients in found.items()}
+    return {place: frozenset(clients) for place, clients in absent.items()}
 
 
 def _number(where: str, column: str, cell: str, most: int | None) -> int:

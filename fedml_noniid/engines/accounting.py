@@ -22,15 +22,15 @@ class Accounting(Callback):
     def __init__(self, mechanisms: Sequence[Mechanism]) -> None:
         self._mechanisms = mechanisms
         # releases by unit, then of each client
-        self.releases: dict[str, list[int]] = {of.unit: [] for of in mechanisms}
+        self.releases: dict[str, list[int]] = {mechanism.unit: [] for mechanism in mechanisms}
         self._next = self.releases
         self._local: LocalTraining | None = None
 
     def on_start(self, run: CurrentRun) -> None:
         self._local = run.start.plan.local
         self.releases = {unit: [0] * run.federation.size for unit in self.releases}
-        for of in self._mechanisms:  # now, if dp-accounting is not there
-            epsilon({of.noise: 1}, of.delta)
+        for mechanism in self._mechanisms:  # now, if dp-accounting is not there
+            epsilon({mechanism.noise: 1}, mechanism.delta)
 
     def measure(self, end: RoundEnd) -> Columns:
         assert self._local is not None, "the run has started"
@@ -39,8 +39,10 @@ class Accounting(Callback):
             for unit, counts in self._next.items():
                 counts[client] += self._local.passes(n) if unit == "sample" else 1
         return {
-            f"epsilon_per_{of.unit}": epsilon({of.noise: max(self._next[of.unit])}, of.delta)
-            for of in self._mechanisms
+            f"epsilon_per_{mechanism.unit}": epsilon(
+                {mechanism.noise: max(self._next[mechanism.unit])}, mechanism.delta
+            )
+            for mechanism in self._mechanisms
         }
 
     def on_round(self, run: CurrentRun, row: Row) -> None:

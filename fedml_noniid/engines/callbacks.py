@@ -158,9 +158,9 @@ class EarlyStop(Callback):
 
     def __post_init__(self) -> None:
         """UserError for options that params.yaml would refuse."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        options = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
         with located(source="EarlyStop"):
-            check_options(EarlyStop, given)
+            check_options(EarlyStop, options)
 
     def on_start(self, run: CurrentRun) -> None:
         if run.federation.validation is None:
@@ -234,7 +234,7 @@ def columns_of(callbacks: Sequence[Callback], end: RoundEnd) -> dict[str, Tensor
 
     UserError for values that are no numbers, and for a name that two of them give.
     """
-    found: dict[str, Tensor | float] = {}
+    merged: dict[str, Tensor | float] = {}
     for callback in callbacks:
         columns = call_hook(callback, "measure", end)
         name = type(callback).__name__
@@ -250,12 +250,12 @@ def columns_of(callbacks: Sequence[Callback], end: RoundEnd) -> dict[str, Tensor
                     "numbers or tensors by "
                     "name, names of letters, digits, '_', '.', '/' and '-'"
                 )
-            if key in found or key in ("round", "seconds"):
+            if key in merged or key in ("round", "seconds"):
                 raise UserError(
                     f"callback {name}: measure returned {key!r}, a column that is there already"
                 )
-        found |= columns
-    return found
+        merged |= columns
+    return merged
 
 
 def _failure(kind: type, hook: str, error: Exception) -> Exception:

@@ -102,7 +102,7 @@ class Checkpoints:
         UserError for a damaged file, or another configuration's. `path`: `previous`, or the last.
         """
         path = path or self.path
-        found = tensor_file.read(
+        content = tensor_file.read(
             path,
             "checkpoint",
             _state,
@@ -110,7 +110,7 @@ class Checkpoints:
             origin="",
             remedy="delete it to start afresh",
         )
-        head, flat = found.head, found.tensors
+        head, flat = content.head, content.tensors
         made_by = {key: head[key] for key in self.made_by}
         if made_by != self.made_by:
             raise UserError(

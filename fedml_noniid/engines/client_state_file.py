@@ -188,11 +188,11 @@ def memory_digests(stacked: Tree, first: Tree, n: int) -> Digests:
 def memory_sha256(first: Tree, digests: bytes) -> str:
     """SHA-256 of the memories of all clients: over the leaves' names, types and shapes, and over
     the SHA-256 of each row."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, leaf in sorted(flatten(first).items()):
-        found.update(f"{name} {leaf.dtype} {list(leaf.shape)}\n".encode())
-    found.update(digests)
-    return found.hexdigest()
+        digest.update(f"{name} {leaf.dtype} {list(leaf.shape)}\n".encode())
+    digest.update(digests)
+    return digest.hexdigest()
 
 
 def _digest(parts: Iterable[Any]) -> Digests:

@@ -60,7 +60,7 @@ def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
     without samples."""
     models, task = {SENT: ask.params, **ask.shared}, clients.task
     width = task.loss.n_statistics(task.network.n_classes) + 1
-    found: dict[str, list[Tensor]] = {name: [] for name in models}
+    columns: dict[str, list[Tensor]] = {name: [] for name in models}
     n_samples = []
     for client in ask.to:
         samples, at = clients.tests.get(client), clients.row[client]
@@ -69,14 +69,14 @@ def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
             samples = samples._replace(y=clients.drift.drift.labels(samples.y, at, round_))
         for name, params in models.items():
             if samples is None:
-                found[name] += torch.zeros(width, dtype=torch.float64, device=clients.device)
+                columns[name] += torch.zeros(width, dtype=torch.float64, device=clients.device)
                 continue
             sent = Client(task, params, ask.buffers, round_)
             model = model_of_client(clients.algorithm, sent, clients.memory.row(client))
             read = noise_of(samples, client, clients.seed)
-            found[name] += totals(task.network, *model, samples, read, task.loss)
+            columns[name] += totals(task.network, *model, samples, read, task.loss)
     parts: Params = {
-        name: torch.stack(numbers_of).view(-1, width) for name, numbers_of in found.items()
+        name: torch.stack(numbers_of).view(-1, width) for name, numbers_of in columns.items()
     }  # [M, k + 1]
     sizes = [len(clients.indices[client]) for client in ask.to]
     n, tested = numbers([*sizes, *n_samples], clients.device).view(2, -1)  # one copy to the device
@@ -94,8 +94,8 @@ def model_of_client(algorithm: Algorithm, sent: Client, memory: Tree) -> tuple[P
     if (c := algorithm.own_model) is not None:
         mine, ask = memory[c.name], Ask(sent.job, ())
         views = component_views(algorithm, client, ask, memory)
-        found = own_model(algorithm, views, mine.get(V, {}), params)
-        params, buffers = found["params"], found.get("buffers", mine.get(V_BUFFERS, buffers))
+        own = own_model(algorithm, views, mine.get(V, {}), params)
+        params, buffers = own["params"], own.get("buffers", mine.get(V_BUFFERS, buffers))
     return client.task.model(params, buffers)
 
 
@@ -124,10 +124,10 @@ def scores(reply: Reply, of: Loss) -> dict[str, Tensor]:
     """Columns of rounds.csv: over all clients' samples together, 0-d float64 on the device; NaN
     without samples."""
     parts: Params = reply.upload[TEST]
-    found = {
+    means = {
         name: of.of_sums(parts[name], parts["n"]) for name in (SENT, EVALUATED) if name in parts
     }
-    tested = found.get(EVALUATED, found[SENT])
+    tested = means.get(EVALUATED, means[SENT])
     return {f"test_{name}": value for name, value in tested.items()} | {
-        f"sent_{of.metric}": found[SENT][of.metric]
+        f"sent_{of.metric}": means[SENT][of.metric]
     }

@@ -69,7 +69,7 @@ def evaluate(
 
 def pooled(
     network: Network,
-    found: Sequence[Evaluation | None],
+    evaluations: Sequence[Evaluation | None],
     samples: Sequence[Samples],
     of: Loss = CROSS_ENTROPY,
 ) -> Evaluation | None:
@@ -77,7 +77,7 @@ def pooled(
 
     `found[k]` is that of model k on `samples[k]`; None where these are none.
     """
-    known = [(one, of_k.y.cpu()) for one, of_k in zip(found, samples, strict=True) if one]
+    known = [(one, of_k.y.cpu()) for one, of_k in zip(evaluations, samples, strict=True) if one]
     if not known:
         return None
     predicted, y = (
@@ -90,14 +90,14 @@ def pooled(
 
 def _scored(network: Network, of: Loss, predicted: Tensor, y: Tensor, loss: float) -> Evaluation:
     metrics = of.of_one(predicted, y) | of.of_all(predicted, y)
-    found = {name: value.item() for name, value in metrics.items()}
+    numbers = {name: value.item() for name, value in metrics.items()}
     if not of.classes:
-        return Evaluation(found, loss, torch.zeros(0, dtype=torch.float64), predicted)
+        return Evaluation(numbers, loss, torch.zeros(0, dtype=torch.float64), predicted)
     counts = torch.bincount(y, minlength=network.n_classes)
     hits = (predicted == y).double()
     # `bincount` with weights has no deterministic kernel on a GPU.
     per_class = hits.new_zeros(network.n_classes).index_add_(0, y, hits) / counts
-    return Evaluation(found, loss, per_class, predicted)
+    return Evaluation(numbers, loss, per_class, predicted)
 
 
 @torch.no_grad()
@@ -154,8 +154,8 @@ def outputs_of(
     network: Network, params: Params, buffers: Params, samples: Samples, read: Read | None = None
 ) -> Tensor:
     """The outputs for all samples in eval mode, [n, C], on the device."""
-    found = _batches(network, (params, buffers), samples, BATCH, read)
-    return torch.cat([outputs for outputs, _ in found])
+    batches = _batches(network, (params, buffers), samples, BATCH, read)
+    return torch.cat([outputs for outputs, _ in batches])
 
 
 def _batches(

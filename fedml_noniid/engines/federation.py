@@ -67,15 +67,15 @@ class Federation:
     def used_by(self, algorithm: Algorithm) -> Federation:
         """As the algorithm uses it: its public split, which it may give to each client; one client
         if it pools."""
-        found = self
+        used = self
         if algorithm.needs.public is Public.TEST_SET:
-            found = replace(found, public=found.test)
+            used = replace(used, public=used.test)
         if algorithm.needs.pooled:
             # There is no client then that could be missing.
-            whole = {0: lists_of(found.clients).flat}
-            found = replace(found, size=1, clients=whole, absent=nobody)
-        shared = round(algorithm.needs.shared * found.n_public)
-        return found.with_public(shared) if shared else found
+            whole = {0: lists_of(used.clients).flat}
+            used = replace(used, size=1, clients=whole, absent=nobody)
+        shared = round(algorithm.needs.shared * used.n_public)
+        return used.with_public(shared) if shared else used
 
     def with_public(self, n: int) -> Federation:
         """With `n` public samples in the hands of each client, evenly spaced in the split.

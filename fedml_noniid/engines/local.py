@@ -107,10 +107,14 @@ class ClientAxis:
         ) -> tuple[Params, Tree]:
             x, y, mask, *_ = batch
             slope = partial(task.loss.gradient, y=y, mask=mask)
-            grads, losses, found = model.gradient(
+            grads, losses, statistics = model.gradient(
                 params, buffers, x, slope, mask, drawn, self.memory, axes
             )
-            return grads, {"loss": losses, "buffers": found.buffers, "features": found.features}
+            return grads, {
+                "loss": losses,
+                "buffers": statistics.buffers,
+                "features": statistics.features,
+            }
 
         return written
 
@@ -153,21 +157,21 @@ def train(
     def views(trees: Tree) -> Views:
         each, memory = trees["each"], trees["memory"]
         client = personalized(axis.client(trees), memory)
-        given = sent._replace(each=each)
-        return component_views(algorithm, client, given, memory, trees.get("prepared"))
+        mine = sent._replace(each=each)
+        return component_views(algorithm, client, mine, memory, trees.get("prepared"))
 
     def first(trees: Tree) -> Tree:
         """What is computed before the first step, and where the model, its buffers and the
         optimiser start."""
         prepared = {c.name: call(c, "prepare", view) for c, view in views(trees).items()}
-        given = views(trees | {"prepared": prepared})
+        seen = views(trees | {"prepared": prepared})
         params, buffers = joined(sent.params, sent.buffers, trees["memory"])
-        given_state, given_params = started(algorithm, given)
+        given_state, given_params = started(algorithm, seen)
         params = params | given_params
-        found = {"params": params, "buffers": buffers, "prepared": prepared}
+        start = {"params": params, "buffers": buffers, "prepared": prepared}
         state = over(task.optimizer.init(params), given_state)
         own = own_start(algorithm, trees["memory"], task.optimizer)
-        return found | {"factor": factor(given), "state": state, "own": own}
+        return start | {"factor": factor(seen), "state": state, "own": own}
 
     # Lifting takes time even where there is nothing to lift.
     components = algorithm.components
@@ -183,7 +187,7 @@ def train(
 
     walk = LocalSteps(axis, task, clients["key"], hooks)
     with tf32(cast("Model", task.network).precision == "tf32"):
-        found = walk(began, inputs)
+        trained = walk(began, inputs)
 
     def last(trees: Tree, left: Tree) -> Tree:
         """What is sent, remembered and recorded."""
@@ -195,17 +199,17 @@ def train(
         }
 
     if personal:
-        memory, shared = parted(clients["memory"], found.params, found.buffers, found.state)
-        found = found._replace(params=shared[0], buffers=shared[1], state=shared[2])
+        memory, shared = parted(clients["memory"], trained.params, trained.buffers, trained.state)
+        trained = trained._replace(params=shared[0], buffers=shared[1], state=shared[2])
         clients = clients | {"memory": memory}
-    clients = clients | {"memory": own_memory(algorithm, clients["memory"], found.own)}
-    left = {key: leaf for key, leaf in found._asdict().items() if leaf is not None}
+    clients = clients | {"memory": own_memory(algorithm, clients["memory"], trained.own)}
+    left = {key: leaf for key, leaf in trained._asdict().items() if leaf is not None}
     answers = (axis.lift(last) if components else last)(clients, left)
     if personal:
         answers["memory"][PERSONAL] = clients["memory"][PERSONAL]
     if components:
-        found = found._replace(loss=axis.lift(marked)(found.loss, answers["memory"]))
-    return found, answers
+        trained = trained._replace(loss=axis.lift(marked)(trained.loss, answers["memory"]))
+    return trained, answers
 
 
 def _sharing(hooks: Hooks, params: Params) -> Hooks:
@@ -265,8 +269,8 @@ def _gathered(
 
     def gathered(batch: Batch, buffers: Params, w: Params) -> tuple[Params, Tree]:
         lifted = axis.lift(partial(one, batch.step))
-        found: tuple[Params, Tree] = lifted(clients, _fields(batch), buffers, w)
-        return found
+        gradient: tuple[Params, Tree] = lifted(clients, _fields(batch), buffers, w)
+        return gradient
 
     return gathered
 
@@ -288,14 +292,14 @@ def _hooks(
     at_once = views(clients) if axis.single or some("gradient_term") else {}
 
     def penalties(step: int, clients: Tree, w: Params, out: Output, batch: Tree) -> Tree:
-        found = penalty(
+        terms = penalty(
             at_once if axis.single else views(clients), w, out, Batch(**batch, step=step)
         )
-        return {} if found is None else {"sum": found}
+        return {} if terms is None else {"sum": terms}
 
     def penalised(w: Params, out: Output, batch: Batch) -> Tensor | None:
-        found: Tree = axis.lift(partial(penalties, batch.step))(clients, w, out, _fields(batch))
-        return found.get("sum")
+        terms: Tree = axis.lift(partial(penalties, batch.step))(clients, w, out, _fields(batch))
+        return terms.get("sum")
 
     def logits(clients: Tree, logits: Tensor, w: Params) -> Tensor:
         return adjusted(algorithm, at_once if axis.single else views(clients), logits, w)
@@ -305,8 +309,8 @@ def _hooks(
 
     def point(w: Params, gradient: Callable[[], Params]) -> Params:
         g = gradient() if algorithm.needs.gradient else {}
-        found: Params = lifted_points(clients, w, {name: g[name] for name in w if name in g})
-        return found
+        points: Params = lifted_points(clients, w, {name: g[name] for name in w if name in g})
+        return points
 
     def own_models(clients: Tree, v: Params, w: Params) -> Tree:
         return own_model(algorithm, at_once if axis.single else views(clients), v, w)
@@ -405,8 +409,8 @@ class LocalSteps:
 
         def loss(v: Params) -> tuple[Tensor, Tree]:
             model = made(v, w)
-            given = own.get(V_BUFFERS, buffers)
-            out = self.axis.forward(self.task, model["params"], given, batch, drawn)
+            own_buffers = own.get(V_BUFFERS, buffers)
+            out = self.axis.forward(self.task, model["params"], own_buffers, batch, drawn)
             value = self.task.loss.mean(out.logits, batch.y, batch.mask)
             return value + model.get("penalty", 0), {"buffers": out.buffers}
 
@@ -424,13 +428,13 @@ class LocalSteps:
     ) -> tuple[Tensor, Tree]:
         """The loss of a step, and what else its pass leaves, with the `features` if they are asked
         for."""
-        found = self.axis.forward(self.task, w, buffers, batch, drawn)
-        logits = found.logits if self.hooks.logits is None else self.hooks.logits(found.logits, w)
+        output = self.axis.forward(self.task, w, buffers, batch, drawn)
+        logits = output.logits if self.hooks.logits is None else self.hooks.logits(output.logits, w)
         value = self.task.loss.mean(logits, batch.y, batch.mask)
-        extra = None if self.hooks.penalty is None else self.hooks.penalty(w, found, batch)
+        extra = None if self.hooks.penalty is None else self.hooks.penalty(w, output, batch)
         value = value if extra is None else value + extra
-        left = {"loss": value, "buffers": found.buffers}
-        return value, left | {"features": found.features} if features else left
+        left = {"loss": value, "buffers": output.buffers}
+        return value, left | {"features": output.features} if features else left
 
 
 @dataclass(frozen=True)

@@ -32,18 +32,18 @@ def _rate(value: object, number: Callable[[object], float]) -> Any:
 LearningRate = Annotated[Positive, WrapValidator(_rate), PlainSerializer(lambda value: value)]
 
 
-def _loss(given: Any) -> Any:
-    if isinstance(given, type):
-        given = f"{given.__module__}:{given.__qualname__}"
-    if given != DEFAULT_LOSS:  # the default imports no torch
+def _loss(value: Any) -> Any:
+    if isinstance(value, type):
+        value = f"{value.__module__}:{value.__qualname__}"
+    if value != DEFAULT_LOSS:  # the default imports no torch
         from fedml_noniid.losses import loss_of
 
-        loss_of(given)
-    return given
+        loss_of(value)
+    return value
 
 
-def _default(given: object) -> bool:
-    return given == DEFAULT_LOSS
+def _default(value: object) -> bool:
+    return value == DEFAULT_LOSS
 
 
 DEFAULT_LOSS = "cross_entropy"
@@ -102,8 +102,10 @@ class LocalTraining(Section):
     def build(self, lr: float | None = None) -> Built:
         """The pure optimiser, with the step size `lr`; None: the largest of the schedule."""
         kind = _optimizers()[self.optimizer]
-        given = {} if self.momentum is None else {"momentum": self.momentum}
-        return kind(self.rate.start if lr is None else lr, weight_decay=self.weight_decay, **given)
+        options = {} if self.momentum is None else {"momentum": self.momentum}
+        return kind(
+            self.rate.start if lr is None else lr, weight_decay=self.weight_decay, **options
+        )
 
     def check_reads(self, sizes: Collection[int]) -> None:
         """UserError if a client with so many samples reads more in a round than memory holds."""

@@ -41,14 +41,14 @@ class Metric:
     function: Callable[..., Any]
     options: Mapping[str, Any]
 
-    def __call__(self, found: Tensor, labels: Tensor) -> dict[str, float]:
+    def __call__(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """The numbers by name: that of the function, if it returns only one.
 
         `found` [n, C], `labels` [n]: on any device. UserError.
         """
         what = f"metric {self.name!r}"
-        given = found.cpu().clone(), labels.cpu().clone()  # which the function may change
-        result = call(what, self.function, *given, **self.options)
+        copies = outputs.cpu().clone(), labels.cpu().clone()  # which the function may change
+        result = call(what, self.function, *copies, **self.options)
         numbers = result if isinstance(result, Mapping) else {self.name: result}
         values = {}
         for name, value in numbers.items():
@@ -99,8 +99,8 @@ class Measuring(Callback):
         self._parts = {name: samples for name, samples in parts.items() if samples is not None}
         self._drift = of.drift
         model = start.task.model(start.params, start.buffers)
-        found = self._measured(start.task.network, model, 1)
-        self._nothing = dict.fromkeys(found, math.nan)
+        numbers = self._measured(start.task.network, model, 1)
+        self._nothing = dict.fromkeys(numbers, math.nan)
 
     def measure(self, end: RoundEnd) -> Columns:
         if not end.evaluating or end.task.own_models:
@@ -115,11 +115,11 @@ class Measuring(Callback):
     ) -> dict[str, float]:
         columns: dict[str, float] = {}
         for part, samples in self._parts.items():
-            found, views = (
+            outputs, views = (
                 outputs_of(network, *model, samples),
                 views_of(self._drift, samples.y, round_),
             )
-            for name, value in measured(self.metrics, found, views).items():
+            for name, value in measured(self.metrics, outputs, views).items():
                 columns[f"{part}_{name}"] = value
         return columns
 
@@ -130,7 +130,7 @@ def views_of(drift: Drift | None, y: Tensor, round_: int) -> Sequence[tuple[floa
 
 
 def measured(
-    metrics: Sequence[Metric], found: Tensor, views: Sequence[tuple[float, Tensor]]
+    metrics: Sequence[Metric], outputs: Tensor, views: Sequence[tuple[float, Tensor]]
 ) -> dict[str, float]:
     """Name -> number of all metrics. UserError for a name that two of them give.
 
@@ -139,7 +139,7 @@ def measured(
     """
     numbers: dict[str, float] = {}
     for metric in metrics:
-        by_view = [(share, metric(found, y)) for share, y in views]
+        by_view = [(share, metric(outputs, y)) for share, y in views]
         for name in by_view[0][1]:
             if name in numbers:
                 raise UserError(f"metric {metric.name!r}: another one has the name {name!r} too")
@@ -148,7 +148,7 @@ def measured(
 
 
 def by_client(
-    metrics: Sequence[Metric], names: Iterable[str], found: Sequence[tuple[Tensor, Tensor]]
+    metrics: Sequence[Metric], names: Iterable[str], tested: Sequence[tuple[Tensor, Tensor]]
 ) -> dict[str, list[float]]:
     """Name -> number of each client [N], on its own outputs and labels.
 
@@ -156,7 +156,7 @@ def by_client(
     some. The log has the reason.
     """
     columns: dict[str, list[float]] = {name: [] for name in names}
-    for client, (logits, y) in enumerate(found):
+    for client, (logits, y) in enumerate(tested):
         numbers: dict[str, float] = {}
         for metric in metrics if len(y) else ():
             try:

@@ -56,13 +56,13 @@ def _names(network: Model, part: str, names: set[str]) -> set[str]:
     head = {*network.layers[-1].parameters}
     if part in (HEAD, BODY):
         return head & names if part == HEAD else names - head
-    found = {name for name in names if fnmatchcase(name, part)}
-    if not found:
+    matching = {name for name in names if fnmatchcase(name, part)}
+    if not matching:
         raise RecipeError(
             f"{network.name!r} has nothing that the pattern {part!r} names",
             allowed=", ".join(names),
         )
-    return found
+    return matching
 
 
 def personalized(client: Client, memory: Tree) -> Client:

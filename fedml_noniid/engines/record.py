@@ -55,16 +55,16 @@ class Evaluation(Callback):
     def measure(self, end: RoundEnd) -> Columns:
         state, done = end.done.state, end.done
         evaluated = state.params if done.evaluated is None else done.evaluated
-        found: dict[str, Tensor | float] = {}
+        columns: dict[str, Tensor | float] = {}
         for name, samples in (("test", self.test), ("validation", self.validation)):
-            found |= self._tested(name, end, evaluated, samples if end.evaluating else None)
+            columns |= self._tested(name, end, evaluated, samples if end.evaluating else None)
         # Few methods evaluate another model than they send. Then both are tested.
         metric = end.task.loss.metric
-        found[f"sent_{metric}"] = found[f"test_{metric}"]
+        columns[f"sent_{metric}"] = columns[f"test_{metric}"]
         if end.evaluating and done.evaluated is not None:
-            found |= self._tested("sent", end, state.params, self.test, (metric,))
+            columns |= self._tested("sent", end, state.params, self.test, (metric,))
         return (
-            found
+            columns
             | ({} if end.client_tests is None else client_scores(end.client_tests, end.task.loss))
             | self._observed
         )
@@ -81,7 +81,7 @@ class Evaluation(Callback):
 
         The classes are those of the client's own labels. `reply` may have more clients.
         """
-        found: list[Tensor] = []
+        shares_of_classes: list[Tensor] = []
         for client in exchange.reply.clients:
             row = reply.clients.index(client)
             params = {
@@ -94,10 +94,10 @@ class Evaluation(Callback):
                 else self.drift.labels(self.test.y, client, exchange.round)
             )
             task, samples = exchange.task, self.test._replace(y=y)
-            found.append(
+            shares_of_classes.append(
                 evaluate(task.network, task.whole(params), buffers, samples).per_class_accuracy
             )
-        return torch.stack(found)
+        return torch.stack(shares_of_classes)
 
     def _tested(
         self,
@@ -115,17 +115,17 @@ class Evaluation(Callback):
             return {f"{name}_{score}": math.nan for score in of}
         network, model = end.task.network, (end.task.whole(params), end.done.state.buffers)
         if self.drift is None:
-            found = scores(network, *model, samples, loss)
+            by_score = scores(network, *model, samples, loss)
         else:
             views = self.drift.views(samples.y, end.number)
             by_view = [scores(network, *model, samples._replace(y=y), loss) for _, y in views]
             shares = torch.tensor(
                 [share for share, _ in views], dtype=torch.float64, device=samples.y.device
             )
-            found = {
+            by_score = {
                 score: (torch.stack([one[score] for one in by_view]) * shares).sum() for score in of
             }
-        return {f"{name}_{score}": found[score] for score in of}
+        return {f"{name}_{score}": by_score[score] for score in of}
 
 
 class Recording(Callback):
@@ -157,19 +157,19 @@ class Recording(Callback):
             key: leaf_row_norms((leaf - start[key]).unsqueeze(0))
             for key, leaf in state.params.items()
         }
-        found: dict[str, Tensor | float] = {
+        numbers_of_round: dict[str, Tensor | float] = {
             "local_loss": end.reply.loss.mean(),
             **self._lengths(trained, moved),
         }
         metrics: dict[str, Tensor] = {
             key: leaf.detach() for key, leaf in flatten(end.done.metrics).items()
         }
-        found |= {
+        numbers_of_round |= {
             key if leaf.ndim else key.replace("/", "_"): leaf for key, leaf in metrics.items()
         }
-        found |= self._observed
+        numbers_of_round |= self._observed
         if self.observing and start:
-            found["round/similarity_to_global"] = _cosines(trained, start, state.params)
+            numbers_of_round["round/similarity_to_global"] = _cosines(trained, start, state.params)
         up, down = self.meter.read()
         clients, cpu = end.reply.clients, torch.device("cpu")
         columns = {
@@ -177,8 +177,10 @@ class Recording(Callback):
             "bytes_up": [up[k] for k in clients],
             "bytes_down": [down[k] for k in clients],
         }
-        found |= {f"round/{name}": numbers(values, cpu) for name, values in columns.items()}
-        return found | {"bytes_up": sum(up.values()), "bytes_down": sum(down.values())}
+        numbers_of_round |= {
+            f"round/{name}": numbers(values, cpu) for name, values in columns.items()
+        }
+        return numbers_of_round | {"bytes_up": sum(up.values()), "bytes_down": sum(down.values())}
 
     def on_round(self, run: CurrentRun, row: Row) -> None:
         self._observed = {}
@@ -225,29 +227,29 @@ def _cosines(deltas: Params, start: Params, params: Params) -> Tensor:
     return dot / (row_norms(models) * norm(params)).clamp(min=1e-30)
 
 
-def split_row(found: Columns) -> tuple[Row, Params]:
+def split_row(columns: Columns) -> tuple[Row, Params]:
     """(columns of rounds.csv, tensors to record), on the host."""
-    copies = _on_host({key: value for key, value in found.items() if isinstance(value, Tensor)})
+    copies = _on_host({key: value for key, value in columns.items() if isinstance(value, Tensor)})
     recorded = {key: leaf for key, leaf in copies.items() if leaf.ndim}
     numbers = {key: leaf.item() for key, leaf in copies.items() if not leaf.ndim}
-    numbers |= {key: value for key, value in found.items() if not isinstance(value, Tensor)}
-    row = {key: numbers[key] for key in found if key in numbers}
+    numbers |= {key: value for key, value in columns.items() if not isinstance(value, Tensor)}
+    row = {key: numbers[key] for key in columns if key in numbers}
     return row, recorded
 
 
-def _on_host(found: Params) -> Params:
+def _on_host(tensors: Params) -> Params:
     """Copies of the tensors on the host, in one transfer from a device.
 
     float64 holds each value exactly.
     """
-    away = {key: leaf.detach() for key, leaf in found.items() if leaf.device.type != "cpu"}
-    copies = {key: leaf.detach().clone() for key, leaf in found.items() if key not in away}
+    away = {key: leaf.detach() for key, leaf in tensors.items() if leaf.device.type != "cpu"}
+    copies = {key: leaf.detach().clone() for key, leaf in tensors.items() if key not in away}
     if away:
         flat = torch.cat([leaf.double().reshape(-1) for leaf in away.values()]).cpu()
         parts = torch.split(flat, [leaf.numel() for leaf in away.values()])
         for (key, leaf), part in zip(away.items(), parts, strict=True):
             copies[key] = part.to(leaf.dtype).reshape(leaf.shape)
-    return {key: copies[key] for key in found}
+    return {key: copies[key] for key in tensors}
 
 
 def stacked(recorded: Sequence[Params]) -> Params:

@@ -140,8 +140,8 @@ class Run:
         done: RoundResult = yield from self._exchanged(
             self.algorithm.round(before, self._server(t, cohort)), t
         )
-        found, last = _without_scratch(done), t == self.plan.rounds
-        row, recorded, done = yield from self._ended(before, found, t, last)
+        done_round, last = _without_scratch(done), t == self.plan.rounds
+        row, recorded, done = yield from self._ended(before, done_round, t, last)
         if not last:
             rows = [*self.rows, row]
             self.stopped = next(
@@ -150,7 +150,7 @@ class Run:
             )
             untested = t % self.plan.evaluate_every
             if self.stopped and (untested or self.algorithm.exchanges.finish):
-                row, recorded, done = yield from self._ended(before, found, t, True)
+                row, recorded, done = yield from self._ended(before, done_round, t, True)
         row["seconds"] = time.perf_counter() - began
         self.state, self.evaluated, self.done = done.state, done.evaluated, t
         self.rows.append(row)
@@ -176,22 +176,26 @@ class Run:
         """The states of the callbacks. UserError for one that is not JSON."""
         return [call_hook(callback, "state") for callback in self.callbacks]
 
-    def restore(self, found: Checkpoint) -> None:
+    def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on behind the last round of a checkpoint."""
         self.done, self.state, self.stopped = (
-            found.round,
-            State(**found.trees["server"]),
-            found.stopped,
+            checkpoint.round,
+            State(**checkpoint.trees["server"]),
+            checkpoint.stopped,
         )
-        self.evaluated = found.trees["evaluated"] if found.differs else None
-        self.rows, self.recorded, self.notes = found.rows, found.recorded, found.notes
+        self.evaluated = checkpoint.trees["evaluated"] if checkpoint.differs else None
+        self.rows, self.recorded, self.notes = (
+            checkpoint.rows,
+            checkpoint.recorded,
+            checkpoint.notes,
+        )
         if self.clients is not None:
-            memory, trees = self.clients.memory, found.trees
+            memory, trees = self.clients.memory, checkpoint.trees
             if "on_disk" in trees:
                 memory.resume(trees["on_disk"])
             else:
                 memory.restore(trees["memory"])
-        for callback, state in zip(self.callbacks, found.callbacks, strict=True):
+        for callback, state in zip(self.callbacks, checkpoint.callbacks, strict=True):
             call_hook(callback, "restore", state)
 
     @property
@@ -276,8 +280,8 @@ class Run:
                 self.exchange += 1
                 ask = asks.send(reply)
         except StopIteration as stop:
-            found: T = stop.value
-            return found
+            result: T = stop.value
+            return result
 
     def _notify(self, ask: Ask, reply: Reply, t: int) -> None:
         """Tells the callbacks of an exchange. Raises NonFiniteError, naming the client."""
@@ -357,7 +361,7 @@ def _without_scratch(done: RoundResult) -> RoundResult:
         "evaluated": done.evaluated or {},
         "metrics": done.metrics,
     }
-    found = unaliased(trees, done.trained)
+    kept = unaliased(trees, done.trained)
     return RoundResult(
-        State(**found["state"]), found["evaluated"] or None, found["metrics"], done.trained
+        State(**kept["state"]), kept["evaluated"] or None, kept["metrics"], done.trained
     )

@@ -22,7 +22,7 @@ def filled(named: object) -> object:
     """`name:` with nothing behind it is without options."""
     if not isinstance(named, dict):
         return named
-    return {key: {} if given is None else given for key, given in named.items()}
+    return {key: {} if entry is None else entry for key, entry in named.items()}
 
 
 def _listed(named: object) -> object:
@@ -74,9 +74,9 @@ class RunSettings(LocalTraining):
         from fedml_noniid.engines.callbacks import callback_of
         from fedml_noniid.engines.metrics import Measuring
 
-        found = [callback_of(name, options) for name, options in self.callbacks.items()]
+        callbacks = [callback_of(name, options) for name, options in self.callbacks.items()]
         metrics = self.built_metrics()
-        return [*found, Measuring(metrics)] if metrics else found
+        return [*callbacks, Measuring(metrics)] if metrics else callbacks
 
     def built_metrics(self) -> list[Metric]:
         """The metrics."""

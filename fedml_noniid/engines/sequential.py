@@ -55,12 +55,12 @@ class Sequential:
             return Reply(ask.to, **self.some(ask, round_, range(m)))
         if self.streams:
             self.sums = self.clients.sums(ask)
-            found = self.some(ask, round_, range(m))
-            return Reply(ask.to, **found, **self.sums.parts)
+            answers = self.some(ask, round_, range(m))
+            return Reply(ask.to, **answers, **self.sums.parts)
         if not self.updates or len(next(iter(self.updates.values()))) < m:
             self.updates = rows_for(ask.params, m)
-        found = self.some(ask, round_, range(m))
-        return Reply(ask.to, row(self.updates, slice(m)), **found)
+        answers = self.some(ask, round_, range(m))
+        return Reply(ask.to, row(self.updates, slice(m)), **answers)
 
     @torch.no_grad()
     def some(self, ask: Ask, round_: int, positions: Sequence[int]) -> Tree:
@@ -114,21 +114,21 @@ class Sequential:
             "memory": self._memory(client),
         }
         inputs = StepInputs(steps, clients.drawn(ask, host_key, [order]), out)
-        found, answers = train(clients.algorithm, self.task, axis, ask, trees, inputs)
+        descent, answers = train(clients.algorithm, self.task, axis, ask, trees, inputs)
         clients.memory.put_row(client, answers.pop("memory"))
-        answers = unaliased(answers, found.params)
+        answers = unaliased(answers, descent.params)
         if clients.asked_again(ask):
-            clients.store(client, found.params, found.buffers)
-        for name, leaf in found.params.items():  # a client without a step ends where it began
+            clients.store(client, descent.params, descent.buffers)
+        for name, leaf in descent.params.items():  # a client without a step ends where it began
             torch.sub(leaf, ask.params[name], out=out[name])
         if clients.changes_updates:
             trees["memory"] = self._memory(client)
             for name, leaf in clients.left_as(ask, round_, trees, out).items():
                 out[name].copy_(leaf)
         return {
-            "buffers": found.buffers,
+            "buffers": descent.buffers,
             **answers,
-            **self._counts(client, found.steps, found.loss),
+            **self._counts(client, descent.steps, descent.loss),
         }
 
     def _answered(self, ask: Ask, position: int, round_: int, key: Tensor) -> Tree:
@@ -138,15 +138,15 @@ class Sequential:
         model = ask._replace(params=params, buffers=buffers)
         view = self._client(model, round_, key, client)
         sent, memory = ask._replace(each=row(ask.each, position)), self._memory(client)
-        found = answer(clients.algorithm, personalized(view, memory), sent, memory)
-        clients.memory.put_row(client, {ask.owner: found.memory})
+        answered = answer(clients.algorithm, personalized(view, memory), sent, memory)
+        clients.memory.put_row(client, {ask.owner: answered.memory})
         zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
         return {
-            "deltas": clients.moved(ask, found.params),
-            "buffers": found.buffers,
-            "upload": {ask.owner: found.upload},
-            "metrics": {ask.owner: found.metrics},
-            **self._counts(client, zero, marked(zero, found.memory)),
+            "deltas": clients.moved(ask, answered.params),
+            "buffers": answered.buffers,
+            "upload": {ask.owner: answered.upload},
+            "metrics": {ask.owner: answered.metrics},
+            **self._counts(client, zero, marked(zero, answered.memory)),
         }
 
     def _counts(self, client: int, steps: Tensor, loss: Tensor) -> Tree:

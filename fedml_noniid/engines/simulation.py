@@ -178,20 +178,20 @@ class Simulation:
     def remarks(self) -> dict[str, str]:
         """Facts that a reader of the accuracies must know, by kind: "own_models", "no_effect",
         "privacy", "stopped", "one_by_one"."""
-        found = (
+        lines = (
             {"stopped": f"after round {self.loop.done}: {self.loop.stopped}"}
             if self.loop.stopped
             else {}
         )
         if one_by_one := self.loop.plan.network.sequential_only:
-            found["one_by_one"] = f"vmap can't take the network: {one_by_one}"
+            lines["one_by_one"] = f"vmap can't take the network: {one_by_one}"
         if mechanisms := self.algorithm.mechanisms:
-            found["privacy"] = "; ".join(
-                f"per {of.unit} at delta {of.delta:g}" for of in mechanisms
+            lines["privacy"] = "; ".join(
+                f"per {mechanism.unit} at delta {mechanism.delta:g}" for mechanism in mechanisms
             )
         start = self.loop.start
         if not (self.algorithm.needs.personal or start.task.own_models):
-            return found
+            return lines
         if start.task.own_models:
             words = (
                 "accuracies are those of the clients' own models, each on its own test samples "
@@ -200,8 +200,8 @@ class Simulation:
             )
             if self.loop.federation.absent is not nobody:
                 words += "; a client that is missing in a round is not tested in it"
-            return found | {"own_models": words}
-        return found | {
+            return lines | {"own_models": words}
+        return lines | {
             "no_effect": (
                 f"{start.task.network.name} has no batch norms that a client could keep to itself"
             )

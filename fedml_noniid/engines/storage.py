@@ -52,8 +52,8 @@ def _memory(leaf: Tensor) -> int:
 
     A fake tensor has no address, but it has a storage.
     """
-    found: int = leaf.untyped_storage()._cdata
-    return found
+    address: int = leaf.untyped_storage()._cdata
+    return address
 
 
 def shared(size: int) -> Tensor:

@@ -85,23 +85,23 @@ class Sums:
     def take(self, position: int, answer: Tree) -> Tree:
         """Adds the model and uploads of a client, by its position in the cohort. Returns the rest
         of its answer."""
-        given = {key: answer[key] for key in ADDED}
-        self.parts = self.parts or self._empty(given)
-        tree_map(lambda sums, leaf: sums.put(position, leaf), self.parts, given)
+        added = {key: answer[key] for key in ADDED}
+        self.parts = self.parts or self._empty(added)
+        tree_map(lambda sums, leaf: sums.put(position, leaf), self.parts, added)
         return {key: of for key, of in answer.items() if key not in ADDED}
 
-    def _empty(self, given: Tree) -> Tree:
+    def _empty(self, added: Tree) -> Tree:
         """The sums of no client yet, in the structure of a client's answer."""
         made = {
             key: Growing(leaf.shape, leaf.dtype, self._by.omega(key, self._n))
-            for key, leaf in flatten(given).items()
+            for key, leaf in flatten(added).items()
         }
-        return unflatten(cast("Params", made), given)  # it stands in place of tensors
+        return unflatten(cast("Params", made), added)  # it stands in place of tensors
 
     def state(self) -> Tree:
         """What another process absorbs; a tensor's part has the name "" below its own."""
-        found: Tree = tree_map(lambda sums: {"": sums.state()}, self.parts)
-        return found
+        states: Tree = tree_map(lambda sums: {"": sums.state()}, self.parts)
+        return states
 
     def absorb(self, state: Tree) -> None:
         """Adds what another process has added up."""

@@ -40,12 +40,16 @@ def chunks(lengths: Sequence[int], size: int, ratio: float = MAX_STEP_RATIO) -> 
 
     A group has at most `size` positions, and none has more than `ratio` times the steps of another.
     """
-    found: list[list[int]] = []
+    pieces: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if not found or len(found[-1]) == size or lengths[position] > ratio * lengths[found[-1][0]]:
-            found.append([])
-        found[-1].append(position)
-    return found
+        if (
+            not pieces
+            or len(pieces[-1]) == size
+            or lengths[position] > ratio * lengths[pieces[-1][0]]
+        ):
+            pieces.append([])
+        pieces[-1].append(position)
+    return pieces
 
 
 class Vectorized:
@@ -83,9 +87,9 @@ class Vectorized:
         out = self._memory(ask) if training and len(parts) == 1 else None
         for chunk in parts:
             moving = [orders[position] for position in chunk]
-            found = self._piece(ask, round_, chunk, moving, (host, keys), out)
-            clients.memory.put([ask.to[position] for position in chunk], found.pop("memory"))
-            pieces.append(found)
+            answers = self._piece(ask, round_, chunk, moving, (host, keys), out)
+            clients.memory.put([ask.to[position] for position in chunk], answers.pop("memory"))
+            pieces.append(answers)
         stacked: Tree = pieces[0]
         if len(parts) > 1:
             stacked = tree_map(lambda *leaves: torch.cat(leaves), *pieces)
@@ -191,16 +195,16 @@ class Vectorized:
         steps = Pass(clients.train, **batched, read=self._reader(trees["key"]))
         axis = ClientAxis(partial(self._client, ask, round_), self._gradient, len(orders))
         inputs = StepInputs(steps, clients.drawn(ask, host_keys, orders), out)
-        found, answers = train(clients.algorithm, clients.task, axis, ask, trees, inputs)
+        descent, answers = train(clients.algorithm, clients.task, axis, ask, trees, inputs)
         # The models become differences in place. A component that sends one of their tensors sends
         # a copy. Without a step they share the received model's memory.
-        params = found.params if len(steps) else tree_map(torch.clone, found.params)
+        params = descent.params if len(steps) else tree_map(torch.clone, descent.params)
         answers = unaliased(answers, params)
-        mean = found.loss / found.steps.clamp(min=1)
+        mean = descent.loss / descent.steps.clamp(min=1)
         return answers | {
             "params": params,
-            "buffers": found.buffers,
-            "steps": found.steps,
+            "buffers": descent.buffers,
+            "steps": descent.steps,
             "loss": mean,
         }
 
@@ -215,13 +219,13 @@ class Vectorized:
         def one(trees: Tree) -> Tree:
             sent = ask._replace(each=trees["each"])
             view = personalized(self._client(ask, round_, trees), trees["memory"])
-            found = answer(clients.algorithm, view, sent, trees["memory"])
+            answered = answer(clients.algorithm, view, sent, trees["memory"])
             named = {
-                field: {ask.owner: getattr(found, field)}
+                field: {ask.owner: getattr(answered, field)}
                 for field in ("upload", "memory", "metrics")
             }
-            loss = marked(none[0], found.memory)
-            return named | {"params": found.params, "buffers": found.buffers, "loss": loss}
+            loss = marked(none[0], answered.memory)
+            return named | {"params": answered.params, "buffers": answered.buffers, "loss": loss}
 
         none = trees["key"].new_zeros(len(ids), dtype=clients.train.x.dtype)
         answered: Tree = torch.func.vmap(one)(trees)

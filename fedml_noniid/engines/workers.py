@@ -48,10 +48,10 @@ class _Worker(NamedTuple):
     def receive(self) -> Tree:
         """Returns the slots of an answer. Raises the worker's error."""
         with _alive():
-            found: Tree | BaseException = self.connection.recv()
-        if isinstance(found, BaseException):
-            raise found
-        return found
+            message: Tree | BaseException = self.connection.recv()
+        if isinstance(message, BaseException):
+            raise message
+        return message
 
 
 @contextmanager
@@ -101,7 +101,7 @@ class Workers:
         }
         slots = self._asks.put(trees)
         busy: dict[Connection, tuple[int, list[int]]] = {}
-        found: list[Tree] = []
+        answers: list[Tree] = []
         rows: list[Tensor] = []
 
         def give(number: int, first: bool) -> None:
@@ -117,11 +117,11 @@ class Workers:
                 assert isinstance(connection, Connection)
                 number, piece = busy.pop(connection)
                 worker = self._workers[number]
-                found.append(worker.answers.get(worker.receive()))
+                answers.append(worker.answers.get(worker.receive()))
                 rows.append(torch.tensor(piece))
                 give(number, first=False)
 
-        stacked = together(len(ask.to), rows, found)
+        stacked = together(len(ask.to), rows, answers)
         if ask.job == TRAIN:
             stacked |= self._summed(ask) if self.streams else self._held(ask)
         return Reply(ask.to, **stacked)
@@ -150,7 +150,7 @@ class Workers:
             ours, theirs = context.Pipe()
             answers = SharedStorage(MODELS_PER_ANSWER * model * self.cohort)
             others = [*(worker.connection for worker in self._workers), ours]
-            given = (
+            arguments = (
                 os.getpid(),
                 Sequential(self.clients, self._updates, self.streams),
                 self._asks,
@@ -158,7 +158,7 @@ class Workers:
                 theirs,
                 others,
             )
-            process = context.Process(target=_work, args=given, daemon=True)
+            process = context.Process(target=_work, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._workers.append(_Worker(process, ours, answers))
@@ -190,7 +190,7 @@ def in_parts(ask: Ask, at_once: int, answer: Callable[[Ask], Reply]) -> Reply:
     return Reply(**whole | {"clients": ask.to})
 
 
-def together(m: int, rows: Sequence[Tensor], found: Sequence[Tree]) -> Tree:
+def together(m: int, rows: Sequence[Tensor], answers: Sequence[Tree]) -> Tree:
     """The answers of `m` clients, of which `rows` says the places of those in each of `found`."""
 
     def joined(*parts: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def together(m: int, rows: Sequence[Tensor], found: Sequence[Tree]) -> Tree:
             out.index_copy_(0, at, part)
         return out
 
-    return tree_map(joined, *found)
+    return tree_map(joined, *answers)
 
 
 def portion(sizes: Sequence[int], processes: int) -> int:

@@ -70,10 +70,10 @@ class Seal(NamedTuple):
         return False
 
 
-def seal_of(given: object) -> Seal | None:
+def seal_of(value: object) -> Seal | None:
     """The seal in a line or a message; None if it is none."""
-    if isinstance(given, list | tuple) and [type(part) for part in given] == [str, int, str, str]:
-        return Seal(*given)
+    if isinstance(value, list | tuple) and [type(part) for part in value] == [str, int, str, str]:
+        return Seal(*value)
     return None
 
 
@@ -113,9 +113,9 @@ class Log:
             self._seal = line.seal
         if self._seal is not None:  # the chain binds all lines before it
             ca = x509.load_pem_x509_certificate(kit.ca)
-            own, found = (_holder(pem, ca) for pem in (kit.certificate.decode(), certificate))
-            if found != own:
-                raise UserError(f"{path}: is the log of {found}, and this is {own}; move it away")
+            own, holder = (_holder(pem, ca) for pem in (kit.certificate.decode(), certificate))
+            if holder != own:
+                raise UserError(f"{path}: is the log of {holder}, and this is {own}; move it away")
             self._log, self._n, self._prev = self._seal.log, self._seal.n + 1, self._seal.head
             if not self._seal.signed_by(certificate):
                 raise UserError(f"{path}: line {self._n}: {UNSIGNED}")
@@ -155,12 +155,12 @@ def chained(path: Path, lines: Iterable[bytes]) -> Iterator[Line]:
     """
     log, prev = "", NONE
     for n, raw in enumerate(lines):
-        where, found = f"{path}: line {n + 1}", SIGNED.fullmatch(raw)
+        where, signed = f"{path}: line {n + 1}", SIGNED.fullmatch(raw)
         try:
-            body = json_of(_body(raw)) if found else None
+            body = json_of(_body(raw)) if signed else None
         except ValueError:
             body = None
-        if found is None or not _is_line(body):
+        if signed is None or not _is_line(body):
             raise UserError(f"{where}: is no line of an audit log; it was changed")
         log = log or body["log"]
         if body.get("prev") != prev or (body["n"], body["log"]) != (n, log):
@@ -169,7 +169,7 @@ def chained(path: Path, lines: Iterable[bytes]) -> Iterator[Line]:
                 f"moved (it has n = {shown(body['n'])})"
             )
         prev = _sha(_body(raw))
-        yield Line(body, Seal(log, n, prev, found[2].decode()))
+        yield Line(body, Seal(log, n, prev, signed[2].decode()))
 
 
 def _is_line(body: Any) -> TypeGuard[dict[str, Any]]:
@@ -236,12 +236,12 @@ class Checked(NamedTuple):
         does not have, with the same head and tensors."""
         pair = ARRIVED if kind == SENT else SENT
         known = Counter(_message(line, pair, self.name) for line in other.lines)
-        found = []
+        unmatched = []
         for line in self.lines:
             if message := _message(line, kind, other.name):
                 known[message] -= 1
-                found += [line] * (known[message] < 0)
-        return found
+                unmatched += [line] * (known[message] < 0)
+        return unmatched
 
     def _refuted(self, seal: Seal, where: str) -> Iterator[str]:
         """What a seal of this log's process, which the other one has written down, shows."""
@@ -276,8 +276,8 @@ def verify(path: Path, ca: Path, against: Path | None = None) -> str:
     if against is None:
         return said + "lines removed from its end show only with --against\n"
     other = Checked.from_log(against, authority)
-    if found := [*mine.against(other), *other.against(mine)]:
-        raise UserError.from_mistakes(map(Mistake, found))
+    if differences := [*mine.against(other), *other.against(mine)]:
+        raise UserError.from_mistakes(map(Mistake, differences))
     said += f"{against}: {len(other.lines)} lines of {other.name} agree with it\n"
     for one, peer in ((mine, other), (other, mine)):
         if sent := one.alone(SENT, peer):
@@ -291,8 +291,8 @@ def verify(path: Path, ca: Path, against: Path | None = None) -> str:
 
 def _holder(certificate: str, ca: x509.Certificate) -> str:
     """The name in a certificate, or STRANGER."""
-    found = certificates.issued(certificate.encode(errors="replace"), ca)
-    return STRANGER if found is None else certificates.common_name(found)
+    issued_one = certificates.issued(certificate.encode(errors="replace"), ca)
+    return STRANGER if issued_one is None else certificates.common_name(issued_one)
 
 
 def _message(line: Line, kind: str, peer: str) -> str:
@@ -304,8 +304,8 @@ def _message(line: Line, kind: str, peer: str) -> str:
 
 def _body(raw: bytes) -> bytes:
     """A line without its signature."""
-    found = SIGNED.fullmatch(raw)
-    return found[1] + b"}" if found else raw
+    signed = SIGNED.fullmatch(raw)
+    return signed[1] + b"}" if signed else raw
 
 
 def _signed(log: str, n: int, head: str) -> bytes:

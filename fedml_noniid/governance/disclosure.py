@@ -115,15 +115,19 @@ def exchanges(terms: Terms, shard: Shard) -> Iterator[tuple[Down, Exchange]]:
 def told(terms: Terms, shard: Shard, draws: int = DRAWS) -> dict[str, Any]:
     """All of it, for JSON. `draws`: how often labels, and inputs, are exchanged to see what
     changes; 0: that is left out. Raises UserError."""
-    tried, algorithm, found = _Tried(terms, shard, draws), terms.algorithm, []
+    tried, algorithm, shown = _Tried(terms, shard, draws), terms.algorithm, []
     for down, exchange in exchanges(terms, shard):
         what, changes = partial(_what, algorithm, exchange), tried.changes(down)
         turns = [
-            {"job": of.job, "down": _entries(of.down, what), "up": _entries(of.up, what, changes)}
-            for of in exchange.turns
+            {
+                "job": turn.job,
+                "down": _entries(turn.down, what),
+                "up": _entries(turn.up, what, changes),
+            }
+            for turn in exchange.turns
         ]
         added = _entries(exchange.added, what, changes)
-        found.append(exchange._asdict() | {"turns": turns, "added": added})
+        shown.append(exchange._asdict() | {"turns": turns, "added": added})
     kept = study.forms(flatten(tried.silo.engine.clients.memory.first))
     return {
         "recipe": algorithm.name,
@@ -131,7 +135,7 @@ def told(terms: Terms, shard: Shard, draws: int = DRAWS) -> dict[str, Any]:
         "secure_sums": terms.secure_sums,
         "secure_sums_refused": refused(terms),
         "heads": {of.__name__: {"keys": [*of.model_fields], "what": _words(of)} for of in HEADS},
-        "exchanges": found,
+        "exchanges": shown,
         "stays": _entries(kept, lambda key, _: _kept(algorithm, key)),
     }
 
@@ -192,7 +196,7 @@ class _Tried:
         def leaves(silo: Silo) -> Params:
             return flatten(Silo.parts(silo.reply(study.asked(down), 0, down.round)))
 
-        found: dict[str, list[str]] = {}
+        reasons: dict[str, list[str]] = {}
         mine = leaves(self.silo) if self._others else {}
         for kind, silos in self._others.items():
             others = [leaves(silo) for silo in silos]
@@ -202,8 +206,8 @@ class _Tried:
                 if not all(torch.equal(leaf, other[key]) for other in others)
             }
             for key in mine:
-                found.setdefault(key, []).extend([kind] * (_tree(key) in changed))
-        return found
+                reasons.setdefault(key, []).extend([kind] * (_tree(key) in changed))
+        return reasons
 
 
 def _tree(key: str) -> str:
@@ -241,5 +245,5 @@ def _kept(algorithm: Algorithm, key: str) -> str:
 
 def _words(of: Any, hook: str = "") -> str:
     """The first paragraph of a docstring: of a class, or of a hook of a component."""
-    found = inspect.getdoc(getattr(type(of), hook) if hook else of) or ""
-    return " ".join(found.partition("\n\n")[0].split())
+    docstring = inspect.getdoc(getattr(type(of), hook) if hook else of) or ""
+    return " ".join(docstring.partition("\n\n")[0].split())

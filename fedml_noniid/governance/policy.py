@@ -72,19 +72,19 @@ class Policy(Section):
             )
         content = certificates.read(path, "the process's user has to read it")
         with located(source=str(path)):
-            found = validated(Policy, loaded(content, str(path)))
-        if ANY not in found.own_code:
-            own_code.import_only(found.own_code, f"own_code in {path}")
-        return found, hashlib.sha256(content).hexdigest()
+            policy = validated(Policy, loaded(content, str(path)))
+        if ANY not in policy.own_code:
+            own_code.import_only(policy.own_code, f"own_code in {path}")
+        return policy, hashlib.sha256(content).hexdigest()
 
     def check(self, path: Path, signed: Signed, deployment: Deployment, site: Site) -> None:
         """PolicyError with every rule that refuses the study. `path`: of this policy."""
-        if found := [
+        if mistakes := [
             Mistake(f"{what}: refused by this rule", (key,), getattr(self, key), source=str(path))
             for key, what in self._refusals(signed, deployment, site)
             if site.rank or key in OF_SERVER
         ]:
-            raise PolicyError.from_mistakes(found)
+            raise PolicyError.from_mistakes(mistakes)
 
     def _refusals(
         self, signed: Signed, deployment: Deployment, site: Site
@@ -106,9 +106,9 @@ class Policy(Section):
             yield "expires", f"today is {site.today}"
         if other := [name for name in methods if not _matches(name, self.methods)]:
             yield "methods", f"the recipe has {', '.join(other)}"
-        for key, found in (("rounds", train.rounds), ("epochs", epochs), ("steps", steps)):
-            if found > getattr(self, f"max_{key}"):
-                yield f"max_{key}", f"the study has {found}"
+        for key, number in (("rounds", train.rounds), ("epochs", epochs), ("steps", steps)):
+            if number > getattr(self, f"max_{key}"):
+                yield f"max_{key}", f"the study has {number}"
         if other := sorted(key for key in leaving if not _matches(key, self.tensors)):
             yield "tensors", f"the study wants {shown(other[0])} and {len(other) - 1} others"
         if largest > self.max_upload_mb:

@@ -93,9 +93,9 @@ def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
         # Before the answer leaves, a silo whose connection has broken introduces itself again.
         later = takewhile(lambda one: one["kind"] != ANSWERS, lines[place + 1 :])
         sent = [
-            found["sha256"]
-            for found in later
-            if found["kind"] in (HIDDEN, SENT) and found.get("exchange") == line["exchange"]
+            answer["sha256"]
+            for answer in later
+            if answer["kind"] in (HIDDEN, SENT) and answer.get("exchange") == line["exchange"]
         ]
         if not sent:  # a kill came before the answer
             continue
@@ -103,10 +103,10 @@ def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
             without += 1
             continue
         where = f"exchange {line['exchange']} (line {place + 1})"
-        found = _answer(path, line["content"], *begin(line["run"]))
-        if found != sent[0]:
-            raise UserError(f"{where}: sent {sent[0]}, computed {found}")
-        said += f"{where}: the same SHA-256 {found}\n"
+        answer = _answer(path, line["content"], *begin(line["run"]))
+        if answer != sent[0]:
+            raise UserError(f"{where}: sent {sent[0]}, computed {answer}")
+        said += f"{where}: the same SHA-256 {answer}\n"
     if not said:
         raise UserError(f"{folder}: has nothing of it; comm_args.replay_mb limits what is kept")
     if without:

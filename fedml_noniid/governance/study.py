@@ -143,9 +143,9 @@ class Study(Section):
         last = first + (asks.round if round_ else asks.begin) - 1 + asks.tests + asks.finish
         if not (0 <= round_ <= rounds and first <= exchange <= last):
             raise RefusedError("study", f"{where}: the study of {rounds} rounds has none like it")
-        found, expected = forms(table), self._expected(job, table)
-        for key in {**expected, **found}:
-            mine, theirs = expected.get(key, "no tensor"), found.get(key, "no tensor")
+        sent, expected = forms(table), self._expected(job, table)
+        for key in {**expected, **sent}:
+            mine, theirs = expected.get(key, "no tensor"), sent.get(key, "no tensor")
             if mine != theirs:
                 why = f"{where}, job {job!r}: {shown(key)} is {theirs}; the study says {mine}"
                 raise RefusedError("study", why)
@@ -162,7 +162,7 @@ class Study(Section):
             shape = table[key].shape if key in table else ()
             return shape[0] if shape else 0
 
-        tensors = [len(of.added) for of in self.messages.values()]
+        tensors = [len(message.added) for message in self.messages.values()]
         asked = rows("shared/levels")
         levels = asked if asked in tensors else max(tensors)
         return request(min(rows("shared/clients"), len(self.silos)), levels)
@@ -189,8 +189,8 @@ class Study(Section):
         study names."""
         of = self.messages[job]
         expected = {key: of.up[key] for key in of.up if not key.startswith(SECURE)} | of.added
-        if (found := forms(leaves)) != expected:
-            other = sorted(found.items() ^ expected.items())
+        if (sent := forms(leaves)) != expected:
+            other = sorted(sent.items() ^ expected.items())
             why = f"job {job!r}: the answer and the study differ in {shown(other[0][0])}"
             raise RefusedError("study", why)
 
@@ -305,9 +305,9 @@ def sign(path: Path, key: Path) -> str:
     if not isinstance(private, Ed25519PrivateKey):
         raise UserError(f"{key}: is no key of `noniid deploy study key`")
     made = base64.b64encode(private.sign(CONTEXT + content)).decode()
-    found = _Signature(owner=_public(private), signature=made)
-    write_whole(signature_of(path), found.model_dump_json())
-    return found.owner
+    signature = _Signature(owner=_public(private), signature=made)
+    write_whole(signature_of(path), signature.model_dump_json())
+    return signature.owner
 
 
 def make(deployment: Deployment, shard: Shard, name: str, expires: datetime.date) -> Study:

@@ -66,8 +66,8 @@ class Witness:
             return self._sealed_head(head)
         seal, certificate = seal_of(head.seal), head.certificate
         if certificate:
-            found = certificates.issued(certificate.encode(), self._ca)
-            if found is None or certificates.common_name(found) != peer:
+            issued = certificates.issued(certificate.encode(), self._ca)
+            if issued is None or certificates.common_name(issued) != peer:
                 raise RefusedError("seal", f"{kind}: has a certificate that is not of {peer}")
             self._certificates[peer] = certificate
         if seal is None or not seal.signed_by(self._certificates.get(peer, "")):
@@ -159,12 +159,12 @@ class Guard:
             down = down._replace(terms=trainer.terms.fingerprint)
             self._answers[ANSWERS, down.exchange] += 1
             self._kept.keep(trainer.silo, down)
-            found = trainer.answered(down)
+            answer = trainer.answered(down)
             study = self._agreed.signed.study
-            study.refuse_answer(wire.name(asked(down)), found["leaves"])
+            study.refuse_answer(wire.name(asked(down)), answer["leaves"])
             if trainer.terms.secure_sums:  # it leaves in a sum alone
-                self._kept.hidden(down.exchange, found["leaves"])
-            return found
+                self._kept.hidden(down.exchange, answer["leaves"])
+            return answer
 
         return answered
 

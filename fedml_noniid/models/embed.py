@@ -113,13 +113,13 @@ class EmbedSettings(NetworkSettings):
 
     def _scaled(self, backbone: Backbone, chunks: Iterable[Tensor], threads: int) -> Tensor:
         """All vectors, of length 1 if that is asked for."""
-        found = torch.cat(self._running(lambda: list(passed(backbone.new, chunks, threads))))
-        if not found.isfinite().all():
+        vectors = torch.cat(self._running(lambda: list(passed(backbone.new, chunks, threads))))
+        if not vectors.isfinite().all():
             raise UserError(f"{self._what}: a vector is not finite", allowed="finite numbers")
         if self.normalise != "length":
-            return found
-        lengths = torch.linalg.vector_norm(found, dim=1, keepdim=True)
-        return found / torch.where(lengths > 0, lengths, 1.0)
+            return vectors
+        lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+        return vectors / torch.where(lengths > 0, lengths, 1.0)
 
     @property
     def _what(self) -> str:
@@ -201,9 +201,9 @@ class EmbedSettings(NetworkSettings):
         if not self.init:
             return {}
         with located("init"):
-            found = read_weights(Path(self.init))
+            weights = read_weights(Path(self.init))
             left = {*unused}
-            start = fitting({k: leaf for k, leaf in found.items() if k not in left}, {**wanted})
+            start = fitting({k: leaf for k, leaf in weights.items() if k not in left}, {**wanted})
             missing = [name for name in wanted if name not in start and name not in left]
             if missing:
                 more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -255,20 +255,20 @@ class Tap:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[B, ...] -> [B, d]."""
-        found: list[Any] = []
+        pieces: list[Any] = []
         part = self.module.get_submodule(self.layer)
         hook = part.register_forward_hook(
-            lambda _, args, out: found.append(args[0] if self.before else out)
+            lambda _, args, out: pieces.append(args[0] if self.before else out)
         )
         try:
             self.module(x)
         finally:
             hook.remove()
-        if not found or not isinstance(found[-1], Tensor) or found[-1].shape[0] != len(x):
+        if not pieces or not isinstance(pieces[-1], Tensor) or pieces[-1].shape[0] != len(x):
             raise UserError(
                 f"{self.layer or 'the network'} gives no tensor with a row for each sample"
             )
-        vectors: Tensor = found[-1].flatten(1) if found[-1].ndim > 1 else found[-1][:, None]
+        vectors: Tensor = pieces[-1].flatten(1) if pieces[-1].ndim > 1 else pieces[-1][:, None]
         return vectors
 
 
@@ -297,8 +297,8 @@ def passed(new: Callable[[], Vectors], chunks: Iterable[Tensor], threads: int) -
 
     def one(chunk: Tensor) -> Tensor:
         with torch.inference_mode():
-            found: Tensor = mine.vectors(chunk)
-        return found.clone()
+            vectors: Tensor = mine.vectors(chunk)
+        return vectors.clone()
 
     with ThreadPoolExecutor(threads, initializer=begin) as pool:
         waiting: list[Any] = []

@@ -65,8 +65,8 @@ def name_of(model: object) -> str:
 
 def described(name: str) -> str:
     """A name of a network that is the same in every process."""
-    given = own_code.given(name)
-    kind = type(given) if isinstance(given, nn.Module) else given
+    known = own_code.given(name)
+    kind = type(known) if isinstance(known, nn.Module) else known
     return name if kind is None else f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -85,8 +85,8 @@ def check(name: object, options: Mapping[str, Any] | None = None) -> None:
             for option in options or {}:
                 unknown((option,), option, ())
         else:
-            given = options or {}
-            own_code.check_arguments(made, given, _facts((), 0, None).keys() - given.keys())
+            chosen = options or {}
+            own_code.check_arguments(made, chosen, _facts((), 0, None).keys() - chosen.keys())
 
 
 def build(
@@ -155,19 +155,19 @@ def own_network(
     network = OwnNetwork(
         *(name, make, facts["input_shape"]), head=head, tokens=tokens > 0, inputs=named
     )
-    found = probed(network, facts["n_classes"], tokens)
+    probe = probed(network, facts["n_classes"], tokens)
     if not isinstance(factory, nn.Module):  # which may be trained in the meantime
-        _probed[key] = found
-    return found
+        _probed[key] = probe
+    return probe
 
 
 def _factory(name: object) -> Callable[..., Any]:
     """What makes the network of a name. UserError."""
     with located("model"):
-        found = own_code.object_of("model", name, MODELS, OWN)
-    if not isinstance(found, nn.Module) and not callable(found):
-        raise UserError(f"model {name!r} is a {type(found).__name__}", allowed=OWN)
-    made: Callable[..., Any] = found
+        factory = own_code.object_of("model", name, MODELS, OWN)
+    if not isinstance(factory, nn.Module) and not callable(factory):
+        raise UserError(f"model {name!r} is a {type(factory).__name__}", allowed=OWN)
+    made: Callable[..., Any] = factory
     return made
 
 
@@ -205,5 +205,5 @@ def _made(
     if isinstance(factory, nn.Module):
         return lambda: factory
     asked = inspect.signature(factory).parameters
-    given = {key: value for key, value in facts.items() if key in asked} | dict(options)
-    return partial(factory, **given)
+    arguments = {key: value for key, value in facts.items() if key in asked} | dict(options)
+    return partial(factory, **arguments)

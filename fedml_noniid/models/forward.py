@@ -55,11 +55,11 @@ class Forward:
     def memory(self, name: str, like: Tensor) -> Tensor:
         """Memory for the gradient of a parameter `like` this: the last pass's, if it has its
         shape."""
-        found = self.out.get(name)
-        if found is None or found.shape != like.shape:
+        buffer = self.out.get(name)
+        if buffer is None or buffer.shape != like.shape:
             with torch.inference_mode(False):  # it is kept for passes outside of this mode
-                found = self.out[name] = like.new_empty(like.shape)
-        return found
+                buffer = self.out[name] = like.new_empty(like.shape)
+        return buffer
 
     def activate(self, layer: str, z: Tensor) -> Tensor:
         """ReLU, recorded as the activation of weight layer `layer`."""

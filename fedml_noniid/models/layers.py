@@ -85,14 +85,14 @@ class Linear(Weighted):
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
             memory = run.memory(of_weight, weight)
             if weight.ndim == 2:
-                found = (
+                gradients = (
                     grad @ weight if through else None,
                     torch.mm(grad.t(), x, out=memory),
                     grad.sum(0),
                 )
             else:
-                found = _beside_backward(grad, x, weight, through, memory)
-            return found[0], {of_weight: found[1], of_bias: found[2]}
+                gradients = _beside_backward(grad, x, weight, through, memory)
+            return gradients[0], {of_weight: gradients[1], of_bias: gradients[2]}
 
         return out, pull
 
@@ -304,11 +304,11 @@ class MaxPool(Block):
         h, indices = torch.ops.aten.max_pool2d_with_indices(laid_out, window, window)
 
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
-            given = grad, laid_out, window, window, [0, 0], [1, 1], False, indices
+            arguments = grad, laid_out, window, window, [0, 0], [1, 1], False, indices
             # In the memory of its input, of which it reads the shape only. No block before it needs
             # its own output: `Order` puts a ReLU, the only block that does, behind the pool.
             return torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
-                *given, grad_input=laid_out
+                *arguments, grad_input=laid_out
             ), {}
 
         return h, pull
@@ -323,10 +323,10 @@ class Flatten(Block):
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
-            found = grad.reshape(x.shape)
+            gradients = grad.reshape(x.shape)
             # In the layout of images: in another one, a ReLU takes twice the time and a pool six
             # times.
-            return run.images(found) if x.ndim - run.axes == 4 else found, {}
+            return run.images(gradients) if x.ndim - run.axes == 4 else gradients, {}
 
         return x.flatten(run.axes + 1), pull
 

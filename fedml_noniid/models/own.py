@@ -139,7 +139,7 @@ class OwnNetwork(Model):
 
     @cached_property
     def draws(self) -> bool:
-        return self.seeded or any(one.dropout.p > 0 for one in self.dropouts.values())
+        return self.seeded or any(dropout.dropout.p > 0 for dropout in self.dropouts.values())
 
     @cached_property
     def norms(self) -> frozenset[str]:

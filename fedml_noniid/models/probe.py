@@ -85,16 +85,16 @@ def probed(network: OwnNetwork, n_classes: int, tokens: int = 0) -> OwnNetwork:
         Given(params, buffers, *batch, torch.tensor(7 + n)) for n, batch in enumerate(batches)
     )
     try:
-        network, given = _as_in_torch(network, _exact(first), _exact(second))
+        network, inputs = _as_in_torch(network, _exact(first), _exact(second))
     except UserError:  # perhaps of code that makes float32 by itself
-        network, given = _as_in_torch(network, first, second)
-    network = _featured(network, asked, given)
-    given = given._replace(buffers={name: given.buffers[name] for name in network.state})
+        network, inputs = _as_in_torch(network, first, second)
+    network = _featured(network, asked, inputs)
+    inputs = inputs._replace(buffers={name: inputs.buffers[name] for name in network.state})
     templates: dict[object, Template] = {
         (network.head, train): network.template(train) for train in (False, True)
     }
     kept = templates[network.head, True].scope.kept
-    reason = network.sequential_only or _padding(network, given) or _side_by_side(network, given)
+    reason = network.sequential_only or _padding(network, inputs) or _side_by_side(network, inputs)
     if reason and kept:
         more = f" and {len(kept) - 3} more" if len(kept) > 3 else ""
         reason += f"; as it is stays {', '.join(kept[:3])}{more}"
@@ -111,10 +111,10 @@ def as_row(network: OwnNetwork, tokens: int = 0) -> Model:
     mask = torch.ones(BATCH)
     mask[-PADDED:] = 0
     samples = _samples(network, network.n_classes, tokens)
-    given = _exact(Given(params, buffers, *samples, torch.tensor(7), mask))
+    inputs = _exact(Given(params, buffers, *samples, torch.tensor(7), mask))
     try:
         one, two = (
-            _step(each, given)._replace(outputs={"": _evaluated(each, given).logits})
+            _step(each, inputs)._replace(outputs={"": _evaluated(each, inputs).logits})
             for each in (side, row)
         )
     except Exception:  # of many kinds, where a block is another one than it seems
@@ -144,15 +144,15 @@ def _refused(network: OwnNetwork, what: str, allowed: str) -> UserError:
     return UserError(f"model {network.name!r}: {what}", allowed=allowed)
 
 
-def _exact(given: Given) -> Given:
+def _exact(inputs: Given) -> Given:
     """In float64."""
 
     def exact(tree: Params) -> Params:
         floats = {name for name, leaf in tree.items() if leaf.is_floating_point()}
         return {name: leaf.double() if name in floats else leaf for name, leaf in tree.items()}
 
-    return given._replace(
-        params=exact(given.params), buffers=exact(given.buffers), x=given.x.double()
+    return inputs._replace(
+        params=exact(inputs.params), buffers=exact(inputs.buffers), x=inputs.x.double()
     )
 
 
@@ -175,7 +175,7 @@ def _as_in_torch(network: OwnNetwork, first: Given, second: Given) -> tuple[OwnN
     """With plain passes that equal those of plain torch, and the arguments of their first step."""
     reference = _reference(network, first, second)
     if _not_finite(reference) and not network.tokens:  # perhaps the user's samples have no signs
-        first, second = (given._replace(x=given.x.abs()) for given in (first, second))
+        first, second = (inputs._replace(x=inputs.x.abs()) for inputs in (first, second))
         reference = _reference(network, first, second)
     if layer := _not_finite(reference):
         raise _refused(network, f"{layer} is not finite (NaN or infinite)", "finite outputs")
@@ -218,8 +218,10 @@ def _unlike(
         (0, first, True),
     )
     try:
-        for number, given, train in passes:
-            step = _running(network, partial(_watched, network, given, train), "a step of training")
+        for number, inputs, train in passes:
+            step = _running(
+                network, partial(_watched, network, inputs, train), "a step of training"
+            )
             if what := _difference(reference.steps[number], step):
                 return _refused(network, *_why(reference, what))
     except UserError as error:
@@ -265,9 +267,9 @@ def _reference(network: OwnNetwork, first: Given, second: Given) -> Reference:
     """Trains the untouched module by plain torch."""
     module = _loaded(network, first)
     steps, seeded, attributes = [], False, []
-    for given, train in ((first, True), (second, True), (first, False)):
+    for inputs, train in ((first, True), (second, True), (first, False)):
         what = f"a {'step of training' if train else 'pass'} with samples of shape {network.shape}"
-        step, draws = _running(network, partial(_torch_step, network, module, given, train), what)
+        step, draws = _running(network, partial(_torch_step, network, module, inputs, train), what)
         if draws and not train:
             raise _refused(network, "its pass draws in evaluation", "draws in training only")
         steps.append(step)
@@ -293,14 +295,14 @@ def _reference(network: OwnNetwork, first: Given, second: Given) -> Reference:
     return Reference(tuple(steps), seeded, tuple(changing))
 
 
-def _loaded(network: OwnNetwork, given: Given) -> nn.Module:
+def _loaded(network: OwnNetwork, inputs: Given) -> nn.Module:
     """An untouched module with parameters and buffers, whose plain dropouts drop nothing."""
     module = network.untouched()
-    converted(module, next(iter(given.params.values())))
+    converted(module, next(iter(inputs.params.values())))
     for name, leaf in module.named_parameters():
-        leaf.data = given.params[name].clone()
+        leaf.data = inputs.params[name].clone()
     for name, buffer in module.named_buffers():
-        buffer.data = given.buffers.get(our_name(name), buffer).clone()
+        buffer.data = inputs.buffers.get(our_name(name), buffer).clone()
     for part in module.modules():
         if isinstance(part, _DropoutNd) and is_plain(part):
             part.forward = lambda x: x
@@ -308,10 +310,10 @@ def _loaded(network: OwnNetwork, given: Given) -> nn.Module:
 
 
 def _torch_step(
-    network: OwnNetwork, module: nn.Module, given: Given, train: bool
+    network: OwnNetwork, module: nn.Module, inputs: Given, train: bool
 ) -> tuple[Step, bool]:
     """A step by plain torch, or a pass in evaluation; whether it draws from torch's generator."""
-    x = given.x.clone()
+    x = inputs.x.clone()
     module.train(train)
     module.zero_grad()
     with (
@@ -319,7 +321,7 @@ def _torch_step(
         torch.random.fork_rng(devices=[]),
         torch.set_grad_enabled(train),
     ):
-        torch.manual_seed(int(given.key))
+        torch.manual_seed(int(inputs.key))
         before = torch.get_rng_state()
         logits = network.apply(module, x)
         draws = not torch.equal(before, torch.get_rng_state())
@@ -337,10 +339,10 @@ def _torch_step(
                 f"logits {wanted}, one for each class",
             )
         if train:
-            _loss(logits, given).backward()  # type: ignore[no-untyped-call]  # torch has no types for it
-    if not torch.equal(x, given.x):
+            _loss(logits, inputs).backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+    if not torch.equal(x, inputs.x):
         raise _refused(network, "its forward changes the samples", "a forward that leaves them")
-    _check_parameters(network, module, given)
+    _check_parameters(network, module, inputs)
     gradient: Params = {}
     for name, leaf in module.named_parameters():
         if leaf.grad is not None and leaf.grad.is_sparse:
@@ -348,14 +350,14 @@ def _torch_step(
         if leaf.grad is not None:
             gradient[name] = leaf.grad.clone()
     named = {our_name(name): leaf.clone() for name, leaf in module.named_buffers()}
-    return Step(gradient, {name: named[name] for name in given.buffers}, outputs), draws
+    return Step(gradient, {name: named[name] for name in inputs.buffers}, outputs), draws
 
 
 def _check_parameters(
-    network: OwnNetwork, module: nn.Module, given: Given, factor: float = 1
+    network: OwnNetwork, module: nn.Module, inputs: Given, factor: float = 1
 ) -> None:
     for name, leaf in module.named_parameters():
-        if not torch.equal(leaf, factor * given.params[name]):
+        if not torch.equal(leaf, factor * inputs.params[name]):
             raise _refused(network, f"its forward changes {name}", "a forward that leaves it")
 
 
@@ -417,40 +419,42 @@ def _difference(one: Step, two: Step, close: float | None = None) -> str:
     return ""
 
 
-def _watched(network: OwnNetwork, given: Given, train: bool) -> Step:
+def _watched(network: OwnNetwork, inputs: Given, train: bool) -> Step:
     """A step of what will train, or a pass in evaluation, with the submodules' outputs."""
-    module = network.template(train, next(iter(given.params.values()))).module
+    module = network.template(train, next(iter(inputs.params.values()))).module
     with _recorded(module) as outputs:
-        step = _step(network, given) if train else Step({}, _evaluated(network, given).buffers, {})
+        step = (
+            _step(network, inputs) if train else Step({}, _evaluated(network, inputs).buffers, {})
+        )
     return step._replace(outputs=outputs)
 
 
-def _step(network: Model, given: Given) -> Step:
+def _step(network: Model, inputs: Given) -> Step:
     """A step of one client, by autograd."""
-    params = {name: leaf.detach().requires_grad_() for name, leaf in given.params.items()}
+    params = {name: leaf.detach().requires_grad_() for name, leaf in inputs.params.items()}
     with torch.enable_grad():
-        out = network(params, given.buffers, given.x, True, given.mask, given.key)
-        loss = _loss(out.logits, given)
+        out = network(params, inputs.buffers, inputs.x, True, inputs.mask, inputs.key)
+        loss = _loss(out.logits, inputs)
         grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
     gradient = {name: leaf for name, leaf in zip(params, grads, strict=True) if leaf is not None}
     return Step(gradient, tree_map(Tensor.detach, out.buffers), {})
 
 
-def _loss(logits: Tensor, given: Given) -> Tensor:
+def _loss(logits: Tensor, inputs: Given) -> Tensor:
     """A loss that has a gradient: cross-entropy of one output has none."""
     if logits.shape[-1] > 1:
-        return cross_entropy(logits, given.y, given.mask)
-    return masked_mean((logits - 1).square().squeeze(-1), given.mask)
+        return cross_entropy(logits, inputs.y, inputs.mask)
+    return masked_mean((logits - 1).square().squeeze(-1), inputs.mask)
 
 
-def _evaluated(network: Model, given: Given) -> Output:
+def _evaluated(network: Model, inputs: Given) -> Output:
     with torch.no_grad():
-        return network(given.params, given.buffers, given.x, False)
+        return network(inputs.params, inputs.buffers, inputs.x, False)
 
 
-def _featured(network: OwnNetwork, head: str, given: Given) -> OwnNetwork:
+def _featured(network: OwnNetwork, head: str, inputs: Given) -> OwnNetwork:
     """With a classifier, if a linear layer makes the logits: `head`, or the last one of a pass."""
-    module = network.template(False, next(iter(given.params.values()))).module
+    module = network.template(False, next(iter(inputs.params.values()))).module
     linear = {
         part: name
         for name, part in module.named_modules()
@@ -463,16 +467,16 @@ def _featured(network: OwnNetwork, head: str, given: Given) -> OwnNetwork:
     hooks = [
         part.register_forward_hook(lambda part, *_: passed.append(linear[part])) for part in linear
     ]
-    _evaluated(network, given)
+    _evaluated(network, inputs)
     for hook in hooks:
         hook.remove()
     name = head or next(reversed(passed), "")
     if name in passed:
         featured = replace(network, head=name)
         # Other buffers, as they may be added behind the classifier, and may be 0 at first.
-        other = given._replace(buffers=tree_map(_moved, given.buffers))
+        other = inputs._replace(buffers=tree_map(_moved, inputs.buffers))
         out = _evaluated(featured, other)
-        logits = featured.classify(given.params, out.features)
+        logits = featured.classify(inputs.params, out.features)
         if out.features.ndim == 2 and _close(logits, out.logits):
             return featured
     if head:
@@ -484,19 +488,19 @@ def _moved(leaf: Tensor) -> Tensor:
     return 1.1 * leaf + 0.1 if leaf.is_floating_point() else leaf
 
 
-def _padding(network: OwnNetwork, given: Given) -> str:
+def _padding(network: OwnNetwork, inputs: Given) -> str:
     """Why padding can't be told from samples; "" if it can: other numbers there change nothing."""
     mask = torch.ones(BATCH)
     mask[-PADDED:] = 0
-    other = given.x.clone()
-    other[-PADDED:] = given.x[0] if network.tokens else 3 * other[-PADDED:] + 1
+    other = inputs.x.clone()
+    other[-PADDED:] = inputs.x[0] if network.tokens else 3 * other[-PADDED:] + 1
     side = replace(network, plain=False)
-    one = _step(side, given._replace(mask=mask))
-    two = _step(side, given._replace(mask=mask, x=other))
+    one = _step(side, inputs._replace(mask=mask))
+    two = _step(side, inputs._replace(mask=mask, x=other))
     return "samples of a batch change each other's numbers" if _difference(one, two) else ""
 
 
-def _side_by_side(network: OwnNetwork, given: Given) -> str:
+def _side_by_side(network: OwnNetwork, inputs: Given) -> str:
     """Why vmap can't take the network; "" if two clients side by side are as each alone."""
 
     def stacked(tree: Tree) -> Tree:
@@ -505,10 +509,10 @@ def _side_by_side(network: OwnNetwork, given: Given) -> str:
     mask = torch.ones(2, BATCH)
     mask[0, -PADDED:] = 0
     both = Given(
-        stacked(given.params),
-        stacked(given.buffers),
-        torch.stack([given.x, given.x.flip(0)]),
-        torch.stack([given.y, given.y.flip(0)]),
+        stacked(inputs.params),
+        stacked(inputs.buffers),
+        torch.stack([inputs.x, inputs.x.flip(0)]),
+        torch.stack([inputs.y, inputs.y.flip(0)]),
         torch.tensor([7, 8]),
         mask,
     )

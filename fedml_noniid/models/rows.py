@@ -98,7 +98,7 @@ def row_of(network: OwnNetwork) -> OwnRow | None:
 
 def _chain(end: fx.Node, start: fx.Node) -> list[fx.Node | Sum]:
     """The nodes behind `start` up to `end`, one after the other."""
-    found: list[fx.Node | Sum] = []
+    chain: list[fx.Node | Sum] = []
     node = end
     while node is not start:
         (before,) = _inputs(node)
@@ -106,14 +106,14 @@ def _chain(end: fx.Node, start: fx.Node) -> list[fx.Node | Sum]:
         if before.target in SUMS and len(before.all_input_nodes) == 2:
             one, two = before.all_input_nodes
             fork = _fork(one, two)
-            found.append(Sum(node, (_chain(one, fork), _chain(two, fork))))
+            chain.append(Sum(node, (_chain(one, fork), _chain(two, fork))))
             node, users = fork, 2
         else:
-            found.append(node)
+            chain.append(node)
             node = before
         if node is not start and len(node.users) != users:
             raise NoRowError
-    return found[::-1]
+    return chain[::-1]
 
 
 def _inputs(node: fx.Node) -> list[fx.Node]:
@@ -147,16 +147,16 @@ class _Finder:
 
     def blocks(self, nodes: Sequence[fx.Node | Sum]) -> list[Block]:
         """NoRowError for a node that is none of our blocks."""
-        found: list[Block] = []
+        made: list[Block] = []
         for node in nodes:
             if isinstance(node, Sum):
-                found.append(self._residual(node))
+                made.append(self._residual(node))
                 continue
             block = self._block(node)
-            again = isinstance(block, Flatten) and found and _is_flat(found[-1])
+            again = isinstance(block, Flatten) and made and _is_flat(made[-1])
             if block is not None and not again:
-                found.append(block)
-        return found
+                made.append(block)
+        return made
 
     def _residual(self, node: Sum) -> Residual:
         """The row with more layers is the body."""
@@ -178,10 +178,13 @@ class _Finder:
             if _arguments(node, FLATTEN) == {**FLATTEN, "start_dim": 1}:
                 return Flatten()
         elif node.target in (F.max_pool2d, torch.max_pool2d):
-            given = _arguments(node, POOL)
-            size = given["kernel_size"]
+            arguments = _arguments(node, POOL)
+            size = arguments["kernel_size"]
             same = {**POOL, "kernel_size": size, "stride": size}
-            if isinstance(size, int) and {**given, "stride": given["stride"] or size} == same:
+            if (
+                isinstance(size, int)
+                and {**arguments, "stride": arguments["stride"] or size} == same
+            ):
                 return MaxPool(size)
         raise NoRowError
 

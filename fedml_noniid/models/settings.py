@@ -30,11 +30,11 @@ def _empty(value: object) -> bool:
     return not value
 
 
-def _shapes(given: object) -> object:
+def _shapes(value: object) -> object:
     """`name: [1, 28, 28]` is an input of this shape."""
-    if not isinstance(given, dict):
-        return given
-    return {key: {"shape": one} if isinstance(one, list) else one for key, one in given.items()}
+    if not isinstance(value, dict):
+        return value
+    return {key: {"shape": one} if isinstance(one, list) else one for key, one in value.items()}
 
 
 class NetworkSettings(Section):
@@ -54,13 +54,13 @@ class NetworkSettings(Section):
 
         UserError.
         """
-        found = {}
+        hashes = {}
         if factories.is_own(self.model):
-            found[self.model] = source_with_files(self.model, self.model_options)
+            hashes[self.model] = source_with_files(self.model, self.model_options)
         if self.init:
             with located("init"):
-                found[self.init] = hashlib.sha256(_content(Path(self.init))).hexdigest()
-        return found
+                hashes[self.init] = hashlib.sha256(_content(Path(self.init))).hexdigest()
+        return hashes
 
 
 class ModelSettings(NetworkSettings):
@@ -95,8 +95,8 @@ def build_network(
         return network
     params, buffers = network.init(torch.Generator().manual_seed(0))
     with located("init"):
-        found = read_weights(Path(settings.init)) if settings.init else {}
-        start = fitting(found, params | buffers)
+        weights = read_weights(Path(settings.init)) if settings.init else {}
+        start = fitting(weights, params | buffers)
     with located("freeze"):
         frozen = _matching(settings.freeze, params)
     return replace(network, start=start, frozen=network.frozen | frozen)
@@ -114,24 +114,26 @@ def read_weights(path: Path) -> Params:
     content = _content(path)
     try:
         if path.suffix == ".safetensors":
-            found = safetensors.torch.load(content)
+            weights = safetensors.torch.load(content)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            weights = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds: the file may hold anything
         told = " ".join(str(error).split())[:120]
         raise UserError(
             f"{path} can't be read ({type(error).__name__}: {told})",
             allowed="*.safetensors, or a state dict that torch.save wrote",
         ) from None
-    if not isinstance(found, dict) or not all(isinstance(leaf, Tensor) for leaf in found.values()):
+    if not isinstance(weights, dict) or not all(
+        isinstance(leaf, Tensor) for leaf in weights.values()
+    ):
         raise UserError(f"{path} holds no state dict", allowed="names with tensors")
-    named = {our_name(str(name)): leaf for name, leaf in found.items()}
+    named = {our_name(str(name)): leaf for name, leaf in weights.items()}
     return {name: leaf for name, leaf in named.items() if name}
 
 
-def fitting(found: Params, wanted: Params) -> Params:
+def fitting(weights: Params, wanted: Params) -> Params:
     """The tensors, if the network has them all with their shapes; it may have others."""
-    for name, leaf in found.items():
+    for name, leaf in weights.items():
         if name not in wanted:
             raise UserError(
                 f"{name} is no tensor of the network",
@@ -143,18 +145,18 @@ def fitting(found: Params, wanted: Params) -> Params:
                 f"{name} has shape {list(leaf.shape)}",
                 allowed=f"{list(wanted[name].shape)}; leave out what the network draws itself",
             )
-    return found
+    return weights
 
 
 def _matching(patterns: Sequence[str], params: Params) -> frozenset[str]:
     """The parameters that some pattern names. UserError for a pattern without any, or if all
     are."""
-    found: set[str] = set()
+    matching: set[str] = set()
     for pattern in patterns:
         named = {name for name in params if fnmatchcase(name, pattern)}
         if not named:
             raise UserError(value=pattern, allowed=f"a pattern of {', '.join(params)}")
-        found |= named
-    if params and found >= params.keys():
+        matching |= named
+    if params and matching >= params.keys():
         raise UserError("nothing would be left to train", allowed="some of the parameters")
-    return frozenset(found)
+    return frozenset(matching)

@@ -63,20 +63,20 @@ class Stacked(Model):
     @property
     def layers(self) -> tuple[Layer, ...]:
         """The weight layers in forward order, the classifier last."""
-        found: list[Layer] = []
+        merged: list[Layer] = []
         for block in parts_of((*self.blocks, self.head)):
             if isinstance(block, Linear | Conv):
-                found.append(Layer(block.name, block.names, block.n_out))
+                merged.append(Layer(block.name, block.names, block.n_out))
             elif isinstance(block, BatchNorm):
                 # Its affine pair belongs to the neurons that it normalises.
-                found[-1] = found[-1]._replace(parameters=found[-1].parameters + block.names)
-        return tuple(found)
+                merged[-1] = merged[-1]._replace(parameters=merged[-1].parameters + block.names)
+        return tuple(merged)
 
     @cached_property
     def norms(self) -> frozenset[str]:
         """The names of the batch norms."""
-        found = parts_of(self.blocks)
-        return frozenset(block.name for block in found if isinstance(block, BatchNorm))
+        parts = parts_of(self.blocks)
+        return frozenset(block.name for block in parts if isinstance(block, BatchNorm))
 
     @property
     def dense(self) -> bool:
@@ -116,13 +116,13 @@ class Stacked(Model):
         together = max(1, DRAWN_AT_A_TIME[x.device.type] // max(1, numbers))
         for first in range(0, keys.shape[-1], together):
             steps = range(first, min(first + together, keys.shape[-1]))
-            found = {
+            factors = {
                 block.name: block.factors(at[..., first : steps.stop], batch, dims[block], x.dtype)
                 for block, at in by_block.items()
             }  # [..., steps, B, *dims]
             axis = keys.ndim - 1
             for step in range(len(steps)):
-                yield {name: leaf.select(axis, step) for name, leaf in found.items()}
+                yield {name: leaf.select(axis, step) for name, leaf in factors.items()}
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         """(parameters, buffers), float32 on the CPU."""
@@ -252,11 +252,11 @@ class Stacked(Model):
         first = self._first
 
         def back(grad: Tensor) -> Params:
-            passed, found = last(grad, first < len(pulls))
+            passed, gradients = last(grad, first < len(pulls))
             for n in range(len(pulls) - 1, first - 1, -1):
                 assert passed is not None
                 passed, of_block = pulls[n](passed, n > first)
-                found = of_block | found
-            return found
+                gradients = of_block | gradients
+            return gradients
 
         return x, logits, back

@@ -93,11 +93,11 @@ class Ledger:
             return
         if self.budget is not None:
             counts = self._counts + _counted(release)
-            found, most = epsilon(counts, self.budget.delta), self.budget.epsilon
-            if found > most:
+            spent, most = epsilon(counts, self.budget.delta), self.budget.epsilon
+            if spent > most:
                 LOG.warning(
                     "%s: epsilon per sample would be %.4g at delta %g, and the budget is %g",
-                    *(self.path, found, self.budget.delta, most),
+                    *(self.path, spent, self.budget.delta, most),
                 )
                 why = "budget_epsilon: the privacy budget does not allow this answer"
                 raise BudgetError(why).below(source=str(self.path))

@@ -59,18 +59,18 @@ def secret(path: Path | None) -> bytes:
     if not path.exists():
         write_whole(path, secrets.token_bytes(KEY_BYTES), private=True)
     try:
-        mode, found = path.lstat().st_mode, path.read_bytes()
+        mode, content = path.lstat().st_mode, path.read_bytes()
     except OSError as error:
         raise UserError(
             f"{path}: the secret of a silo's noise can't be read ({error.strerror})"
         ) from None
-    if not stat.S_ISREG(mode) or mode & 0o077 or len(found) != KEY_BYTES:
+    if not stat.S_ISREG(mode) or mode & 0o077 or len(content) != KEY_BYTES:
         raise UserError(
-            f"{path}: is not the secret of a silo's noise ({len(found)} bytes, mode "
+            f"{path}: is not the secret of a silo's noise ({len(content)} bytes, mode "
             f"{stat.S_IMODE(mode):o}); allowed: a file of {KEY_BYTES} bytes with mode 600; "
             "restore it, or delete it and begin a new run"
         )
-    return found
+    return content
 
 
 def derived(key: bytes, *fields: bytes) -> bytes:
@@ -172,14 +172,14 @@ class Noise:
                 )
         length = math.sqrt(sum(leaf.square().sum().item() for leaf in moved.values()))
         factor = min(1.0, self.clip / length) if length else 1.0
-        key, found = derived(self.key, question, self.digest([], answer)), {}
+        key, protected = derived(self.key, question, self.digest([], answer)), {}
         for name, leaf in moved.items():
             limit, like = allowed(name), answer[name]
             noise = self.sigma * gaussian(derived(key, name.encode()), leaf.shape)
             value = (start[name] + factor * leaf + noise).clamp(limit.low, limit.high)
             counts = limit.whole or not like.is_floating_point()
-            found[name] = (value.round() if counts else value).to(like.dtype)
-        return found
+            protected[name] = (value.round() if counts else value).to(like.dtype)
+        return protected
 
 
 def _content(tensors: Params) -> Iterator[bytes]:

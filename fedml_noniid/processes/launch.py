@@ -312,7 +312,9 @@ def run(rank: int, config: Path) -> int:
         Process.from_config(rank, config).run(sys.stdout)
     except (UserError, exit_codes.StoppedError) as error:
         # Without a log file, logging would print the line a second time.
-        has_log = any(isinstance(one, logging.FileHandler) for one in logging.getLogger().handlers)
+        has_log = any(
+            isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers
+        )
         for mistake in getattr(error, "mistakes", (error,)):
             if has_log:
                 LOG.error("error: %s", mistake)
@@ -328,11 +330,11 @@ def status(config: Path) -> str:
     comm, tracking = settings.read_places(config)
     folder = Path(tracking.output_dir)
     try:
-        found = silo_client.status(comm, comm.kit_of(0))
+        state = silo_client.status(comm, comm.kit_of(0))
     except exit_codes.LostError:
         if not all((folder / name).is_file() for name in (results.MODEL, results.ROUNDS)):
             raise
         # The server ends with the run. On its machine, its files tell.
         rounds = (folder / results.ROUNDS).read_bytes().count(b"\n") - 1  # without its header
-        found = {"over": True, "rounds": rounds, "model": str(folder / results.MODEL)}
-    return json.dumps(found, indent=2)
+        state = {"over": True, "rounds": rounds, "model": str(folder / results.MODEL)}
+    return json.dumps(state, indent=2)

@@ -226,10 +226,10 @@ def refuse_foreign(folder: Path) -> None:
     if (
         folder.is_dir()
         and not (folder / OWNERSHIP_FILE).is_file()
-        and (found := sorted(path.name for path in folder.iterdir()))
+        and (foreign := sorted(path.name for path in folder.iterdir()))
     ):
         raise UserError(
-            f"{folder}: holds {found[0]}, and no run on this machine wrote that; allowed: a new "
+            f"{folder}: holds {foreign[0]}, and no run on this machine wrote that; allowed: a new "
             "or an empty folder"
         )
 

@@ -110,9 +110,9 @@ class Fed3R(Component):
             return None
         replies = yield Ask("sums", server.cohort, server.params, server.buffers)
         a, b = (added(replies.upload[name]) for name in ("A", "b"))
-        found = self._classifier(server.task, a, b)
+        classifier = self._classifier(server.task, a, b)
         w = server.params
-        return Change(params=w | {name: leaf.to(w[name]) for name, leaf in found.items()})
+        return Change(params=w | {name: leaf.to(w[name]) for name, leaf in classifier.items()})
 
     def _classifier(self, task: Task, triangle: Tensor, b: Tensor) -> Params:
         """The parameters of the classifier from sum_k A_k, its upper triangle, and sum_k b_k."""
@@ -124,13 +124,15 @@ class Fed3R(Component):
             penalty[d:] = 0
         whole = upper + upper.triu(1).T
         matrix = whole + torch.diag(penalty)
-        found, singular = torch.linalg.solve_ex(matrix, b)  # [d, C], or [d + 1, C]
+        solution, singular = torch.linalg.solve_ex(matrix, b)  # [d, C], or [d + 1, C]
         if singular:  # without a penalty of the bias, if all vectors are 0
-            found = torch.linalg.pinv(matrix, hermitian=True) @ b
+            solution = torch.linalg.pinv(matrix, hermitian=True) @ b
         if self.normalise:
-            found = found / torch.linalg.vector_norm(found[:d], dim=0).clamp(min=SMALLEST_LENGTH)
-        found = found / self.temperature
-        parts = {name: found[d] if name == _bias(task) else found[:d].T for name in names}
+            solution = solution / torch.linalg.vector_norm(solution[:d], dim=0).clamp(
+                min=SMALLEST_LENGTH
+            )
+        solution = solution / self.temperature
+        parts = {name: solution[d] if name == _bias(task) else solution[:d].T for name in names}
         return {name: leaf.contiguous() for name, leaf in parts.items()}
 
 

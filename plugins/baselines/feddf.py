@@ -77,14 +77,14 @@ class FedDF(Component):
             ), out
 
         adam = Adam(self.server_lr, clip=self.clip)
-        found = descend(
+        descent = descend(
             gradient_of(task, divergence),
             Descent(server.params, server.buffers),
             islice(batches, self.steps),
             Step(adam, rate=lambda s: (1 + math.cos(math.pi * s / self.steps)) / 2),
             fold(server.key, "dropout"),
         )
-        return Change(params=found.params, buffers=found.buffers)
+        return Change(params=descent.params, buffers=descent.buffers)
 
     @staticmethod
     def mean_logits(server: Server) -> Tensor:

@@ -53,9 +53,9 @@ class FedDynAuthors(FedDyn):
     def exchanges(self, setting: Setting) -> Exchanges:
         return Exchanges(begin=int(self.alpha_adapt == "authors"))
 
-    def optimizer(self, given: Optimizer) -> Optimizer | None:
+    def optimizer(self, configured: Optimizer) -> Optimizer | None:
         """g <- g min(1, clip / ||g||)."""
-        return replace(given, clip=self.clip) if self.clip else None
+        return replace(configured, clip=self.clip) if self.clip else None
 
     def alpha_k(self, client: Client, leaf: Tensor) -> float | Tensor:
         """alpha_k, 0-d; or [M] if the leaf has that axis in front."""
@@ -66,11 +66,11 @@ class FedDynAuthors(FedDyn):
         return Answer()
 
     def init_server(self, server: Server) -> Tree:
-        found = super().init_server(server)
+        state = super().init_server(server)
         if self.alpha_adapt == "off":
-            return found
+            return state
         some = next(iter(server.params.values()))
-        return found | {"alpha": some.new_full((server.n_clients,), self.alpha)}
+        return state | {"alpha": some.new_full((server.n_clients,), self.alpha)}
 
     def message(self, server: Server) -> Tree:
         """alpha_k of the cohort, [M]."""

@@ -139,13 +139,13 @@ class FedGen(LabelCounts):
                 server.task, teachers, server.params, weights, batch.y, batch.x, g
             ), None
 
-        found = descend(
+        descent = descend(
             gradient_of(server.task, loss),
             Descent(server.state["generator"], state=server.state["adam"]),
             draws(),
             Step(self.adam, rate=lambda s: self.decay ** (server.round - 1)),
         )
-        return Change({"generator": found.params, "adam": found.state})
+        return Change({"generator": descent.params, "adam": descent.state})
 
     def objective(
         self,

@@ -127,8 +127,8 @@ class FedNova(Component):
             return p
         a = sent["a"].to(p.dtype)
         tau_eff = p @ (sent["tau"].to(p.dtype) if self.mu else a)
-        found: Tensor = tau_eff * p / a
-        return found
+        coefficient: Tensor = tau_eff * p / a
+        return coefficient
 
     def average(self, server: Server) -> Params:
         """-tau_eff sum_k p_k d_k = sum_k (tau_eff p_k / a_k) (w_k - w_t)."""

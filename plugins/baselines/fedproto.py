@@ -100,9 +100,9 @@ class FedProto(Component):
                 "n": batch.sum(member),
             }
 
-        found = client.local_set.total(sums)
-        means = found["h"] / found["n"].clamp(min=1).unsqueeze(1)  # [C, d]
-        return Answer({"C": means, "counts": found["n"]})
+        totals = client.local_set.total(sums)
+        means = totals["h"] / totals["n"].clamp(min=1).unsqueeze(1)  # [C, d]
+        return Answer({"C": means, "counts": totals["n"]})
 
     def step(self, server: Server) -> Change:
         """C_c = sum_k n_kc / n_c C_kc."""

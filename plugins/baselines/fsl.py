@@ -56,5 +56,5 @@ class FSL(Component):
 
         start = Descent(server.params, server.buffers)
         key = fold(server.key, "dropout")
-        found = descend(gradient_of(task, loss), start, batches, Step(task.optimizer), key)
-        return Change(params=found.params, buffers=found.buffers)
+        descent = descend(gradient_of(task, loss), start, batches, Step(task.optimizer), key)
+        return Change(params=descent.params, buffers=descent.buffers)

@@ -54,8 +54,8 @@ def generate(
 ) -> Tensor:
     """W2 a(W1 [eps, onehot(y)] + b1) + b2, where a is the ReLU with `slope` below 0; [B, noise],
     [B] -> [B, n_out]."""
-    given = torch.cat([eps, one_hot(y, n_classes, eps.dtype)], dim=1)
-    h = F.leaky_relu(F.linear(given, generator["w1"], generator["b1"]), slope)
+    inputs = torch.cat([eps, one_hot(y, n_classes, eps.dtype)], dim=1)
+    h = F.leaky_relu(F.linear(inputs, generator["w1"], generator["b1"]), slope)
     return F.linear(h, generator["w2"], generator["b2"])
 
 

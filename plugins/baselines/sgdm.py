@@ -59,16 +59,16 @@ class SGDMLocal(Component):
                 "recipe sgdm_server"
             )
 
-    def optimizer(self, given: Optimizer) -> Optimizer:
+    def optimizer(self, configured: Optimizer) -> Optimizer:
         """v = gamma v + g, w = w - eta v."""
-        assert isinstance(given, SGD), "`check` refuses others"
-        if given.momentum not in (0, self.gamma):
+        assert isinstance(configured, SGD), "`check` refuses others"
+        if configured.momentum not in (0, self.gamma):
             raise RecipeError(
-                f"{self.name}: momentum = {given.momentum} and {self.name}.gamma = "
+                f"{self.name}: momentum = {configured.momentum} and {self.name}.gamma = "
                 f"{self.gamma} are the same "
                 "number of one optimiser; leave momentum at null"
             )
-        return replace(given, momentum=self.gamma)
+        return replace(configured, momentum=self.gamma)
 
 
 @dataclass(frozen=True)

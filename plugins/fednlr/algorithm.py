@@ -124,7 +124,7 @@ class FedNLR(Component):
 
     def activations(self, client: Client) -> dict[Layer, tuple[Tensor, float]]:
         """Lines 5-6: of each scaled layer, hbar_l [M_l] (eq. 14) and mu_l (eq. 17)."""
-        task, found = client.task, {}
+        task, means = client.task, {}
 
         def h(batch: Batch) -> Tree:  # leaves [B, M_l], of a convolution [B, M_l, H, W]
             layers, head = (
@@ -135,17 +135,17 @@ class FedNLR(Component):
                 {head: torch.softmax(layers[head], dim=1)} if self.last == "prob" else {}
             )
 
-        hbar, given = client.local_set.mean(h), dict(self.given())
+        hbar, handed = client.local_set.mean(h), dict(self.given())
         for l, layer in self.scaled(task, client.params).items():  # noqa: E741, the paper's letter
             mean = hbar[layer.name]
             mu = self.ratio(
                 l, len(task.network.layers), mean.numel() if self.M == "units" else layer.units
             )
-            found[layer] = (
+            means[layer] = (
                 mean.flatten(1).mean(1) if mean.ndim > 1 else mean,
-                given.get(layer.name, mu),
+                handed.get(layer.name, mu),
             )
-        return found
+        return means
 
     def ratio(self, l: int, n_layers: int, units: int) -> float:  # noqa: E741, the paper's letter
         """Eq. 17: mu_l = mu_0 + a1 l / L + a2 log M_l, with l = 1..L."""

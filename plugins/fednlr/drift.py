@@ -41,8 +41,8 @@ def last_hidden(task: Task, params: Params, buffers: Params, public: Pass) -> Te
     """The activation of each neuron of the last hidden layer on each sample, a channel's mean over
     space, [n, M_l]."""
     layer = task.network.layers[-2].name
-    found = [task.activations(params, buffers, batch.x)[layer] for batch in public]
-    return torch.cat([h.flatten(2).mean(2) if h.ndim > 2 else h for h in found])
+    hidden = [task.activations(params, buffers, batch.x)[layer] for batch in public]
+    return torch.cat([h.flatten(2).mean(2) if h.ndim > 2 else h for h in hidden])
 
 
 def class_means(activations: Tensor, labels: Tensor, n_classes: int) -> Tensor:

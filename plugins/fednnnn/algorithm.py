@@ -96,24 +96,24 @@ class FedNNNN(Component):
                 before, u = server.state["d"][name], server.update[name]
                 d[name] = torch.where(stays, before, gamma * before + factor * u)
                 moved[name] = torch.where(stays, 0 * u, d[name])
-        found = {"N": n, "E": e, "ratio": tree_map(ratio, n, e)}
+        columns = {"N": n, "E": e, "ratio": tree_map(ratio, n, e)}
         return Change(
             {"d": d},
             add(server.params, moved),
             evaluated=add(server.params, server.update) if self.evaluate == "average" else None,
-            metrics=found
+            metrics=columns
             if self.norm == "per_layer"
-            else {key: of["model"] for key, of in found.items()},
+            else {key: of["model"] for key, of in columns.items()},
         )
 
     def layers(self, names: Iterable[str]) -> dict[str, list[str]]:
         """The parameters of each norm, by layer; "model" for all of them."""
-        found: dict[str, list[str]] = {}
+        by_layer: dict[str, list[str]] = {}
         for name in names:
-            found.setdefault(
+            by_layer.setdefault(
                 name.rpartition(".")[0] if self.norm == "per_layer" else "model", []
             ).append(name)
-        return found
+        return by_layer
 
     def lengths(self, server: Server, names: Iterable[str]) -> tuple[Tensor, Tensor]:
         """N = ||u|| (eq. 4) and E = sum_k q_k ||w_k - w_t|| (eq. 5) of the parameters `names`,

@@ -106,8 +106,8 @@ class FNR(Component):
             out = client.task.eval(w, buffers, batch.x)
             return {"sums": class_sums(out, batch)}
 
-        found: Tensor = client.public.total(sums)["sums"]
-        return found
+        totals: Tensor = client.public.total(sums)["sums"]
+        return totals
 
     def refine(self, server: Server) -> Asks:
         """Lines 10-14: the floor(n p) clients of lowest A_i refine; their refined models replace
@@ -169,15 +169,16 @@ class FNR(Component):
 
     def regulariser(self, out: Output, batch: Batch, client: Client) -> Tensor:
         """Lines 34-38: J = sum_c rho_c Delta_j[c], rho_c the fraction of class c in the batch."""
-        found: Tensor = client.each["delta"][batch.y].mean()
-        return found
+        mean: Tensor = client.each["delta"][batch.y].mean()
+        return mean
 
     def step(self, server: Server) -> Change:
         """Only records: F [M, C], A [M], the refined clients [M], Delta [M, C] (0 for the
         others)."""
-        found = server.replies.upload
+        uploads = server.replies.upload
         return Change(
-            metrics=found | {"accuracy_mean": found["A"].mean(), "accuracy_worst": found["A"].min()}
+            metrics=uploads
+            | {"accuracy_mean": uploads["A"].mean(), "accuracy_worst": uploads["A"].min()}
         )
 
 

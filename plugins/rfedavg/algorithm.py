@@ -191,8 +191,8 @@ class RFedAvg(MeanFeatures):
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         """1/(N-1) sum over j != k of ||phi - delta^j||^2 (eq. 5)."""
-        found: Tensor = (phi - others["others"]).square().sum(1).mean()
-        return found
+        distance: Tensor = (phi - others["others"]).square().sum(1).mean()
+        return distance
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """Line 10: delta^k with the local model after training."""
@@ -223,11 +223,11 @@ class RFedAvgPlus(MeanFeatures):
 
     def renewed(self, state: Tree, replies: Reply) -> Tree:
         """Exchanges the rows in the sum too: it is exact, so it has the bits of a new one."""
-        found, table = super().renewed(state, replies), state["delta"]
+        state_, table = super().renewed(state, replies), state["delta"]
         if "sum" in state:
             come, gone = replies.upload["delta"], table[list(replies.clients)]
-            found["sum"] = state["sum"] + integers(come, len(table)) - integers(gone, len(table))
-        return found
+            state_["sum"] = state["sum"] + integers(come, len(table)) - integers(gone, len(table))
+        return state_
 
     def message(self, server: Server) -> Tree:
         """Lines 4 and 18: delta^{-k}, the mean over the other clients, [M, d]."""
@@ -241,8 +241,8 @@ class RFedAvgPlus(MeanFeatures):
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         """||phi - delta^{-k}||^2 (section IV-C)."""
-        found: Tensor = (phi - others["mean"]).square().sum()
-        return found
+        distance: Tensor = (phi - others["mean"]).square().sum()
+        return distance
 
     def step(self, server: Server) -> Change:
         """Only records: the delta that this round used."""

@@ -121,8 +121,8 @@ class Readings(MeanFeatures):
 
     def known(self, server: Server) -> Tensor:
         """1 for the clients whose delta is known, [N]."""
-        found: Tensor = server.state.get("known", torch.ones_like(server.state["delta"][:, 0]))
-        return found
+        mask: Tensor = server.state.get("known", torch.ones_like(server.state["delta"][:, 0]))
+        return mask
 
     def counted(self, server: Server) -> tuple[int, ...]:
         """The clients whose delta a client of the cohort may be compared with."""
@@ -138,10 +138,12 @@ class Readings(MeanFeatures):
         )
 
     def renewed(self, state: Tree, replies: Reply) -> Tree:
-        found = super().renewed(state, replies)
-        rows = torch.tensor(replies.clients, device=found["delta"].device)
+        renewed_state = super().renewed(state, replies)
+        rows = torch.tensor(replies.clients, device=renewed_state["delta"].device)
         return (
-            found | {"known": found["known"].index_fill(0, rows, 1)} if "known" in found else found
+            renewed_state | {"known": renewed_state["known"].index_fill(0, rows, 1)}
+            if "known" in renewed_state
+            else renewed_state
         )
 
     def recorded(self, server: Server, state: Tree) -> Tree:
@@ -226,8 +228,8 @@ class RFedAvgPlusAuthors(Readings, RFedAvgPlus):
         return added(server.state["delta"][list(server.cohort)])
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
-        found: Tensor = super().r(phi, others) * others.get("known", 1)
-        return found
+        distance: Tensor = super().r(phi, others) * others.get("known", 1)
+        return distance
 
 
 def drawn(local_set: Pass, size: int, key: Tensor) -> Pass:

@@ -70,7 +70,9 @@ def bars(
     width, places = 0.8 / len(heights), {}
     for place, (name, values) in enumerate(heights.items()):
         places[name] = np.arange(len(groups)) + (place - (len(heights) - 1) / 2) * width
-        mean, std = np.array([(one.mean, one.std or 0) if one else (np.nan, 0) for one in values]).T
+        mean, std = np.array(
+            [(value.mean, value.std or 0) if value else (np.nan, 0) for value in values]
+        ).T
         error = std if std.any() else None
         axes.bar(
             places[name],

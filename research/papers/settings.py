@@ -46,14 +46,14 @@ def settings(target: Target, measured: Measured) -> Built:
 def _ours(target: Target, measured: Measured, address: Mapping[str, Any]) -> str:
     if "value" in address:
         return _plain(address["value"])
-    found: Any = measured.studies[address["study"]].content
+    value: Any = measured.studies[address["study"]].content
     for key in str(address["path"]).split("."):
-        if not isinstance(found, Mapping):
+        if not isinstance(value, Mapping):
             raise UserError(
                 f"{target.id}: path {address['path']!r} leads nowhere in study {address['study']!r}"
             )
-        found = found.get(key, NONE)
-    return _plain(dict(address.get("words", {})).get(found, found))
+        value = value.get(key, NONE)
+    return _plain(dict(address.get("words", {})).get(value, value))
 
 
 def _plain(value: object) -> str:

@@ -41,8 +41,8 @@ def assigned(
     def once() -> tuple[Ints, ...]:
         values = {**given, "rng": stream(seed, "partition")}
         filled = {key: _locked(values[key]) for key in asked}
-        found = call(f"partition {name}", function, **filled, **options)
-        return checked(found, len(given["labels"]), name)
+        lists = call(f"partition {name}", function, **filled, **options)
+        return checked(lists, len(given["labels"]), name)
 
     first, second = once(), once()
     if len(first) != given["n_clients"]:
@@ -73,15 +73,15 @@ def checked(indices: Any, n: int, name: str = "indices") -> tuple[Ints, ...]:
     is_listed = isinstance(indices, Iterable) and not isinstance(indices, str | Mapping)
     if not is_listed or not (parts := list(indices)):
         raise UserError(where=(name,), value=indices, allowed="a list of arrays, one per client")
-    found = []
+    arrays = []
     for k, part in enumerate(parts):
         positions = to_array(f"{name}[{k}]", part)
         is_whole = positions.ndim == 1 and positions.dtype.kind in "iu" and len(positions) > 0
         if not is_whole or positions.min() < 0 or positions.max() >= n:
             allowed = f"positions in the training set, whole numbers from 0 to {n - 1}"
             raise UserError(where=(name, k), value=part, allowed=allowed)
-        found.append(np.sort(positions).astype(np.int64))
-    times = np.bincount(np.concatenate(found))
+        arrays.append(np.sort(positions).astype(np.int64))
+    times = np.bincount(np.concatenate(arrays))
     if times.max() > 1:
         raise UserError(f"{name}: {times.argmax()} is there {times.max()} times; allowed: once")
-    return tuple(found)
+    return tuple(arrays)

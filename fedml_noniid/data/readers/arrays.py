@@ -349,7 +349,10 @@ def _owners(parts: Sequence[_Part]) -> list[Any] | None:
         if client.dtype.kind == "U" and (blank := np.char.strip(client) == "").any():
             at = f"{part.where('client')}[{blank.argmax()}]"
             raise UserError(f"{at} is empty; every sample needs an owner")
-    return [one if one.dtype.kind in "iu" else user_data.Labels.from_texts(one) for one in owners]
+    return [
+        owner if owner.dtype.kind in "iu" else user_data.Labels.from_texts(owner)
+        for owner in owners
+    ]
 
 
 def _whole_or_text(parts: Sequence[_Part], key: str) -> list[Array]:

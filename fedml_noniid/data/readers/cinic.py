@@ -39,9 +39,9 @@ def cinic10(root: Path, *, valid: Literal["unused", "train"] = "unused") -> Raw:
                 f"{part}: there is no such folder; download {ARCHIVE} from {PAGE} and unpack it "
                 f"into {folder}"
             )
-        found = [entry.name for entry in class_folders(part)]
-        odd = [f"lacks {name}" for name in CLASSES if name not in found]
-        odd += [f"also has {name}" for name in found if name not in CLASSES]
+        classes = [entry.name for entry in class_folders(part)]
+        odd = [f"lacks {name}" for name in CLASSES if name not in classes]
+        odd += [f"also has {name}" for name in classes if name not in CLASSES]
         if odd:
             raise UserError(
                 f"{part}: {', '.join(odd[:5])}; it has to hold the classes {', '.join(CLASSES)}"

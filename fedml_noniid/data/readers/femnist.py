@@ -52,12 +52,12 @@ def femnist(root: Path) -> Raw:
 
 def _images(folder: Path) -> Samples:
     """The samples of one part of FEMNIST by user."""
-    found = {}
+    by_writer = {}
     for user in leaf.users(folder):
         with located(source=user.where):
             y = [whole_number(f"y[{i}]", label, 0, 61) for i, label in enumerate(user.y)]
-            found[user.name] = _pixels(user.x), np.array(y, dtype=np.int64)
-    return found
+            by_writer[user.name] = _pixels(user.x), np.array(y, dtype=np.int64)
+    return by_writer
 
 
 def _pixels(images: list[Any]) -> NDArray[np.uint8]:

@@ -123,15 +123,15 @@ def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
     Raises UserError for other samples.
     """
     if x.ndim != 4 or x.shape[1] not in (1, 3) or x.dtype is not torch.uint8:
-        found = f"{x.dtype} of {'x'.join(map(str, x.shape[1:]))}".removeprefix("torch.")
-        allowed = f"none, as the samples are no 8-bit images but {found}"
+        form = f"{x.dtype} of {'x'.join(map(str, x.shape[1:]))}".removeprefix("torch.")
+        allowed = f"none, as the samples are no 8-bit images but {form}"
         raise UserError(where=("size",), value=[*shape], allowed=allowed)
     if tuple(x.shape[2:]) == shape:
         return x
     channels = x.flatten(0, 1).numpy()  # [n * channels, h, w]
     scaled = [
-        np.asarray(Image.fromarray(one).resize(shape[::-1], Image.Resampling.BILINEAR))
-        for one in channels
+        np.asarray(Image.fromarray(channel).resize(shape[::-1], Image.Resampling.BILINEAR))
+        for channel in channels
     ]
     return torch.from_numpy(np.stack(scaled)).reshape(*x.shape[:2], *shape)
 
@@ -143,15 +143,15 @@ def class_folders(part: Path) -> list[Path]:
             f"{part}: there is no such folder; an image folder is train/<class>/* and "
             "test/<class>/*"
         )
-    found = entries(part)
-    for entry in found:
+    folders = entries(part)
+    for entry in folders:
         if not entry.is_dir():
             raise UserError(
                 f"{entry}: isn't in the folder of a class; needed: {part}/<class>/{entry.name}"
             )
-    if len(found) < 2:
-        raise UserError(f"{part}: holds {len(found)} class folders; at least 2 are needed")
-    return found
+    if len(folders) < 2:
+        raise UserError(f"{part}: holds {len(folders)} class folders; at least 2 are needed")
+    return folders
 
 
 def _image(file: Path, shape: tuple[int, int] | None) -> NDArray[np.uint8]:

@@ -75,7 +75,7 @@ def _sentences(user: int) -> list[tuple[str, int]]:
     rng = stream(0, "made tweets/sentences", user)
     glad = rng.uniform(0.1, 0.9)
     favour: Floats = rng.dirichlet(np.full(len(SUBJECTS), 0.3))
-    found = []
+    sentences = []
     for _ in range(rng.integers(LEAST, MOST + 1)):
         mood = int(rng.random() < glad)
         word, ending = (mood if rng.random() < CLEAR else 1 - mood for _ in range(2))
@@ -83,5 +83,5 @@ def _sentences(user: int) -> list[tuple[str, int]]:
             SUBJECTS[rng.choice(len(SUBJECTS), p=favour)],
             *map(rng.choice, (VERBS, MOODS[word], ENDINGS[ending])),
         )
-        found.append((" ".join(map(str, parts)), mood))
-    return found
+        sentences.append((" ".join(map(str, parts)), mood))
+    return sentences

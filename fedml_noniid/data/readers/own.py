@@ -51,12 +51,12 @@ def _named(result: Any) -> Mapping[str, Any]:
     return dict(zip(NAMES, parts, strict=False))
 
 
-def _arrays(found: TorchDataset[Any]) -> tuple[Any, Any]:
+def _arrays(samples: TorchDataset[Any]) -> tuple[Any, Any]:
     """(samples, labels) of a data set of torch. UserError if its items are no pairs."""
-    n = call("len() of the data set", len, found)
+    n = call("len() of the data set", len, samples)
     if not n:
         raise UserError("a data set of torch is empty", allowed="pairs (sample, label)")
-    items = [call(f"item {i} of the data set", found.__getitem__, i) for i in range(n)]
+    items = [call(f"item {i} of the data set", samples.__getitem__, i) for i in range(n)]
     pairs = [item for item in items if isinstance(item, tuple | list) and len(item) == 2]
     if len(pairs) < n:
         odd = next(

@@ -183,12 +183,12 @@ def _encoded(features: Sequence[Feature], na: Sequence[str], x: object) -> Tenso
     if not isinstance(x, pd.DataFrame):
         return None
     table, blocks = table_of("x", x.mask(x.isin([*na]))), []
-    for one in features:
-        known("x: column", one.column, table.frame.columns)
-        cells = (numbers_of if one.categories is None else texts_of)(table, one.column)
-        if one.fill is None:
-            complete(table, one.column, cells)
-        blocks.append(one.block(cells))
+    for feature in features:
+        known("x: column", feature.column, table.frame.columns)
+        cells = (numbers_of if feature.categories is None else texts_of)(table, feature.column)
+        if feature.fill is None:
+            complete(table, feature.column, cells)
+        blocks.append(feature.block(cells))
     return torch.from_numpy(np.concatenate(blocks, axis=1))
 
 
@@ -251,9 +251,9 @@ def _read(
         read: Callable[[Table, str], Cells] = texts_of if column in texts else numbers_of
         try:
             cells[column] = [read(table, column) for table in tables]
-            for table, found in zip(tables, cells[column], strict=True) if policy is None else ():
+            for table, values in zip(tables, cells[column], strict=True) if policy is None else ():
                 advised = ("missing", "drop") if column in chosen else ("missing",)
-                complete(table, column, found, advised)
+                complete(table, column, values, advised)
         except UserError as error:
             errors.append(error)
             if isinstance(error, ColumnError) and error.option == "one_hot":

@@ -164,32 +164,32 @@ def classified(
     for fewer than two classes, for measurements and identifiers in place of classes, and for test
     labels that no training sample has.
     """
-    found, n = set(labels[0].texts), len(labels[0].number)
+    classes, n = set(labels[0].texts), len(labels[0].number)
     i = labels[0].first(lambda text: re.fullmatch(FRACTION, text.strip()))
     if i is not None:
         text = labels[0].texts[labels[0].number[i]]
         raise UserError(
             f"{where[0]} is {text!r} in {at(i)}, a measurement; allowed: whole numbers or text "
-            f"(with {len(found)} different values it looks like a regression target: of a table, "
+            f"(with {len(classes)} different values it looks like a regression target: of a table, "
             "name the column in `target` in place of `label`; arrays have floats; and choose a "
             "loss for it, such as mse)"
         )
-    if len(found) < 2:
+    if len(classes) < 2:
         raise UserError(
-            f"{where[0]} is always {shown(next(iter(found)))}; at least 2 classes are needed"
+            f"{where[0]} is always {shown(next(iter(classes)))}; at least 2 classes are needed"
         )
-    if 2 * len(found) > n:
+    if 2 * len(classes) > n:
         raise UserError(
-            f"{where[0]} has {len(found)} different labels in {n} samples; allowed: "
+            f"{where[0]} has {len(classes)} different labels in {n} samples; allowed: "
             "classes with 2 samples or more on average (is it an identifier or a regression "
             "target, or are these too few rows?)"
         )
     if names is None:
-        whole = all(re.fullmatch(r"-?\d{1,300}", label) for label in found)
-        names = sorted(found, key=lambda label: (int(label), label)) if whole else sorted(found)
-    elif sorted(names) != sorted(found):
-        odd = sorted(set(names) ^ found) or sorted(
-            name for name in found if list(names).count(name) > 1
+        whole = all(re.fullmatch(r"-?\d{1,300}", label) for label in classes)
+        names = sorted(classes, key=lambda label: (int(label), label)) if whole else sorted(classes)
+    elif sorted(names) != sorted(classes):
+        odd = sorted(set(names) ^ classes) or sorted(
+            name for name in classes if list(names).count(name) > 1
         )
         raise UserError(f"{where[0]}: classes has to name each class once; not so: {listed(odd)}")
     y = [part.among(names) for part in labels]
@@ -263,7 +263,7 @@ def targets(
     Raises UserError for a target that float32 can't hold, and for one that all training samples
     have alike, unless the targets are labels of which others differ.
     """
-    found: list[NDArray[Any]] = []
+    numbers: list[NDArray[Any]] = []
     for y, source in zip(ys, where, strict=True):
         with np.errstate(over="ignore"):  # becomes infinite, and is refused
             narrow = y.astype(np.float32)
@@ -279,14 +279,14 @@ def targets(
             raise UserError(
                 f"{source}{name}: float32 can't tell its values apart; subtract a constant"
             )
-        found.append(narrow)
-    same = np.flatnonzero((found[0] == found[0][0]).all(0)).tolist()
+        numbers.append(narrow)
+    same = np.flatnonzero((numbers[0] == numbers[0][0]).all(0)).tolist()
     # Of several labels, one may be rare: a note says so.
-    if len(same) == len(names) or (same and not are_labels(*found)):
+    if len(same) == len(names) or (same and not are_labels(*numbers)):
         of = f" ({listed([names[t] for t in same])})" if len(names) > 1 else ""
-        always = found[0][0, same].tolist()
+        always = numbers[0][0, same].tolist()
         raise UserError(f"{where[0]} is always {always}{of}; there is nothing to learn")
-    return names, found
+    return names, numbers
 
 
 def _of_targets(ys: Sequence[Floats], names: Sequence[str]) -> list[str]:
@@ -345,11 +345,11 @@ def _hashes(x: Tensor) -> NDArray[np.uint64]:
     width = rows.shape[1]
     words = -(-width // 8)
     first, second = np.random.default_rng(0).integers(1, 2**64, (2, words), np.uint64)
-    found = [np.empty(0, np.uint64)]
+    hashes = [np.empty(0, np.uint64)]
     for piece in np.array_split(rows, 1 + rows.size // PIECE):
         whole = np.zeros((len(piece), 8 * words), np.uint8)
         whole[:, :width] = piece
         mixed = whole.view(np.uint64) * (first | np.uint64(1))
         mixed = (mixed ^ (mixed >> np.uint64(32))) * (second | np.uint64(1))
-        found.append((mixed ^ (mixed >> np.uint64(29))).sum(1, dtype=np.uint64))
-    return np.concatenate(found)
+        hashes.append((mixed ^ (mixed >> np.uint64(29))).sum(1, dtype=np.uint64))
+    return np.concatenate(hashes)

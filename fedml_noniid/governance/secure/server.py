@@ -162,8 +162,8 @@ def summed(
 
 def _sets(of_each: Tensor) -> list[frozenset[int]]:
     """The sets that a silo says it has added its answer to."""
-    found = [frozenset((of_each >= at).nonzero().flatten().tolist()) for at in (1, 2)]
-    return [one for one in found if one]
+    sets = [frozenset((of_each >= at).nonzero().flatten().tolist()) for at in (1, 2)]
+    return [one for one in sets if one]
 
 
 def largest(earlier: Earlier, least: int) -> tuple[int, ...]:

@@ -186,22 +186,22 @@ class SecureSilo:
         """The sum that is asked for. UserError unless it is one over enough silos of this
         federation, which have all signed the question of this silo, with these levels."""
         assert down.ask is not None, "there is something to do"
-        given, (me,) = down.ask.shared, down.ask.to
-        named = given.get("clients")
+        shared, (me,) = down.ask.shared, down.ask.to
+        named = shared.get("clients")
         silos = named.numel() if isinstance(named, Tensor) else 0
-        wire.fit(flatten(given), requested(silos, len(made.levels)), "sum")
-        clients = tuple(given["clients"].tolist())
+        wire.fit(flatten(shared), requested(silos, len(made.levels)), "sum")
+        clients = tuple(shared["clients"].tolist())
         least, most = self._terms.secure_sums, self._terms.silos
         if [*clients] != sorted({*clients} & {*range(most)}) or len(clients) < least:
             raise UserError(
                 f"sum over the silos {list(clients)}; allowed: {least} or more of {most}, each "
                 "once, ascending"
             )
-        if not given["levels"].gather(1, made.levels.long().unsqueeze(1)).all():
+        if not shared["levels"].gather(1, made.levels.long().unsqueeze(1)).all():
             raise UserError("the sum leaves out numbers of this silo: their level is missing")
-        exchange, samples = self._exchange(down), tuple(given["n"].tolist())
-        keys, ca = tuple(map(_bytes, given["key"])), x509.load_pem_x509_certificate(self._kit.ca)
-        rows = zip(clients, samples, keys, given["signature"], given["certificate"], strict=True)
+        exchange, samples = self._exchange(down), tuple(shared["n"].tolist())
+        keys, ca = tuple(map(_bytes, shared["key"])), x509.load_pem_x509_certificate(self._kit.ca)
+        rows = zip(clients, samples, keys, shared["signature"], shared["certificate"], strict=True)
         for client, n, key, signed, certificate in rows:
             if not 1 <= n <= (most := self._terms.limits[client]):
                 raise UserError(f"{wire.silo(client)}: n = {n}; allowed: 1 to {most}")
@@ -209,7 +209,7 @@ class SecureSilo:
                 announced = masks.Announcement(exchange, made.question, client, n, key)
                 public = certified(ca, client, _bytes(certificate))
                 masks.check_signature(public, announced, _bytes(signed))
-        levels = _bytes(given["levels"])
+        levels = _bytes(shared["levels"])
         return masks.Request(exchange, down.step, made.question, levels, clients, samples, keys)
 
 
@@ -217,11 +217,11 @@ def certified(ca: x509.Certificate, client: int, padded: bytes) -> EllipticCurve
     """The key of a silo's certificate. UserError unless it is one of this federation."""
     length = 4 + int.from_bytes(padded[2:4], "big")  # DER: 30 82, then two bytes of length
     with suppress(*certificates.BROKEN):
-        found = x509.load_der_x509_certificate(padded[:length])
-        found.verify_directly_issued_by(ca)
-        key, named = found.public_key(), certificates.common_name(found)
+        certificate = x509.load_der_x509_certificate(padded[:length])
+        certificate.verify_directly_issued_by(ca)
+        key, named = certificate.public_key(), certificates.common_name(certificate)
         fits = named == certificates.name(client + 1)
-        is_valid = certificates.now() <= found.not_valid_after_utc
+        is_valid = certificates.now() <= certificate.not_valid_after_utc
         if fits and is_valid and isinstance(key, EllipticCurvePublicKey):
             return key
     raise UserError(f"{wire.silo(client)} has no valid certificate of this federation")

@@ -24,14 +24,14 @@ def levels(leaves: Params) -> Tensor:
 
     UserError if a tensor can't be added up. The server reads the words, so they have no number.
     """
-    found = {key: level(leaf) for key, leaf in added(leaves).items()}
-    for key, at in found.items():
+    by_key = {key: level(leaf) for key, leaf in added(leaves).items()}
+    for key, at in by_key.items():
         if at >= LEVELS:
             raise UserError(
                 f"{key!r} is not finite, or has numbers beyond {MAX_MAGNITUDE:g}: it can't be "
                 f"added up; {REMEDY}"
             )
-    return torch.tensor([*found.values()], dtype=torch.uint8)
+    return torch.tensor([*by_key.values()], dtype=torch.uint8)
 
 
 def together(levels: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def packed(
 def sums(vector: Tensor, schema: Tree, by: Weighing, there: Tensor, n: Tensor) -> Tree:
     """The parts of a Reply in the sum of all silos' vectors; `n` [M]: their samples."""
     leaves = flatten(schema)
-    found = {
+    growing = {
         key: Growing(leaf.shape, leaf.dtype, by.omega(key, n))
         for key, leaf in added(leaves).items()
     }
@@ -107,9 +107,9 @@ def sums(vector: Tensor, schema: Tree, by: Weighing, there: Tensor, n: Tensor) -
     for one, numbers in zip(
         laid_out, torch.split(vector, [one.size for one in laid_out]), strict=True
     ):
-        found[one.key].put_sum(one.level, numbers.chunk(one.pieces))
+        growing[one.key].put_sum(one.level, numbers.chunk(one.pieces))
     # A Growing stands in a Reply in place of a tensor.
-    return unflatten(cast("Params", found), {key: schema[key] for key in ADDED})
+    return unflatten(cast("Params", growing), {key: schema[key] for key in ADDED})
 
 
 def unit(by: Weighing, key: str, level_: int, n: float, total: float, silos: int) -> float:

@@ -74,16 +74,16 @@ def activations(target: Target, measured: Measured) -> Built:
     ]
     lines = [
         [
-            one.seed,
+            drift.seed,
             m + 1,
             None if bound == NONE else int(bound),
-            *map(float, one.before[:, m]),
+            *map(float, drift.before[:, m]),
             name,
             float(after[m]),
         ]
-        for one in drifts
-        for m, bound in enumerate(one.bound)
-        for name, after in one.after.items()
+        for drift in drifts
+        for m, bound in enumerate(drift.bound)
+        for name, after in drift.after.items()
     ]
     words = [
         *divergences,

@@ -92,18 +92,18 @@ def learning_rates(target: Target, measured: Measured) -> Built:
     base, *others = names = list(target.spec["methods"])
     rates = {f"{rate:g}": where for rate, where in target.spec["rates"].items()}
     recipes = target.spec["methods"].items()
-    found = _read(
+    groups = _read(
         target,
         measured,
         {(r, m): {**rates[r], "recipe": recipe} for r in rates for m, recipe in recipes},
     )
-    gains = {(r, m): found.gain((r, m), (r, base)) for r in rates for m in others}
+    gains = {(r, m): groups.gain((r, m), (r, base)) for r in rates for m in others}
     table = [["learning rate", *(f"{m}, %" for m in names), *(f"{m} - {base}" for m in others)]]
     for r in rates:
         table.append(
             [
                 r,
-                *(found.cells[r, m] for m in names),
+                *(groups.cells[r, m] for m in names),
                 *(_gained(gains[r, m]) for m in others),
             ]
         )
@@ -112,29 +112,29 @@ def learning_rates(target: Target, measured: Measured) -> Built:
         for (r, m), gain in gains.items()
         if gain
     ]
-    files = {"csv": found.csv("learning_rate", "method")}
-    if found.seeds:
+    files = {"csv": groups.csv("learning_rate", "method")}
+    if groups.seeds:
         figure, (axes,) = panels([""], x="learning rate", y=ACCURACY, size=(6.4, 3.4))
-        heights = {m: [spread(found.seeds.get((r, m), {}).values()) for r in rates] for m in names}
+        heights = {m: [spread(groups.seeds.get((r, m), {}).values()) for r in rates] for m in names}
         bars(axes, list(rates), heights, (BASELINE_COLOUR, *COLOURS))
         files["png"] = png(figure)
-    return Built(table, files, tuple(words), found.missing)
+    return Built(table, files, tuple(words), groups.missing)
 
 
 def ratios(target: Target, measured: Measured) -> Built:
     """Figure 5: the gain over `baseline` for each of `settings`: title -> recipe."""
     recipes = {"FedAvg": target.spec["baseline"], **target.spec["settings"]}
-    found = _read(
+    groups = _read(
         target, measured, {(title,): {"recipe": recipe} for title, recipe in recipes.items()}
     )
     every = {
-        title: found.gain((title,), ("FedAvg",)) if title in target.spec["settings"] else None
+        title: groups.gain((title,), ("FedAvg",)) if title in target.spec["settings"] else None
         for title in recipes
     }
     gains = {title: gain for title, gain in every.items() if gain is not None}
     table = [["setting of mu", "accuracy, %", "gain over FedAvg"]]
-    table += [[title, found.cells[title,], _gained(gain)] for title, gain in every.items()]
-    files = {"csv": found.csv("setting")}
+    table += [[title, groups.cells[title,], _gained(gain)] for title, gain in every.items()]
+    files = {"csv": groups.csv("setting")}
     words = []
     if gains:
         means = {title: gain.mean for title, gain in gains.items()}
@@ -157,7 +157,7 @@ def ratios(target: Target, measured: Measured) -> Built:
         axes.axvline(0, color=RED, linewidth=1.2)
         axes.grid(visible=False, axis="y")
         files["png"] = png(figure)
-    return Built(table, files, tuple(words), found.missing)
+    return Built(table, files, tuple(words), groups.missing)
 
 
 def layers(target: Target, measured: Measured) -> Built:
@@ -170,18 +170,18 @@ def layers(target: Target, measured: Measured) -> Built:
         for mu, end in ends.items()
     }
     base = ("FedAvg", "")
-    found = _read(target, measured, dict(points) | {base: {"recipe": target.spec["baseline"]}})
-    here = [place for place in points if found.cells[place] != NOT_HERE]
+    groups = _read(target, measured, dict(points) | {base: {"recipe": target.spec["baseline"]}})
+    here = [place for place in points if groups.cells[place] != NOT_HERE]
     names, mus = (
         (list(dict.fromkeys(axis)) for axis in zip(*here, strict=True)) if here else ([], [])
     )
-    means = {place: statistics.fmean(values.values()) for place, values in found.seeds.items()}
+    means = {place: statistics.fmean(values.values()) for place, values in groups.seeds.items()}
     line = means.pop(base, None)
     table = [
         ["layer", *mus],
-        *([layer, *(found.cells[layer, mu] for mu in mus)] for layer in names),
+        *([layer, *(groups.cells[layer, mu] for mu in mus)] for layer in names),
     ]
-    files = {"csv": found.csv("layer", "mu")}
+    files = {"csv": groups.csv("layer", "mu")}
     if means:
         figure, (axes,) = panels([""], x="the layer that is scaled", y=ACCURACY, size=(7, 3.8))
         for marker, colour, mu in zip(MARKERS, COLOURS, mus, strict=False):
@@ -200,7 +200,7 @@ def layers(target: Target, measured: Measured) -> Built:
             axes.axhline(line, color=RED, linewidth=1.4, label="FedAvg")
         axes.set_xticks(range(len(names)), names)
         files["png"] = png(figure)
-    return Built(table, files, tuple(_layer_words(means, line)), found.missing)
+    return Built(table, files, tuple(_layer_words(means, line)), groups.missing)
 
 
 def _layer_words(means: Mapping[Place, float], line: float | None) -> Iterator[str]:

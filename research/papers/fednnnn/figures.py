@@ -158,35 +158,35 @@ def _layers(target: Target) -> list[_Layer]:
     assert isinstance(net, Stacked), "all networks for images are"
     params, buffers = net.init(torch.Generator().manual_seed(0))
     run, x = Forward(params, buffers, train=False), torch.zeros(1, *shape)
-    found = [_Layer("Input", (NONE, _size(x), NONE, NONE))]
+    layers = [_Layer("Input", (NONE, _size(x), NONE, NONE))]
     flattened = ""
     normalised = 0  # parameters of a batch norm, which the paper lists with the ReLU behind it
     for block in (*net.blocks, net.head):
         before, x = x, block(run, x)
         if isinstance(block, Conv):
             cells = (_size(before), _size(x), str(block.kernel), str(block.stride))
-            found.append(_Layer("Conv", cells, _count(params, block.name)))
+            layers.append(_Layer("Conv", cells, _count(params, block.name)))
         elif isinstance(block, BatchNorm):
             normalised = _count(params, block.name)
         elif isinstance(block, ReLU):
-            found.append(_Layer("BN+ReLU" if normalised else "ReLU", (NONE,) * 4, normalised))
+            layers.append(_Layer("BN+ReLU" if normalised else "ReLU", (NONE,) * 4, normalised))
             normalised = 0
         elif isinstance(block, MaxPool):
-            found.append(
+            layers.append(
                 _Layer("Maxpool", (_size(before), _size(x), str(block.size), str(block.size)))
             )
         elif isinstance(block, Flatten):
             flattened = " * ".join(str(n) for n in before.shape[1:])
         elif isinstance(block, Linear):
             cells = (flattened or str(block.n_in), str(block.n_out), NONE, NONE)
-            found.append(_Layer("Fc", cells, _count(params, block.name)))
+            layers.append(_Layer("Fc", cells, _count(params, block.name)))
             flattened = ""
         else:
             raise UserError(
                 f"{target.id}: model {net.name!r} is refused; allowed: one of layers that the "
                 "paper uses"
             )
-    return found
+    return layers
 
 
 def _size(x: torch.Tensor) -> str:

@@ -94,32 +94,32 @@ def _on_scale(data: Dataset, x: Tensor) -> Tensor:
 def heat_maps(target: Target, measured: Measured) -> Built:
     """Figure 2: clients x classes, of each panel's scenario ({title, study, scenario}) with the
     study's first seed."""
-    found, missing = {}, []
+    maps, missing = {}, []
     for panel in target.spec["panels"]:
         seed = measured.studies[panel["study"]].content["seeds"][0]
         one = measured.client_samples(panel["study"], panel["scenario"], seed)
         if one is None:
             missing.append(str(panel["title"]))
         else:
-            found[str(panel["title"])] = one
-    if not found:
+            maps[str(panel["title"])] = one
+    if not maps:
         return nothing(missing)
-    widths, heights = zip(*(heatmap.panel_size(one.counts) for one in found.values()), strict=True)
+    widths, heights = zip(*(heatmap.panel_size(one.counts) for one in maps.values()), strict=True)
     figure = Figure(
-        figsize=(sum(widths) + 0.9 * len(found), max(heights) + 1.3), dpi=130, layout="constrained"
+        figsize=(sum(widths) + 0.9 * len(maps), max(heights) + 1.3), dpi=130, layout="constrained"
     )
     FigureCanvasAgg(figure)
-    grid = figure.subplots(1, len(found), squeeze=False, width_ratios=widths)[0]
-    for axes, (title, one) in zip(grid, found.items(), strict=True):
+    grid = figure.subplots(1, len(maps), squeeze=False, width_ratios=widths)[0]
+    for axes, (title, one) in zip(grid, maps.items(), strict=True):
         heatmap.draw(axes, one.counts, one.classes, title)
     lines = [
         [title, client, one.classes[c], n]
-        for title, one in found.items()
+        for title, one in maps.items()
         for (client, c), n in np.ndenumerate(one.counts)
     ]
     files = {"png": png(figure), "csv": as_csv(["panel", "client", "class", "samples"], lines)}
     return Built(
-        (), files, tuple(f"{title}: {_uneven(one)}" for title, one in found.items()), tuple(missing)
+        (), files, tuple(f"{title}: {_uneven(one)}" for title, one in maps.items()), tuple(missing)
     )
 
 
@@ -157,21 +157,21 @@ def refinement(target: Target, measured: Measured) -> Built:
     the lowest accuracy on D_public (of equal ones the lowest id) in the last round of the first
     seed.
     """
-    found: dict[str, Refined] = {}
+    refined: dict[str, Refined] = {}
     missing: list[str] = []
     for panel in target.spec["panels"]:
         title = str(panel["title"])
         runs = measured.found(panel, title, missing)
         one = _worst(measured, panel, runs[0]) if runs else None
         if one is not None:
-            found[title] = one
+            refined[title] = one
         elif runs:
             missing.append(title)
-    if not found:
+    if not refined:
         return nothing(missing)
-    titles = [f"{title} (client {one.client})" for title, one in found.items()]
-    figure, grid = panels(titles, 1, y="accuracy", size=(7.6, 3.1 * len(found)))
-    for axes, one in zip(grid, found.values(), strict=True):
+    titles = [f"{title} (client {one.client})" for title, one in refined.items()]
+    figure, grid = panels(titles, 1, y="accuracy", size=(7.6, 3.1 * len(refined)))
+    for axes, one in zip(grid, refined.values(), strict=True):
         names = [f"{name}\n{n}" for name, n in zip(one.classes, one.samples, strict=True)]
         heights = {"before": one.before.tolist(), "after": one.after.tolist()}
         bars(
@@ -184,7 +184,7 @@ def refinement(target: Target, measured: Measured) -> Built:
         axes.set_ylim(0, 1)
     lines = [
         [title, one.client, c, n, f"{before:.6f}", f"{after:.6f}"]
-        for title, one in found.items()
+        for title, one in refined.items()
         for c, n, before, after in zip(one.classes, one.samples, one.before, one.after, strict=True)
     ]
     files = {
@@ -192,7 +192,7 @@ def refinement(target: Target, measured: Measured) -> Built:
         "csv": as_csv(["panel", "client", "class", "samples", "before", "after"], lines),
     }
     return Built(
-        (), files, tuple(f"{title}: {_gain(one)}" for title, one in found.items()), tuple(missing)
+        (), files, tuple(f"{title}: {_gain(one)}" for title, one in refined.items()), tuple(missing)
     )
 
 

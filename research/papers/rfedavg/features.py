@@ -57,7 +57,7 @@ def of_clients(
     )
     tensors = load_file(folder / "runs" / run.key / "model.safetensors")
     params, buffers = (_of(tensors, kind) for kind in ("params/", "buffers/"))
-    found = []
+    shown = []
     for client in chosen(
         [np.bincount(labels[part], minlength=len(data.classes)) for part in parts], classes
     ):
@@ -65,8 +65,8 @@ def of_clients(
         x = replace(data, train_x=data.train_x[torch.from_numpy(part)]).normalised("train")
         with torch.no_grad():
             phi = network(params, buffers, x, False).features
-        found.append(Shown(client, labels[part], phi.double().numpy()))
-    return found
+        shown.append(Shown(client, labels[part], phi.double().numpy()))
+    return shown
 
 
 def chosen(counts: Sequence[Ints], classes: Sequence[int]) -> list[int]:

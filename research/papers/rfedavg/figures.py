@@ -32,18 +32,18 @@ def features(target: Target, measured: Measured) -> Built:
     Keys: `rows`: {title: address}; `classes`: whose samples.
     """
     classes = list(target.spec["classes"])
-    found: dict[str, list[Shown]] = {}
+    by_title: dict[str, list[Shown]] = {}
     missing: list[str] = []
     for title, place in target.spec["rows"].items():
         runs = measured.found(place, str(title), missing)
         try:
-            found |= {str(title): of_clients(measured, place, runs[0], classes)} if runs else {}
+            by_title |= {str(title): of_clients(measured, place, runs[0], classes)} if runs else {}
         except UserError as error:
             missing.append(f"{title} ({error})")
-    if not found:
+    if not by_title:
         return nothing(missing)
-    shown = [(title, one) for title, three in found.items() for one in three]
-    points = [_embedded(np.concatenate([one.phi for one in three])) for three in found.values()]
+    shown = [(title, one) for title, three in by_title.items() for one in three]
+    points = [_embedded(np.concatenate([one.phi for one in three])) for three in by_title.values()]
     begins = np.cumsum([0, *(len(one.label) for _, one in shown)])
     points_of = np.split(np.concatenate(points), begins[1:-1])
     figure, grid = panels(
@@ -72,7 +72,7 @@ def features(target: Target, measured: Measured) -> Built:
             "apart on "
             "average (equation 2)."
         )
-        for title, three in found.items()
+        for title, three in by_title.items()
     ]
     files = {"png": png(figure), "csv": as_csv(("row", "client", "class", "x", "y"), lines)}
     return Built((), files, tuple(words), tuple(missing))
