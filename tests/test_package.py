@@ -110,7 +110,9 @@ def test_the_wheel_has_all_code_and_what_it_reads(built: Built) -> None:
     rooms = ("plugins", "pipelines", "fedml_noniid")
     listed = ["git", "ls-files", "-co", "--exclude-standard", *rooms]
     tracked = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True)
-    names = [name for name in tracked.stdout.split() if (ROOT / name).is_file()]
+    # Pages for those who read the checkout are not read by the program.
+    named = [name for name in tracked.stdout.split() if not name.endswith(".md")]
+    names = [name for name in named if (ROOT / name).is_file()]
     wanted = {
         name if name.startswith("fedml_noniid/") else f"fedml_noniid/{name}" for name in names
     }
