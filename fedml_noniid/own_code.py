@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, Field, create_model
 
-from fedml_noniid.core.errors import REFUSED, UNKNOWN, UserError, closest, shown
+from fedml_noniid.core.errors import REFUSED, UNKNOWN, UserError, among, shown
 from fedml_noniid.core.options import STRICT, checked_type, validated
 
 T = TypeVar("T")
@@ -51,8 +51,7 @@ def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) ->
     if not isinstance(name, str) or not is_path(name):
         raise UserError(
             f"{what} {shown(name)} is unknown",
-            allowed=f"{', '.join(ours)}, or {own}",
-            meant=closest(name, ours),
+            **among(name, ours, f"or {own}"),
         )
     return load(f"{what} {name!r}", *split_path(name), kind, own)
 
@@ -100,8 +99,7 @@ def object_of(what: str, name: object, ours: Mapping[str, Any], allowed: str) ->
         raise UserError(
             UNKNOWN if isinstance(name, str) else REFUSED,
             value=name,
-            allowed=f"{', '.join([*ours, ''])}or {allowed}" if ours else allowed,
-            meant=closest(name, ours),
+            **among(name, ours, f"or {allowed}" if ours else allowed),
         )
     return imported(f"{what} {name!r}", *split_path(name), allowed)
 

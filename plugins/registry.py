@@ -15,7 +15,7 @@ from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 from fedml_noniid import foreign
 from fedml_noniid.core.algorithm import Algorithm
 from fedml_noniid.core.component import Component, Public, Setting
-from fedml_noniid.core.errors import UserError, closest, together
+from fedml_noniid.core.errors import UserError, among, closest, together
 from fedml_noniid.core.options import RecipeError, check_options
 from fedml_noniid.own_code import is_path, source_of_class
 from fedml_noniid.plugins.baselines.apfl import APFL
@@ -138,8 +138,7 @@ def method(name: str) -> type[Component]:
         known = ["fedavg", *sorted(names())]
         raise UserError(
             f"method {name!r} is unknown",
-            allowed=f"{', '.join(known)}, or {foreign.A_CLASS}",
-            meant=closest(name, known),
+            **among(name, known, f"or {foreign.A_CLASS}"),
         )
     return component
 

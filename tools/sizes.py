@@ -36,7 +36,7 @@ WINGS = {
     "research": Wing(("research",), 2732, 2700),
     "benchmarks": Wing(("benchmarks",), 3541, 2300),
     "tools": Wing(("tools",), 300, 400),
-    "tests": Wing(TESTS, 24170, 16500),
+    "tests": Wing(TESTS, 24260, 16500),  # owners by name, the short answer, odd CSVs came in
 }
 # Statements at most of single files and folders.
 STATEMENTS = {

@@ -24,7 +24,7 @@ from fedml_noniid.api import plots, settings
 from fedml_noniid.api.data import Data
 from fedml_noniid.api.predictor import Predictor
 from fedml_noniid.api.process import in_turn
-from fedml_noniid.core.errors import UserError, closest, nearest, shown
+from fedml_noniid.core.errors import UserError, among, closest, shown
 from fedml_noniid.data.files import replace_folder, write_whole
 from fedml_noniid.engines.evaluation import BATCH
 from fedml_noniid.engines.personal import client_model
@@ -132,9 +132,8 @@ class Result:
             {"seed": seed, **json.loads(files.evaluation["metrics.json"])}
             for seed, files in self.files.items()
         ]
-        return pd.DataFrame(rows, columns=None if rows else ["seed"]).drop(
-            columns="weights_sha256", errors="ignore"
-        )
+        frame = pd.DataFrame(rows, columns=None if rows else ["seed"])
+        return frame.drop(columns=[name for name in frame if name.endswith("_sha256")])
 
     @cached_property
     def weights(self) -> dict[int, dict[str, Tensor]]:
@@ -322,9 +321,13 @@ class Result:
         frames = []
         for seed, files in self.files.items():
             text = io.BytesIO(getattr(files, part)[name])
-            # A class may be called NA.
+            # A class or an owner may be called NA.
             frame = pd.read_csv(
-                text, keep_default_na=False, na_values=[""], dtype={"class": str}, **EXACT
+                text,
+                keep_default_na=False,
+                na_values=[""],
+                dtype={"class": str, "owner": str},
+                **EXACT,
             )
             frame.insert(0, "seed", seed)
             frames.append(frame)
@@ -497,11 +500,7 @@ class Results(Sequence[Result]):
         """
         names = dict.fromkeys(result.recipe for result in self._found if result.files)
         if other not in names:
-            allowed = ", ".join(names) or "none"
-            raise UserError(
-                f"compare: {shown(other)} has no result{nearest(str(other), names)}; allowed: "
-                f"{allowed}"
-            )
+            raise UserError(f"compare: {shown(other)} has no result", **among(other, names))
         rows = []
         for point, group in self._scenarios():
             method = next((one for one in group.methods if one.recipe == other), None)

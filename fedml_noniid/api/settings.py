@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedml_noniid import models
-from fedml_noniid.core.errors import Mistake, UserError, closest, located
+from fedml_noniid.core.errors import Mistake, UserError, among, closest, located
 from fedml_noniid.data import partitions
 from fedml_noniid.data.partitions import PARTITIONS, own
 from fedml_noniid.own_code import name_of, names_code
@@ -203,17 +203,17 @@ def _name_of(function: Any) -> Any:
 
 def _unknown(where: str, key: str, known: Mapping[str, str], entries: Entries) -> UserError:
     """The error for an argument that doesn't exist."""
-    allowed = ", ".join(name for name, section in known.items() if section != "method")
+    hints = among(key, (name for name, section in known.items() if section != "method"))
+    hints["meant"] = closest(key, known)
     if where != "partition":
-        allowed += ", and a method's name with its hyper-parameters"
+        hints["allowed"] += ", and a method's name with its hyper-parameters"
         having = [
             method for method in registry.loaded() if key in registry.hyper_parameters(method)
         ]
         having.sort(key=lambda method: not any(method in entry for entry in entries))
         if having:  # those of the recipe come first
-            allowed += f"; {having[0]} has it: {having[0]}={{{key!r}: ...}}"
-    error = UserError("is no argument", where=(key,), allowed=allowed, meant=closest(key, known))
-    return error.below(source=where)
+            hints["allowed"] += f"; {having[0]} has it: {having[0]}={{{key!r}: ...}}"
+    return UserError("is no argument", where=(key,), **hints).below(source=where)
 
 
 def plain(value: Any) -> Any:

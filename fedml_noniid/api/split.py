@@ -72,16 +72,17 @@ class Split:
     @property
     def table(self) -> pd.DataFrame:
         """Training samples by client (row) and class (column), or by stratum where targets
-        are no classes.
+        are no classes. Rows of clients whose owners have names are called so.
 
         >>> import fedml_noniid as nd
         >>> nd.partition(nd.load("digits"), "iid", clients=4).table.shape
         (4, 10)
         """
-        clients = pd.RangeIndex(len(self.partition.counts), name="client")
+        counts, owners = self.partition.by_owner
+        numbers = pd.RangeIndex(len(counts), name="client")
         return pd.DataFrame(
-            self.partition.counts,
-            clients,
+            counts,
+            pd.Index(owners, name="owner") if owners else numbers,
             pd.Index(self.data.dataset.strata.names, name=self._groups),
         )
 
@@ -93,16 +94,18 @@ class Split:
         >>> axes.get_ylabel()
         'client'
         """
+        counts, owners = self.partition.by_owner
         if ax is None:
             from matplotlib import pyplot
 
-            width, height = heatmap.panel_size(self.partition.counts)
+            width, height = heatmap.panel_size(counts)
             ax = pyplot.subplots(figsize=(width + 0.8, height + 0.9), layout="constrained")[1]
         image = heatmap.draw(
             ax,
-            self.partition.counts,
+            counts,
             self.data.dataset.strata.names,
             f"{self._words}, seed {self.seed}",
+            owners,
         )
         if not ax.texts:  # the cells carry no numbers
             ax.figure.colorbar(image, ax=ax, label="training samples")

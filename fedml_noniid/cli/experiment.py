@@ -14,6 +14,9 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.__main__ import STAGES
 
 WIDTH = 100
+Details = Annotated[
+    bool, typer.Option("--details", help="Show all numbers, what each means, and the cost.")
+]
 
 
 def add(app: typer.Typer) -> None:
@@ -29,7 +32,7 @@ def add(app: typer.Typer) -> None:
     )(run)
     verb(app, "tune", "noniid tune", "noniid tune && noniid run")(tune)
     verb(app, "choose", "noniid choose", "noniid choose --root ../other")(choose)
-    verb(app, "table", "noniid table", "noniid table --root ../other")(table)
+    verb(app, "table", "noniid table", "noniid table --details")(table)
 
 
 def check(root: Root = Path()) -> None:
@@ -61,15 +64,16 @@ def check(root: Root = Path()) -> None:
 def partition(root: Root = Path()) -> None:
     """Divide the data among the clients, and show the skew.
 
-    Nothing is trained. The table has the statistics of each scenario. Each partition also has a
-    heat map, clients by classes.
+    Nothing is trained. The table has the statistics of each scenario, and a sentence says what they
+    mean. Each partition also has a heat map, clients by classes.
     """
     place = workspace(root)
     _repro(place, "partition")
     from fedml_noniid.pipelines.experiment import config
     from fedml_noniid.pipelines.verbs import scenarios
 
-    rows, missing = scenarios.read(place.root, config.load(place.root))
+    settings = config.load(place.root)
+    rows, missing = scenarios.read(place.root, settings)
     cells, *notes = scenarios.markdown(rows, missing).strip().split("\n\n")
     typer.echo("\n\n".join(["", cells, *(textwrap.fill(note, WIDTH) for note in notes)]))
     pictures = sorted(
@@ -77,6 +81,9 @@ def partition(root: Root = Path()) -> None:
     )
     if pictures:
         typer.echo("\n" + textwrap.fill(f"Heat maps: {', '.join(map(str, pictures))}", WIDTH))
+    sentences = scenarios.in_words(rows, settings)
+    lines = (textwrap.fill(sentence, WIDTH, break_on_hyphens=False) for sentence in sentences)
+    typer.echo("\n" + "\n".join(lines))
 
 
 def run(
@@ -91,21 +98,22 @@ def run(
     root: Root = Path(),
     cluster: OnCluster = None,
     kit: Kit = None,
+    details: Details = False,
 ) -> None:
-    """Run what is out of date, and show the table.
+    """Run what is out of date, and show the answer.
 
     DVC runs the stages. What was trained once is not trained again. An interrupted run goes on
     where it was.
     """
     train_on(cluster, kit)
-    _repro(workspace(root), stage)
+    _repro(workspace(root), stage, details)
 
 
-def table(root: Root = Path()) -> None:
-    """Show the table of the last report. Nothing is run."""
+def table(root: Root = Path(), details: Details = False) -> None:
+    """Show the answer of the last report. Nothing is run."""
     from fedml_noniid.pipelines.verbs import repro
 
-    typer.echo(repro.table(workspace(root).root))
+    typer.echo(repro.table(workspace(root).root, details))
 
 
 def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> None:
@@ -159,8 +167,8 @@ def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> N
         typer.echo("\n" + chosen(place, config.load(place.root)).text)
 
 
-def _repro(place: Workspace, stage: str | None) -> None:
+def _repro(place: Workspace, stage: str | None, details: bool = False) -> None:
     from fedml_noniid.pipelines.verbs import repro
 
-    if code := repro.repro(place, stage, typer.echo):
+    if code := repro.repro(place, stage, typer.echo, details):
         raise typer.Exit(code)

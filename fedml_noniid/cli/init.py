@@ -99,6 +99,7 @@ def init(
     The data are read, and all settings are checked, before anything is written. Without --data, it
     asks for data and methods on a terminal.
     """
+    from fedml_noniid.data.readers import table
     from fedml_noniid.data.readers.frames import UndecidedError
     from fedml_noniid.pipelines.verbs import init as study
 
@@ -122,7 +123,7 @@ def init(
         raise typer.Exit(edge.WRONG_INPUT) from None
     study.make(folder, content)
     for note in notes:
-        typer.echo(f"note: {note}")
+        typer.echo(f"note: {table.in_brief(note)}")
     where = "" if folder == Path() else ", in that folder"
     typer.echo(NEXT.format(folder=folder.resolve(), there=where))
 

@@ -80,7 +80,7 @@ def show(
     from fedml_noniid.pipelines.verbs import messages, recipes
 
     if as_json:
-        found = json.dumps(messages.told(recipe, config, secure_sums), indent=2) + "\n"
+        text = json.dumps(messages.told(recipe, config, secure_sums), indent=2) + "\n"
     else:
-        found = recipes.one(recipe, source) + "\n" + messages.shown(recipe, config, secure_sums)
-    sys.stdout.write(found)
+        text = recipes.one(recipe, source) + "\n" + messages.shown(recipe, config, secure_sums)
+    sys.stdout.write(text)

@@ -35,7 +35,7 @@ from fedml_noniid.core.component import (
     overrides,
 )
 from fedml_noniid.core.data import Pass
-from fedml_noniid.core.errors import UserError, nearest, shown
+from fedml_noniid.core.errors import UserError, closest, shown
 from fedml_noniid.core.optimizers import Optimizer
 from fedml_noniid.core.options import RecipeError
 from fedml_noniid.core.trees import row, tree_map
@@ -400,8 +400,9 @@ def check_kind(c: Component) -> None:
     for name in _unknown(type(c)):
         raise RecipeError(
             f"{c.name!r}: {name!r} is no hook and no hyper-parameter, and nothing in the class "
-            "uses it"
-            f"{nearest(name, _public(Component))}; the name of a helper begins with _"
+            "uses it",
+            allowed="hooks; the name of a helper begins with _",
+            meant=closest(name, _public(Component)),
         )
     if c.weights not in get_args(Weights):
         allowed = ", ".join(get_args(Weights))

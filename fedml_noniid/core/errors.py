@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 shown = reprlib.repr  # of a value in a message: as Python writes it, but cut if it is long
 ABSENT: Final = ...  # in place of a value; it stays the same object between processes
@@ -147,10 +147,15 @@ def closest(word: object, allowed: Iterable[str], least: float = 0.6) -> str:
     return names[close[0]] if close else ""
 
 
-def nearest(word: str, allowed: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"` for the closest of the allowed words, or "" if none is close."""
-    close = closest(word, allowed)
-    return f" (did you mean {close!r}?)" if close else ""
+def among(word: object, names: Iterable[str], also: str = "", most: int = 8) -> dict[str, Any]:
+    """`allowed` and `meant` of a mistake where `word` is none of the names.
+
+    If one name is close, only the first `most` are listed. `also`: what else is allowed.
+    """
+    listed = list(names)
+    if (meant := closest(word, listed)) and len(listed) > most:
+        listed[most:] = [f"... ({len(listed)} in all)"]
+    return {"allowed": ", ".join(listed + [also] * bool(also)) or "none", "meant": meant}
 
 
 def known(kind: str, name: object, allowed: Iterable[str]) -> str:
@@ -160,6 +165,5 @@ def known(kind: str, name: object, allowed: Iterable[str]) -> str:
         return name
     raise UserError(
         f"{kind} {shown(name)} is unknown",
-        allowed=", ".join(names) or "none",
-        meant=closest(name, names),
+        **among(name, names),
     )

@@ -37,7 +37,7 @@ from fedml_noniid.core.errors import (
     Mistake,
     UserError,
     Where,
-    closest,
+    among,
 )
 
 MOST = 1_000_000_000  # of anything that is counted: products of such numbers fit into 64 bits
@@ -176,14 +176,12 @@ def unknown(where: Where, value: object, names: Iterable[object]) -> None:
     listed = list(names)
     # By type too: True is 1 for Python, but a flag is no number.
     if not any(type(name) is type(value) and name == value for name in listed):
-        words = list(map(str, listed))
         raise UserError(
             UNKNOWN if isinstance(value, str) else REFUSED,
             where=where,
             # A key is its own value.
             value=ABSENT if where and where[-1] == value else value,
-            allowed=", ".join(words) or "none",
-            meant=closest(value, words),
+            **among(value, map(str, listed)),
         )
 
 
@@ -246,19 +244,19 @@ def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator
         yield Mistake(
             UNKNOWN,
             where,
-            allowed=", ".join(names) or "none",
-            meant=closest(where[-1], names),
+            **among(where[-1], names),
         )
     elif one["type"] == "missing":
         yield Mistake(MISSING, where)
     elif one["type"] == "literal_error":
-        words = re.findall("'([^']*)'", context["expected"]) or [context["expected"].lower()]
         yield Mistake(
             UNKNOWN if isinstance(one["input"], str) else REFUSED,
             where,
             one["input"],
-            ", ".join(words),
-            closest(one["input"], words),
+            **among(
+                one["input"],
+                re.findall("'([^']*)'", context["expected"]) or [context["expected"].lower()],
+            ),
         )
     else:
         allowed = ALLOWED.get(one["type"], one["msg"]).format(**context)

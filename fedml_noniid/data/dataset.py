@@ -54,6 +54,7 @@ class Raw:
     # reads new samples by what these were made of, such as columns; None for another thing
     encode: Callable[[Any], Tensor | None] | None = None
     features: Sequence[str] = ()  # the names of the columns of x [n, features], for notes
+    owner_names: Sequence[str] = ()  # by the owners' numbers; empty where they have no names
 
     @property
     def has_classes(self) -> bool:
@@ -94,6 +95,7 @@ class Dataset(Raw):
         fields = vars(raw) | {
             "classes": tuple(raw.classes),
             "unit": float(raw.unit),
+            "owner_names": tuple(raw.owner_names),
             "notes": (*raw.notes, *_merged(raw, mean, std)),
         }
         return Dataset(name=name, mean=mean, std=std, **fields)
@@ -128,7 +130,9 @@ class Dataset(Raw):
 
     def save(self, path: Path) -> None:
         """Writes the data set into one safetensors file, whole or not at all; see `read`."""
-        tensor_file.write(Path(path), "dataset", self._head, self._tensors, self.checksum)
+        # No part of the checksum, as no bit of a training depends on them.
+        names = {"owner_names": self.owner_names} if self.owner_names else {}
+        tensor_file.write(Path(path), "dataset", self._head | names, self._tensors, self.checksum)
 
     @staticmethod
     def read(path: Path) -> Dataset:

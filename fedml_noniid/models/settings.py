@@ -16,7 +16,7 @@ import torch
 from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
-from fedml_noniid.core.errors import UserError, closest, located
+from fedml_noniid.core.errors import UserError, among, located
 from fedml_noniid.core.options import Section
 from fedml_noniid.core.trees import Params
 from fedml_noniid.data.inputs import Input
@@ -137,8 +137,7 @@ def fitting(weights: Params, wanted: Params) -> Params:
         if name not in wanted:
             raise UserError(
                 f"{name} is no tensor of the network",
-                allowed=", ".join(wanted),
-                meant=closest(name, wanted),
+                **among(name, wanted),
             )
         if leaf.shape != wanted[name].shape:
             raise UserError(

@@ -70,20 +70,20 @@ def checked(address: str, option: str) -> SplitResult:
     allowed = f"tls://HOST:PORT,{file} or tcp://127.0.0.1:PORT for this machine alone"
     refused = UserError(where=(option,), value=address, allowed=allowed)
     try:
-        found = urlsplit(address)
-        is_whole = found.hostname is not None and found.port is not None
+        parts = urlsplit(address)
+        is_whole = parts.hostname is not None and parts.port is not None
     except ValueError:  # of the port
         raise refused from None
-    if found.scheme not in ("tls", "tcp") or not is_whole:
+    if parts.scheme not in ("tls", "tcp") or not is_whole:
         raise refused
-    if found.scheme == "tcp" and not is_loopback(found.hostname or ""):
+    if parts.scheme == "tcp" and not is_loopback(parts.hostname or ""):
         raise UserError(
             "is refused: without TLS, everybody who reaches this port could run code here",
             where=(option,),
             value=address,
             allowed=allowed,
         )
-    return found
+    return parts
 
 
 def is_loopback(host: str) -> bool:

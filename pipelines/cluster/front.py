@@ -52,20 +52,20 @@ def trained(
 @contextlib.contextmanager
 def connected(cluster: Cluster) -> Iterator[Client]:
     """A client of the cluster's scheduler. UserError if there is none."""
-    found = address.located(cluster)
+    scheduler = address.located(cluster)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # people read our lines
     with dask.config.set(SETTINGS):
         try:
             client = Client(
-                found.address,
-                security=found.security,
+                scheduler.address,
+                security=scheduler.security,
                 timeout=CONNECT_S,
                 set_as_default=False,
                 direct_to_workers=True,  # files of items don't go through the scheduler
             )
         except (OSError, TimeoutError) as error:
             raise UserError(
-                f"{found.address}: no scheduler of this cluster answers there ({error})"
+                f"{scheduler.address}: no scheduler of this cluster answers there ({error})"
             ) from None
         with client:
             yield client

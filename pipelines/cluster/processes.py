@@ -99,7 +99,7 @@ def work(
     train.device. `folder`: of data sets and checkpoints, where those in front are not seen.
     """
     look_in(Path.cwd())  # the workers take over where this process looks for modules
-    found = address.located(cluster, START_S, "ADDRESS")
+    scheduler = address.located(cluster, START_S, "ADDRESS")
     device = resolve_device(device_name)
     if device.type == "cpu":  # so that `train.device: auto` means the same here as in front
         os.environ[VISIBLE] = ""
@@ -112,10 +112,10 @@ def work(
 
     async def run() -> None:
         with tempfile.TemporaryDirectory(prefix="noniid-", ignore_cleanup_errors=True) as scratch:
-            nannies = [_nanny(found, carried, scratch, seat) for seat in enumerate(seats)]
+            nannies = [_nanny(scheduler, carried, scratch, seat) for seat in enumerate(seats)]
             try:
                 await asyncio.gather(*nannies)
-                log.info("%d workers of %s", len(nannies), found.address)
+                log.info("%d workers of %s", len(nannies), scheduler.address)
                 await asyncio.gather(*(nanny.finished() for nanny in nannies))
             finally:
                 await asyncio.gather(*(nanny.close() for nanny in nannies))
@@ -124,12 +124,12 @@ def work(
         _run(run)
     except (OSError, TimeoutError, RuntimeError) as error:  # RuntimeError: a worker did not start
         raise UserError(
-            f"{found.address}: no scheduler of this cluster answers there ({error})"
+            f"{scheduler.address}: no scheduler of this cluster answers there ({error})"
         ) from None
 
 
 def _nanny(
-    found: address.Scheduler, carried: dict[str, float], scratch: str, seat: tuple[int, str]
+    scheduler: address.Scheduler, carried: dict[str, float], scratch: str, seat: tuple[int, str]
 ) -> Nanny:
     """A process that starts a worker, and starts it again when it dies.
 
@@ -137,11 +137,11 @@ def _nanny(
     """
     n, card = seat
     return Nanny(
-        found.address,
+        scheduler.address,
         nthreads=1,
         name=f"{socket.gethostname()}-{os.getpid()}-{n}",
-        host=get_ip(found.host),
-        security=found.security,
+        host=get_ip(scheduler.host),
+        security=scheduler.security,
         resources=carried,
         memory_limit=None,
         local_directory=scratch,

@@ -127,27 +127,27 @@ def refuse_foreign(root: Path, *names: str) -> None:
 
     Stages and DVC would remove it, or take it for a result. Hidden files are let be.
     """
-    found = [
+    foreign = [
         path for name in names or OF_ITEMS for path in _visible(root / name) if not is_ours(path)
     ]
     if not names:
         lock = root / "dvc.lock"
         known = lock.read_text() if lock.is_file() else ""
         # They have no receipts: what lies there before DVC knows the folder is not ours.
-        found += [
+        foreign += [
             path
             for name in WHOLE
             if f"path: {name}\n" not in known
             for path in _visible(root / name)
         ]
-    _refuse(found)
+    _refuse(foreign)
 
 
-def _refuse(found: Sequence[Path]) -> None:
-    if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+def _refuse(foreign: Sequence[Path]) -> None:
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise UserError(
-            f"{found[0]}{more}: not written by noniid, which replaces what lies in the folders "
+            f"{foreign[0]}{more}: not written by noniid, which replaces what lies in the folders "
             f"{', '.join((*OF_ITEMS, *WHOLE))}; move or delete it"
         )
 
@@ -160,8 +160,8 @@ def _visible(folder: Path) -> list[Path]:
 
 def _receipt(folder: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads((folder / RECEIPT).read_text())
-        return found if {"fingerprint", "files"} <= found.keys() else None
+        receipt = json.loads((folder / RECEIPT).read_text())
+        return receipt if {"fingerprint", "files"} <= receipt.keys() else None
     except (OSError, ValueError, AttributeError):
         return None
 

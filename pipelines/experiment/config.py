@@ -212,16 +212,16 @@ class TrainSettings(RunSettings, ModelSettings):
     def resolved(self) -> dict[str, Any]:
         """All settings, with the defaults of what stands in them: of the network, the optimiser,
         the schedule, the loss, callbacks and metrics."""
-        found = self.model_dump() | {"momentum": self.build().momentum}
+        values = self.model_dump() | {"momentum": self.build().momentum}
         of_model = defaults_by_name(self.model, factories.MODELS, factories.FACTS)
-        found["model_options"] = of_model | self.model_options
+        values["model_options"] = of_model | self.model_options
         for key, kind in (("lr", type(self.rate)), ("loss", type(self.built_loss))):
-            if isinstance(found.get(key), Mapping):
-                found[key] = defaults_of(kind) | found[key]
+            if isinstance(values.get(key), Mapping):
+                values[key] = defaults_of(kind) | values[key]
         for key, ours in (("callbacks", callbacks.CALLBACKS), ("metrics", metrics.METRICS)):
-            for name, options in found.get(key, {}).items():
-                found[key][name] = defaults_by_name(name, ours) | options
-        return found
+            for name, options in values.get(key, {}).items():
+                values[key][name] = defaults_by_name(name, ours) | options
+        return values
 
     def own_code(self) -> dict[str, str]:
         """The user's code and files that a run depends on: name -> SHA-256."""
@@ -408,7 +408,10 @@ class Config(Section):
     def own_extras(self) -> bool:
         """Whether results depend on files of the user beside data: on missing clients, or code."""
         scenarios = [self.scenarios[name] for name in self.scenario_names]
-        listed = any(one.availability is not None and one.availability.file for one in scenarios)
+        listed = any(
+            scenario.availability is not None and scenario.availability.file
+            for scenario in scenarios
+        )
         own = self.data.own_code() or any(one.own_code() for one in scenarios)
         return listed or bool(own) or any(map(self.own_code, self.recipe_names))
 

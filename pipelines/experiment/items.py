@@ -43,11 +43,11 @@ class Item:
     last_round: int = 0  # of a run that is over
 
     @staticmethod
-    def load(place: Workspace, settings: Config, unit: Unit) -> Item:
+    def load(workspace: Workspace, settings: Config, unit: Unit) -> Item:
         """Reads data and partition. Raises UserError, also if a file of them was changed."""
         data, folder = (
-            Dataset.read(place.dataset(settings.data.name)),
-            place.partition(unit.scenario, unit.seed),
+            Dataset.read(workspace.dataset(settings.data.name)),
+            workspace.partition(unit.scenario, unit.seed),
         )
         cache.check(folder)
         indices = read_indices(folder / INDICES)
@@ -99,12 +99,12 @@ class Item:
 
     def client_tests(self) -> list[Samples]:
         """Each client's own part of the test set as it sees it, with the true labels."""
-        found = self.indices.skew.tests(self.indices.test_clients, self.test.x, self.test.y)
+        tests = self.indices.skew.tests(self.indices.test_clients, self.test.x, self.test.y)
         if self.noise is None:
-            return found
+            return tests
         return [
             test._replace(noise=for_client(std, test.x))
-            for test, std in zip(found, self.noise, strict=True)
+            for test, std in zip(tests, self.noise, strict=True)
         ]
 
     def labelled(self, y: Tensor, client: int) -> Tensor:

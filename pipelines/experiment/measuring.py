@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedml_noniid.core.trees import Params, Tree
+from fedml_noniid.data.owners import client_names, order_of
 from fedml_noniid.data.reading import Read
 from fedml_noniid.data.statistics import class_counts
 from fedml_noniid.data.streams import key
@@ -42,14 +43,15 @@ class Measured(NamedTuple):
     # Columns by title: of each class, or of each target where these are no classes.
     per_class: Mapping[str, Sequence[object]]
     per_client: Mapping[str, Sequence[object]]
-    metrics: Mapping[str, float | str]
+    metrics: Mapping[str, float]
+    hashes: Mapping[str, str]  # SHA-256 by name; they follow the metrics in metrics.json
 
     def files(self) -> dict[str, bytes]:
         """The files of the item's folder in evaluation/."""
         return {
             f"per_{next(iter(self.per_class))}.csv": _table(self.per_class).encode(),
             "per_client.csv": _table(self.per_client).encode(),
-            "metrics.json": (json.dumps(self.metrics, indent=2) + "\n").encode(),
+            "metrics.json": (json.dumps({**self.metrics, **self.hashes}, indent=2) + "\n").encode(),
         }
 
 
@@ -75,27 +77,27 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
     item = replace(item, last_round=int(rows[-1]["round"]))
     params, buffers = final_model(tensors)
     parts = personal_parts(tensors)
-    found = _tested(item, params, buffers, parts)
-    noisy = _noisy(item, params, buffers, found if parts else [])
+    views = _tested(item, params, buffers, parts)
+    noisy = _noisy(item, params, buffers, views if parts else [])
 
     n_classes, n_clients = len(item.data.classes), len(item.indices.clients)
-    shares = [len(view.clients) / n_clients for view in found]
+    shares = [len(view.clients) / n_clients for view in views]
     accuracy, loss, per_class = (
-        sum(share * getattr(view, key) for share, view in zip(shares, found, strict=True))
+        sum(share * getattr(view, key) for share, view in zip(shares, views, strict=True))
         for key in ("accuracy", "loss", "per_class")
     )
     samples = class_counts(item.data.train_y.numpy(), item.indices.clients, n_classes)  # [N, C]
     frequent = _frequent(item, bool(parts))
     constants = [
-        view.counts[0, frequent[view.clients[0]]] for view in found
+        view.counts[0, frequent[view.clients[0]]] for view in views
     ]  # hits of a constant answer
     measured_by_class = [
-        _by_class(view.counts, hits) for view, hits in zip(found, constants, strict=True)
+        _by_class(view.counts, hits) for view, hits in zip(views, constants, strict=True)
     ]
     by_class = np.average(measured_by_class, axis=0, weights=shares)
     owned = item.indices.test_clients
     per_client, on_own_tests = np.empty(n_clients), np.empty(n_clients)
-    for view in found:
+    for view in views:
         # A client's accuracy: the mean over classes, weighted by its own mixture, without classes
         # that have no test.
         measured = ~np.isnan(view.per_class)
@@ -127,7 +129,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         "majority_accuracy": by_class[0],
         "balanced_accuracy": by_class[1],
         "macro_f1": by_class[2],
-        "classes_named": max(np.count_nonzero(view.counts[1]) for view in found),
+        "classes_named": max(np.count_nonzero(view.counts[1]) for view in views),
         **_course("accuracy", rows),
         **_spread("client", per_client),
         **_spread("client_test", on_own_tests),
@@ -158,9 +160,9 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         per_client_columns["accuracy_noisy"] = [copy.accuracy for copy in noisy]
     return Measured(
         {"class": item.data.classes, "samples": tested, "accuracy": per_class.tolist()},
-        per_client_columns,
-        {name: float(value) for name, value in metrics.items()}
-        | {"weights_sha256": weights_sha256(tensors)},
+        _with_owners(item, per_client_columns),
+        {name: float(value) for name, value in metrics.items()},
+        _hashes(tensors, [view.predictions for view in views]),
     )
 
 
@@ -195,8 +197,10 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
         models = ClientModels(item.network, params, buffers, parts, item.unit.seed, loss)
         scored = {k: models.evaluate(k, tests[k]) for k in known}
         y = torch.cat([item.test.y[:0], *(tests[k].y for k in known)]).cpu()
-        found = pooled(item.network, [scored[k] for k in known], [tests[k] for k in known], loss)
-        whole = found or Evaluation({}, np.nan, y[:0], y)
+        evaluation = pooled(
+            item.network, [scored[k] for k in known], [tests[k] for k in known], loss
+        )
+        whole = evaluation or Evaluation({}, np.nan, y[:0], y)
         by_client = {k: one.metrics[loss.metric] for k, one in scored.items()}
     else:
         y = item.test.y.cpu()
@@ -235,16 +239,40 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
     }
     return Measured(
         columns,
-        per_client,
-        {name: float(value) for name, value in metrics.items() if not np.isnan(value)}
-        | {"weights_sha256": weights_sha256(tensors)},
+        _with_owners(item, per_client),
+        {name: float(value) for name, value in metrics.items() if not np.isnan(value)},
+        _hashes(tensors, [whole.predictions]),
     )
+
+
+def _with_owners(
+    item: Item, columns: Mapping[str, Sequence[object]]
+) -> Mapping[str, Sequence[object]]:
+    """The columns of per_client.csv with the owners' names, in the order of these; as they are
+    where clients have no names."""
+    owners = client_names(item.data, item.indices.clients)
+    if not owners:
+        return columns
+    order, named = order_of(owners), {"client": columns["client"], "owner": owners, **columns}
+    return {title: [column[k] for k in order] for title, column in named.items()}
+
+
+def _hashes(tensors: Params, predictions: Sequence[Tensor]) -> dict[str, str]:
+    """SHA-256 of the weights, and of the predictions on the test set, which two models may share.
+
+    `predictions`: of each view of the test set.
+    """
+    by_view = {str(number): one for number, one in enumerate(predictions)}
+    return {
+        "weights_sha256": weights_sha256(tensors),
+        "predictions_sha256": weights_sha256(by_view),
+    }
 
 
 def _scores(item: Item, predictions: Tensor, y: Tensor) -> dict[str, float]:
     """The metrics of some samples, or targets."""
-    found = item.loss.of_one(predictions, y) | item.loss.of_all(predictions, y)
-    return {name: value.item() for name, value in found.items()}
+    scores = item.loss.of_one(predictions, y) | item.loss.of_all(predictions, y)
+    return {name: value.item() for name, value in scores.items()}
 
 
 class _View(NamedTuple):
@@ -254,6 +282,7 @@ class _View(NamedTuple):
     accuracy: float
     loss: float
     per_class: Floats  # [C]
+    predictions: Tensor  # [n]
     hits: NDArray[np.bool_]  # [n]
     counts: Ints  # as `_counts`
 
@@ -264,7 +293,7 @@ def _tested(item: Item, params: Params, buffers: Params, parts: Tree) -> list[_V
     With one model: one for each way in which they label it. With personal `parts`: one for each
     client, of its model on the test set as it sees it.
     """
-    drift, found = item.indices.skew.drift, []
+    drift, views = item.indices.skew.drift, list[_View]()
     n_clients, n_classes = len(item.indices.clients), len(item.data.classes)
     concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.last_round)
     ways = np.arange(n_clients) if parts else concept
@@ -281,8 +310,9 @@ def _tested(item: Item, params: Params, buffers: Params, parts: Tree) -> list[_V
         label = np.arange(n_classes) if drift is None else drift.concepts[concept[first]]
         hits = (seen.predictions == test.y.cpu()).numpy()
         per_class, counts = seen.per_class_accuracy.numpy()[label], _counts(seen, test.y, n_classes)
-        found.append(_View(clients, seen.accuracy, seen.loss, per_class, hits, counts))
-    return found
+        measures = seen.accuracy, seen.loss, per_class, seen.predictions, hits, counts
+        views.append(_View(clients, *measures))
+    return views
 
 
 def _own_metrics(
@@ -300,14 +330,14 @@ def _own_metrics(
     if parts:
         models = ClientModels(item.network, params, buffers, parts, item.unit.seed)
         tests = item.client_tests()
-        found = [
+        tested = [
             (models.outputs(k, tests[k]), item.labelled(tests[k].y, k))
             for k in clients
             if len(tests[k].y)
         ]
-        logits, y = map(torch.cat, zip(*found, strict=True))
+        logits, y = map(torch.cat, zip(*tested, strict=True))
         numbers = measured(metrics, logits, [(1.0, y)])
-        rest = iter(found)
+        rest = iter(tested)
         own = [next(rest) if len(tests[k].y) else (logits[:0], y[:0]) for k in clients]
     else:
         logits = outputs_of(item.network, params, buffers, item.test)
@@ -363,12 +393,12 @@ def _by_class(counts: Ints, constant: int) -> tuple[float, float, float]:
 def personal_parts(tensors: Params) -> Tree:
     """The clients' own parts in the content of model.safetensors, leaves [N, ...]; empty if they
     keep none."""
-    found: Tree = {}
+    parts: Tree = {}
     for name, leaf in tensors.items():
         if name.startswith("own/"):
             _, part, key = name.split("/", 2)
-            found.setdefault(part, {})[key] = leaf
-    return found
+            parts.setdefault(part, {})[key] = leaf
+    return parts
 
 
 def final_model(tensors: Params) -> tuple[Params, Params]:
@@ -412,7 +442,7 @@ def _efficiency(
     recipe, cohort = settings.composition(unit.recipe), settings.scenarios[unit.scenario].cohort
     mib = sum(row["bytes_up"] + row["bytes_down"] for row in rows) / counts.MIB
     as_fnr = counts.fnr_mib(recipe, model_bytes, cohort * len(rows))
-    found = {
+    numbers = {
         "traffic_mib": mib,
         "rho": counts.rho(accuracy, mib) if mib else None,
         "traffic_mib_as_fnr_counts": as_fnr,
@@ -421,7 +451,7 @@ def _efficiency(
             recipe, item.network.feature_size, cohort
         ),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in numbers.items() if value is not None}
 
 
 def _noisy(item: Item, params: Params, buffers: Params, personal: list[_View]) -> Sequence[Any]:
@@ -436,7 +466,7 @@ def _noisy(item: Item, params: Params, buffers: Params, personal: list[_View]) -
         return []
     if personal:
         return personal
-    found: dict[tuple[int, int], Evaluation] = {}
+    evaluations: dict[tuple[int, int], Evaluation] = {}
     # Without noise, clients with the same angle and the same labels have the same copy.
     images = (
         turns.tolist()
@@ -446,14 +476,14 @@ def _noisy(item: Item, params: Params, buffers: Params, personal: list[_View]) -
     labels = [0] * len(images) if drift is None else drift.concept(item.last_round).tolist()
     copies = list(zip(images, labels, strict=True))
     for client, copy in enumerate(copies):
-        if copy not in found:
+        if copy not in evaluations:
             drawn = torch.tensor(key(item.unit.seed, "noisy test", client), device=item.device)
-            found[copy] = evaluate(
+            evaluations[copy] = evaluate(
                 *(item.network, params, buffers, item.test_of(client)),
                 read=Read(drawn),
                 of=item.loss,
             )
-    return [found[copy] for copy in copies]
+    return [evaluations[copy] for copy in copies]
 
 
 def _table(columns: Mapping[str, Iterable[object]]) -> str:

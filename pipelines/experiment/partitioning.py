@@ -16,6 +16,7 @@ from fedml_noniid.data.checks import class_numbers
 from fedml_noniid.data.client_tests import client_tests
 from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.data.indices import Indices
+from fedml_noniid.data.owners import client_names, order_of
 from fedml_noniid.data.partitions import divided
 from fedml_noniid.data.ragged import Ragged
 from fedml_noniid.data.skew import Skew
@@ -33,6 +34,14 @@ class Partition(NamedTuple):
     columns: Mapping[
         str, Sequence[float]
     ]  # what the scenario's skews are for each client, [N] by name
+    owners: Sequence[str]  # the owner of each client, [N]; empty where clients have no names
+
+    @property
+    def by_owner(self) -> tuple[Ints, list[str]]:
+        """The counts and the names in the order of the names; without names, that of the
+        clients."""
+        order = order_of(self.owners)
+        return (self.counts[order] if order else self.counts), [self.owners[k] for k in order]
 
 
 def assign(
@@ -113,7 +122,7 @@ def partition_of(
     if skew.drift is not None:
         columns["drift"] = [*skew.drift.first()]  # rounds
         described["drifting"] = int(np.count_nonzero(columns["drift"]))
-    return Partition(indices, counts, described, columns)
+    return Partition(indices, counts, described, columns, client_names(data, clients))
 
 
 def _held_out(

@@ -200,36 +200,36 @@ def code(*modules: str, silo: bool = False) -> str:
 def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
     """The files of some modules and of all their imports, with the files that they name beside
     themselves."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     todo = list(modules)
     while todo:
         name = todo.pop()
         path = _file(name)
-        if path is None or name in found or name == PACKAGE or name.startswith(NO_CODE):
+        if path is None or name in paths or name == PACKAGE or name.startswith(NO_CODE):
             continue
         if not silo and (name.startswith(SILO) or name.endswith(".pair")):
             continue
-        found[name] = path
+        paths[name] = path
         # An import of a module also runs the packages around it.
         todo += [name.rsplit(".", 1)[0]] if "." in name else []
         todo += [other for other in _source(path).imports if name not in LISTS or other in LISTS]
     return tuple(
-        sorted({*found.values(), *(file for path in found.values() for file in _beside(path))})
+        sorted({*paths.values(), *(file for path in paths.values() for file in _beside(path))})
     )
 
 
 def _modules(settings: Config, recipe: str) -> list[str]:
     """Our modules that the methods of an entry are in. Of a method of another package, they are
     those that the package imports."""
-    found = []
+    modules = []
     for kind in map(registry.method, settings.methods_of(recipe)):
         if kind.__module__.startswith(f"{PACKAGE}."):
-            found.append(kind.__module__)
+            modules.append(kind.__module__)
         else:
             for top in own_code.packages_of(kind):
                 for path in own_code.files_of(top, (".py",)):
-                    found += _source(path).imports
-    return found
+                    modules += _source(path).imports
+    return modules
 
 
 def _file(name: str) -> Path | None:
@@ -315,13 +315,13 @@ def git_commit() -> str:
     if not (ROOT / ".git").exists():
         return f"fedml-noniid {extras.version('fedml-noniid')}"
     try:
-        found = [
+        outputs = [
             subprocess.run(["git", *words.split()], capture_output=True, check=True, cwd=ROOT)
             for words in ("rev-parse HEAD", "diff --name-only HEAD -- . :!dvc.lock")
         ]
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    commit, changed = (done.stdout.decode().strip() for done in found)
+    commit, changed = (done.stdout.decode().strip() for done in outputs)
     return f"{commit}-modified" if changed else commit
 
 

@@ -10,9 +10,9 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.metrics import Metric, main_of, metric_of
@@ -22,6 +22,14 @@ COLUMNS = ("round", "bytes_up", "bytes_down")
 TESTED = ("test_", "validation_")  # begin the columns of accuracy, loss and metrics
 METRIC = "metric/"  # begins the names of the user's metrics in metrics.json and per_client.csv
 RERUN = "delete its folder and run `noniid run` again"
+
+
+class Site(NamedTuple):
+    """The client of a named owner."""
+
+    samples: int  # of training
+    tests: int  # its own test samples
+    score: float  # accuracy, or another main metric, on these
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class ItemResult:
     client_accuracy: tuple[float, ...]  # or another main metric, on each client's own test samples
     files: tuple[Path, ...]
     notes: tuple[str, ...]  # what the data set's reader says about the data
+    sites: Mapping[str, Site] = field(default_factory=dict)  # by owner; empty without names
 
     @property
     def main(self) -> str:
@@ -107,20 +116,27 @@ def of_clients(columns: Iterable[str]) -> str:
     return "accuracy" if "accuracy" in columns else f"test_{main_of(columns)}"
 
 
-def _of_clients(path: Path) -> list[float]:
-    """The finite values of that column."""
+def _of_clients(path: Path) -> tuple[list[float], dict[str, Site]]:
+    """The finite values of that column, and those of named owners."""
     try:
         with path.open(newline="") as file:
             lines = csv.reader(file)
             head = next(lines, [])
             at = head.index(of_clients(head)) if head else 0
-            cells = [line[at] if len(line) == len(head) else "cells" for line in lines]
-        values = [float(cell or "nan") for cell in cells]
+            rows = [line if len(line) == len(head) else ["cells"] * len(head) for line in lines]
+        values = [float(row[at] or "nan") for row in rows]
+        sites = {}
+        if "owner" in head:
+            titles = ("owner", "samples", "test_samples", f"test_{main_of(head)}")
+            places = [head.index(title) for title in titles]
+            for name, samples, tests, score in ([row[i] for i in places] for row in rows):
+                if score:  # there is none without test samples
+                    sites[name] = Site(int(samples), int(tests), float(score))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: can't be read ({error})") from None
     except ValueError as error:
         raise UserError(f"{path}: {error}, expected numbers; {RERUN}") from None
-    return [value for value in values if math.isfinite(value)]
+    return [value for value in values if math.isfinite(value)], sites
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -163,6 +179,7 @@ def _result(root: Path, repository: Path, folder: Path) -> ItemResult:
     try:
         tags = {name: str(value) for name, value in run["tags"].items()}
         made = cache.made(repository, tags.get("fingerprint", ""))
+        scores, sites = _of_clients(per_client) if per_client.exists() else ([], {})
         return ItemResult(
             key=folder.name,
             scenario=str(run["scenario"]),
@@ -175,7 +192,8 @@ def _result(root: Path, repository: Path, folder: Path) -> ItemResult:
             made=made,
             rows=rows(folder / "rounds.csv", int(run["rounds"])),
             evaluation=record(metrics) if metrics.exists() else {},
-            client_accuracy=tuple(_of_clients(per_client) if per_client.exists() else ()),
+            client_accuracy=tuple(scores),
+            sites=sites,
             files=tuple(file for file in named if file.exists()),
             notes=tuple(run["notes"]),
         )

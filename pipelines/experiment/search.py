@@ -151,7 +151,7 @@ class Result(NamedTuple):
     @property
     def finals(self) -> list[Trial]:
         """The trials of the last rung: all rounds on all seeds. The best first."""
-        return _ranked(one for one in self.trials if one.rung == self.trials[-1].rung)
+        return _ranked(trial for trial in self.trials if trial.rung == self.trials[-1].rung)
 
     def table(self, metric: str) -> list[dict[str, Any]]:
         """A line for each point of each rung; of the validation split, not scaled.
@@ -159,7 +159,7 @@ class Result(NamedTuple):
         Of the last rung, the best point of each recipe goes on.
         """
         last = {one.point.entry: one.rung for one in self.trials}
-        last |= {self.ranked(one.point.recipe)[0].point.entry: "" for one in self.finals}
+        last |= {self.ranked(final.point.recipe)[0].point.entry: "" for final in self.finals}
         return [
             {
                 "rung": trial.rung,
@@ -320,7 +320,7 @@ class Search:
 
 def _ranked(trials: Iterable[Trial]) -> list[Trial]:
     """The trials that did not diverge, the best first."""
-    return sorted((one for one in trials if one.losses), key=lambda one: one.rank)
+    return sorted((trial for trial in trials if trial.losses), key=lambda one: one.rank)
 
 
 def _by_recipe(trials: Iterable[Trial]) -> dict[str, list[Trial]]:

@@ -71,7 +71,9 @@ def chosen(settings: Config) -> list[Chosen]:
 
 def table(methods: Sequence[Chosen]) -> list[list[str]]:
     """The values of each method, and how they were chosen."""
-    metric = metric_of(next((one.tuned.metric for one in methods if one.tuned), "accuracy"))
+    metric = metric_of(
+        next((method.tuned.metric for method in methods if method.tuned), "accuracy")
+    )
     unit = ", %" if metric.percent else f", {metric.words}"
     rows = [["method", "values", "tuned", "trials of all", "on", f"validation{unit} (second)"]]
 

@@ -41,6 +41,9 @@ class Comparison(NamedTuple):
     level: float = LEVEL
     # whether both end with the same weights on all common seeds; there is no test then
     same: bool = False
+    # whether both predict the same on all common seeds. The test stays, as Holm's adjustment must
+    # not depend on the results of the tests.
+    same_predictions: bool = False
 
     @property
     def mean(self) -> float:
@@ -82,12 +85,13 @@ class Comparison(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse`, `undecided`, `within one sample` (of the test set), `same weights`.
+        """`better`, `worse`, `undecided`, `within one sample` (of the test set), `same weights`,
+        `same predictions`.
 
         Without a test `one seed` or `no seed`.
         """
-        if self.same:
-            return "same weights"
+        if self.same or self.same_predictions:
+            return "same weights" if self.same else "same predictions"
         if self.p is None:
             return "one seed" if self.differences else "no seed"
         within = self.interval is not None and max(map(abs, self.interval)) <= self.step + TINY
@@ -105,7 +109,7 @@ class Comparison(NamedTuple):
 
 def against(scenario: ScenarioSummary, other: MethodSummary | None) -> dict[str, Comparison]:
     """Every compared method against `other`, by recipe."""
-    methods = [one for one in scenario.methods if one.compared and one is not other]
+    methods = [method for method in scenario.methods if method.compared and method is not other]
     compared = [_compared(one, other, scenario.step) for one in methods] if other else []
     return {one.recipe: one for one in adjusted(compared)}
 
@@ -115,7 +119,9 @@ def _compared(one: MethodSummary, other: MethodSummary, step: float) -> Comparis
     common = one.weights.keys() & other.weights.keys()
     if common and all(one.weights[seed] == other.weights[seed] for seed in common):
         return Comparison(one.recipe, (0.0,) * len(common), step, same=True)
-    return paired(one.recipe, ours, theirs, step)
+    predictions = [(one.predictions.get(seed), other.predictions.get(seed)) for seed in common]
+    is_same = bool(common) and all(mine and mine == its for mine, its in predictions)
+    return paired(one.recipe, ours, theirs, step)._replace(same_predictions=is_same)
 
 
 def paired(
@@ -138,15 +144,15 @@ def paired(
     return Comparison(recipe, differences, step, deviation, float(p))
 
 
-def interval(found: Spread | None, level: float = LEVEL) -> tuple[float, float] | None:
+def interval(spread_: Spread | None, level: float = LEVEL) -> tuple[float, float] | None:
     """The ends of a mean's interval by the t distribution: 95 %, or 1 - `level`.
 
     None without two seeds.
     """
-    if found is None or found.std is None:
+    if spread_ is None or spread_.std is None:
         return None
-    half = per_deviation(found.n, level) * found.std
-    return found.mean - half, found.mean + half
+    half = per_deviation(spread_.n, level) * spread_.std
+    return spread_.mean - half, spread_.mean + half
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -175,7 +181,7 @@ def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
         level = LEVEL / (len(ps) - min(rank, n_rejected))
         return one._replace(holm_p=holm_ps[rank], level=level)
 
-    return [of_rank(one) for one in comparisons]
+    return [of_rank(comparison) for comparison in comparisons]
 
 
 def per_deviation(n: int, level: float = LEVEL) -> float:

@@ -76,7 +76,7 @@ class Decision(NamedTuple):
             if one.trial.point == self.taken:
                 gain = f"{metric.number(one.low)} to {metric.number(one.high)} {unit}"
                 return f"Take {one.trial.point.name}: {gain} over {base} ({over})."
-        most = max(one.high for one in self.finalists)
+        most = max(finalist.high for finalist in self.finalists)
         if most < 0:
             others = " and ".join(one.trial.point.name for one in self.finalists)
             return f"Take {base}: it is better than {others} ({over})."
@@ -110,7 +110,7 @@ class Decision(NamedTuple):
                 ]
             )
         final = [one.trial.point.recipe for one in (self.base, *self.finalists)]
-        others = sorted({one.point.recipe for one in self.result.trials} - {*final})
+        others = sorted({trial.point.recipe for trial in self.result.trials} - {*final})
         alive = {one.point.recipe for one in self.result.finals}
         others = [name if name in alive else f"{name} (diverged)" for name in others]
         lines = [
@@ -166,7 +166,7 @@ def decide(
             f"choose: {base.trial.point.name} diverged on fresh seeds",
             allowed="smaller values of train.lr",
         )
-    ended = [one for one in others if one.tested]
+    ended = [other for other in others if other.tested]
     step = (search.metric == "accuracy") / test_samples
     candidates = len({trial.point.entry for trial in result.trials})
     return Decision(

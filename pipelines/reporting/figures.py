@@ -112,12 +112,12 @@ def clients(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes | None:
     """
     looks = _looks(scenario, recipes)
     rows = []
-    for one in scenario.methods:
-        runs = [run for run in scenario.results if run.recipe == one.recipe]
+    for method in scenario.methods:
+        runs = [run for run in scenario.results if run.recipe == method.recipe]
         factor = scenario.metric.factor
         values = np.array([factor * x for run in runs for x in run.client_accuracy], dtype=float)
         if len(values):
-            rows.append((one.label, looks[one.recipe]["color"], values))
+            rows.append((method.label, looks[method.recipe]["color"], values))
     if not rows:
         return None
     figure = Figure(figsize=(6.4, 0.34 * len(rows) + 0.9), dpi=200, layout="constrained")
@@ -176,14 +176,14 @@ def _curves(scenario: ScenarioSummary) -> list[Curve]:
     """A curve per method of the scenario, over the rounds that all its seeds evaluated; the highest
     end comes first."""
     curves = []
-    for one in scenario.methods:
-        courses = [_course(run) for run in scenario.results if run.recipe == one.recipe]
+    for method in scenario.methods:
+        courses = [_course(run) for run in scenario.results if run.recipe == method.recipe]
         both = pd.concat(courses, axis=1, join="inner").sort_index()
         values = scenario.metric.factor * both.to_numpy().T  # [seeds, t]
         curves.append(
             Curve(
-                recipe=one.recipe,
-                label=one.label,
+                recipe=method.recipe,
+                label=method.label,
                 metric=scenario.metric,
                 rounds=both.index.to_numpy(dtype=float),
                 mean=values.mean(0),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedml_noniid.data.types import Ints
+from fedml_noniid.pipelines.reporting.text import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 
 NUMBERED = (40, 20)  # most clients and classes for which the cells carry their numbers
 NAMED = 30  # most classes whose names fit
+CHARACTER = 0.07  # inches of one in a client's name
 MAX_ROWS = 4000  # clients that are drawn; the picture has fewer pixels
 
 
-def heatmap(counts: Ints, classes: Sequence[str], title: str) -> bytes:
+def heatmap(counts: Ints, classes: Sequence[str], title: str, clients: Sequence[str] = ()) -> bytes:
     """`counts` [N, C] as a PNG: a row per client, a column per class, the darker the more samples,
-    white for none.
+    white for none. `clients`: their names, or numbers without.
 
     Of more than MAX_ROWS clients, that many are drawn, evenly spaced. Beside it a bar per client
     for all its samples. Small grids carry the numbers.
@@ -34,9 +36,11 @@ def heatmap(counts: Ints, classes: Sequence[str], title: str) -> bytes:
 
     n = len(counts)
     width, height = panel_size(counts)
-    figure = Figure(figsize=(width + 2.6, height + 1.3), dpi=150, layout="constrained")
+    is_named = bool(clients) and n <= NUMBERED[0]
+    beside = 2.6 + (CHARACTER * max(map(len, _ticks(n, clients))) if is_named else 0)
+    figure = Figure(figsize=(width + beside, height + 1.3), dpi=150, layout="constrained")
     cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[width, 1.2])
-    image = draw(cells, counts, classes, title)
+    image = draw(cells, counts, classes, title, clients)
 
     shown, colour = _shown(n), image.cmap(0.6)
     sizes = counts[shown].sum(1)
@@ -81,8 +85,10 @@ def panel_size(counts: Ints) -> tuple[float, float]:
     return max(3.6, cell * min(c, NAMED)), max(2.2, min(0.27 * n, 8.0))
 
 
-def draw(axes: Axes, counts: Ints, classes: Sequence[str], title: str) -> AxesImage:
-    """The grid of `counts` [N, C] alone, into `axes`."""
+def draw(
+    axes: Axes, counts: Ints, classes: Sequence[str], title: str, clients: Sequence[str] = ()
+) -> AxesImage:
+    """The grid of `counts` [N, C] alone, into `axes`. `clients`: as in `heatmap`."""
     import matplotlib as mpl
 
     n, c = counts.shape
@@ -108,7 +114,7 @@ def draw(axes: Axes, counts: Ints, classes: Sequence[str], title: str) -> AxesIm
         )
         axes.set_xticks(range(c), list(map(verbatim, classes)), size=8, **slanted)
     if n <= NUMBERED[0]:
-        axes.set_yticks(range(n), [str(k) for k in range(n)], size=8)
+        axes.set_yticks(range(n), [*map(verbatim, _ticks(n, clients))], size=8)
         # Lines between the cells, also between empty ones.
         axes.set_yticks(np.arange(n - 1) + 0.5, minor=True)
         axes.set_xticks(np.arange(c - 1) + 0.5, minor=True)
@@ -124,6 +130,13 @@ def verbatim(name: str) -> str:
     """A name that matplotlib draws as it is: what stands between two dollars it takes for
     mathematics."""
     return name.replace("$", r"\$")
+
+
+def _ticks(n_clients: int, clients: Sequence[str]) -> list[str]:
+    """The clients' names, cut if they are long, or numbers."""
+    if not clients:
+        return [str(k) for k in range(n_clients)]
+    return [*map(short, clients)]
 
 
 def _shown(n_clients: int) -> Ints:

@@ -1,9 +1,9 @@
 """The report of an experiment: reads the results of all items and writes `report/`, whole or not at
 all.
 
-`report.html` holds its pictures, `report.md` is the same with links to them, and `table.txt` is for
-the terminal. `summary.csv` has every number of the tables, unrounded. `metrics.json` and
-`curves-<scenario>.csv` are for DVC. The words are in `templates/`.
+`report.html` holds its pictures, `report.md` is the same with links to them. `table.txt` is for the
+terminal, and `answer.txt` is its short form. `summary.csv` has every number of the tables,
+unrounded. `metrics.json` and `curves-<scenario>.csv` are for DVC. The words are in `templates/`.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def write(root: Path) -> Path:
 
     UserError if there are no results.
     """
-    settings, found = config.load(root), results.read(root)
+    settings, items = config.load(root), results.read(root)
     recipes, seeds = settings.recipe_names, settings.seeds
-    summed = (summary.scenario(name, found, recipes, seeds) for name in settings.scenario_names)
+    summed = (summary.scenario(name, items, recipes, seeds) for name in settings.scenario_names)
     scenarios = [scenario for scenario in summed if scenario is not None]
     if not scenarios:
         raise UserError(
@@ -72,7 +72,7 @@ def write(root: Path) -> Path:
                 "captions": {file: caption for file, (caption, _) in drawn.items()},
             }
         )
-    context = _facts(settings, scenarios, found) | {"sections": sections}
+    context = _facts(settings, scenarios, items) | {"sections": sections}
     by = f"{scenarios[0].metric.words} per {_groups(scenarios[0].main)[2]}"
     context["next"] = [(place, what.format(by=by)) for place, what in LOOK_NEXT]
     page = pages.render("report.md.j2", context)
@@ -81,6 +81,7 @@ def write(root: Path) -> Path:
         "report.html": pages.html_page(settings.experiment, page, pictures),
         "report.md": page,
         "table.txt": pages.render("table.txt.j2", context),
+        "answer.txt": pages.render("answer.txt.j2", context),
         "metrics.json": json.dumps(tables.headline(scenarios), indent=2) + "\n",
         "summary.csv": tables.summary_csv(scenarios),
     }
@@ -98,29 +99,34 @@ def section(scenario: ScenarioSummary) -> dict[str, Any]:
     return {
         "name": scenario.name,
         "table": tables.cells(scenario),
+        "brief": tables.in_brief(scenario),
+        "sites": tables.by_site(scenario),
+        "sites_note": pages.sentences("sentences.md.j2", "sites_note", scenario)[0],
         "compared": tables.compared(scenario),
         "warnings": pages.sentences("sentences.md.j2", "warnings", scenario),
         "answer": pages.sentences("sentences.md.j2", "answer", scenario),
         "notes": pages.sentences("sentences.md.j2", "notes", scenario, unequal),
         "compared_note": pages.sentences("sentences.md.j2", "compared_note", scenario)[0],
+        "missing": scenario.missing,
     }
 
 
 def _facts(
-    settings: Config, scenarios: list[ScenarioSummary], found: list[results.ItemResult]
+    settings: Config, scenarios: list[ScenarioSummary], items: list[results.ItemResult]
 ) -> dict[str, Any]:
     """What was run, for a reader who has not seen params.yaml."""
-    methods = [one for scenario in scenarios for one in scenario.methods]
+    methods = [method for scenario in scenarios for method in scenario.methods]
     by_method = {
         key for name in settings.recipe_names for key in settings.recipes[name].train.given
     }
     values = chosen.chosen(settings)
     runs = [run for scenario in scenarios for run in scenario.results]
+    n_compared = max(sum(one.compared for one in scenario.methods) for scenario in scenarios)
     return {
         "settings": settings,
         "leaks": any(one.leak for one in methods),
         "metric": scenarios[0].metric.words,
-        "data": [settings.data.name, *dict.fromkeys(note for run in found for note in run.notes)],
+        "data": [settings.data.name, *dict.fromkeys(note for run in items for note in run.notes)],
         "rounds": max(one.rounds for one in methods),
         "seeds": sorted({seed for one in methods for seed in one.seeds}),
         "local_training": pages.sentences(
@@ -129,10 +135,8 @@ def _facts(
         "tuning": pages.sentences(
             "chosen.md.j2", "sentences", values, settings.scenario_names, chosen.unequal(runs)
         ),
-        "caution": pages.sentences(
-            *("chosen.md.j2", "caution", values),
-            max(sum(one.compared for one in scenario.methods) for scenario in scenarios),
-        ),
+        "caution": pages.sentences("chosen.md.j2", "caution", values, n_compared),
+        "short_caution": pages.sentences("chosen.md.j2", "caution", values, n_compared, True),
         "values": chosen.table(values),
     }
 
@@ -142,9 +146,9 @@ def _pictures(
 ) -> dict[str, tuple[str, bytes]]:
     """The pictures of a scenario by their file: caption and content."""
     recipes, name = settings.recipe_names, scenario.name
-    has_band = any(one.final.std is not None for one in scenario.methods)
+    has_band = any(method.final.std is not None for method in scenario.methods)
     band = ": mean over seeds, the band is ± one standard deviation" if has_band else " (one seed)"
-    found = {
+    pictures = {
         f"{scenario.main}-{name}.png": (
             f"Test {scenario.metric.words} of the global model after each round" + band,
             figures.accuracy(scenario, recipes),
@@ -152,13 +156,13 @@ def _pictures(
     }
     if clients := figures.clients(scenario, recipes):
         words = scenario.metric.words
-        found[f"clients-{name}.png"] = (f"{words[0].upper()}{words[1:]} {CLIENTS}", clients)
+        pictures[f"clients-{name}.png"] = (f"{words[0].upper()}{words[1:]} {CLIENTS}", clients)
     heatmap = root / "partitions" / _partition(scenario) / "heatmap.png"
     if heatmap.exists():
         caption = f"How many training samples of each {_groups(scenario.main)[1]} each client has"
         caption += " (first seed)"
-        found[f"partition-{name}.png"] = (caption, heatmap.read_bytes())
-    return found
+        pictures[f"partition-{name}.png"] = (caption, heatmap.read_bytes())
+    return pictures
 
 
 def _about(
@@ -172,24 +176,27 @@ def _about(
     `groups`: what the partition goes by, as plural and singular.
     """
     folder = root / "partitions" / partition
-    found: dict[str, Any] = {"sizes": [], "statistics": {}, "groups": groups}
+    facts: dict[str, Any] = {"sizes": [], "statistics": {}, "groups": groups}
     if (folder / "clients.csv").exists():
         table = _clients(folder / "clients.csv")
         skews = [key for key in config.SKEWS if getattr(scenario, key) is not None]
         # By place, since a class may be called as a column before the classes.
         classes = table.iloc[:, len(["client", "samples", "entropy", *skews]) :]
-        found["sizes"] = table["samples"].astype(int).tolist()
-        found["classes"] = (classes > 0).sum(axis=1).tolist()
-        found["most_bits"] = math.log2(classes.shape[1])
+        facts["sizes"] = table["samples"].astype(int).tolist()
+        facts["classes"] = (classes > 0).sum(axis=1).tolist()
+        facts["most_bits"] = math.log2(classes.shape[1])
         if (folder / "statistics.json").exists():
-            found["statistics"] = _statistics(folder / "statistics.json")
-    return " ".join(pages.sentences("about.md.j2", "clients", scenario, found))
+            facts["statistics"] = _statistics(folder / "statistics.json")
+    return " ".join(pages.sentences("about.md.j2", "clients", scenario, facts))
 
 
 def _clients(path: Path) -> pd.DataFrame:
     """The table of a partition. UserError if it is no table of numbers."""
     try:
-        return pd.read_csv(path).astype(float)
+        table = pd.read_csv(path)
+        # By place, since a class may be called so too.
+        owners = [name for name in table.columns[1:2] if name == "owner"]
+        return table.drop(columns=owners).astype(float)
     except (OSError, ValueError) as error:  # ParserError is a ValueError
         raise UserError(f"{path}: can't be read ({error}); {results.RERUN}") from None
 
@@ -204,13 +211,13 @@ def _groups(main: str) -> tuple[str, str, str]:
 
 def _statistics(path: Path) -> dict[str, float]:
     """The measures of a partition. UserError if one is missing."""
-    found = results.numbers(results.record(path))
+    statistics = results.numbers(results.record(path))
     for name in MEASURES:
-        if name not in found:
+        if name not in statistics:
             raise UserError(f"{path}: the key {name!r} is missing; {results.RERUN}")
-    return found
+    return statistics
 
 
 def _partition(scenario: ScenarioSummary) -> str:
     """The partition of the first seed, which stands for the others."""
-    return f"{scenario.name}-{min(seed for one in scenario.methods for seed in one.seeds)}"
+    return f"{scenario.name}-{min(seed for method in scenario.methods for seed in method.seeds)}"

@@ -45,6 +45,7 @@ class MethodSummary:
     runs: pd.DataFrame
     spreads: Mapping[str, Spread]
     weights: Mapping[int, str]  # SHA-256 of the final weights, by seed
+    predictions: Mapping[int, str]  # SHA-256 of the predictions on the test set, by seed
     one_class: tuple[int, ...]  # seeds on which the model names one class for all test samples
     # By more than one test sample, in the mean over seeds; True if not known.
     is_above_majority: bool
@@ -69,8 +70,8 @@ class MethodSummary:
     def metrics(self) -> dict[str, Spread]:
         """The user's metrics by name."""
         return {
-            column.removeprefix(METRIC): found
-            for column, found in self.spreads.items()
+            column.removeprefix(METRIC): spread_
+            for column, spread_ in self.spreads.items()
             if column.startswith(METRIC)
         }
 
@@ -119,13 +120,13 @@ class ScenarioSummary:
     @property
     def others(self) -> list[str]:
         """Metrics beside the main one, where that is not the accuracy."""
-        known = {column for one in self.methods for column in one.spreads}
+        known = {column for method in self.methods for column in method.spreads}
         return [] if self.main == "accuracy" else [name for name in METRICS if name in known]
 
     @property
     def best(self) -> MethodSummary | None:
         """The method with the best mean of those without a warning."""
-        return next((one for one in self.methods if one.rank), None)
+        return next((method for method in self.methods if method.rank), None)
 
 
 def spread(values: Iterable[float]) -> Spread | None:
@@ -183,7 +184,7 @@ def scenario(
     return ScenarioSummary(
         name=name,
         methods=methods,
-        baseline=next((one for one in methods if one.recipe == base), None),
+        baseline=next((method for method in methods if method.recipe == base), None),
         majority=_majority(present),
         results=tuple(present),
         missing=tuple(
@@ -243,8 +244,13 @@ def _summed_up(
         composition=first.composition,
         rounds=max(len(run.rows) for run in runs),
         runs=frame,
-        spreads={column: found for column, found in spreads.items() if found},
+        spreads={column: spread_ for column, spread_ in spreads.items() if spread_},
         weights={run.seed: run.tags["weights_sha256"] for run in runs},
+        predictions={
+            run.seed: run.evaluation["predictions_sha256"]
+            for run in runs
+            if "predictions_sha256" in run.evaluation
+        },
         one_class=tuple(frame.index[frame["classes_named"] == 1]),
         is_above_majority=above is None or above.mean > step + TINY,
         public=_tag(first, "public"),
@@ -294,7 +300,7 @@ def _majority(results: Sequence[ItemResult]) -> dict[str, Spread]:
         if "majority_accuracy" in run.evaluation:
             name = LOCAL_MAJORITY if _tag(run, "own_models") else MAJORITY
             by_seed.setdefault(name, {})[run.seed] = run.evaluation["majority_accuracy"]
-    return {name: found for name, of in by_seed.items() if (found := spread(of.values()))}
+    return {name: shares for name, of in by_seed.items() if (shares := spread(of.values()))}
 
 
 def _tag(result: ItemResult, name: str) -> str:
@@ -305,15 +311,15 @@ def _tag(result: ItemResult, name: str) -> str:
 
 def _private(runs: Sequence[ItemResult]) -> str:
     """The largest epsilon of the runs after the last round, and what it leaves out; "" without."""
-    found = []
+    notes = []
     for words in filter(None, _tag(runs[0], "privacy").split("; ")):
         unit = words.split()[1]
         largest = max(run.rows[-1][f"epsilon_per_{unit}"] for run in runs)
-        found.append(f"epsilon {largest:.4g} {words}")
-    if not found:
+        notes.append(f"epsilon {largest:.4g} {words}")
+    if not notes:
         return ""
     return (
-        f"{', '.join(found)}, for the one with the most releases, without amplification; not "
+        f"{', '.join(notes)}, for the one with the most releases, without amplification; not "
         "covered: numbers of samples and steps, losses, tests on own samples. Anyone who "
         "knows the seed of a simulation can draw its noise again"
     )

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
+from fedml_noniid.core.errors import one_line
+from fedml_noniid.data.owners import order_of
 from fedml_noniid.metrics import Metric, metric_of
 from fedml_noniid.pipelines.experiment.results import METRIC
 from fedml_noniid.pipelines.reporting.comparison import Comparison, against
-from fedml_noniid.pipelines.reporting.summary import BASELINE, TINY, MethodSummary, ScenarioSummary
+from fedml_noniid.pipelines.reporting.summary import (
+    BASELINE,
+    TINY,
+    MethodSummary,
+    ScenarioSummary,
+)
 from fedml_noniid.pipelines.reporting.text import (
     MIB,
     NONE,
@@ -21,6 +28,7 @@ from fedml_noniid.pipelines.reporting.text import (
     percent,
     plus_minus,
     points,
+    short,
 )
 
 # Columns of `MethodSummary.runs` in summary.csv, each with these parts.
@@ -41,6 +49,9 @@ PARTS = ("mean", "std", "seeds")
 TESTS = ("low", "high", "p", "p_holm")  # parts of a comparison in summary.csv
 # Columns that DVC shows, beside the accuracy and what it is compared with.
 METRICS = ("majority_accuracy", "balanced_accuracy", "macro_f1", "worst_client")
+MAX_SITES = 40  # rows of the table by client
+SAME = "same predictions"  # in place of a difference
+BRIEF = ("method", "last round", "vs ", "worst client", "seeds")  # begin the titles of `in_brief`
 COMPARED = ("method", "difference", "interval", "t test, p", "Holm, p", "higher", "verdict")
 
 
@@ -50,8 +61,14 @@ def cells(scenario: ScenarioSummary) -> list[list[str]]:
 
     The last rows are constant answers.
     """
-    with_best, final = against(scenario, scenario.best), f"last round, {_title(scenario.main)}"
-    rows = [_row(scenario, one, with_best.get(one.recipe)) for one in scenario.methods]
+    with_best, with_base = (
+        against(scenario, other) for other in (scenario.best, scenario.baseline)
+    )
+    final = f"last round, {_title(scenario.main)}"
+    rows = [
+        _row(scenario, method, with_best.get(method.recipe), with_base.get(method.recipe))
+        for method in scenario.methods
+    ]
     rows += [
         dict.fromkeys(rows[0], NONE) | {"method": name, final: percent(value)}
         for name, value in scenario.majority.items()
@@ -65,18 +82,88 @@ def _title(name: str) -> str:
     return "%" if name == "accuracy" else f"{metric.words}{metric.unit}"
 
 
-def _row(scenario: ScenarioSummary, one: MethodSummary, best: Comparison | None) -> dict[str, str]:
+def by_site(scenario: ScenarioSummary) -> list[list[str]]:
+    """The mean score of each owner's client over the seeds, by method, as text; in the order of the
+    names.
+
+    Empty where clients have no names. Of many owners, those with the lowest scores.
+    """
+    means, runs = _site_means(scenario), scenario.results
+    if not means:
+        return []
+    recipes = [method.recipe for method in scenario.methods]
+    worst = sorted(means, key=lambda name: min(means[name].values()))[:MAX_SITES]
+    rows = []
+    for name in (worst[k] for k in order_of(worst)):
+        by_seed = {run.seed: run.sites[name] for run in runs if name in run.sites}
+        numbers = (
+            fmean(site.samples for site in by_seed.values()),
+            fmean(site.tests for site in by_seed.values()),
+            len(by_seed),
+        )
+        scores = [
+            scenario.metric.number(means[name][recipe]) if recipe in means[name] else NONE
+            for recipe in recipes
+        ]
+        rows.append([one_line(name), *(f"{number:.0f}" for number in numbers), *scores])
+    return [["client", "samples", "tests", "seeds", *recipes], *rows]
+
+
+def _site_means(scenario: ScenarioSummary) -> dict[str, dict[str, float]]:
+    """Owner -> recipe -> mean score of the owner's client over the seeds."""
+    scores: dict[str, dict[str, list[float]]] = {}
+    for run in scenario.results:
+        for name, site in run.sites.items():
+            scores.setdefault(name, {}).setdefault(run.recipe, []).append(site.score)
+    return {name: {key: fmean(x) for key, x in of.items()} for name, of in scores.items()}
+
+
+def in_brief(scenario: ScenarioSummary) -> list[list[str]]:
+    """The columns of `cells` that answer which method is best, with the verdicts against the
+    baseline.
+
+    The worst client is that with the lowest mean in `by_site`, if clients have names.
+    """
+    (header, *rows), sites = cells(scenario), _site_means(scenario)
+    columns = [i for i, title in enumerate(header) if title.startswith(BRIEF)]
+    against_base, worst = (
+        next(i for i, title in enumerate(header) if title.startswith(words))
+        for words in ("vs ", "worst client")
+    )
+    if sites:
+        header[worst] = header[worst].replace("client", "on own tests")
+    verdicts = dict[str, str]()
+    if scenario.baseline is not None:
+        verdicts = {line[0]: line[-1] for _, table in compared(scenario)[:1] for line in table[1:]}
+    for one, row in zip(scenario.methods, rows, strict=False):  # then the constant answers
+        if one.recipe in verdicts and row[against_base] != SAME:
+            row[against_base] += f", {verdicts[one.recipe]}"
+        here = {name: of[one.recipe] for name, of in sites.items() if one.recipe in of}
+        if here:
+            name = min(here, key=here.__getitem__)
+            client = f"client {name}" if name.isdecimal() else short(name)
+            row[worst] = f"{client}: {scenario.metric.number(here[name])}"
+    return [[row[i] for i in columns] for row in (header, *rows)]
+
+
+def _row(
+    scenario: ScenarioSummary,
+    one: MethodSummary,
+    best: Comparison | None,
+    with_base: Comparison | None,
+) -> dict[str, str]:
     """A method's cells by the title of their column.
 
     The noisy test has a column only where clients have noise; each metric of the user has one.
-    `best`: against the best mean.
+    `best`: against the best mean; `with_base`: against the baseline.
     """
     base, numbers, mark, title = scenario.baseline, one.spreads, "", _title(scenario.main)
+    is_equal = with_base is not None and (with_base.same or with_base.same_predictions)
 
     def cell(column: str, sign: str = "") -> str:
         return in_unit(numbers.get(column), scenario.metric, sign)
 
-    if best is not None and best.same:
+    if best is not None and (best.same or best.same_predictions):
         mark = " ="
     elif best is not None and best.p is not None and not best.is_decided:
         mark = " ≈"
@@ -87,7 +174,9 @@ def _row(scenario: ScenarioSummary, one: MethodSummary, best: Comparison | None)
         f"last 5, {title}": cell("last_5_rounds"),
         **_beside(scenario, one),
         "rank": f"{one.rank}{mark}" if one.rank else NONE,
-        f"vs {base.recipe if base else BASELINE}": cell("vs_baseline", sign="+"),
+        f"vs {base.recipe if base else BASELINE}": (
+            SAME if is_equal else cell("vs_baseline", sign="+")
+        ),
         f"worst client, {title}": cell("worst_client"),
         **({f"noisy test, {title}": cell("noisy_test")} if noisy else {}),
         **{name: plus_minus(one.metrics.get(name), 4) for name in _own_metrics(scenario)},
@@ -109,7 +198,7 @@ def _beside(scenario: ScenarioSummary, one: MethodSummary) -> dict[str, str]:
 
 def _own_metrics(scenario: ScenarioSummary) -> list[str]:
     """The names of the user's metrics."""
-    return [*dict.fromkeys(name for one in scenario.methods for name in one.metrics)]
+    return [*dict.fromkeys(name for method in scenario.methods for name in method.metrics)]
 
 
 def compared(scenario: ScenarioSummary) -> list[tuple[str, list[list[str]]]]:
@@ -117,17 +206,20 @@ def compared(scenario: ScenarioSummary) -> list[tuple[str, list[list[str]]]]:
     method."""
     others = dict.fromkeys(filter(None, (scenario.baseline, scenario.best)))
     tables = [(other.recipe, against(scenario, other).values()) for other in others]
-    constant = {one.recipe for one in scenario.methods if one.is_constant}
+    constant = {method.recipe for method in scenario.methods if method.is_constant}
     return [
         (
             name,
             [
                 list(COMPARED),
-                *(_numbers(one, scenario.metric, one.recipe in constant) for one in found),
+                *(
+                    _numbers(comparison, scenario.metric, comparison.recipe in constant)
+                    for comparison in comparisons
+                ),
             ],
         )
-        for name, found in tables
-        if found
+        for name, comparisons in tables
+        if comparisons
     ]
 
 
@@ -156,23 +248,23 @@ def summary_csv(scenarios: Iterable[ScenarioSummary]) -> str:
             "vs_baseline": against(scenario, scenario.baseline),
             "vs_best": against(scenario, scenario.best),
         }
-        for one in scenario.methods:
+        for method in scenario.methods:
             row: dict[str, Any] = {
                 **({} if scenario.main == "accuracy" else {"metric": scenario.main}),
                 "scenario": scenario.name,
-                "recipe": one.recipe,
-                "composition": one.composition,
-                "rank": one.rank,
-                "rounds": one.rounds,
+                "recipe": method.recipe,
+                "composition": method.composition,
+                "rank": method.rank,
+                "rounds": method.rounds,
                 "baseline": scenario.baseline.recipe if scenario.baseline else "",
-                "one_class_seeds": " ".join(map(str, one.one_class)),
+                "one_class_seeds": " ".join(map(str, method.one_class)),
             }
             further = [*scenario.others, *(f"{METRIC}{name}" for name in _own_metrics(scenario))]
             for column in (*COLUMNS, *further):
-                numbers = one.spreads.get(column) or (None, None, 0)
+                numbers = method.spreads.get(column) or (None, None, 0)
                 row |= {f"{column}_{part}": x for part, x in zip(PARTS, numbers, strict=True)}
             for other, comparisons in with_others.items():
-                test = comparisons.get(one.recipe)
+                test = comparisons.get(method.recipe)
                 numbers = (*(test.interval or (None,) * 2), test.p, test.holm_p) if test else ()
                 for part, value in itertools.zip_longest(TESTS, numbers):
                     # Ten digits, so that they don't depend on the machine's exponential function.
@@ -184,14 +276,14 @@ def summary_csv(scenarios: Iterable[ScenarioSummary]) -> str:
 def headline(scenarios: Sequence[ScenarioSummary]) -> Mapping[str, Any]:
     """The metrics that DVC shows, by scenario and recipe; without the scenario if there is only
     one."""
-    found = {}
+    numbers = {}
     for scenario in scenarios:
         comparisons = against(scenario, scenario.baseline)
-        found[scenario.name] = {
-            one.recipe: _headline(scenario, one, comparisons.get(one.recipe))
-            for one in scenario.methods
+        numbers[scenario.name] = {
+            method.recipe: _headline(scenario, method, comparisons.get(method.recipe))
+            for method in scenario.methods
         }
-    return next(iter(found.values())) if len(found) == 1 else found
+    return next(iter(numbers.values())) if len(numbers) == 1 else numbers
 
 
 def _headline(
@@ -231,5 +323,5 @@ def curves_csv(scenario: ScenarioSummary, recipes: Sequence[str]) -> str:
     frame = pd.DataFrame(rows, columns=["round", "recipe", "seed", "accuracy"])
     table = frame.pivot(index="round", columns=["recipe", "seed"], values="accuracy")
     ran = [recipe for recipe in recipes if recipe in table]
-    means = {recipe: table[recipe].apply(statistics.fmean, axis=1) for recipe in ran}
+    means = {recipe: table[recipe].apply(fmean, axis=1) for recipe in ran}
     return str(pd.DataFrame(means).reindex(columns=recipes).to_csv())

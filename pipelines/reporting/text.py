@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from fedml_noniid.core.errors import one_line
 from fedml_noniid.metrics import Metric
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 NONE = "-"  # the cell of an unknown number
 MIB = 2**20
+MAX_NAME = 24  # characters
 FILTERS = ("markdown", "plain", "percent", "mib", "span", "seeds")  # of the templates
 
 
@@ -25,7 +27,8 @@ def markdown(table: Sequence[Sequence[str]]) -> str:
     """
     header, *rows = table
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join(f"| {' | '.join(line)} |".replace("\n", "<br>") for line in lines)
+    escaped = ([cell.replace("|", r"\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |".replace("\n", "<br>") for line in escaped)
 
 
 def plain(table: Sequence[Sequence[str]]) -> str:
@@ -62,6 +65,12 @@ def percent(value: Spread | None, sign: str = "") -> str:
 def points(difference: float, metric: Metric) -> str:
     """`+1.50` of a fraction, `+0.0150` of other metrics."""
     return f"{metric.factor * difference:+z.{metric.decimals}f}"
+
+
+def short(name: str) -> str:
+    """A name of the user for a narrow place: in one line, and cut if it is long."""
+    name = one_line(name)
+    return f"{name[: MAX_NAME - 1]}…" if len(name) > MAX_NAME else name
 
 
 def mib(size: float) -> str:

@@ -44,9 +44,9 @@ def main(arguments: Sequence[str]) -> int:
     )
 
 
-def run(stage: str, place: Workspace) -> None:
+def run(stage: str, workspace: Workspace) -> None:
     """Runs one stage."""
-    importlib.import_module(f"fedml_noniid.pipelines.stages.{stage}").run(place)
+    importlib.import_module(f"fedml_noniid.pipelines.stages.{stage}").run(workspace)
 
 
 if __name__ == "__main__":

@@ -35,15 +35,17 @@ from fedml_noniid.processes import loopback
 log = logging.getLogger(__name__)
 
 
-def run(place: Workspace) -> None:
+def run(workspace: Workspace) -> None:
     """Runs the silos and the simulation, compares the weights, writes both hashes."""
-    settings = config.load(place.root)
+    settings = config.load(workspace.root)
     wanted = settings.deploy
     if wanted is None:
         raise UserError(f"{config.FILE}: deploy is missing; {config.DEPLOYS}")
-    digest = loopback.compare(*prepared(place, settings), place.root / "deploy" / "stage", log.info)
+    digest = loopback.compare(
+        *prepared(workspace, settings), workspace.root / "deploy" / "stage", log.info
+    )
     record = {**wanted.model_dump(), "deployed_sha256": digest, "simulated_sha256": digest}
-    write_whole(place.root / "deploy" / "result.json", json.dumps(record, indent=2) + "\n")
+    write_whole(workspace.root / "deploy" / "result.json", json.dumps(record, indent=2) + "\n")
 
 
 def planned(root: Path, **options: object) -> config.Config:
@@ -89,13 +91,13 @@ def _of_option(mistake: Mistake, named: Mapping[Where, str]) -> Mistake:
     return replace(mistake, where=(option, *rest), source="") if option else mistake
 
 
-def prepared(place: Workspace, settings: config.Config) -> tuple[Deployment, Parts]:
+def prepared(workspace: Workspace, settings: config.Config) -> tuple[Deployment, Parts]:
     """The deployment of the section `deploy` with its data. UserError, also if the stages before
     have not run."""
     wanted = settings.deploy
     assert wanted is not None, "a stage has a section"
-    cache.check(place.partition(wanted.scenario, wanted.seed))
-    return deployment_of(settings, wanted), _parts(place, settings, wanted)
+    cache.check(workspace.partition(wanted.scenario, wanted.seed))
+    return deployment_of(settings, wanted), _parts(workspace, settings, wanted)
 
 
 def deployment_of(settings: config.Config, wanted: config.DeploySettings) -> Deployment:
@@ -136,14 +138,14 @@ def _of_params(mistake: Mistake) -> Mistake:
     return replace(mistake, where=(section, *mistake.where[1:]))
 
 
-def _parts(place: Workspace, settings: config.Config, wanted: config.DeploySettings) -> Parts:
+def _parts(workspace: Workspace, settings: config.Config, wanted: config.DeploySettings) -> Parts:
     """The scenario's partition.
 
     If its number of clients is not that of the silos: a new one of the same kind.
     """
     scenario = settings.scenarios[wanted.scenario]
-    data = Dataset.read(place.dataset(settings.data.name))
-    indices = read_indices(place.partition(wanted.scenario, wanted.seed) / INDICES)
+    data = Dataset.read(workspace.dataset(settings.data.name))
+    indices = read_indices(workspace.partition(wanted.scenario, wanted.seed) / INDICES)
     if len(indices.clients) != wanted.silos:
         indices = divided(settings, wanted, data, indices)
     std = None if scenario.noise is None else scenario.noise.deviations(wanted.silos, data)

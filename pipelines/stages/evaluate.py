@@ -22,39 +22,41 @@ from fedml_noniid.pipelines.experiment.workers import how_many, side_by_side
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 
 
-def run(place: Workspace) -> None:
+def run(workspace: Workspace) -> None:
     """Evaluates the trained items of the experiment."""
-    settings = config.load(place.root)
-    evaluated(place, settings, settings.experiment)
+    settings = config.load(workspace.root)
+    evaluated(workspace, settings, settings.experiment)
 
 
-def evaluated(place: Workspace, settings: Config, title: str) -> None:
+def evaluated(workspace: Workspace, settings: Config, title: str) -> None:
     """Evaluates every item that has a model, in one process per core."""
-    cache.refuse_foreign(place.root, "evaluation")
-    units = [unit for unit in settings.units() if place.run(unit.key).is_dir()]
+    cache.refuse_foreign(workspace.root, "evaluation")
+    units = [unit for unit in settings.units() if workspace.run(unit.key).is_dir()]
     cards = n_cards(resolve_device(settings.train.device))
     processes = how_many(settings.machine.processes, settings.train.threads, cards)
     with progress.Display(f"{title}, evaluation", len(units)) as display:
         for unit, fresh in side_by_side(
-            partial(_get_or_create, place, settings), units, processes, display, cards > 0
+            partial(_get_or_create, workspace, settings), units, processes, display, cards > 0
         ):
             display.done(unit.key, "evaluated", not fresh)
-    cache.keep_only(place.root / "evaluation", [unit.key for unit in units])
+    cache.keep_only(workspace.root / "evaluation", [unit.key for unit in units])
 
 
-def _get_or_create(place: Workspace, settings: Config, unit: Unit) -> bool:
+def _get_or_create(workspace: Workspace, settings: Config, unit: Unit) -> bool:
     """Evaluates an item or takes the result from the store. Returns whether it evaluated."""
-    folder = place.run(unit.key)
+    folder = workspace.run(unit.key)
     cache.check(folder)
     made_of = cache.sha256(folder / cache.RECEIPT), machine_kind(settings)
     fingerprint = digest(*made_of, code("fedml_noniid.pipelines.stages.evaluate"))
-    make = partial(_files, place, settings, unit)
-    return cache.get_or_create(place.evaluation(unit.key), place.repository, fingerprint, make)
+    make = partial(_files, workspace, settings, unit)
+    return cache.get_or_create(
+        workspace.evaluation(unit.key), workspace.repository, fingerprint, make
+    )
 
 
-def _files(place: Workspace, settings: Config, unit: Unit) -> dict[str, bytes]:
+def _files(workspace: Workspace, settings: Config, unit: Unit) -> dict[str, bytes]:
     """Measures the model that the train stage wrote."""
-    item, folder = Item.load(place, settings, unit), place.run(unit.key)
+    item, folder = Item.load(workspace, settings, unit), workspace.run(unit.key)
     run = results.record(folder / "run.json")
     if settings.params(unit) != run["params"]:
         raise UserError(

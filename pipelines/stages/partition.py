@@ -15,6 +15,7 @@ from fedml_noniid.core.errors import located
 from fedml_noniid.data import statistics
 from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.data.indices import INDICES
+from fedml_noniid.data.owners import order_of
 from fedml_noniid.pipelines.experiment import cache, config
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_of
@@ -25,26 +26,26 @@ from fedml_noniid.pipelines.reporting.heatmap import heatmap
 log = logging.getLogger(__name__)
 
 
-def run(place: Workspace) -> None:
+def run(workspace: Workspace) -> None:
     """Makes the missing partitions."""
-    partitions(place, config.load(place.root))
+    partitions(workspace, config.load(workspace.root))
 
 
-def partitions(place: Workspace, settings: Config) -> None:
+def partitions(workspace: Workspace, settings: Config) -> None:
     """Makes one partition for each scenario and seed."""
-    cache.refuse_foreign(place.root, "partitions")
+    cache.refuse_foreign(workspace.root, "partitions")
     hashes = plan(settings)["partition"]
-    checksum = cache.sha256(place.dataset(settings.data.name))
+    checksum = cache.sha256(workspace.dataset(settings.data.name))
     for scenario, seed in itertools.product(settings.scenario_names, settings.seeds):
-        folder = place.partition(scenario, seed)
-        make = partial(_files, place, settings, scenario, seed)
+        folder = workspace.partition(scenario, seed)
+        make = partial(_files, workspace, settings, scenario, seed)
         if cache.get_or_create(
-            folder, place.repository, digest(hashes[folder.name], checksum), make
+            folder, workspace.repository, digest(hashes[folder.name], checksum), make
         ):
             log.info(
                 "%s: %s", folder.name, _sizes(json.loads((folder / "statistics.json").read_text()))
             )
-    cache.keep_only(place.root / "partitions", list(hashes))
+    cache.keep_only(workspace.root / "partitions", list(hashes))
 
 
 def _sizes(statistics: dict[str, float]) -> str:
@@ -52,32 +53,37 @@ def _sizes(statistics: dict[str, float]) -> str:
     return f"{statistics['clients']:g} clients with {sizes} samples"
 
 
-def _files(place: Workspace, settings: Config, name: str, seed: int) -> dict[str, bytes]:
+def _files(workspace: Workspace, settings: Config, name: str, seed: int) -> dict[str, bytes]:
     """Partitions the data and describes the partition."""
-    data = Dataset.read(place.dataset(settings.data.name))
+    data = Dataset.read(workspace.dataset(settings.data.name))
     with located(source=config.FILE):
         made = partition_of(data, settings.data, settings.scenarios[name], name, seed)
-    counts = made.counts
+    counts, owners = made.by_owner
     return {
         INDICES: made.indices.content,
         "statistics.json": (json.dumps(made.statistics, indent=2) + "\n").encode(),
         "clients.csv": clients_csv(made, data.strata.names).encode(),
-        "heatmap.png": heatmap(counts, data.strata.names, f"{name}, seed {seed}"),
+        "heatmap.png": heatmap(counts, data.strata.names, f"{name}, seed {seed}", owners),
     }
 
 
 def clients_csv(made: Partition, classes: Sequence[str]) -> str:
-    """One line per client: samples, entropy of its true labels in bits, its skews by name, samples
-    per class."""
+    """One line per client: its owner, samples, entropy of its true labels in bits, its skews by
+    name, samples per class.
+
+    Without names there is no column of owners. The lines are in the order of the names.
+    """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["client", "samples", "entropy", *made.columns, *classes])
-    counts = made.counts
+    counts, owners = made.counts, {"owner": made.owners} if made.owners else {}
+    table.writerow(["client", *owners, "samples", "entropy", *made.columns, *classes])
     rounded = [
         [f"{value:.6f}" for value in column] if isinstance(column[0], float) else column
         for column in (statistics.entropy(counts).tolist(), *made.columns.values())
     ]
     by_class = [column.tolist() for column in counts.T]
     sizes = counts.sum(1).tolist()
-    table.writerows(zip(range(len(sizes)), sizes, *rounded, *by_class, strict=True))
+    clients = range(len(sizes))
+    rows = zip(clients, *owners.values(), sizes, *rounded, *by_class, strict=True)
+    table.writerows(rows if not owners else map([*rows].__getitem__, order_of(made.owners)))
     return text.getvalue()

@@ -29,17 +29,17 @@ LAST = Path(".dvc") / "tmp" / "plan.json"  # the last plan, and what it follows 
 GPUS = ("nvidia*", "nvgpu*", "nvhost*", "nvmap", "kfd", "dxg")
 
 
-def run(place: Workspace) -> None:
+def run(workspace: Workspace) -> None:
     """Writes one file for each stage."""
-    record = _last(place.root)
+    record = _last(workspace.root)
     if record is None:
-        record = _planned(place)
-        last = place.root / LAST
+        record = _planned(workspace)
+        last = workspace.root / LAST
         last.unlink(missing_ok=True)
         if record.pop("lasts") and last.parent.is_dir():
-            write_whole(last, json.dumps(record | {"key": _key(place.root)}))
+            write_whole(last, json.dumps(record | {"key": _key(workspace.root)}))
     files = {f"{stage}.json": content(hashes) for stage, hashes in record["plan"].items()}
-    replace_folder(place.root / "plan", files)
+    replace_folder(workspace.root / "plan", files)
 
 
 def holds(root: Path) -> bool:
@@ -67,24 +67,24 @@ def content(hashes: Mapping[str, str]) -> bytes:
 def contents(data: str, root: str, options: Mapping[str, object]) -> dict[str, str]:
     """Name -> SHA-256 of the content of each of the user's data files. UserError for files that
     can't be read."""
-    found = {}
+    hashes = {}
     for name, path in user_files(data, Path(root), options).items():
         try:
             with path.open("rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+                hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise UserError(f"{path}: can't be read ({error.strerror or error})") from None
-    return found
+    return hashes
 
 
-def _planned(place: Workspace) -> dict[str, Any]:
+def _planned(workspace: Workspace) -> dict[str, Any]:
     """The plan, the user's data files with their hashes, and whether it holds while they and the
     key are the same."""
     from fedml_noniid.pipelines.experiment import config
     from fedml_noniid.pipelines.experiment.provenance import plan
 
-    settings = config.load(place.root)
-    data = settings.data.name, str(place.given(settings.data.root)), settings.data.options
+    settings = config.load(workspace.root)
+    data = settings.data.name, str(workspace.given(settings.data.root)), settings.data.options
     files = contents(*data)
     has_gpu = any(any(Path("/dev").glob(pattern)) for pattern in GPUS)
     lasts = not has_gpu and not settings.own_extras

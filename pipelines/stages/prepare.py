@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from fedml_noniid.data import datasets
+from fedml_noniid.data.readers import table
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.embedding import embedded
 from fedml_noniid.pipelines.experiment.workspace import Workspace
@@ -15,13 +16,13 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 log = logging.getLogger(__name__)
 
 
-def run(place: Workspace) -> None:
+def run(workspace: Workspace) -> None:
     """Loads the data set of params.yaml and saves it as tensors."""
-    whole = config.load(place.root)
+    whole = config.load(workspace.root)
     settings = whole.data
-    data = datasets.load(settings.name, place.given(settings.root), **settings.options)
+    data = datasets.load(settings.name, workspace.given(settings.root), **settings.options)
     data = embedded(whole, data)
-    data.save(place.dataset(settings.name))
+    data.save(workspace.dataset(settings.name))
     log.info(
         "%s: %d training and %d test samples of %s, %d %s, sha256 %s",
         data.name,
@@ -33,4 +34,5 @@ def run(place: Workspace) -> None:
         data.checksum[:12],
     )
     for note in data.notes:
-        log.info("%s: %s", data.name, note)
+        if table.IN_ORDER not in note:  # `noniid init` and the report have the list
+            log.info("%s: %s", data.name, note)

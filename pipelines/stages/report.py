@@ -11,12 +11,12 @@ from fedml_noniid.pipelines.reporting.report import write
 log = logging.getLogger(__name__)
 
 
-def run(place: Workspace) -> None:
+def run(workspace: Workspace) -> None:
     """Writes the report. UserError if an input file is damaged."""
     for name in ("partitions", "runs", "evaluation"):
-        for folder in sorted((place.root / name).glob("*/")):
+        for folder in sorted((workspace.root / name).glob("*/")):
             cache.check(folder)
-    folder = write(place.root).relative_to(place.root)
+    folder = write(workspace.root).relative_to(workspace.root)
     log.info(
         "%s is written, and the same as text in %s", folder / "report.html", folder / "table.txt"
     )

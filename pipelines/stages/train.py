@@ -45,65 +45,67 @@ class Outcome(NamedTuple):
     reason: str = ""  # why it has no model
 
 
-def run(place: Workspace) -> None:
+def run(workspace: Workspace) -> None:
     """Trains the unfinished items.
 
     If some diverge, raises UserError after all other items are done.
     """
-    settings = config.load(place.root)
-    diverged = train(place, settings, settings.experiment)
+    settings = config.load(workspace.root)
+    diverged = train(workspace, settings, settings.experiment)
     if diverged:
         raise UserError.from_mistakes(
             Mistake(f"{key}: {reason}") for key, reason in diverged.items()
         )
 
 
-def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
+def train(workspace: Workspace, settings: Config, title: str) -> dict[str, str]:
     """Trains the unfinished items.
 
     Returns diverged item -> reason; such an item has no folder in runs/.
     """
-    cache.refuse_foreign(place.root, "runs")
+    cache.refuse_foreign(workspace.root, "runs")
     units = settings.units()
     cards = n_cards(resolve_device(settings.train.device))
     if settings.train.device == "auto" and (reason := unusable_gpu()):
         log.warning("training runs on the CPU, as torch can't use the GPU: %s", reason)
     processes = how_many(settings.machine.processes, settings.train.threads, cards)
-    data = cache.sha256(place.dataset(settings.data.name))
-    fingerprints = {unit: _fingerprint(place, settings, data, unit) for unit in units}
+    data = cache.sha256(workspace.dataset(settings.data.name))
+    fingerprints = {unit: _fingerprint(workspace, settings, data, unit) for unit in units}
     todo = sum(
-        not cache.is_whole(cache.folder_of(place.repository, found), found)
-        for found in fingerprints.values()
+        not cache.is_whole(cache.folder_of(workspace.repository, fingerprint), fingerprint)
+        for fingerprint in fingerprints.values()
     )
     # If one item is left, its clients take all processes.
     workers = processes if todo == 1 and settings.train.threads == 1 and not cards else 1
     diverged = {}
     with progress.Display(f"{title}, training", len(units)) as display:
-        if place.cluster is None:
-            work = partial(_here, place, settings, fingerprints, workers)
+        if workspace.cluster is None:
+            work = partial(_here, workspace, settings, fingerprints, workers)
             ended = side_by_side(work, units, 1 if workers > 1 else processes, display, cards > 0)
         else:
-            ended = _on_cluster(place, settings, fingerprints, data or "")
+            ended = _on_cluster(workspace, settings, fingerprints, data or "")
         for unit, outcome in ended:
             if outcome.reason:
                 diverged[unit.key] = outcome.reason
             display.done(unit.key, outcome.reason or outcome.scored, not outcome.fresh)
-    cache.keep_only(place.root / "runs", [unit.key for unit in units if unit.key not in diverged])
+    cache.keep_only(
+        workspace.root / "runs", [unit.key for unit in units if unit.key not in diverged]
+    )
     return diverged
 
 
-def _fingerprint(place: Workspace, settings: Config, data: str | None, unit: Unit) -> str:
+def _fingerprint(workspace: Workspace, settings: Config, data: str | None, unit: Unit) -> str:
     """Hash of an item's settings, code, data and partition."""
-    indices = cache.sha256(place.partition(unit.scenario, unit.seed) / INDICES)
+    indices = cache.sha256(workspace.partition(unit.scenario, unit.seed) / INDICES)
     return training_fingerprint(settings, unit, data, indices)
 
 
 def _get_or_create(
-    place: Workspace, settings: Config, unit: Unit, fingerprint: str, make: Callable[[], Files]
+    workspace: Workspace, settings: Config, unit: Unit, fingerprint: str, make: Callable[[], Files]
 ) -> Outcome:
     """Takes an item from the store, which calls `make` for one that it lacks."""
-    folder = place.run(unit.key)
-    fresh = cache.get_or_create(folder, place.repository, fingerprint, make)
+    folder = workspace.run(unit.key)
+    fresh = cache.get_or_create(folder, workspace.repository, fingerprint, make)
     if (folder / DIVERGED).is_file():
         return Outcome(fresh, "", (folder / DIVERGED).read_text())
     final = json.loads((folder / "run.json").read_text())["final"]
@@ -112,31 +114,37 @@ def _get_or_create(
 
 
 def _here(
-    place: Workspace, settings: Config, fingerprints: Mapping[Unit, str], workers: int, unit: Unit
+    workspace: Workspace,
+    settings: Config,
+    fingerprints: Mapping[Unit, str],
+    workers: int,
+    unit: Unit,
 ) -> Outcome:
     """Trains an item in this process, unless the store has it."""
     fingerprint = fingerprints[unit]
-    make = partial(_train, place, settings, workers, unit, fingerprint)
-    return _get_or_create(place, settings, unit, fingerprint, make)
+    make = partial(_train, workspace, settings, workers, unit, fingerprint)
+    return _get_or_create(workspace, settings, unit, fingerprint, make)
 
 
-def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerprint: str) -> Files:
+def _train(
+    workspace: Workspace, settings: Config, workers: int, unit: Unit, fingerprint: str
+) -> Files:
     """Trains an item from its checkpoint; returns its files for the store."""
-    item = Item.load(place, settings, unit)
-    data = cache.sha256(place.dataset(settings.data.name))
-    if _fingerprint(place, settings, data, unit) != fingerprint:
+    item = Item.load(workspace, settings, unit)
+    data = cache.sha256(workspace.dataset(settings.data.name))
+    if _fingerprint(workspace, settings, data, unit) != fingerprint:
         raise UserError(
             f"{unit.key}: its data or partition has changed since this command began; is another "
             "one at work in this folder? Run it again"
         )
-    folder = resume.folder_of(place.repository, fingerprint)
+    folder = resume.folder_of(workspace.repository, fingerprint)
     checkpoints = resume.checkpoints(folder, fingerprint)
     checkpointing = Checkpointing(checkpoints, settings.machine.checkpoint_every)
     on_row = OnRow(lambda _: tracked.on_rows(simulation.loop.rows))
     simulation = item.simulation([on_row, checkpointing], workers)
     log.debug("%s: %s engine (%s)", unit.key, simulation.engine_name, simulation.engine_reason)
     tags = tags_of(item, simulation, fingerprint)
-    tracked = _Tracked(place, settings, unit, tags, machine(item.device))
+    tracked = _Tracked(workspace, settings, unit, tags, machine(item.device))
     try:
         made = trained(item, simulation, fingerprint).files()
         files = tracked.finished(made, simulation.loop.rows)
@@ -147,7 +155,7 @@ def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerp
 
 
 def _on_cluster(
-    place: Workspace, settings: Config, fingerprints: Mapping[Unit, str], data: str
+    workspace: Workspace, settings: Config, fingerprints: Mapping[Unit, str], data: str
 ) -> Iterator[tuple[Unit, Outcome]]:
     """Yields each item as it ends. Workers of the cluster train those that the store lacks."""
     # Imported here: dask comes with an extra.
@@ -155,13 +163,13 @@ def _on_cluster(
     from fedml_noniid.pipelines.cluster.job import Done, Job, Report
     from fedml_noniid.pipelines.cluster.traits import traits
 
-    assert place.cluster is not None, "the caller asks"
+    assert workspace.cluster is not None, "the caller asks"
     jobs = []
     for unit, fingerprint in fingerprints.items():
-        if cache.is_whole(cache.folder_of(place.repository, fingerprint), fingerprint):
-            yield unit, _here(place, settings, fingerprints, 1, unit)
+        if cache.is_whole(cache.folder_of(workspace.repository, fingerprint), fingerprint):
+            yield unit, _here(workspace, settings, fingerprints, 1, unit)
             continue
-        folder = place.partition(unit.scenario, unit.seed)
+        folder = workspace.partition(unit.scenario, unit.seed)
         cache.check(folder)
         jobs.append(
             Job(
@@ -169,22 +177,22 @@ def _on_cluster(
                 unit,
                 fingerprint,
                 zlib.compress((folder / INDICES).read_bytes()),
-                place.dataset(settings.data.name).resolve(),
+                workspace.dataset(settings.data.name).resolve(),
                 data,
-                resume.folder_of(place.repository, fingerprint),
+                resume.folder_of(workspace.repository, fingerprint),
                 settings.machine.checkpoint_every,
             )
         )
     wanted = traits(resolve_device(settings.train.device), settings.train.threads)
     tracked: dict[Unit, _Tracked] = {}
     rows: dict[Unit, list[Row]] = {job.unit: [] for job in jobs}
-    for job, news in front.trained(place.cluster, jobs, wanted) if jobs else ():
+    for job, news in front.trained(workspace.cluster, jobs, wanted) if jobs else ():
         unit = job.unit
         report = news.report if isinstance(news, Done) else news
         if isinstance(report, Report):
             rows[unit][report.begin :] = report.rows
             if unit not in tracked:
-                tracked[unit] = _Tracked(place, settings, unit, report.tags, report.machine)
+                tracked[unit] = _Tracked(workspace, settings, unit, report.tags, report.machine)
         if isinstance(news, Report):
             tracked[unit].on_rows(rows[unit])
             continue
@@ -194,7 +202,7 @@ def _on_cluster(
             files = tracked[unit].failed(news)
         else:
             raise news
-        yield unit, _get_or_create(place, settings, unit, job.fingerprint, partial(dict, files))
+        yield unit, _get_or_create(workspace, settings, unit, job.fingerprint, partial(dict, files))
         shutil.rmtree(job.resume, ignore_errors=True)
 
 
@@ -203,15 +211,15 @@ class _Tracked:
 
     def __init__(
         self,
-        place: Workspace,
+        workspace: Workspace,
         settings: Config,
         unit: Unit,
         tags: Mapping[str, str],
         here: Mapping[str, str],
     ) -> None:
         self.settings, self.unit, self.here = settings, unit, here
-        store = Store(place.repository, place.tracking_uri)
-        tags = {**tags, **here, **place.tags}
+        store = Store(workspace.repository, workspace.tracking_uri)
+        tags = {**tags, **here, **workspace.tags}
         self.run = Live(store, settings.experiment, unit.key, settings.params(unit), tags)
         self._logged = 0  # batches of rounds
 

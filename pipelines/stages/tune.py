@@ -36,7 +36,7 @@ FOLDER, TRIALS = "tune", "trials.csv"
 WIDTH = 120  # of params.yaml
 
 
-def tune(place: Workspace, settings: Config) -> tuple[dict[str, Tuned], list[str]]:
+def tune(workspace: Workspace, settings: Config) -> tuple[dict[str, Tuned], list[str]]:
     """Tunes the recipes of an experiment whose data are prepared.
 
     Returns recipe -> record, as written to params.yaml, and notes. tune/trials.csv gets all trials.
@@ -45,33 +45,33 @@ def tune(place: Workspace, settings: Config) -> tuple[dict[str, Tuned], list[str
     stays as it was then.
     """
     plan = search.tuning(settings)
-    place = replace(place, root=place.root / FOLDER)
-    samples = samples_of(place, plan)
+    workspace = replace(workspace, root=workspace.root / FOLDER)
+    samples = samples_of(workspace, plan)
     with located(source=FILE):
-        result = drive(plan.run(), partial(measured, place, plan))
-    write_whole(place.root / TRIALS, csv_of(result.table(plan.metric)))
+        result = drive(plan.run(), partial(measured, workspace, plan))
+    write_whole(workspace.root / TRIALS, csv_of(result.table(plan.metric)))
     records = {recipe: search.record(plan, result, recipe, samples) for recipe in plan.points}
-    write(place.root.parent, records)
+    write(workspace.root.parent, records)
     return records, result.notes(records, plan.metric, samples)
 
 
-def samples_of(place: Workspace, plan: Search) -> int:
+def samples_of(workspace: Workspace, plan: Search) -> int:
     """The number of validation samples. Makes the partition. UserError if there are no data."""
-    path = place.dataset(plan.settings.data.name)
+    path = workspace.dataset(plan.settings.data.name)
     if not path.is_file():
         raise UserError(f"{path}: is missing; stage prepare makes it")
-    partitions(place, plan.laid_out(Request("", (), tuple(plan.seeds), 1)))
-    indices = read_indices(place.partition(plan.scenario, plan.seeds[0]) / INDICES)
+    partitions(workspace, plan.laid_out(Request("", (), tuple(plan.seeds), 1)))
+    indices = read_indices(workspace.partition(plan.scenario, plan.seeds[0]) / INDICES)
     return len(indices.validation)
 
 
-def measured(place: Workspace, plan: Search, request: Request) -> Answers:
+def measured(workspace: Workspace, plan: Search, request: Request) -> Answers:
     """Trains what is missing of a request, in the folders of `place`."""
     laid = plan.laid_out(request)
     check.check(laid)
-    partitions(place, laid)
-    train(place, laid, f"{laid.experiment}, {request.name}")
-    runs = {run.key: run.final for run in results.read(place.root, place.repository)}
+    partitions(workspace, laid)
+    train(workspace, laid, f"{laid.experiment}, {request.name}")
+    runs = {run.key: run.final for run in results.read(workspace.root, workspace.repository)}
     keys = {
         entry: [Unit(plan.scenario, entry, seed).key for seed in laid.seeds]
         for entry in laid.recipe_names

@@ -72,7 +72,7 @@ def _params(deployment: Deployment) -> dict[str, object]:
     from fedml_noniid.plugins import registry
 
     train, model = deployment.train_args, deployment.model_args
-    found: dict[str, object] = {
+    params: dict[str, object] = {
         "recipe": train.recipe,
         "composition": train.recipe,
         "silos": deployment.silos,
@@ -81,7 +81,7 @@ def _params(deployment: Deployment) -> dict[str, object]:
         "train.rounds": train.rounds,
         "train.threads": deployment.device_args.threads,
     }
-    found |= {f"train.{key}": value for key, value in model.model_dump().items()}
+    params |= {f"train.{key}": value for key, value in model.model_dump().items()}
     sections = {"train": train.model_dump(include=set(RunSettings.model_fields))}
     sections |= registry.resolved(train.recipe, train.settings)
     # A path, an address or a password is text.
@@ -90,8 +90,8 @@ def _params(deployment: Deployment) -> dict[str, object]:
             key: value for key, value in values.items() if isinstance(value, int | float)
         }
     for section, values in sections.items():
-        found |= {f"{section}.{key}": value for key, value in values.items()}
-    return found
+        params |= {f"{section}.{key}": value for key, value in values.items()}
+    return params
 
 
 def _weights(path: Path) -> str:

@@ -136,26 +136,26 @@ def experiment_id(store: Store, client: Any, experiment: str) -> str:
     """
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
+    known = client.get_experiment_by_name(experiment)
+    if known is None:
         hashed = hashlib.sha256(experiment.encode()).hexdigest()[:8]
         name = f"{re.sub('[^A-Za-z0-9]+', '-', experiment)[:50]}-{hashed}"
         folder = None if store.uri else (store.folder / "artifacts" / name).as_uri()
         try:
             return str(client.create_experiment(experiment, folder))
         except MlflowException:  # another process created it first
-            found = client.get_experiment_by_name(experiment)
-            if found is None:
+            known = client.get_experiment_by_name(experiment)
+            if known is None:
                 raise
-    if found.lifecycle_stage == "deleted":
-        client.restore_experiment(found.experiment_id)
-    return str(found.experiment_id)
+    if known.lifecycle_stage == "deleted":
+        client.restore_experiment(known.experiment_id)
+    return str(known.experiment_id)
 
 
 def search(client: Any, experiment_id: str) -> list[Any]:
     """The runs of an experiment, without those in MLflow's trash."""
-    found: list[Any] = client.search_runs([experiment_id], max_results=MAX_RUNS)
-    return found
+    runs: list[Any] = client.search_runs([experiment_id], max_results=MAX_RUNS)
+    return runs
 
 
 def _name(name: str) -> str:

@@ -44,8 +44,8 @@ class Served(NamedTuple):
         outputs = torch.cat(logits)
         if self.answers:
             outputs = outputs.softmax(1) if self.answers == "softmax" else outputs.sigmoid()
-        found: npt.NDArray[np.float32] = outputs.numpy()
-        return found
+        answers: npt.NDArray[np.float32] = outputs.numpy()
+        return answers
 
 
 def _load_pyfunc(path: str) -> Served:

@@ -156,8 +156,8 @@ class Store:
         try:
             uri = f"{self.database.as_uri()}?mode=ro"
             with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
-                found = {str(value) for (value,) in database.execute(TAGGED, (experiment, key))}
-            return found if self._is_here() else set()
+                values = {str(value) for (value,) in database.execute(TAGGED, (experiment, key))}
+            return values if self._is_here() else set()
         except (OSError, sqlite3.Error):
             return set()
 

@@ -58,14 +58,16 @@ def sync(store: Store, root: Path, experiment: str) -> list[str]:
     return record(store, experiment, [_of_item(item, root) for item in items], root)
 
 
-def record(store: Store, experiment: str, found: Sequence[Finished], root: Path) -> list[str]:
+def record(
+    store: Store, experiment: str, finished_items: Sequence[Finished], root: Path
+) -> list[str]:
     """Makes one finished run for each, unless MLflow has it. Returns the names that needed work.
 
     The earlier run of its name goes to MLflow's trash, so charts don't count it twice. Runs of a
     DVC experiment stay: their files are not in the workspace. So do those that another folder or
     machine made. A run that was deleted in MLflow is made again.
     """
-    missing = {finished.digest for finished in found} - recorded(store, experiment)
+    missing = {finished.digest for finished in finished_items} - recorded(store, experiment)
     if not missing:
         return []
     log.info("MLflow: recording runs in %s: %d", store.shown, len(missing))
@@ -76,7 +78,9 @@ def record(store: Store, experiment: str, found: Sequence[Finished], root: Path)
         for run in runs.search(client, experiment_id):
             known[run.data.tags.get("item", "")].append(run)
             whole.add(run.data.tags.get(SYNCED))
-        todo = [one for one in found if one.digest not in whole]
+        todo = [
+            finished_item for finished_item in finished_items if finished_item.digest not in whole
+        ]
         for one in todo:
             run_id = _complete(store, client, experiment, one, known[one.name])
             if one.item is not None:

@@ -19,25 +19,26 @@ from fedml_noniid.pipelines.tracking.store import Store
 log = logging.getLogger(__name__)
 
 
-def bring_up_to_date(place: Workspace) -> tuple[Store, str]:
+def bring_up_to_date(workspace: Workspace) -> tuple[Store, str]:
     """Records finished items.
 
     Returns the store and the name of the experiment. UserError.
     """
-    store = Store(place.repository, place.tracking_uri)
-    experiment = _experiment(place.root / "params.yaml")
-    changed = syncing.sync(store, place.root, experiment)
-    log.info("MLflow: %d of its runs brought up to date", len(changed))
+    store = Store(workspace.repository, workspace.tracking_uri)
+    experiment = _experiment(workspace.root / "params.yaml")
+    changed = syncing.sync(store, workspace.root, experiment)
+    if changed:
+        log.info("MLflow: %d of its runs brought up to date", len(changed))
     return store, experiment
 
 
-def serve(place: Workspace, port: int | None) -> None:
+def serve(workspace: Workspace, port: int | None) -> None:
     """Records finished items and serves MLflow's pages until Ctrl-C. UserError."""
-    ui.serve(*bring_up_to_date(place), port)
+    ui.serve(*bring_up_to_date(workspace), port)
 
 
 def record(
-    place: Workspace, folder: Path, config: Path, to: str | None, experiment: str | None
+    workspace: Workspace, folder: Path, config: Path, to: str | None, experiment: str | None
 ) -> None:
     """Records the output folder of a finished deployment as one run; a second time, it changes
     nothing. UserError.
@@ -45,13 +46,13 @@ def record(
     `config`: the server's fedml_config.yaml. `to`: the store, None for that of all other runs.
     `experiment`: None for that of params.yaml.
     """
-    found = deployments.read(folder, config)
-    store = Store(place.repository, place.tracking_uri if to is None else to)
-    experiment = experiment or _experiment(place.root / "params.yaml")
-    fresh = syncing.record(store, experiment, [found], place.root)
+    finished = deployments.read(folder, config)
+    store = Store(workspace.repository, workspace.tracking_uri if to is None else to)
+    experiment = experiment or _experiment(workspace.root / "params.yaml")
+    fresh = syncing.record(store, experiment, [finished], workspace.root)
     log.info(
         "%s: %s in experiment %s of %s",
-        found.name,
+        finished.name,
         "logged" if fresh else "was there",
         experiment,
         store.shown,

@@ -31,17 +31,17 @@ def link(address: str, experiment_id: str) -> str:
 def prepare(client: Any, experiment_id: str) -> None:
     """Writes the view for the experiment's present runs, and the name of its group into each
     run."""
-    found = sorted(runs.search(client, experiment_id), key=lambda run: int(run.info.start_time))
-    metrics = sorted({name for run in found for name in run.data.metrics})
+    runs_ = sorted(runs.search(client, experiment_id), key=lambda run: int(run.info.start_time))
+    metrics = sorted({name for run in runs_ for name in run.data.metrics})
     known = [name for name in METRICS if f"test_{name}" in metrics]
     by_round = f"test_{known[0] if known else 'accuracy'}"
     # Accuracy has the worst client by its mixture of classes, others that on its own test samples.
     worst = "client_worst" if by_round == "test_accuracy" else "client_test_worst"
     bars = [f"final/{name}" for name in (by_round, worst, "traffic_mib")]
-    several = len({run.data.params.get("scenario") for run in found}) > 1
-    names = {run.info.run_id: _name(run, several) for run in found}
+    several = len({run.data.params.get("scenario") for run in runs_}) > 1
+    names = {run.info.run_id: _name(run, several) for run in runs_}
     coloured = with_own_colours(dict.fromkeys(names.values()))
-    for run in found:
+    for run in runs_:
         if run.data.tags.get(METHOD) != (name := coloured[names[run.info.run_id]]):
             client.set_tag(run.info.run_id, METHOD, name)
     section = {
@@ -97,12 +97,12 @@ def with_own_colours(names: Iterable[str]) -> dict[str, str]:
     end does not change the others.
     """
     used: set[int] = set()
-    found = {}
+    padded_names = {}
     for name in names:
         padded = [name + k * " " for k in range(SPACES)]
-        found[name] = next((text for text in padded if colour(text) not in used), name)
-        used.add(colour(found[name]))
-    return found
+        padded_names[name] = next((text for text in padded if colour(text) not in used), name)
+        used.add(colour(padded_names[name]))
+    return padded_names
 
 
 def _name(run: Any, several: bool) -> str:

@@ -22,17 +22,17 @@ from fedml_noniid.pipelines.stages.tune import csv_of, measured, samples_of
 FOLDER = "choose"
 
 
-def choose(place: Workspace, settings: Config) -> Decision:
+def choose(workspace: Workspace, settings: Config) -> Decision:
     """Searches and decides for an experiment whose data are prepared.
 
     Raises UserError if there is nothing to choose, or if FedAvg diverges.
     """
     with located(source=FILE):
         plan = search.choosing(settings)
-        place = replace(place, root=place.root / FOLDER)
-        samples = samples_of(place, plan)
-        test_samples = len(Dataset.read(place.dataset(settings.data.name)).test_y)
-        decided = drive(decide(plan, samples, test_samples), partial(measured, place, plan))
-    write_whole(place.root / "rungs.csv", csv_of(decided.result.table(plan.metric)))
-    write_whole(place.root / "final.csv", csv_of(decided.table))
+        workspace = replace(workspace, root=workspace.root / FOLDER)
+        samples = samples_of(workspace, plan)
+        test_samples = len(Dataset.read(workspace.dataset(settings.data.name)).test_y)
+        decided = drive(decide(plan, samples, test_samples), partial(measured, workspace, plan))
+    write_whole(workspace.root / "rungs.csv", csv_of(decided.result.table(plan.metric)))
+    write_whole(workspace.root / "final.csv", csv_of(decided.table))
     return decided

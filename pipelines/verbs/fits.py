@@ -39,24 +39,24 @@ from fedml_noniid.simulate import simulate
 CLIENTS = 2  # of the trial; rFedAvg compares clients
 
 
-def checked(place: Workspace) -> tuple[Config, str]:
+def checked(workspace: Workspace) -> tuple[Config, str]:
     """The settings of an experiment that its stages take, and a note on what could not be checked,
     or "".
 
     UserError with a line per mistake.
     """
-    settings, note = config.load(place.root), ""
+    settings, note = config.load(workspace.root), ""
     with together() as each:
         with each():
-            if (place.root / "dvc.yaml").is_file():
-                _deploys(read_yaml(place.root / "dvc.yaml"), settings)
+            if (workspace.root / "dvc.yaml").is_file():
+                _deploys(read_yaml(workspace.root / "dvc.yaml"), settings)
         with each():
             check.check(settings)
             be_deterministic()
             with located("train", "device", source=FILE):
                 resolve_device(settings.train.device)
             try:
-                fits(settings, *_prepared(place, settings))
+                fits(settings, *_prepared(workspace, settings))
             except DownloadNeededError as error:
                 note = f"{error} by stage prepare; the data were not checked"
     return settings, note
@@ -121,12 +121,12 @@ def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> Non
     simulate(settings.composition(recipe), methods, of, plan, train.built_callbacks()).loop.kept()
 
 
-def _prepared(place: Workspace, settings: Config) -> tuple[Dataset, bool]:
+def _prepared(workspace: Workspace, settings: Config) -> tuple[Dataset, bool]:
     """The prepared data if they are those of the settings, otherwise what stage `prepare` would
     make, or its outline; whether it is one. UserError."""
-    data, lock = settings.data, place.root / "dvc.lock"
-    user = plan.contents(data.name, str(place.given(data.root)), data.options)
-    if lock.is_file() and place.dataset(data.name).is_file():
+    data, lock = settings.data, workspace.root / "dvc.lock"
+    user = plan.contents(data.name, str(workspace.given(data.root)), data.options)
+    if lock.is_file() and workspace.dataset(data.name).is_file():
         made_of = _dependencies(read_yaml(lock), "prepare").get("plan/prepare.json")
         if (
             made_of
@@ -134,13 +134,13 @@ def _prepared(place: Workspace, settings: Config) -> tuple[Dataset, bool]:
                 plan.content(preparing(settings, user)), usedforsecurity=False
             ).hexdigest()
         ):
-            return Dataset.read(place.dataset(data.name)), False
+            return Dataset.read(workspace.dataset(data.name)), False
     with forbidden():
-        found = datasets.load(data.name, place.given(data.root), **data.options)
+        dataset = datasets.load(data.name, workspace.given(data.root), **data.options)
     if data.embed is None:
-        return found, False
+        return dataset, False
     with located("data", "embed", source=FILE):
-        return data.embed.outline(found), True
+        return data.embed.outline(dataset), True
 
 
 def _dependencies(lock: Mapping[str, object], stage: str) -> dict[str, str]:

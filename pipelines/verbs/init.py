@@ -21,7 +21,7 @@ from ruamel.yaml.error import YAMLError
 
 import fedml_noniid
 from fedml_noniid.core.component import Public
-from fedml_noniid.core.errors import MISSING, UNKNOWN, UserError, closest, known
+from fedml_noniid.core.errors import MISSING, UNKNOWN, UserError, among, known
 from fedml_noniid.data import datasets, partitions, user_files
 from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.data.files import write_whole
@@ -122,9 +122,9 @@ def kind_of(data: str, is_text: bool = False) -> str:
         return "arrays"
     if (Path(data) / "train").is_dir():
         return "image_folder"
-    allowed = f"{OWN_DATA}; {', '.join(names())}"
-    meant = closest(data, names())
-    raise UserError(UNKNOWN, where=("--data",), value=data, allowed=allowed, meant=meant)
+    hints = among(data, names())
+    hints["allowed"] = f"{OWN_DATA}; {hints['allowed']}"
+    raise UserError(UNKNOWN, where=("--data",), value=data, **hints)
 
 
 def columns(file: str) -> list[str]:
@@ -161,13 +161,13 @@ def keys_of(settings: Sequence[str]) -> dict[str, Any]:
 
 def _merged(first: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of both, at any depth. Where both have a value, it is that of `then`."""
-    found = dict(first)
+    merged = dict(first)
     for key, value in then.items():
-        old = found.get(key)
+        old = merged.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             value = _merged(old, value)
-        found[key] = value
-    return found
+        merged[key] = value
+    return merged
 
 
 def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequence[str]]:

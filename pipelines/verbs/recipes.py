@@ -105,8 +105,9 @@ def checked(recipe: str) -> list[str]:
     lines.append(f"  {_reads(needs.replies)}")
     if needs.public in (Public.LABELLED, Public.UNLABELLED):
         lines.append(f"  needs the public split: {needs.public.name.lower()} samples")
-    for of in algorithm.mechanisms:
-        lines.append(f"  privacy: hides each {of.unit}; noise {of.noise:g}, delta {of.delta:g}")
+    for mechanism in algorithm.mechanisms:
+        noise = f"noise {mechanism.noise:g}, delta {mechanism.delta:g}"
+        lines.append(f"  privacy: hides each {mechanism.unit}; {noise}")
     if algorithm.leak:
         lines.append(f"  LEAK: {algorithm.leak}")
     return lines

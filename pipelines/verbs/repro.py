@@ -37,17 +37,19 @@ CODE = Path(__file__).parents[2]  # the package
 FOLDERS = (CODE, CODE / "plugins", CODE / "pipelines")  # a walk does not enter links
 KIND = "plan/machine.json"
 NEEDED = ("dvc.yaml", ".dvc")
-TABLE = Path("report") / "table.txt"
+ANSWER, TABLE = Path("report") / "answer.txt", Path("report") / "table.txt"
 MAX_REASON = 500  # characters of what DVC says
 COMMAND = "python -m fedml_noniid.pipelines.stages "  # and a stage, in dvc.yaml
 
 
-def repro(place: Workspace, stage: str | None, show: Callable[[str], None]) -> int:
+def repro(
+    workspace: Workspace, stage: str | None, show: Callable[[str], None], details: bool = False
+) -> int:
     """Runs the out-of-date stages, up to `stage` if one is named; otherwise it shows the table.
 
     The table comes before MLflow, which takes seconds. Returns an exit code. UserError.
     """
-    root = place.root
+    root = workspace.root
     for name in (PARAMS, *NEEDED):
         if not (root / name).exists():
             raise UserError(
@@ -63,11 +65,14 @@ def repro(place: Workspace, stage: str | None, show: Callable[[str], None]) -> i
     cache.refuse_foreign(root)
     with exclusively(root):
         is_planned = plan.holds(root)
-        with _recording(place, ahead=not is_planned) as record, _dvc(place) as repository:
+        with (
+            _recording(workspace, ahead=not is_planned) as record,
+            _dvc(workspace, is_planned) as repository,
+        ):
             if not is_planned:
                 from fedml_noniid.pipelines.verbs import fits  # imports torch
 
-                fits.checked(place)
+                fits.checked(workspace)
             made = _stages(root / "dvc.lock") & _stages(root / "dvc.yaml")
             if made and not (root / "report").exists():
                 # Takes outputs from DVC's cache. It is faster than stages that take them from the
@@ -80,23 +85,25 @@ def repro(place: Workspace, stage: str | None, show: Callable[[str], None]) -> i
             if {done.name for done in repository.reproduce(stage)} <= {"plan"} and is_planned:
                 log.info("All stages are up to date.")
             if stage is None:
-                show(f"\n{table(root)}\n{certificate(root)}\n")
+                show(f"\n{table(root, details)}\n{certificate(root)}\n")
             return record()
 
 
 @contextlib.contextmanager
-def _recording(place: Workspace, ahead: bool) -> Iterator[Callable[[], int]]:
+def _recording(workspace: Workspace, ahead: bool) -> Iterator[Callable[[], int]]:
     """What brings MLflow up to date, and returns an exit code.
 
     `ahead`: a forked process imports MLflow and makes its store meanwhile, which takes as long as
     all stages of a small experiment.
     """
     if not ahead:
-        yield partial(_record, place)
+        yield partial(_record, workspace)
         return
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_record_when_asked, args=(place, ours, theirs), daemon=True)
+    process = context.Process(
+        target=_record_when_asked, args=(workspace, ours, theirs), daemon=True
+    )
     process.start()
     theirs.close()
 
@@ -112,26 +119,26 @@ def _recording(place: Workspace, ahead: bool) -> Iterator[Callable[[], int]]:
         process.join()
 
 
-def _record(place: Workspace) -> int:
+def _record(workspace: Workspace) -> int:
     from fedml_noniid.pipelines.tracking.store import spared
     from fedml_noniid.pipelines.tracking.verbs import bring_up_to_date
 
     with spared("the new results"):
-        bring_up_to_date(place)
+        bring_up_to_date(workspace)
     return 0
 
 
-def _record_when_asked(place: Workspace, ours: Connection, asked: Connection) -> None:
+def _record_when_asked(workspace: Workspace, ours: Connection, asked: Connection) -> None:
     """In a process of its own, which ends with the one that started it."""
     from fedml_noniid.pipelines.tracking.store import Store, StoreError
 
     ours.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process decides what it ends
     with contextlib.suppress(StoreError):  # it is said when a run is recorded
-        Store(place.repository, place.tracking_uri).client()
+        Store(workspace.repository, workspace.tracking_uri).client()
     with contextlib.suppress(EOFError):
         asked.recv()
-        sys.exit(edge.guarded(lambda: _record(place)))
+        sys.exit(edge.guarded(lambda: _record(workspace)))
 
 
 def quiet_dvc() -> None:
@@ -144,8 +151,10 @@ def quiet_dvc() -> None:
 
 
 @contextlib.contextmanager
-def _dvc(place: Workspace) -> Iterator[Any]:
+def _dvc(workspace: Workspace, is_planned: bool = False) -> Iterator[Any]:
     """DVC's repository, whose `reproduce` calls our stages in this process.
+
+    Each stage is announced once, and `plan` only if it has something to plan.
 
     A stage's error is raised as it is, DVC's own as UserError. Commands that are not ours are
     started, as DVC does, and so are all if `root` has code of its own, which `python` takes.
@@ -155,22 +164,24 @@ def _dvc(place: Workspace) -> Iterator[Any]:
     from dvc.stage import run as running
 
     quiet_dvc()
-    root, started = place.root, running.cmd_run
+    root, started = workspace.root, running.cmd_run
     theirs = root / "fedml_noniid"
     is_ours = not theirs.exists() or theirs.resolve() == CODE.resolve()
     names = {f"{COMMAND}{name}": name for name in stages.STAGES} if is_ours else {}
 
     failed: list[Exception] = []  # of our stages
+    announced = {"plan"} if is_planned else set[str]()
 
     def run(stage: Any, dry: bool = False, run_env: Any = None) -> None:
         name = names.get(stage.cmd) if isinstance(stage.cmd, str) else None
-        if name != "plan" or not plan.holds(root):  # DVC calls it every time outside a checkout
+        if stage.addressing not in announced:
             log.info("Running stage '%s'", stage.addressing)
+            announced.add(stage.addressing)
         if name is None or Path(stage.wdir).resolve() != root:
             started(stage, dry, {**(run_env or {}), "PATH": _path()})
             return
         try:
-            stages.run(name, place)
+            stages.run(name, workspace)
         except Exception as error:
             failed.append(error)
             raise
@@ -194,17 +205,21 @@ def _dvc(place: Workspace) -> Iterator[Any]:
         running.cmd_run = started
 
 
-def table(root: Path) -> str:
-    """The table of the last report, where to look next, and what the methods cost.
+def table(root: Path, details: bool) -> str:
+    """The answer of the last report. With `details`, all of its tables in its place, where to look
+    next, and what the methods cost.
 
     UserError if there is no report.
     """
-    if not (root / TABLE).is_file():
-        raise UserError(f"{root / TABLE}: is missing; `noniid run` makes the report")
+    path = root / (TABLE if details else ANSWER)
+    if not path.is_file():
+        raise UserError(f"{path}: is missing; `noniid run` makes the report")
+    if not details:
+        return path.read_text()
     # Imported here: it imports scipy.
     from fedml_noniid.pipelines.reporting import cost
 
-    return f"{(root / TABLE).read_text()}\n{cost.text(root)}"
+    return f"{path.read_text()}\n{cost.text(root)}"
 
 
 def _path() -> str:
@@ -246,13 +261,13 @@ def _stages(path: Path) -> set[str]:
 
 def _hashes(lock: str) -> dict[str, str]:
     """Path -> hash of every dependency and output of the stages."""
-    found = {
+    hashes = {
         part["path"]: part["md5"]
         for about in YAML(typ="safe", pure=True).load(lock)["stages"].values()
         for kind in ("deps", "outs")
         for part in about[kind]
     }
-    return {path: md5 for path, md5 in found.items() if path not in SOURCES}
+    return {path: md5 for path, md5 in hashes.items() if path not in SOURCES}
 
 
 @contextlib.contextmanager

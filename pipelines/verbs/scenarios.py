@@ -2,11 +2,13 @@
 the seeds.
 
 It reads the files of the partition stage. `noniid partition` runs that stage and shows the table.
+One sentence for each scenario says what that means.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +47,12 @@ SKEWS = {
     "drifting": ("clients that drift", 0),
 }
 TITLES = COLUMNS | SKEWS
+# Up to these numbers, clients count as alike. A client's gradient differs from that of all clients
+# by at most its label distance times the largest difference between the gradients of two classes:
+# up to 0.1, less than a tenth of what the classes differ by is left to correct.
+MAX_LABEL_DISTANCE = 0.1
+MAX_GINI = 0.2  # half of the clients have at least 30 % of the samples
+MAX_SHIFT = 0.05  # the clients' class means scatter by 0.22 deviations of a class
 NOTE = (
     "± is the sample standard deviation over the seeds; none where all seeds agree. Gini of "
     "sizes: 0 if all clients "
@@ -84,19 +92,24 @@ def read(root: Path, settings: config.Config) -> tuple[pd.DataFrame, list[str]]:
 def described(scenario: config.Scenario) -> str:
     """`dirichlet (alpha 0.5), noise level 0.1, images rotated by 0, 90 degrees`."""
     options = ", ".join(f"{key} {value}" for key, value in scenario.options.items())
-    noise = (
-        "" if scenario.noise is None else f", noise {scenario.noise.form} {scenario.noise.sigma:g}"
-    )
-    others = (scenario.label_noise, scenario.rotation, scenario.drift, scenario.availability)
-    words = "".join(f", {other.words}" for other in others if other is not None)
-    return scenario.partition + (f" ({options})" if options else "") + noise + words
+    partition = scenario.partition + (f" ({options})" if options else "")
+    away = [] if scenario.availability is None else [scenario.availability.words]
+    return ", ".join([partition, *_skews(scenario), *away])
 
 
-def markdown(found: pd.DataFrame, missing: Sequence[str]) -> str:
+def _skews(scenario: config.Scenario) -> list[str]:
+    """What the clients see in place of their samples."""
+    noise = scenario.noise
+    noisy = [] if noise is None else [f"noise {noise.form} {noise.sigma:g}"]
+    others = (scenario.label_noise, scenario.rotation, scenario.drift)
+    return noisy + [other.words for other in others if other is not None]
+
+
+def markdown(frame: pd.DataFrame, missing: Sequence[str]) -> str:
     """The table, a line per statistic and a column per scenario, and its notes."""
-    scenarios = dict(list(found.groupby("scenario", sort=False)))
+    scenarios = dict(list(frame.groupby("scenario", sort=False)))
     lines = [["partition", *(rows["partition"].iloc[0] for rows in scenarios.values())]]
-    for key in _keys(found):
+    for key in _keys(frame):
         title, decimals = TITLES[key]
         lines.append([title, *(_cell(rows[key].dropna(), decimals) for rows in scenarios.values())])
     notes = [NOTE] + ([f"Not made, so not in the table: {', '.join(missing)}."] if missing else [])
@@ -106,19 +119,53 @@ def markdown(found: pd.DataFrame, missing: Sequence[str]) -> str:
     return "\n\n".join([cells, *notes]) + "\n"
 
 
+def in_words(found: pd.DataFrame, settings: config.Config) -> list[str]:
+    """One sentence for each scenario: that its clients are alike, or what is uneven and how much.
+
+    The statistics are means over the seeds.
+    """
+    return [
+        _sentence(name, settings.scenarios[name], rows.mean(numeric_only=True))
+        for name, rows in found.groupby("scenario", sort=False)
+    ]
+
+
+def _sentence(name: str, scenario: config.Scenario, numbers: pd.Series[float]) -> str:
+    distance = numbers["label_distance_mean"]
+    # The distance that clients of this size have by chance, if classes are equally frequent.
+    chance = math.sqrt((numbers["classes"] - 1) / (2 * math.pi * numbers["size_mean"]))
+    labels = f"label distance {distance:.2f}; by chance alone about {chance:.2f}"
+    uneven = []
+    # Skew and chance add up like the legs of a right triangle.
+    is_label_skew = distance**2 > chance**2 + MAX_LABEL_DISTANCE**2
+    if is_label_skew:
+        uneven.append(f"labels ({labels})")
+    if numbers["size_gini"] > MAX_GINI:
+        sizes = f"{numbers['size_min']:,.0f} to {numbers['size_max']:,.0f}"
+        uneven.append(f"sizes ({sizes} samples, Gini {numbers['size_gini']:.2f})")
+    if numbers.get("feature_shift", 0.0) > MAX_SHIFT:
+        uneven.append(f"features (shift {numbers['feature_shift']:.2f})")
+    uneven += _skews(scenario)
+    if not uneven:
+        gain = "methods for non-IID data can gain little"
+        return f"{name}: your clients are alike ({labels}): {gain}."
+    alike = "" if is_label_skew else f"; their labels are alike ({labels})"
+    return f"{name}: your clients are uneven in {', '.join(uneven)}{alike}."
+
+
 def _statistics(path: Path) -> dict[str, float]:
     content = results.record(path)
-    found = results.numbers(content)
-    for key in COLUMNS:
-        if key not in found:
+    statistics = results.numbers(content)
+    for key in (*COLUMNS, "classes"):
+        if key not in statistics:
             problem = f"is {content[key]!r}, expected a number" if key in content else "is missing"
             raise UserError(f"{path}: {key} {problem}; {results.RERUN}")
-    return found
+    return statistics
 
 
-def _keys(found: pd.DataFrame) -> list[str]:
+def _keys(frame: pd.DataFrame) -> list[str]:
     """The columns with a number in at least one scenario."""
-    return [key for key in TITLES if key in found]
+    return [key for key in TITLES if key in frame]
 
 
 def _cell(values: pd.Series[float], decimals: int) -> str:

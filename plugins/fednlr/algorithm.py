@@ -49,7 +49,7 @@ from fedml_noniid.core.component import (
     Trace,
 )
 from fedml_noniid.core.data import Batch
-from fedml_noniid.core.errors import UserError, nearest
+from fedml_noniid.core.errors import UserError, among
 from fedml_noniid.core.options import Count, NonNegative, RecipeError
 from fedml_noniid.core.task import Layer, Task
 from fedml_noniid.core.trees import Params, Tree
@@ -115,10 +115,9 @@ class FedNLR(Component):
         names = [layer.name for layer in self.scaled(server.task, server.params).values()]
         if unknown := [name for name, _ in self.given() if name not in names]:
             raise UserError(
-                f"fednlr: mu = {self.mu!r} names "
-                f"{', '.join(map(repr, unknown))}{nearest(unknown[0], names)}, which "
-                f"{server.task.network.name!r} has no scaled layer for; allowed: "
-                f"{', '.join(names) or 'none'}"
+                f"fednlr: mu = {self.mu!r} names {', '.join(map(repr, unknown))}, which "
+                f"{server.task.network.name!r} has no scaled layer for",
+                **among(unknown[0], names),
             )
         return {}
 

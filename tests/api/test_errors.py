@@ -13,6 +13,7 @@ import pytest
 from matplotlib import pyplot
 
 import fedml_noniid as nd
+from fedml_noniid.core.errors import among
 
 DATA = nd.load("digits")
 SPLIT = nd.partition(DATA, "iid", clients=4)
@@ -301,3 +302,13 @@ def test_results_that_are_not_there() -> None:
             call()
     assert results[2:].rounds.empty
     assert results[:1]["fedavg"] is results[0] is results[np.int64(0)] and results[1] in results
+
+
+def test_a_near_match_stands_in_place_of_a_long_list() -> None:
+    names = [f"method{i}" for i in range(9)]
+    first = ", ".join(names[:8])
+    short = {"allowed": f"{first}, ... (9 in all), or yours", "meant": "method8"}
+    assert among("metod8", names, "or yours") == short
+    assert among("xyz", names) == {"allowed": ", ".join(names), "meant": ""}
+    assert among("metod7", names[:8]) == {"allowed": first, "meant": "method7"}
+    assert among("x", ()) == {"allowed": "none", "meant": ""}

@@ -165,7 +165,7 @@ def test_help_comes_at_once() -> None:
             "run --root tests",
             "params.yaml: is missing; `noniid init` makes the folder of an experiment",
         ),
-        ("table --root tests", "table.txt: is missing; `noniid run` makes the report"),
+        ("table --root tests", "answer.txt: is missing; `noniid run` makes the report"),
         ("ui --port http", "invalid value for '--port': Input should be a valid integer"),
     ],
 )

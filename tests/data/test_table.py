@@ -23,7 +23,7 @@ from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.data.datasets import load
 from fedml_noniid.data.readers import user_data
 from fedml_noniid.data.readers.frames import ColumnError, UndecidedError
-from fedml_noniid.data.readers.table import of_frame
+from fedml_noniid.data.readers.table import in_brief, of_frame
 from fedml_noniid.data.readers.text import of_texts
 from fedml_noniid.data.text import GLOVE, PAD, UNKNOWN, WIDTH
 from tests.data.reading import refuse
@@ -567,3 +567,11 @@ def test_cells_that_are_more_than_a_number_are_refused(cell: object) -> None:
     frame = pd.DataFrame({"a": pd.Series([cell] * 40, dtype=object), "y": np.arange(40) % 2})
     with refuse("column 'a' is ", " in row 1; allowed: numbers"):
         nd.from_frame(frame.assign(b=np.arange(40)), label="y")
+
+
+def test_a_long_list_of_features_is_cut_for_the_terminal() -> None:
+    names = [f"f{i}" for i in range(6)]
+    note = f"6 features, in this order: {', '.join(names)}"
+    assert in_brief(note) == "6 features: f0, f1, f2, ..."
+    for short in ("5 features, in this order: a, b, c, d, e", "a, b, c, d, e, f, g"):
+        assert in_brief(short) == short

@@ -359,7 +359,7 @@ def test_rates_from_a_round_on(engine: str, since: int) -> None:
 
 def test_ratios_of_layers_that_the_network_has_not_are_refused(engine: str) -> None:
     with pytest.raises(
-        UserError, match=r"names 'fc3', 'conv1' \(did you mean 'fc\d'\?\), .*allowed: fc1, fc2"
+        UserError, match=r"names 'fc3', 'conv1', .* \(did you mean 'fc\d'\?\); allowed: fc1, fc2"
     ):
         hand.run("fednlr", {"fednlr": {"mu": "fc1=2 fc3=2 conv1=4"}}, engine=engine)
     with pytest.raises(UserError, match=r"names 'fc2'.*allowed: fc1"):

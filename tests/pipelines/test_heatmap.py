@@ -76,6 +76,13 @@ def test_any_size_gives_a_picture_of_moderate_size(shape: tuple[int, int], name:
     assert len(picture) < 300_000
 
 
+def test_clients_are_called_by_their_names() -> None:
+    axes = Figure().subplots()
+    draw(axes, np.ones((2, 2), np.int64), ("a", "b"), "title", ("Köln $1$", "a name " * 9))
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == [r"Köln \$1\$", "a name a name a name a …"]
+
+
 def test_of_very_many_clients_some_are_drawn() -> None:
     """The picture's work does not grow with the clients, whose numbers stay on the axis."""
 

@@ -139,6 +139,8 @@ def test_the_summary_in_python_has_the_same(rare: Path) -> None:
     )
     names = ["majority_accuracy", "balanced_accuracy", "macro_f1", "classes_named"]
     assert result.metrics[names].iloc[0].to_dict() == {name: metrics[name] for name in names}
+    assert len(metrics["predictions_sha256"]) == 64
+    assert not [name for name in result.metrics if name.endswith("_sha256")]
     row = result.summary.iloc[0]
     assert row[names[:3]].to_dict() == {name: metrics[name] for name in names[:3]}
     assert row["note"] == "ONE CLASS on seed 0; no better than the majority class"

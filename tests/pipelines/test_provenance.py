@@ -47,7 +47,14 @@ NO_TRAINING = (
         "data/rounding",
     ),
     *("data/client_tests", "data/feature_skew", "data/label_noise", "data/shards", "data/splits"),
-    *("data/statistics", "data/subsample", "data/yaml_files", "foreign", "models/embed"),
+    *(
+        "data/statistics",
+        "data/subsample",
+        "data/yaml_files",
+        "foreign",
+        "models/embed",
+        "data/owners",
+    ),
     *("credentials/", "deploy/", "governance/", "privacy/ledger", "privacy/local", "processes/"),
 )
 

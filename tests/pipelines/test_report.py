@@ -496,7 +496,7 @@ def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path) -> None:
     (root / "partitions" / "skew-0" / "statistics.json").write_text(json.dumps(SKEW))
     folder = report.write(root)
     pictures = {"accuracy-skew.png", "clients-skew.png", "partition-skew.png"}
-    texts = {"report.md", "report.html", "table.txt", "summary.csv", "metrics.json"}
+    texts = {"report.md", "report.html", "table.txt", "answer.txt", "summary.csv", "metrics.json"}
     assert {path.name for path in folder.iterdir()} == pictures | texts | {"curves-skew.csv"}
     assert not [name for name in os.listdir(root) if name.startswith(".report")]
     html = (folder / "report.html").read_text()
@@ -528,6 +528,54 @@ def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path) -> None:
     table = (folder / "table.txt").read_text()
     assert "scaffold has the best mean" in table and "Compared with fedavg" in table
     assert "noniid ui" in table and max(map(len, table.splitlines())) <= 130
+
+
+def test_the_answer_for_the_terminal_is_short(root: Path) -> None:
+    """At most three sentences, one table, one line that says where the rest is."""
+    said, table, rest = (report.write(root) / "answer.txt").read_text().split("\n\n")
+    assert said.replace("\n", " ") == (
+        "scaffold has the best mean test accuracy after the last round, 91.00 % (3 seeds). The 2 "
+        "others are worse at 5 % (paired t tests over seeds, Holm's adjustment for 2). Not all "
+        "methods were tuned alike, so this does not say which one to use: `noniid choose` tunes "
+        "each and compares on fresh seeds."
+    )
+    header, _, *rows = (re.split("  +", line) for line in table.splitlines())
+    assert header == ["method", "last round, %", "vs fedavg", "worst client, %", "seeds"]
+    assert rows[0][:3] == ["scaffold", "91.00 ± 2.65", "+11.00 ± 1.00, better"]
+    assert {row[2] for row in rows[1:]} == {"-", "+0.00 ± 2.65, undecided"}
+    assert "noniid table --details" in rest and "\n" not in rest.strip()
+
+
+def test_the_answer_for_the_terminal_names_scenarios_and_what_is_missing(tmp_path: Path) -> None:
+    write_params(tmp_path, ["fedavg", "fnr"], SEEDS, scenarios=("skew", "other"))
+    write_runs(tmp_path, {"fedavg": (0.7, 0.8, 0.9)}, scenario="other")
+    write_runs(tmp_path, {"fedavg": (0.7, 0.8, 0.9), "fnr": (0.7, 0.8)})
+    said = (report.write(tmp_path) / "answer.txt").read_text()
+    assert "skew: fedavg has the best" in said and "other: fedavg has the best" in said
+    assert "Not finished, so not in the table: skew-fnr-2." in said
+    assert said.count("Not all methods were tuned alike") == 1
+
+
+def test_methods_with_the_same_predictions_are_called_so(tmp_path: Path) -> None:
+    """fnr differs from fedavg in its weights alone.
+
+    Its test counts for Holm's adjustment, as it is a test of another method.
+    """
+    for seed, final in enumerate(FINALS["fedavg"]):
+        for recipe, less in (("fedavg", 0.0), ("fnr", 0.0), ("c", 0.01 * (10 + seed))):
+            metrics = {"predictions_sha256": f"{less} {seed}"}
+            write_run(tmp_path, recipe, seed, [final - less], metrics=metrics)
+    scenario = sum_up(tmp_path, ["fedavg", "fnr", "c"])
+    best, worse = report.section(scenario)["answer"]
+    assert best.endswith(", and fnr makes the same predictions.")
+    assert worse.startswith("The other one is worse at 5 %") and "adjustment for 2)" in worse
+    shown = columns(tables.cells(scenario))
+    assert shown["method"] == ("fedavg", "fnr", "c") and shown["rank"][:2] == ("1", "1 =")
+    assert shown["vs fedavg"][:2] == ("-", "same predictions")
+    row = tables.compared(scenario)[0][1][1]
+    assert row[0] == "fnr" and row[-1] == "same predictions" and row[4] == "1.000"
+    assert "fnr: makes the same predictions as the best mean, with other weights." in said(scenario)
+    assert columns(tables.in_brief(scenario))["vs fedavg"][1] == "same predictions"
 
 
 def test_a_partition_without_its_measures_is_refused(root: Path) -> None:
@@ -727,6 +775,8 @@ def test_an_answer_needs_methods_that_were_tuned_alike(
     answer = (folder / "report.md").read_text().partition("\n## What was run")[0]
     for text in (answer, (folder / "table.txt").read_text()):
         assert "can't say which method to use" in " ".join(text.split())
+    short = " ".join((folder / "answer.txt").read_text().split())
+    assert "Not all methods were tuned alike, so this does not say which one to use" in short
 
 
 @pytest.mark.parametrize(

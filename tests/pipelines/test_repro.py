@@ -59,7 +59,8 @@ class Stages:
             raise self.raised
         texts = {"trained/model": (self.folder / "plan" / "train.json").read_text()}
         if stage == "report":
-            texts = {"report/table.txt": "the table\n", "report/summary.csv": SUMMARY}
+            texts = {"report/answer.txt": "the answer\n", "report/table.txt": "the table\n"}
+            texts |= {"report/summary.csv": SUMMARY}
         for name, text in texts.items():
             (self.folder / name).parent.mkdir(exist_ok=True)
             (self.folder / name).write_text(text)
@@ -109,13 +110,16 @@ def test_only_what_is_out_of_date_runs(
 ) -> None:
     assert main(["run", "train"]) == 0
     assert done.ran == ["plan", "train"]
-    assert "the table" not in capfd.readouterr().out, "it is of all stages"
+    assert "the answer" not in capfd.readouterr().out, "it is of all stages"
     assert main(["run"]) == 0
     assert done.ran == ["plan", "train", "report"]
     written, locked = capfd.readouterr(), (place / "dvc.lock").read_text()
-    assert "\nthe table\n" in written.out and not without_grpc(written.err)
-    assert main(["run"]) == 0
+    assert "\nthe answer\n" in written.out and not without_grpc(written.err)
+    assert "the table" not in written.out and "seconds/run" not in written.out
+    assert main(["run", "--details"]) == 0
     assert done.ran == ["plan", "train", "report"], "a second time nothing"
+    details = capfd.readouterr().out
+    assert "\nthe table\n" in details and "seconds/run" in details and "the answer" not in details
     (place / "params.yaml").write_text(PARAMS.replace("lr: 0.1", "lr: 0.2"))
     assert main(["run"]) == 0
     assert done.ran[3:] == ["plan", "train", "report"]
@@ -273,7 +277,7 @@ def test_the_table_comes_before_mlflow(
     monkeypatch.setattr(verbs, "bring_up_to_date", refused)
     workspace = Workspace.from_environment(place, {})
     assert repro.repro(workspace, None, shown.write_text) == 2, "in a process of its own"
-    assert errors(capfd) == "error: no store\n" and "the table" in shown.read_text()
+    assert errors(capfd) == "error: no store\n" and "the answer" in shown.read_text()
     with pytest.raises(UserError, match="no store"):  # here, as nothing was to do
         repro.repro(workspace, None, shown.write_text)
     assert not multiprocessing.active_children()
@@ -300,7 +304,7 @@ def test_a_failure_is_that_of_its_stage(
     path = [*sys.path]
     assert main(["run"]) == code
     written = capfd.readouterr()
-    assert without_grpc(written.err) == line and "the table" not in written.out
+    assert without_grpc(written.err) == line and "the answer" not in written.out
     assert sys.path[: len(path)] == path and running.cmd_run.__module__ == "dvc.stage.run"
     done.raised = None
     assert main(["run"]) == 0

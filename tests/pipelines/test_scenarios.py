@@ -19,6 +19,7 @@ TWO = PARAMS.replace("scenario_names: [skewed]", "scenario_names: [skewed, even]
 )
 STATISTICS = {
     "clients": 4,
+    "classes": 10,
     "samples": 1000,
     "size_min": 100,
     "size_mean": 250.0,
@@ -105,6 +106,40 @@ def test_mean_and_deviation_over_seeds_by_hand(folder: Path) -> None:
     }
     assert wanted.items() <= even.items()
     assert "Not made, so not in the table: even-1." in said
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        # By chance sqrt(9 / (2 pi 250)) = 0.0757; sqrt(0.0757^2 + 0.1^2) = 0.1254.
+        (
+            "skewed",
+            {"label_distance_mean": 0.125, "size_gini": 0.2, "feature_shift": 0.05},
+            "skewed: your clients are alike (label distance 0.12; by chance alone about 0.08): "
+            "methods for non-IID data can gain little.",
+        ),
+        (
+            "skewed",
+            {"label_distance_mean": 0.126, "feature_shift": 0.06},
+            "skewed: your clients are uneven in labels (label distance 0.13; by chance alone about "
+            "0.08), sizes (100 to 400 samples, Gini 0.25), features (shift 0.06).",
+        ),
+        (
+            "even",
+            {"label_distance_mean": 0.05, "size_gini": 0.0},
+            "even: your clients are uneven in noise level 0.3; their labels are alike (label "
+            "distance 0.05; by chance alone about 0.08).",
+        ),
+    ],
+    ids=["alike", "uneven", "noise"],
+)
+def test_a_sentence_says_how_uneven_the_clients_are(
+    folder: Path, name: str, changes: dict[str, float], sentence: str
+) -> None:
+    for seed in (0, 1):
+        write(folder, f"{name}-{seed}", **changes)
+    settings = config.load(folder)
+    assert scenarios.in_words(scenarios.read(folder, settings)[0], settings) == [sentence]
 
 
 def test_what_differs_by_rounding_only_agrees(folder: Path) -> None:

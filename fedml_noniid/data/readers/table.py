@@ -46,6 +46,8 @@ if TYPE_CHECKING:  # see frames.py
 MAX_CATEGORIES = 1000  # of one column
 Missing = Literal["median", "mode", "category", "drop"]
 MAX_NAMED = 40  # features that the note names
+MAX_SHOWN = 5  # of them in a terminal
+IN_ORDER = " features, in this order: "
 
 
 class Feature(NamedTuple):
@@ -168,9 +170,17 @@ def table(
         notes.append(
             f"features that are constant in the training rows: {user_data.listed(constant)}"
         )
-    order = f"{len(columns)} features, in this order: {user_data.listed(columns, MAX_NAMED)}"
+    order = f"{len(columns)}{IN_ORDER}{user_data.listed(columns, MAX_NAMED)}"
     raw = rows.raw(xs, 1.0, [order], notes)
     return replace(raw, encode=partial(_encoded, made, na or ()), features=columns)
+
+
+def in_brief(note: str) -> str:
+    """A note of a data set for the terminal: a long list of features is cut."""
+    number, order, names = note.partition(IN_ORDER)
+    columns = names.split(", ")
+    is_long = bool(order) and len(columns) > MAX_SHOWN
+    return f"{number} features: {', '.join(columns[: MAX_SHOWN - 2])}, ..." if is_long else note
 
 
 def _encoded(features: Sequence[Feature], na: Sequence[str], x: object) -> Tensor | None:

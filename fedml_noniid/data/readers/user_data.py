@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedml_noniid.core.errors import UserError, nearest, shown
+from fedml_noniid.core.errors import UserError, closest, shown
 from fedml_noniid.core.options import Range
 from fedml_noniid.data.checks import refusal
 from fedml_noniid.data.dataset import Raw
@@ -37,6 +37,7 @@ class Rows(NamedTuple):
     y: list[NDArray[Any]]  # [n] and [m]; [n, t] and [m, t] float32 of targets
     classes: list[str]  # or the names of the targets
     owners: list[Ints] | None  # [n] and [m]
+    owner_names: list[str]  # by number
     notes: list[str]
 
     def raw(
@@ -64,6 +65,7 @@ class Rows(NamedTuple):
             test_owner,
             embedding,
             notes,
+            owner_names=self.owner_names,
         )
 
 
@@ -197,8 +199,9 @@ def classified(
         i = int(unknown.argmax())
         text = labels[-1].texts[labels[-1].number[i]]
         raise UserError(
-            f"{where[-1]} is {shown(text)} in {at(i)}, but no training sample "
-            f"is{nearest(text, names)}; allowed: {listed(names, 10)}"
+            f"{where[-1]} is {shown(text)} in {at(i)}, but no training sample is",
+            allowed=listed(names, 10),
+            meant=closest(text, names),
         )
     return list(names), y
 
@@ -217,8 +220,10 @@ def rows_of(
     their names in all parts. `sources` names the training set and, if it is given, the test set.
     UserError as in `cut`, and for a `test_share` beside a given test set.
     """
-    numbers, names = (None, []) if owners is None else _numbered(owners)
-    notes = alike("classes", classes) + alike("owners", names)
+    notes, numbers, owner_names = alike("classes", classes), None, list[str]()
+    if owners is not None:
+        numbers, owner_names = _numbered(owners)
+        notes += alike("owners", owner_names) if isinstance(owners[0], Labels) else []
     if len(y) == 2:
         if test_share is not None:
             raise refusal("test_share", test_share, f"none, since {sources[-1]} is the test set")
@@ -238,19 +243,20 @@ def rows_of(
         notes.append(f"classes without a test sample: {listed([classes[c] for c in lacking])}")
     if numbers is not None:
         notes += _owners_apart(*numbers)
-    return Rows(train, test, y, classes, numbers, notes)
+    return Rows(train, test, y, classes, numbers, owner_names, notes)
 
 
 def _numbered(owners: Sequence[Any]) -> tuple[list[Ints], list[str]]:
     """(the owners [n] and [m] by their numbers in the sorted order of their names in all parts, the
-    names that are text)."""
+    names)."""
     if isinstance(owners[0], Labels):
         names = sorted({text for part in owners for text in part.texts})
         return [part.among(names) for part in owners], names
     # int64 and uint64 have no common type of whole numbers.
     kind = object if len({part.dtype for part in owners}) > 1 else None
-    number = np.unique(np.concatenate(owners, dtype=kind), return_inverse=True)[1]
-    return np.split(number, np.cumsum([*map(len, owners)])[:-1]), []
+    values, number = np.unique(np.concatenate(owners, dtype=kind), return_inverse=True)
+    parts = np.split(number, np.cumsum([*map(len, owners)])[:-1])
+    return parts, [*map(str, values.tolist())]
 
 
 def targets(
