@@ -48,7 +48,7 @@ def plus_minus(
     """`98.02 ± 0.03`. One seed has no deviation. A missing value is `-`."""
     if value is None:
         return NONE
-    mean = f"{scale * value.mean:{sign}.{decimals}f}{unit}"
+    mean = f"{scale * value.mean:{sign}z.{decimals}f}{unit}"  # z: no -0.00
     return mean if value.std is None else f"{mean} ± {scale * value.std:.{decimals}f}"
 
 
