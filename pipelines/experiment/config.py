@@ -49,6 +49,7 @@ from fedml_noniid.pipelines.experiment.scenario import Scenario as Scenario
 from fedml_noniid.plugins import registry
 
 FILE = "params.yaml"
+RECORDS = "tuned.yaml"  # beside it: how values were chosen
 DEPLOYS = (
     "`noniid init --deploy` makes an experiment with both, the section deploy of params.yaml "
     "and the stage of dvc.yaml"
@@ -157,7 +158,7 @@ Axes = dict[str, dict[str, list[Any]]]  # the same with a list of values
 
 
 class Tuned(Section):
-    """How an entry's values were chosen. `noniid tune` writes it beside them."""
+    """How an entry's values were chosen. `noniid tune` writes it into tuned.yaml."""
 
     chosen: Values
     trials: Count
@@ -488,7 +489,7 @@ def load(root: Path) -> Config:
     """
     look_in(root)
     content = read_yaml(root / FILE, f"allowed keys: {', '.join(Config.model_fields)}")
-    settings = checked(content, FILE)
+    settings = _with_records(checked(content, FILE), root / RECORDS)
     with together(source=FILE) as each:
         for name in settings.scenario_names:
             scenario = settings.scenarios[name]
@@ -496,6 +497,21 @@ def load(root: Path) -> Config:
                 with each("scenarios", name, "availability"):
                     scenario.availability.read(root, settings.train.rounds, scenario.clients)
     return settings
+
+
+def _with_records(settings: Config, path: Path) -> Config:
+    """The settings with what a file says of recipes that they have. UserError for wrong records."""
+    records = read_yaml(path) if path.is_file() else {}
+    entries = dict(settings.recipes)
+    for name, entry in entries.items():
+        if entry.tuned is not None:
+            allowed = f"such records in {RECORDS}, where `noniid tune` writes them"
+            raise UserError(f"{FILE}: recipes.{name}.tuned is refused", allowed=allowed)
+    for name in entries.keys() & records.keys():
+        with located(name, source=path.name):
+            tuned = validated(Tuned, records[name])
+        entries[name] = entries[name].model_copy(update={"tuned": tuned})
+    return settings.model_copy(update={"recipes": entries})
 
 
 def checked(content: Mapping[str, Any], name: str) -> Config:

@@ -93,10 +93,11 @@ def _planned(workspace: Workspace) -> dict[str, Any]:
 
 def _key(root: Path) -> str:
     """A hash of all that the plan follows from, beside the user's files and a GPU."""
-    settings, torch = root / "params.yaml", importlib.util.find_spec("torch")
+    settings = [root / name for name in ("params.yaml", "tuned.yaml")]
+    torch = importlib.util.find_spec("torch")
     version = Path(str(torch and torch.origin)).with_name("version.py")
     made_of = (
-        settings.read_text(errors="replace") if settings.is_file() else "",
+        [file.read_text(errors="replace") if file.is_file() else "" for file in settings],
         facts.sources(CODE),
         version.read_text(),
         facts.readers(),

@@ -1,5 +1,5 @@
 """Tuning, which is no stage of DVC: trains the trials of `tune` in tune/, and writes the best
-values into params.yaml.
+values into params.yaml, and how they were chosen into tuned.yaml.
 
 Every trial is an item like those of stage `train`. It is stored under its fingerprint, so it is
 trained once, and a kill loses at most the rounds since its last checkpoint.
@@ -23,23 +23,24 @@ from ruamel.yaml.util import load_yaml_guess_indent
 from fedml_noniid.core.errors import UserError, located
 from fedml_noniid.data.files import write_whole
 from fedml_noniid.data.indices import INDICES, read_indices
-from fedml_noniid.data.yaml_files import in_one_line
+from fedml_noniid.data.yaml_files import in_one_line, read_yaml
 from fedml_noniid.engines.simulation import drive
 from fedml_noniid.pipelines.experiment import check, results, search
-from fedml_noniid.pipelines.experiment.config import FILE, Config, Tuned, Unit
+from fedml_noniid.pipelines.experiment.config import FILE, RECORDS, Config, Tuned, Unit
 from fedml_noniid.pipelines.experiment.search import Answers, Request, Search
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.stages.train import train
 
 FOLDER, TRIALS = "tune", "trials.csv"
-WIDTH = 120  # of params.yaml
+WIDTH = 120  # of params.yaml and tuned.yaml
+HEAD = "# Written by `noniid tune`: how values of params.yaml were chosen.\n"
 
 
 def tune(workspace: Workspace, settings: Config) -> tuple[dict[str, Tuned], list[str]]:
     """Tunes the recipes of an experiment whose data are prepared.
 
-    Returns recipe -> record, as written to params.yaml, and notes. tune/trials.csv gets all trials.
+    Returns recipe -> record, as written to tuned.yaml, and notes. tune/trials.csv gets all trials.
 
     Raises UserError if `tune` makes no sense, or if all trials of a recipe diverge; params.yaml
     stays as it was then.
@@ -88,10 +89,8 @@ def csv_of(lines: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def write(root: Path, records: Mapping[str, Tuned]) -> None:
-    """Writes the chosen values and how they were chosen into the entries of params.yaml.
-
-    Its comments stay.
-    """
+    """Writes the chosen values into the entries of params.yaml, whose comments stay, and how they
+    were chosen into tuned.yaml, beside the records of other recipes."""
     path = root / FILE
     text = path.read_text()
     _, indent, offset = load_yaml_guess_indent(text)
@@ -111,6 +110,14 @@ def write(root: Path, records: Mapping[str, Tuned]) -> None:
             f"{FILE}: the chosen values can't be written into it; write each entry of recipes "
             "on one line"
         )
+    known = read_yaml(root / RECORDS) if (root / RECORDS).is_file() else {}
+    known |= {name: tuned.model_dump() for name, tuned in records.items()}
+    lines = {
+        name: CommentedMap({key: _flow(value) for key, value in record.items()})
+        for name, record in known.items()
+    }
+    yaml.dump(lines, record := io.StringIO())
+    write_whole(root / RECORDS, HEAD + record.getvalue())
     write_whole(path, written.getvalue())
 
 
@@ -124,9 +131,6 @@ def _put(entries: CommentedMap, name: str, tuned: Tuned) -> None:
             entry[section].update(keys)
         else:
             entry[section] = _flow(keys)
-    record = tuned.model_dump()
-    entry["tuned"] = CommentedMap({key: _flow(value) for key, value in record.items()})
-    entry.fa.set_block_style()
     entries[name] = entry
 
 

@@ -42,7 +42,7 @@ STAGES = Path(fedml_noniid.__file__).with_name(
 # In a checkout, stage `plan` depends on the code. An installed package may be another one at the
 # next run.
 CODE, ANY = (
-    "    deps:\n      - fedml_noniid\n      - pipelines\n      - plugins\n",
+    "    deps:\n      - fedml_noniid\n      - pipelines\n      - plugins\n      - tuned.yaml\n",
     "    always_changed: true\n",
 )
 TEMPLATE = Path(__file__).with_name("templates") / "params.yaml.j2"

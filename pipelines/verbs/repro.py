@@ -32,7 +32,12 @@ from fedml_noniid.pipelines.stages import plan
 log = logging.getLogger(__name__)
 LOCK = Path(".dvc") / "tmp" / "repro.lock"
 PARAMS = "params.yaml"
-SOURCES = ("fedml_noniid", "plugins", "pipelines")  # dependencies of stage `plan` in a checkout
+SOURCES = (
+    "fedml_noniid",
+    "plugins",
+    "pipelines",
+    "tuned.yaml",
+)  # dependencies of stage `plan` in a checkout
 CODE = Path(__file__).parents[2]  # the package
 FOLDERS = (CODE, CODE / "plugins", CODE / "pipelines")  # a walk does not enter links
 KIND = "plan/machine.json"

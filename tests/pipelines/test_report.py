@@ -716,7 +716,7 @@ def tuned(root: Path, values: Mapping[str, Any], **records: Mapping[str, Any] | 
     params = yaml.safe_load((root / "params.yaml").read_text())
     params["recipes"] |= values
     (root / "params.yaml").write_text(yaml.safe_dump(params))
-    plain = config.load(root)
+    plain, written = config.load(root), {}
     for name in params["recipes"]:
         entry = plain.recipes[name].values
         record = {
@@ -733,10 +733,8 @@ def tuned(root: Path, values: Mapping[str, Any], **records: Mapping[str, Any] | 
         }
         changed = records.get(name, {})
         if changed is not None:
-            params["recipes"][name] = (params["recipes"][name] or {}) | {
-                "tuned": record | dict(changed)
-            }
-    (root / "params.yaml").write_text(yaml.safe_dump(params))
+            written[name] = record | dict(changed)
+    (root / config.RECORDS).write_text(yaml.safe_dump(written))
     settings = config.load(root)
     of = chosen.chosen(settings), settings.scenario_names, chosen.unequal(results.read(root))
     return pages.sentences("chosen.md.j2", "sentences", *of)

@@ -296,8 +296,24 @@ def test_the_chosen_values_are_written_beside_the_others_and_comments_stay(
     }
     assert now.recipes["pull"].recipe == "fedprox"
     assert now.recipes["scaffold"].values == {"train": {"weight_decay": 0.001}}, "it was an alias"
-    stage.write(tmp_path, found)
+    records = (tmp_path / config.RECORDS).read_text()
+    stage.write(tmp_path, {"pull": found["pull"]})
     assert (tmp_path / config.FILE).read_text() == text, "once more changes nothing"
+    assert (tmp_path / config.RECORDS).read_text() == records, "also of another recipe"
+
+
+def test_a_record_in_params_yaml_and_a_wrong_one_are_refused(of: Config, tmp_path: Path) -> None:
+    (tmp_path / config.FILE).write_text(PARAMS)
+    (tmp_path / config.RECORDS).write_text("pull: {trials: many}\nanother: {}\n")
+    with pytest.raises(UserError, match=r"tuned\.yaml: pull\.trials = 'many'"):
+        config.load(tmp_path)
+    (tmp_path / config.RECORDS).unlink()
+    tuned = record(of, {}).model_dump_json()
+    (tmp_path / config.FILE).write_text(
+        PARAMS.replace("scaffold: {", f"scaffold: {{tuned: {tuned}, ")
+    )
+    with pytest.raises(UserError, match=r"recipes\.scaffold\.tuned is refused; allowed: such rec"):
+        config.load(tmp_path)
 
 
 def test_how_values_were_chosen_changes_the_report_only(of: Config) -> None:
