@@ -62,6 +62,7 @@ def copy(folder: Path) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
     (folder / "params.yaml").write_text(PARAMS)
+    (folder / "tuned.yaml").write_text("{}\n")
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
     return folder
 
