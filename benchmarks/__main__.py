@@ -173,7 +173,7 @@ def owners(work: Annotated[Path, typer.Option(help="Folder of the data and the r
 def curves() -> None:
     """Measure a round by cohort, clients in total, width and processes. Takes a few minutes.
 
-    Writes docs/results/curves.csv and a part of docs/scale.md.
+    Writes docs/results/curves.csv and a part of docs/results/scale.md.
     """
     of_rounds.measure(ROOT)
 

@@ -1,5 +1,5 @@
 """Seconds of a round as curves: `python -m benchmarks curves` and `bench` write
-docs/results/curves.csv and a block of docs/scale.md.
+docs/results/curves.csv and a block of docs/results/scale.md.
 
 The measurements are those of `scaling`.
 """
@@ -44,7 +44,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def on_page(page: str, content: str, note: str = "") -> str:
-    """The page docs/scale.md with the curves of a CSV.
+    """The page docs/results/scale.md with the curves of a CSV.
 
     `note`: the machine, in one line; without it the page's own line stays.
     """
@@ -69,7 +69,7 @@ def on_page(page: str, content: str, note: str = "") -> str:
 
 def write(found: dict[str, Any], results: Path, note: str) -> None:
     """Writes the table into the folder `results`, and the block of the page beside it."""
-    page, content = results.parent / "scale.md", table(found)
+    page, content = results / "scale.md", table(found)
     write_whole(page, on_page(page.read_text(), content, note))
     write_whole(results / FILE, content)
 

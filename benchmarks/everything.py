@@ -23,7 +23,7 @@ from fedml_noniid.core.errors import UserError
 from fedml_noniid.data.checks import known
 from fedml_noniid.data.files import write_whole
 
-SCALE = "scale.md"  # the page in docs with numbers of the benchmark
+SCALE = "scale.md"  # the page of results with numbers of the benchmark
 METHOD_ROUNDS = 10  # rounds per turn, of each method and of FedAvg
 FEW_METHODS = ["scaffold"]  # the methods with --quick
 
@@ -87,7 +87,7 @@ def write(found: dict[str, Any], to: Path) -> str:
     text = markdown(found)
     write_whole(to / "bench.json", json.dumps(found, indent=1) + "\n")
     write_whole(to / "bench.png", picture(found))
-    page = to.parent / SCALE
+    page = to / SCALE
     if page.is_file() and not found["quick"]:
         write_whole(page, on_scale(page.read_text(), found))
         curves.write(found["scaling"], to, line(found["machine"]))

@@ -1,5 +1,5 @@
 """How far a data set with very many owners goes: `python -m benchmarks owners` writes
-docs/results/owners.csv and a block of docs/scale.md.
+docs/results/owners.csv and a block of docs/results/scale.md.
 
 An `arrays` data set of 8 features, each owner with one to five samples, runs through the stages of
 an experiment, one process each. The rounds of all sizes take turns in one process.
@@ -30,7 +30,7 @@ from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 
-FILE, PAGE = Path("docs") / "results" / "owners.csv", Path("docs") / "scale.md"
+FILE, PAGE = Path("docs") / "results" / "owners.csv", Path("docs") / "results" / "scale.md"
 BLOCK = re.compile(r"(<!-- owners\.csv -->\n).*(<!-- /owners\.csv -->)", re.DOTALL)  # of the page
 SIZES = (1_000, 10_000, 100_000, 1_000_000)  # owners
 FEATURES, CLASSES, MOST = 8, 10, 5  # MOST samples of an owner
@@ -143,7 +143,7 @@ def table(rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def on_page(page: str, content: str, note: str = "") -> str:
-    """The page docs/scale.md with the numbers of owners.csv.
+    """The page docs/results/scale.md with the numbers of owners.csv.
 
     `note`: the machine, in one line; without it the page's own line stays.
     """

@@ -39,7 +39,7 @@ def _rounds(rows: list[dict[str, Any]]) -> int:
 
 
 def on_scale(page: str, found: dict[str, Any]) -> str:
-    """The page docs/scale.md with the numbers of a benchmark.
+    """The page docs/results/scale.md with the numbers of a benchmark.
 
     A page without the marks stays as it is.
     """

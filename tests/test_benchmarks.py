@@ -220,10 +220,10 @@ def test_two_processes_and_one_by_hand() -> None:
 
 
 def test_the_page_on_scale_has_the_numbers_of_the_benchmark() -> None:
-    """docs/scale.md and docs/results/bench.md are of the same bench.json."""
+    """docs/results/scale.md and docs/results/bench.md are of the same bench.json."""
     docs = Path(__file__).parents[1] / "docs"
     found = json.loads((docs / "results" / "bench.json").read_text())
-    page = (docs / "scale.md").read_text()
+    page = (docs / "results" / "scale.md").read_text()
     assert page == report.on_scale(page, found)
     assert (docs / "results" / "bench.md").read_text().startswith(report.markdown(found))
     found["methods"]["feddf"]["ratio"] = 123.4
@@ -233,9 +233,12 @@ def test_the_page_on_scale_has_the_numbers_of_the_benchmark() -> None:
 
 
 def test_the_page_on_scale_has_the_curves() -> None:
-    """docs/scale.md is of docs/results/curves.csv."""
+    """docs/results/scale.md is of docs/results/curves.csv."""
     docs = Path(__file__).parents[1] / "docs"
-    page, content = (docs / "scale.md").read_text(), (docs / "results" / curves.FILE).read_text()
+    page, content = (
+        (docs / "results" / "scale.md").read_text(),
+        (docs / "results" / curves.FILE).read_text(),
+    )
     assert page == curves.on_page(page, content)
     first = next(csv.DictReader(io.StringIO(content)))
     assert f"| {first['engine']} | {float(first['round_s']):.3g} |" in page
@@ -247,7 +250,7 @@ def test_the_page_on_scale_has_the_curves() -> None:
 
 
 def test_the_page_on_scale_has_the_numbers_of_owners() -> None:
-    """The table and the sentences of docs/scale.md are of docs/results/owners.csv."""
+    """The table and the sentences of docs/results/scale.md are of docs/results/owners.csv."""
     root = Path(__file__).parents[1]
     page, content = (root / owners.PAGE).read_text(), (root / owners.FILE).read_text()
     assert page == owners.on_page(page, content)

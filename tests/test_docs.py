@@ -23,12 +23,11 @@ from markdown.extensions.toc import slugify
 
 import fedml_noniid
 from fedml_noniid import models
-from fedml_noniid.core.component import Replies, Setting
+from fedml_noniid.core.component import Setting
 from fedml_noniid.core.options import RecipeError
 from fedml_noniid.data import datasets
 from fedml_noniid.data.partitions import PARTITIONS
 from fedml_noniid.pipelines.experiment import config
-from fedml_noniid.pipelines.verbs.recipes import replies
 from fedml_noniid.plugins import registry
 from tests.pipelines.own_files import write_own_files
 from tests.pipelines.small import ROOT
@@ -279,17 +278,6 @@ def test_the_table_of_methods_has_every_method_and_no_other() -> None:
     )
 
 
-def test_the_page_says_what_the_server_reads_of_each_method() -> None:
-    text = (DOCS / "methods.md").read_text().partition("## What the server reads")[2]
-    lists = [re.findall(r"`(\w+)`", part) for part in text.partition("\n\n`")[0].split("\n- ")[1:]]
-    found = {kind: [m for m in sorted(registry.METHODS) if replies(m) == kind] for kind in Replies}
-    assert lists == [
-        ["fedavg", *found[Replies.SUMS]],
-        found[Replies.SCALARS],
-        found[Replies.MODELS],
-    ]
-
-
 @pytest.mark.parametrize(
     ("missing", "reason", "sentence"),
     [
@@ -355,6 +343,12 @@ def test_the_front_page_and_the_first_deployment_are_short() -> None:
     first = text.partition("![")[0]
     assert "noniid run" in first and len(first.splitlines()) < 60, "it trains on the first screen"
     assert len((DOCS / "first_deployment.md").read_text().splitlines()) <= 60
+
+
+def test_the_pages_stay_within_their_words() -> None:
+    """Results and the reference that is made of docstrings and helps do not count."""
+    words = sum(len(page.read_text().split()) for page in PAGES if page.is_relative_to(DOCS))
+    assert words <= 40_000  # the goal is 28,000: lower this with every page that gets shorter
 
 
 def test_the_lines_of_fedml_are_those_of_the_project() -> None:
