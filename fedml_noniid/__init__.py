@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         load,
         partition,
         register,
+        results,
         run,
         sweep,
     )
@@ -54,6 +55,7 @@ __all__ = [
     "notebook",
     "partition",
     "register",
+    "results",
     "run",
     "sweep",
 ]

@@ -26,6 +26,7 @@ T = TypeVar("T")
 PLAIN = bool, int, float, str, type(None)  # values that a file can hold, beside lists of them
 OURS = "fedml_noniid"  # the name that all our modules are imported by
 UNKNOWN_SOURCE = "unknown"  # in place of a hash
+OF_PROCESS = " of this process, "  # in the name of an object that no other process finds
 TORCH = "/site-packages/torch/"  # no place for a user to look at
 _only: tuple[Collection[str], str] | None = (
     None  # SHA-256 of the packages that may run; who says so
@@ -66,7 +67,7 @@ def name_of(value: object) -> str:
     for known, given in _given.items():
         if given is value:
             return known
-    name = f"{name or type(value).__name__} of this process, {len(_given) + 1}"
+    name = f"{name or type(value).__name__}{OF_PROCESS}{len(_given) + 1}"
     _given[name] = value
     return name
 

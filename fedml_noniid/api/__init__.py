@@ -22,6 +22,7 @@ from fedml_noniid.api.embedding import embed as embed
 from fedml_noniid.api.notebook import notebook as notebook
 from fedml_noniid.api.result import Result as Result
 from fedml_noniid.api.result import Results as Results
+from fedml_noniid.api.result import results as results
 from fedml_noniid.api.running import run as run
 from fedml_noniid.api.running import sweep as sweep
 from fedml_noniid.api.split import Split as Split

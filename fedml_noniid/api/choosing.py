@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,6 @@ import pandas as pd
 from fedml_noniid.api import running, settings
 from fedml_noniid.api.data import Data
 from fedml_noniid.api.process import in_turn
-from fedml_noniid.api.result import Files
 from fedml_noniid.api.split import Split, check_data
 from fedml_noniid.core.options import unknown, validated
 from fedml_noniid.engines.simulation import drive
@@ -118,11 +116,11 @@ def choose(
     def answer(request: Request) -> Answers:
         laid_out = plan.laid_out(request)
         units = [(laid_out, unit) for unit in laid_out.units()]
-        files = running.executed(where, data, units, callbacks, progress, folder)
+        ended = running.executed(where, data, units, callbacks, progress, folder)
         finals: dict[str, list[dict[str, float]]] = {entry: [] for entry in laid_out.recipe_names}
-        for (_, unit), one in zip(units, files, strict=True):
-            if isinstance(one, Files):
-                finals[unit.recipe].append(numbers(json.loads(one.run["run.json"])["final"]))
+        for (_, unit), files in zip(units, ended, strict=True):
+            if not files.reason:
+                finals[unit.recipe].append(numbers(files.final))
         return {e: own if len(own) == len(request.seeds) else [] for e, own in finals.items()}
 
     with settings.arguments(where):

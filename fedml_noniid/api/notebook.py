@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedml_noniid.api.result import folder_of
+from fedml_noniid.api.saved import folder_of
 from fedml_noniid.core.errors import UserError
 
 NAME = "first_steps.ipynb"

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import io
 import json
-import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
 import pandas as pd
@@ -20,28 +19,31 @@ from numpy.typing import NDArray
 from safetensors.torch import load
 from torch import Tensor
 
-from fedml_noniid.api import plots, settings
+from fedml_noniid.api import plots, saved, settings
 from fedml_noniid.api.data import Data
 from fedml_noniid.api.predictor import Predictor
 from fedml_noniid.api.process import in_turn
+from fedml_noniid.api.saved import Files, folder_of
+from fedml_noniid.api.table import BEST, ONE_CLASS, MethodTable
 from fedml_noniid.core.errors import UserError, among, closest, shown
-from fedml_noniid.data.files import replace_folder, write_whole
+from fedml_noniid.data.files import write_whole
 from fedml_noniid.engines.evaluation import BATCH
 from fedml_noniid.engines.personal import client_model
 from fedml_noniid.metrics import metric_of
 from fedml_noniid.models.model import Model
 from fedml_noniid.models.settings import build_network
-from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.measuring import final_model, personal_parts
+from fedml_noniid.pipelines.experiment.results import ItemResult, of_clients
 from fedml_noniid.pipelines.experiment.training import SECONDS
 from fedml_noniid.pipelines.reporting import comparison, summary
 from fedml_noniid.pipelines.reporting.heatmap import verbatim
 from fedml_noniid.pipelines.reporting.summary import MethodSummary, ScenarioSummary
-from fedml_noniid.pipelines.reporting.text import MIB, NONE, in_unit
+from fedml_noniid.pipelines.reporting.text import MIB, NONE, in_unit, plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Columns of the summary that are means over seeds.
 MEANS = ("majority_accuracy", "balanced_accuracy", "macro_f1", "worst_client")
@@ -50,22 +52,6 @@ _PANDAS = tuple(map(int, pd.__version__.split(".")[:2]))
 EXACT: dict[str, Any] = {} if _PANDAS >= (3, 1) else {"float_precision": "round_trip"}
 BESIDE = ("worst_client",)  # of those, where the main metric is not the accuracy
 COMPARED = ("difference", "low", "high", "p", "p_holm", "higher", "seeds", "verdict")
-
-
-class Files(NamedTuple):
-    """The files of one seed, as the stages write them, by name."""
-
-    run: Mapping[str, bytes]
-    evaluation: Mapping[str, bytes]
-    seconds: tuple[float, ...]  # of each round
-
-    def write(self, folder: Path, key: str) -> None:
-        """Into runs/<key>/ and evaluation/<key>/ of the folder.
-
-        UserError if it can't be written.
-        """
-        replace_folder(folder / "runs" / key, self.run)
-        replace_folder(folder / "evaluation" / key, self.evaluation)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -89,9 +75,14 @@ class Result:
     recipe: str
     point: Mapping[str, Any]  # the values of a sweep
     settings: Config  # as params.yaml
-    data: Data
+    source: Data | Callable[[], Data]  # loads saved results' data when they are used
     files: Mapping[int, Files]  # by seed
     failed: Mapping[int, str] = field(default_factory=dict)  # seed -> why it has no result
+
+    @cached_property
+    def data(self) -> Data:
+        """The data of the runs."""
+        return self.source if isinstance(self.source, Data) else self.source()
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -229,35 +220,35 @@ class Result:
         """One row, as `Results.summary`."""
         return Results([self]).summary
 
-    def plot(self, ax: Axes | None = None) -> Axes:
+    def plot(self, ax: Axes | None = None) -> Figure:
         """Draws the test accuracy per round into `ax`, or into a new figure of pyplot.
 
         A thick line is the mean over seeds, a thin line is one seed.
 
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "iid", clients=4)
-        >>> nd.run("fedavg", split, rounds=2).plot().get_xlabel()
+        >>> nd.run("fedavg", split, rounds=2).plot().axes[0].get_xlabel()
         'round'
         """
-        return Results([self]).plot(ax)[0]
+        return Results([self]).plot(ax)
 
-    def plot_clients(self, ax: Axes | None = None) -> Axes:
+    def plot_clients(self, ax: Axes | None = None) -> Figure:
         """Draws the accuracy of each client into `ax`, or into a new figure of pyplot; all seeds
         together.
 
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=4, alpha=0.1)
-        >>> nd.run("fedavg", split, rounds=2).plot_clients().get_xlabel()
+        >>> nd.run("fedavg", split, rounds=2).plot_clients().axes[0].get_xlabel()
         'accuracy of a client, %'
         """
-        return Results([self]).plot_clients(ax)[0]
+        return Results([self]).plot_clients(ax)
 
     def save(self, folder: str | Path) -> None:
         """Saves the files of each seed as the stages name them, and summary.csv.
 
         runs/<setting>-<recipe>-<seed>/ has rounds.csv, model.safetensors, recorded.safetensors and
         run.json. evaluation/<setting>-<recipe>-<seed>/ has per_class.csv, per_client.csv and
-        metrics.json. UserError if the folder can't be written.
+        metrics.json. `nd.results` loads them. UserError if the folder can't be written.
 
         >>> import tempfile, pathlib
         >>> import fedml_noniid as nd
@@ -265,7 +256,7 @@ class Result:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     result.save(folder)
         ...     sorted(path.name for path in pathlib.Path(folder).iterdir())
-        ['evaluation', 'runs', 'summary.csv']
+        ['evaluation', 'results.json', 'runs', 'summary.csv']
         """
         Results([self]).save(folder)
 
@@ -292,12 +283,12 @@ class Result:
         return {seed: json.loads(files.run["run.json"]) for seed, files in self.files.items()}
 
     @cached_property
-    def _runs(self) -> list[results.ItemResult]:
+    def _runs(self) -> list[ItemResult]:
         """As the report reads them from files."""
         rounds, clients = self.rounds.drop(columns=SECONDS), self.clients
-        column = results.of_clients(clients.columns) if self.files else ""
+        column = of_clients(clients.columns) if self.files else ""
         return [
-            results.ItemResult(
+            ItemResult(
                 key=Unit(record["scenario"], record["recipe"], seed).key,
                 scenario=record["scenario"],
                 recipe=record["recipe"],
@@ -523,7 +514,57 @@ class Results(Sequence[Result]):
         table.attrs["units"] = dict.fromkeys(self._in_percent(*COMPARED[:3]), "points")
         return table
 
-    def plot(self, ax: Axes | None = None) -> list[Axes]:
+    def table(self, by: str | None = None) -> MethodTable:
+        """The main metric after the last round, `82.4 ± 1.8`: methods by settings, or by the values
+        of one argument of the sweep; a method then has a row for each setting of the others.
+
+        The best mean of a setting has a `*`, and is bold in `to_markdown()` and `to_latex()`. ≈
+        marks what the paired test, after Holm's adjustment, can't tell apart from it; `n` is said
+        where seeds have no result. UserError for a `by` that the sweep is not over.
+
+        >>> import fedml_noniid as nd
+        >>> how = {"partition": "dirichlet", "clients": 5, "rounds": 2}
+        >>> over = {"alpha": [0.1, 1.0], "lr": [0.05, 0.1]}
+        >>> table = nd.sweep(["fedavg"], nd.load("digits"), over=over, **how).table(by="lr")
+        >>> table.rows[0], [row[0] for row in table.rows[1:]]
+        (['method', 'lr 0.05', 'lr 0.1'], ['fedavg, alpha 0.1', 'fedavg, alpha 1.0'])
+        """
+        if by not in (None, *self._keys):
+            raise UserError(
+                f"table: by = {shown(by)} is refused",
+                allowed=", ".join(self._keys) or "none, as there is one setting",
+                meant=closest(by, self._keys),
+            )
+        cells: dict[str, dict[str, str]] = {}
+        asked = max((len(result.settings.seeds) for result in self._found), default=0)
+        metric = metric_of(next((result.main for result in self._found), "accuracy"))
+        for point, group in self._scenarios():
+            tests = comparison.against(group, group.best)
+            column, others = (
+                _point_text(
+                    {key: value for key, value in point.items() if (by in (None, key)) is inside}
+                )
+                for inside in (True, False)
+            )
+            for method in sorted(group.methods, key=lambda each: self._recipes.index(each.recipe)):
+                row = ", ".join(filter(None, [method.label.removesuffix(ONE_CLASS), others]))
+                test = tests.get(method.recipe) if method.rank else None
+                cell = [
+                    plus_minus(method.final, metric.decimals - 1, scale=metric.factor),
+                    f" (n={method.final.n})" if method.final.n < asked else "",
+                    ONE_CLASS if method.one_class else "",
+                    test.mark if test else "",
+                    BEST if method.rank == 1 and len(group.methods) > 1 else "",
+                ]
+                cells.setdefault(row, {})[column or metric.words] = "".join(cell)
+        columns = [*dict.fromkeys(column for row in cells.values() for column in row)]
+        rows = [
+            [name, *(row.get(column, NONE) for column in columns)] for name, row in cells.items()
+        ]
+        title = f"{metric.words}{metric.unit} after the last round, mean ± deviation over seeds"
+        return MethodTable([["method", *columns], *rows], title)
+
+    def plot(self, ax: Axes | None = None) -> Figure:
         """Draws the test accuracy per round, a panel for each setting, into a new figure of pyplot.
 
         A thick line is the mean over seeds, a thin line is one seed. `ax`: where to draw, if there
@@ -532,7 +573,7 @@ class Results(Sequence[Result]):
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "iid", clients=4)
         >>> results = nd.sweep(["fedavg", "fednova"], split, over={"lr": [0.05, 0.1]}, rounds=2)
-        >>> [axes.get_title(loc="left") for axes in results.plot()]
+        >>> [axes.get_title(loc="left") for axes in results.plot().axes]
         ['lr 0.05', 'lr 0.1']
         """
         points = self._points()
@@ -545,9 +586,9 @@ class Results(Sequence[Result]):
                 group[0].main,
             )
             axes.set_title(verbatim(title), loc="left", fontsize=11)
-        return panels
+        return cast("Figure", panels[0].figure)
 
-    def plot_clients(self, ax: Axes | None = None) -> list[Axes]:
+    def plot_clients(self, ax: Axes | None = None) -> Figure:
         """Draws the accuracy of each client, a panel for each setting, into a new figure of pyplot;
         all seeds together.
 
@@ -555,8 +596,8 @@ class Results(Sequence[Result]):
 
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=4, alpha=0.1)
-        >>> (axes,) = nd.sweep(["fedavg", "fednova"], split, rounds=2).plot_clients()
-        >>> [label.get_text() for label in axes.get_yticklabels()]
+        >>> figure = nd.sweep(["fedavg", "fednova"], split, rounds=2).plot_clients()
+        >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
         ['fedavg', 'fednova']
         """
         points = self._points()
@@ -564,13 +605,13 @@ class Results(Sequence[Result]):
         panels = plots.axes_for(len(points), ax, (plots.ACCURACY[0], height), share_x=True)
         for axes, (title, group) in zip(panels, points, strict=True):
             values = {
-                result.recipe: result.clients[results.of_clients(result.clients.columns)].dropna()
+                result.recipe: result.clients[of_clients(result.clients.columns)].dropna()
                 for result in group
                 if result.files
             }
             plots.clients(axes, values, self._recipes, group[0].main)
             axes.set_title(verbatim(title), loc="left", fontsize=11)
-        return panels
+        return cast("Figure", panels[0].figure)
 
     def save(self, folder: str | Path) -> None:
         """As `Result.save`, for all results.
@@ -588,6 +629,7 @@ class Results(Sequence[Result]):
         for result in self._found:
             for seed, files in result.files.items():
                 files.write(place, Unit(result.settings.scenario_names[0], result.recipe, seed).key)
+        saved.write_record(place, self._found)
         write_whole(place / "summary.csv", self.summary.to_csv(index=False))
 
     def _in_percent(self, *names: str) -> tuple[str, ...]:
@@ -607,9 +649,7 @@ class Results(Sequence[Result]):
         """The settings: their words and their results."""
         points: dict[str, list[Result]] = {}
         for result in self._found:
-            points.setdefault(
-                ", ".join(f"{key} {value}" for key, value in result.point.items()), []
-            ).append(result)
+            points.setdefault(_point_text(result.point), []).append(result)
         return list(points.items())
 
     def _scenarios(self) -> Iterator[tuple[Mapping[str, Any], ScenarioSummary]]:
@@ -645,20 +685,54 @@ class Results(Sequence[Result]):
         )
 
 
-def folder_of(where: str, folder: object) -> Path:
-    """The folder, made if it is missing. UserError if it can't be written."""
-    if not isinstance(folder, str | os.PathLike):
-        raise UserError(f"{where}: folder = {shown(folder)} is refused; allowed: a path")
-    place = Path(folder)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"{where}: folder {str(place)!r} can't be written ({error.strerror or error})"
-        ) from None
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise UserError(f"{where}: folder {str(place)!r} can't be written (Permission denied)")
-    return place
+def result_of(
+    recipe: str,
+    point: Mapping[str, Any],
+    config: Config,
+    source: Data | Callable[[], Data],
+    ended: Mapping[int, Files | None],
+) -> Result:
+    """The result of these seeds; None: not trained yet."""
+    files = {seed: run for seed, run in ended.items() if run and not run.reason}
+    failed = {
+        seed: run.reason if run else "it is not trained yet"
+        for seed, run in ended.items()
+        if seed not in files
+    }
+    return Result(recipe, point, config, source, files, failed)
+
+
+def results(folder: str | Path, data: Data | None = None) -> Results:
+    """What the last `run` or `sweep` with this `folder`, or `save`, has returned, as far as it is
+    trained.
+
+    `data`: those of the runs. Pictures and tables do without; models and predictions need them
+    where the data have no name of params.yaml. UserError for a folder without results.
+
+    >>> import tempfile
+    >>> import fedml_noniid as nd
+    >>> split = nd.partition(nd.load("digits"), "iid", clients=4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     swept = nd.sweep(["fedavg", "fedprox"], split, rounds=2, folder=folder)
+    ...     nd.results(folder).summary.equals(swept.summary)
+    True
+    """
+    path, members = Path(folder), []
+    for entry in saved.read_record(folder):
+        with settings.arguments("results"):
+            config = settings.checked(entry["settings"], entry["from_memory"])
+        recipe, (scenario,) = entry["recipe"], config.scenario_names
+        files = {
+            int(seed): saved.Files.read(path, Unit(scenario, recipe, int(seed)).key, fingerprint)
+            for seed, fingerprint in entry["fingerprints"].items()
+        }
+        about = recipe, entry["point"], config, cache(partial(saved.source, entry, data))
+        members.append(result_of(*about, files))
+    return Results(members)
+
+
+def _point_text(point: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in point.items())
 
 
 def _seeds(seeds: Collection[int]) -> str:

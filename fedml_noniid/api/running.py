@@ -6,22 +6,26 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
 import re
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedml_noniid.api import settings
+from fedml_noniid.api import saved, settings
 from fedml_noniid.api.data import Data
 from fedml_noniid.api.process import in_turn
-from fedml_noniid.api.result import Files, Result, Results, folder_of
+from fedml_noniid.api.result import Result, Results, result_of
+from fedml_noniid.api.saved import Files, folder_of
 from fedml_noniid.api.split import Split, check_data
 from fedml_noniid.core.errors import Mistake, NonFiniteError, UserError, shown
 from fedml_noniid.data.indices import Indices
 from fedml_noniid.engines.callbacks import Callback, OnRow
 from fedml_noniid.engines.device import resolve_device, unusable_gpu
-from fedml_noniid.models import name_of
+from fedml_noniid.metrics import metric_of
+from fedml_noniid.pipelines.experiment.cache import DIVERGED
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import measure
@@ -53,13 +57,16 @@ def run(
     `data`: a data set, with `partition` and `clients` among the options; or what `partition`
     returned, without them. Each seed has its partition. `processes`: seeds that run side by side on
     a CPU; the bits stay the same. `folder`: where each seed's files are saved as soon as it ends,
-    as `Result.save` does. Runs that threads of one process start take turns.
+    as `Result.save` does. What lies there of the same settings, code and data is not trained again.
+    `progress`: whether to show a bar on a terminal, elsewhere a line on standard error for each
+    run. Runs that threads of one process start take turns.
 
     `options` are settings of params.yaml by their names:
 
-    - of training: `model` ("mlp"), `rounds` (40), `epochs` (2), `batch_size` (32), `optimizer`
-      ("sgd"), `lr` (0.1: a number, or a schedule such as `{"start": 0.1, "decay": "cosine"}`), and
-      all others of the section `train`, such as `momentum` and `device`
+    - of training: `model` ("mlp"; "cnn" for images from 28 x 28 on), `rounds` (40), `epochs` (2),
+      `batch_size` (32), `optimizer` ("sgd"), `lr` (0.1: a number, or a schedule such as
+      `{"start": 0.1, "decay": "cosine"}`), and all others of the section `train`, such as
+      `momentum` and `device`
     - of the data: `participation` (1.0: the share of the clients in a round), `availability` (which
       clients miss rounds), `partition` and its own options such as `alpha`, `clients`; `validation`
       (0.0) and `public` (0), which are held out
@@ -149,20 +156,27 @@ def _results(
         name = f"{name}-{number}" if name in named else name
         named[name] = settings_of(where, data, entries, given | point, name)
     units = [(config, unit) for config in named.values() for unit in config.units()]
-    outcomes = executed(where, data, units, callbacks, progress, folder)
-    results = []
-    for point, config in zip(points, named.values(), strict=True):
-        for recipe in config.recipe_names:
-            ended = {
-                unit.seed: one
-                for (of, unit), one in zip(units, outcomes, strict=True)
-                if of is config and unit.recipe == recipe
-            }
-            made = {seed: one for seed, one in ended.items() if isinstance(one, Files)}
-            failed = {seed: one for seed, one in ended.items() if isinstance(one, str)}
-            whole = data.data if isinstance(data, Split) else data
-            results.append(Result(recipe, point, config, whole, made, failed))
-    return results
+    whole = data.data if isinstance(data, Split) else data
+
+    def gathered(outcomes: Iterable[Files]) -> list[Result]:
+        """The results of the units with these files."""
+        ended: dict[tuple[str, str], dict[int, Files]] = {}
+        for (_, unit), files in zip(units, outcomes, strict=True):
+            ended.setdefault(unit[:2], {})[unit.seed] = files
+        return [
+            result_of(recipe, point, config, whole, ended[config.scenario_names[0], recipe])
+            for point, config in zip(points, named.values(), strict=True)
+            for recipe in config.recipe_names
+        ]
+
+    return gathered(
+        executed(
+            *(where, data, units, callbacks, progress, folder),
+            begun=lambda path, prints: saved.write_record(
+                path, gathered(Files({}, {}, (), fingerprint) for fingerprint in prints)
+            ),
+        )
+    )
 
 
 def callbacks_of(where: str, given: Mapping[str, Any]) -> tuple[list[Callback], dict[str, Any]]:
@@ -216,7 +230,7 @@ def _axes(where: str, over: object, given: Mapping[str, Any]) -> dict[str, list[
                 f"{key} = {shown(values)} is refused; allowed: a list of values, each of them once"
             )
         else:
-            axes[str(key)] = [*map(name_of, plain)] if key == "model" else plain
+            axes[str(key)] = [settings.named_code(key, value) for value in plain]
             continue
         raise UserError(f"{where}: over: {refused}")
     return axes
@@ -243,9 +257,13 @@ def executed(
     callbacks: Sequence[Callback],
     progress: bool,
     folder: str | Path | None,
-) -> list[Files | str]:
-    """Trains and evaluates each item. Returns its files, or why there are none."""
-    place = None if folder is None else folder_of(where, folder)
+    begun: Callable[[Path, list[str]], None] = lambda *_: None,
+) -> list[Files]:
+    """Trains and evaluates each item that the folder lacks. Returns the files of all.
+
+    `begun` is called with the folder and the fingerprints of all, before the first is trained.
+    """
+    path = None if folder is None else folder_of(where, folder)
     first = units[0][0]
     processes = first.machine.processes or 1
     with settings.arguments(where):
@@ -254,28 +272,46 @@ def executed(
         warnings.warn(f"{where} uses the CPU, as torch can't use the GPU: {reason}", stacklevel=5)
     if on_gpu and processes > 1:
         raise UserError(f"{where}: processes = {processes} is refused on a GPU; allowed: 1")
-    workers = processes if len(units) == 1 and first.train.threads == 1 else 1
-    whole = data.data.dataset if isinstance(data, Split) else data.dataset
+    whole = data.data if isinstance(data, Split) else data
     known: dict[str, Indices] = {}
-    outcomes: dict[int, Files | str] = {}
+    with settings.arguments(where):
+        indices = [indices_of(data, *unit, known) for unit in units]
+        prints = [
+            saved.fingerprint(*unit, whole, partition, callbacks) if path else ""
+            for unit, partition in zip(units, indices, strict=True)
+        ]
+        if path:
+            begun(path, prints)
+        outcomes = {
+            number: files
+            for number, (_, unit) in enumerate(units)
+            if path and (files := Files.read(path, unit.key, prints[number]))
+        }
+        todo = [number for number in range(len(units)) if number not in outcomes]
+        changes = [saved.changes(path, *units[number], whole) for number in todo if path]
+        if progress and (names := ", ".join(dict.fromkeys(itertools.chain(*changes)))):
+            sys.stderr.write(f"{where}: runs in {path} are trained again: other {names}\n")
+    workers = processes if len(todo) == 1 and first.train.threads == 1 else 1
     with (
         settings.arguments(where),
         Display(where, len(units), bars=progress, lines=False) as display,
     ):
-        indices = [indices_of(data, *unit, known) for unit in units]
+        for number in outcomes:
+            display.done(units[number][1].key, "", known=True)
 
-        def work(number: int) -> Files | str:
-            config, unit = units[number]
-            return _trained(
-                Item.from_parts(config, unit, whole, indices[number]), callbacks, workers
-            )
+        def work(number: int) -> Files:
+            item = Item.from_parts(*units[number], whole.dataset, indices[number])
+            return _trained(item, callbacks, workers)._replace(fingerprint=prints[number])
 
-        at_once = 1 if workers > 1 else processes
-        for number, files in side_by_side(work, range(len(units)), at_once, display):
+        for number, files in side_by_side(work, todo, processes, display):
             outcomes[number], key = files, units[number][1].key
-            if place is not None and isinstance(files, Files):
-                files.write(place, key)
-            display.done(key, files if isinstance(files, str) else "", known=False)
+            if path:
+                files.write(path, key)
+            main = units[number][0].train.built_loss.metric
+            scored = files.reason or metric_of(main).shown(
+                files.final.get(f"test_{main}", math.nan)
+            )
+            display.done(key, scored, known=False)
     return [outcomes[number] for number in range(len(units))]
 
 
@@ -294,11 +330,8 @@ def indices_of(
     return known[key]
 
 
-def _trained(item: Item, callbacks: Sequence[Callback], workers: int) -> Files | str:
-    """Trains and evaluates one item, its clients in `workers` processes.
-
-    Returns its files, or why there are none.
-    """
+def _trained(item: Item, callbacks: Sequence[Callback], workers: int) -> Files:
+    """Trains and evaluates one item, its clients in `workers` processes."""
     rounds = item.settings.train.rounds
 
     def on_round(row: Mapping[str, float]) -> None:
@@ -316,7 +349,7 @@ def _trained(item: Item, callbacks: Sequence[Callback], workers: int) -> Files |
     try:
         made = trained(item, simulation, "")
     except NonFiniteError as error:
-        return str(error)
+        return Files({DIVERGED: str(error).encode()}, {}, ())
     tensors = {name: leaf.to(item.device) for name, leaf in made.tensors.items()}
     measured = measure(item, tensors, made.rows)
     return Files(made.files(), measured.files(), tuple(row[SECONDS] for row in made.rows))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedml_noniid.api.data import Data
 
 # Of training, what params.yaml has no default for: the values of the default experiment.
-TRAIN: dict[str, Any] = {"model": "mlp", "rounds": 40, "epochs": 2, "batch_size": 32, "lr": 0.1}
+TRAIN: dict[str, Any] = {"rounds": 40, "epochs": 2, "batch_size": 32, "lr": 0.1}
 # begins the name of a user's own partition; the rest is a checksum of its index lists
 GIVEN = "given-"
 OF_RUN = ("participation", "availability")  # of a scenario, these change no split
@@ -84,30 +84,20 @@ def of(where: str, data: Data, entries: Entries, given: Values, name: str = "") 
     scenario, (seeds,) = by_section["scenario"], by_section["seeds"].values()
     name = name or re.sub(r"[^A-Za-z0-9_+-]", "_", str(scenario["partition"]))
     held_out = {"validation": 0.0, "public": 0, **by_section["data"]}
-    # `partition` has checked index lists, and data from memory were checked when they were made.
-    # Others stand in for them here.
-    has_lists = str(scenario["partition"]).startswith(GIVEN)
     with arguments(where):
         filled = _with_methods(entries, by_section["method"])
         content = {
             "experiment": where,
-            "data": held_out | ({"name": "digits"} if data.from_memory else dict(data.settings)),
+            "data": {**held_out, **data.settings},
             "scenario_names": [name],
-            "scenarios": {name: scenario | ({"partition": "iid"} if has_lists else {})},
+            "scenarios": {name: scenario},
             "recipe_names": list(filled),
             "recipes": filled,
             "seeds": seeds,
-            "train": _inputs_of(data, {**TRAIN, **by_section["train"]}),
+            "train": _training_of(data, {**TRAIN, **by_section["train"]}),
             "machine": by_section["machine"],
         }
-        settings = config.checked(content, config.FILE)
-        true: dict[str, Any] = {}
-        if data.from_memory:
-            true["data"] = DataSettings.model_construct(**held_out, **data.settings)
-        if has_lists:
-            lists = {"partition": scenario["partition"]}
-            true["scenarios"] = {name: settings.scenarios[name].model_copy(update=lists)}
-        settings = settings.model_copy(update=true)
+        settings = checked(content, data.from_memory)
         if where != "partition":  # which knows no rounds
             check.check_drifts(settings)
         missing = settings.scenarios[name].availability
@@ -117,11 +107,36 @@ def of(where: str, data: Data, entries: Entries, given: Values, name: str = "") 
         return _named_leaks(settings)
 
 
-def _inputs_of(data: Data, train: Values) -> dict[str, Any]:
-    """The settings of training, with the inputs of the data for a network of the user's own."""
+def checked(content: Mapping[str, Any], from_memory: bool) -> Config:
+    """The settings with this content, one scenario. UserError.
+
+    `partition` has checked index lists, and data from memory were checked when they were made.
+    Others stand in for them.
+    """
+    ((name, scenario),), data = content["scenarios"].items(), content["data"]
+    has_lists = str(scenario["partition"]).startswith(GIVEN)
+    held_out = {key: data[key] for key in ("validation", "public")}
+    stand_ins = {
+        "data": {"name": "digits", **held_out} if from_memory else data,
+        "scenarios": {name: {**scenario, **({"partition": "iid"} if has_lists else {})}},
+    }
+    settings = config.checked({**content, **stand_ins}, config.FILE)
+    own = settings.scenarios[name].model_copy(update={"partition": scenario["partition"]})
+    return settings.model_copy(
+        update={
+            "data": DataSettings.model_construct(**data) if from_memory else settings.data,
+            "scenarios": {name: own},
+        }
+    )
+
+
+def _training_of(data: Data, train: Values) -> dict[str, Any]:
+    """The settings of training, with a model that fits the data, and with their inputs for a
+    network of the user's own."""
+    train = {"model": models.model_for(data.dataset.train_x.shape[1:]), **train}
     inputs = {name: one.model_dump() for name, one in data.dataset.inputs.items()}
     is_ours = train["model"] in models.MODELS
-    return {**train} if is_ours or not inputs else {"inputs": inputs, **train}
+    return train if is_ours or not inputs else {"inputs": inputs, **train}
 
 
 def _named(entries: Entries) -> Entries:
@@ -166,7 +181,7 @@ def _by_section(where: str, entries: Entries, given: Values) -> dict[str, dict[s
         if key not in known:
             raise _unknown(where, key, known, entries)
         if value is not None or known[key] == "seeds":
-            by_section[known[key]][key] = _named_code(key, value)
+            by_section[known[key]][key] = named_code(key, value)
     for key in ("partition", "clients"):
         if key not in by_section["scenario"]:
             instead = ", or what `partition` returned in place of the data"
@@ -184,7 +199,7 @@ def _own_options(partition: object) -> dict[str, str]:
     return {option: "scenario" for option in names if option not in own.FILLED}
 
 
-def _named_code(key: str, value: Any) -> Any:
+def named_code(key: str, value: Any) -> Any:
     """The value of an argument, with names in place of the functions that a user gives."""
     if key == "model":
         return models.name_of(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,10 +44,16 @@ MODELS: dict[str, Callable[..., Model]] = {
     "pfl_cnn": pfl_cnn,
     "lstm": lstm,
 }
+CNN_PIXELS = 28  # width and height from which the model of images is a cnn
 OF_TEXT = ("lstm",)  # networks that take the vectors of the data set's tokens beside their options
 OWN = "a torch.nn.Module, or a function that makes one, of your own as package.module:name"
 Factory = Callable[..., nn.Module]
 _probed: dict[tuple[str, Factory | nn.Module, str], OwnNetwork] = {}
+
+
+def model_for(shape: Sequence[int]) -> str:
+    """The network for samples [...] without embedding, where the user names none."""
+    return "cnn" if len(shape) == 3 and min(shape[1:]) >= CNN_PIXELS else "mlp"
 
 
 def name_of(model: object) -> str:

@@ -23,6 +23,7 @@ RECEIPT = "receipt.json"
 # How the files were made: seconds, machine, commit. It stays in the store, since it differs from
 # run to run.
 MADE = "made.json"
+DIVERGED = "diverged.txt"  # stored instead of a model: the reason why training failed
 # Folders that stages write: of items, each with a receipt, and those that DVC empties before their
 # stage runs.
 OF_ITEMS, WHOLE = ("partitions", "runs", "evaluation"), ("plan", "report")
@@ -41,22 +42,24 @@ def get_or_create(
     stored = folder_of(repository, fingerprint)
     if is_whole(folder, fingerprint):
         if not is_whole(stored, fingerprint):
-            replace_folder(stored, _content(folder))
+            replace_folder(stored, content_of(folder))
         return False
     fresh = not is_whole(stored, fingerprint)
     if fresh:
-        files = make()
-        hashes = {
-            name: hashlib.sha256(content).hexdigest()
-            for name, content in files.items()
-            if name != MADE
-        }
-        receipt = {"fingerprint": fingerprint, "files": hashes}
-        replace_folder(stored, {**files, RECEIPT: (json.dumps(receipt, indent=2) + "\n").encode()})
+        replace_folder(stored, with_receipt(fingerprint, make()))
     replace_folder(
-        folder, {name: content for name, content in _content(stored).items() if name != MADE}
+        folder, {name: content for name, content in content_of(stored).items() if name != MADE}
     )
     return fresh
+
+
+def with_receipt(fingerprint: str, files: Files) -> Files:
+    """The files, and the receipt with which `is_whole` knows them."""
+    hashes = {
+        name: hashlib.sha256(content).hexdigest() for name, content in files.items() if name != MADE
+    }
+    receipt = {"fingerprint": fingerprint, "files": hashes}
+    return {**files, RECEIPT: (json.dumps(receipt, indent=2) + "\n").encode()}
 
 
 def folder_of(repository: Path, fingerprint: str) -> Path:
@@ -170,5 +173,6 @@ def _damaged(folder: Path, receipt: Mapping[str, Any]) -> list[str]:
     return [name for name, wanted in receipt["files"].items() if sha256(folder / name) != wanted]
 
 
-def _content(folder: Path) -> dict[str, bytes]:
+def content_of(folder: Path) -> dict[str, bytes]:
+    """The files of a folder by name."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

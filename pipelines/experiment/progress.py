@@ -1,6 +1,7 @@
 """One progress display for all items and processes of a stage, with the time left.
 
-On a terminal it is a bar. Elsewhere it prints a plain line now and then.
+On a terminal it is a bar. Elsewhere it prints plain lines: of a stage now and then, of a call from
+Python one for each item, on standard error.
 """
 
 from __future__ import annotations
@@ -45,14 +46,15 @@ def report_to(receive: Callable[[RoundReport], None] | None) -> None:
 class Display:
     """Shows the progress of `total` items. A context manager; call `done` when an item ends.
 
-    `bars`: whether it may show a bar. `lines`: whether it prints lines; a notebook has lines where
-    a terminal has a bar.
+    `bars`: whether it may show a bar, or lines where there is no terminal. `lines`: whether it
+    prints lines on standard output in any case, and few of them; a notebook has these too.
     """
 
     def __init__(self, title: str, total: int, bars: bool = True, lines: bool = True) -> None:
         self.title, self.total = title, total
         self._has_bar = bars and sys.stderr.isatty()
-        self._has_lines = lines or (bars and _is_notebook())
+        self._has_lines = lines or (bars and not self._has_bar)
+        self._stream = sys.stdout if lines or _is_notebook() else sys.stderr
         self._ended, self._known = 0, 0  # number of ended items; of those, taken from the store
         self._running: dict[str, float] = {}  # item -> the fraction that is done
         self._given = 0.0  # work that this process and its workers found done, in items
@@ -114,7 +116,7 @@ class Display:
             if self._bar is not None:
                 self._draw(text)
             elif not known:
-                self._line(text, SHORT_S)
+                self._line(text, SHORT_S if self._stream is sys.stdout else -1)
             if self._ended == self.total:
                 fresh, seconds = self.total - self._known, time.monotonic() - self._began
                 parts = [f"{self._known} known"] if self._known else []
@@ -132,8 +134,8 @@ class Display:
         """Prints a line, unless the last one is not older than `pause` seconds."""
         if self._has_lines and time.monotonic() - self._last_line > pause:
             self._last_line = time.monotonic()
-            sys.stdout.write(f"{self.title}: {text}\n")
-            sys.stdout.flush()
+            self._stream.write(f"{self.title}: {text}\n")
+            self._stream.flush()
 
     def _left(self) -> str:
         """`, 3 min left`, estimated from the work done so far. Empty before any work is done."""

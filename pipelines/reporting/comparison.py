@@ -102,6 +102,13 @@ class Comparison(NamedTuple):
         return "undecided"
 
     @property
+    def mark(self) -> str:
+        """What stands behind the number of a method that is not told apart from the other one."""
+        if self.same or self.same_predictions:
+            return " ="
+        return "" if self.p is None or self.is_decided else " ≈"
+
+    @property
     def is_decided(self) -> bool:
         """Whether it is better or worse."""
         return self.verdict in ("better", "worse")

@@ -157,23 +157,19 @@ def _row(
     The noisy test has a column only where clients have noise; each metric of the user has one.
     `best`: against the best mean; `with_base`: against the baseline.
     """
-    base, numbers, mark, title = scenario.baseline, one.spreads, "", _title(scenario.main)
+    base, numbers, title = scenario.baseline, one.spreads, _title(scenario.main)
     is_equal = with_base is not None and (with_base.same or with_base.same_predictions)
 
     def cell(column: str, sign: str = "") -> str:
         return in_unit(numbers.get(column), scenario.metric, sign)
 
-    if best is not None and (best.same or best.same_predictions):
-        mark = " ="
-    elif best is not None and best.p is not None and not best.is_decided:
-        mark = " ≈"
     noisy = any("noisy_test" in other.spreads for other in scenario.methods)
     return {
         "method": one.label,
         f"last round, {title}": cell("final"),
         f"last 5, {title}": cell("last_5_rounds"),
         **_beside(scenario, one),
-        "rank": f"{one.rank}{mark}" if one.rank else NONE,
+        "rank": f"{one.rank}{best.mark if best else ''}" if one.rank else NONE,
         f"vs {base.recipe if base else BASELINE}": (
             SAME if is_equal else cell("vs_baseline", sign="+")
         ),

@@ -23,7 +23,7 @@ from fedml_noniid.engines.device import n_cards, resolve_device, unusable_gpu
 from fedml_noniid.engines.run import Checkpointing
 from fedml_noniid.metrics import metric_of
 from fedml_noniid.pipelines.experiment import cache, config, progress, resume
-from fedml_noniid.pipelines.experiment.cache import Files
+from fedml_noniid.pipelines.experiment.cache import DIVERGED, Files
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.provenance import machine, training_fingerprint
@@ -34,7 +34,6 @@ from fedml_noniid.pipelines.tracking.live import Live
 from fedml_noniid.pipelines.tracking.store import Store
 
 log = logging.getLogger(__name__)
-DIVERGED = "diverged.txt"  # stored instead of a model: the reason why training failed
 
 
 class Outcome(NamedTuple):

@@ -30,6 +30,7 @@ from fedml_noniid.data.readers.download import DownloadNeededError, forbidden
 from fedml_noniid.data.splits import hold_out
 from fedml_noniid.data.strata import are_labels
 from fedml_noniid.data.yaml_files import in_one_line
+from fedml_noniid.models import CNN_PIXELS, model_for
 from fedml_noniid.own_code import look_in, names_code, split_path
 from fedml_noniid.pipelines.experiment import cache, check, config
 from fedml_noniid.pipelines.experiment.config import Config, DataSettings
@@ -68,7 +69,6 @@ IGNORED = {
 DVC = "[core]\n    analytics = false\n    check_update = false\n    autostage = false\n"
 PREPARED = "data/raw"  # folder of the files of the papers' data sets
 METHODS, FOR_TEXT = ("fedavg", "fedprox", "scaffold", "fednnnn"), ("fedavg", "fedprox", "fednnnn")
-CNN_PIXELS = 28  # width and height from which the model is a cnn
 MAX_OWNERS = 100  # clients, unless more are asked for
 # Optimiser and step size of a model; CNNS: of all others.
 LOCAL = {"lstm": ("rmsprop", 0.01), "mlp": ("sgd", 0.1), "logistic_regression": ("sgd", 0.1)}
@@ -307,7 +307,7 @@ def _model(data: Dataset | None) -> str:
         return "lstm"
     # Data sets that are downloaded are images of that size.
     shape = (1, CNN_PIXELS, CNN_PIXELS) if data is None else data.train_x.shape[1:]
-    return "cnn" if len(shape) == 3 and min(shape[1:]) >= CNN_PIXELS else "mlp"
+    return model_for(shape)
 
 
 def _public(entries: Sequence[str], data: Dataset | None) -> int:

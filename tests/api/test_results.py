@@ -140,7 +140,7 @@ def test_save_has_the_files_of_folder(tmp_path: Path, grid: nd.Results) -> None:
     after = contents(tmp_path / "after")
     assert after.pop("summary.csv").decode().startswith("recipe,seeds,accuracy")
     assert contents(tmp_path / "during") == after
-    assert len(after) == 2 * 7
+    assert len(after) == 2 * 10 + 1
     grid.save(tmp_path / "grid")
     names = [path.name for path in (tmp_path / "grid" / "runs").iterdir()]
     assert len(names) == 16 and "alpha-0_1-lr-0_05-scaffold-4" in names
@@ -160,6 +160,24 @@ def test_recipes_may_be_entries_of_params_yaml() -> None:
     results = nd.sweep(half, SPLIT, over={"fednnnn": [{"gamma": 0.0}, {"gamma": 0.9}]}, **QUIET)
     ran = [result.settings.recipes["half"].settings["fednnnn"] for result in results]
     assert ran == [{"beta": 0.5, "gamma": 0.0}, {"beta": 0.5, "gamma": 0.9}]
+
+
+def test_the_table_of_a_paper(grid: nd.Results) -> None:
+    table, verdicts = grid.table(by="lr"), grid.compare().set_index(["alpha", "lr"])["verdict"]
+    rows = {name: dict(zip((0.05, 0.1), cells, strict=True)) for name, *cells in table.rows[1:]}
+    for row in grid.summary.itertuples():
+        mean, undecided = row.accuracy * 100, verdicts[row.alpha, row.lr] == "undecided"
+        cell = f"{mean:.1f} ± {100 * row.std:.1f}"
+        mark = " *" if row.rank == 1 else " ≈" if undecided else ""
+        assert rows[f"{row.recipe}, alpha {row.alpha}"][row.lr] == cell + mark
+        assert (f"| **{cell}** |" in table.to_markdown()) == (row.rank == 1)
+        in_latex = cell.replace("±", r"$\pm$")
+        assert (rf"\textbf{{{in_latex}}} " in table.to_latex()) == (row.rank == 1)
+    assert grid.table().rows[0][:3] == ["method", "alpha 0.1, lr 0.05", "alpha 0.1, lr 0.1"]
+    half = nd.Results([replace(grid[0], files={3: grid[0].files[3]})])
+    assert half.table().rows[1][1].endswith(" (n=1)")
+    with pytest.raises(nd.UserError, match=r"^table: by = 'alfa' is refused .*'alpha'.*alpha, lr"):
+        grid.table(by="alfa")
 
 
 @pytest.mark.filterwarnings("ignore:lr-1e.30-.* has no result")
@@ -185,10 +203,10 @@ def test_a_seed_that_diverges_is_left_out_and_named(tmp_path: Path) -> None:
         "lr-0_1-fedbabu-0",
     ]
     # The panels share an axis: those of the other setting keep their curves and names.
-    there, empty = results.plot()
+    there, empty = results.plot().axes
     assert len(there.get_lines()) == 2
     assert [text.get_text() for text in empty.texts] == [NO_RESULT]
-    there, empty = results.plot_clients()
+    there, empty = results.plot_clients().axes
     assert [label.get_text() for label in there.get_yticklabels()] == ["fedavg", "fedbabu"]
     assert there.get_ylim() == empty.get_ylim()
     assert not there.texts

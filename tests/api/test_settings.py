@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import inspect
 
+import numpy as np
+import pytest
+
 import fedml_noniid as nd
+from fedml_noniid import models
 from fedml_noniid.api import settings
 from fedml_noniid.data.partitions import PARTITIONS
 from fedml_noniid.pipelines.experiment.config import (
@@ -42,9 +46,20 @@ def test_no_name_means_two_settings() -> None:
 def test_the_defaults_are_those_of_the_experiment() -> None:
     """Where params.yaml has to give a value, it is that of the default experiment."""
     required = {name for name, field in TrainSettings.model_fields.items() if field.is_required()}
-    assert settings.TRAIN.keys() == required
+    assert settings.TRAIN.keys() | {"model"} == required
     experiment = read_yaml(ROOT / "params.yaml")["train"]
-    assert {key: experiment[key] for key in required} == settings.TRAIN
+    digits = {"model": models.model_for(nd.load("digits").dataset.train_x.shape[1:])}
+    assert {key: experiment[key] for key in required} == settings.TRAIN | digits
+
+
+@pytest.mark.parametrize(("side", "model"), [(27, "mlp"), (28, "cnn")])
+def test_images_get_a_cnn(side: int, model: str) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (40, 1, side, 28), np.uint8)
+    data = nd.from_arrays(images, np.arange(40) % 2)
+    given = {"partition": "iid", "clients": 2, "seeds": [0]}
+    assert settings.of("run", data, {"fedavg": {}}, given).train.model == model
+    mine = settings.of("run", data, {"fedavg": {}}, given | {"model": "logistic_regression"})
+    assert mine.train.model == "logistic_regression"
 
 
 def test_run_says_the_defaults() -> None:

@@ -365,7 +365,7 @@ def test_divergence_is_an_outcome_that_is_kept(place: Workspace, trained: Traine
         assert not (folder / "runs" / "even-pull-0").exists()
         shutil.rmtree(folder)
     assert trained == KEYS, "the second time the reason comes from the store"
-    assert len(list((place.repository / cache.STORE).glob(f"*/{train.DIVERGED}"))) == 2
+    assert len(list((place.repository / cache.STORE).glob(f"*/{cache.DIVERGED}"))) == 2
 
 
 def test_a_study_without_its_data_fails(place: Workspace, trained: Trained) -> None:
