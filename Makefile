@@ -55,7 +55,7 @@ test: env  ## Runs all tests but the slow ones and those of research, with one p
 test-research: env  ## Runs the tests of research but the slow ones.
 	@OMP_NUM_THREADS=1 pytest -m "not slow" -n auto --dist worksteal tests/research
 
-test-slow: env  ## Runs the slow tests: processes, whole pipelines, real data.
+test-slow: env  ## Runs the slow tests: processes, whole pipelines, whole walks over recipes, real data.
 	@pytest -m slow
 
 # The environment is made anew for another interpreter and for another pyproject.toml.

@@ -45,6 +45,7 @@ def test_no_other_code_names_the_method() -> None:
     assert found == {"plugins/registry.py", "plugins/baselines/fedexp.py"}
 
 
+@pytest.mark.slow
 def test_the_walks_meet_the_method() -> None:
     """The command of the page, which only collects here: the suite runs what it finds."""
     done = subprocess.run(

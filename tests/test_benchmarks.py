@@ -96,6 +96,7 @@ def here(engine: Engine, path: Path) -> Any:
     return measure(harness.read_job(path), engine.argument)
 
 
+@pytest.mark.slow
 def test_quick_run_writes_all_its_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

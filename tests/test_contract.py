@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,13 +17,14 @@ from fedml_noniid.core.randomness import identity
 from fedml_noniid.plugins.registry import METHODS
 from tests import federation
 from tests.recipe_table import ALONE, PARAMETERS, settings
+from tests.walks import thinned
 
 EVERY = pytest.mark.parametrize("method", sorted(METHODS))
 POOLED = {
     name for name, kind in METHODS.items() if kind().needs.pooled
 }  # one client, whatever the cohort
 FEDERATED = pytest.mark.parametrize("method", sorted(METHODS.keys() - POOLED))
-ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+ENGINES = ("sequential", "vectorized")
 
 # Hyper-parameters with which a method is FedAvg, where mathematics says so: to the bit.
 NEUTRAL: dict[str, dict[str, object]] = {
@@ -92,8 +94,7 @@ def test_what_is_declared_is_read(method: str) -> None:
     checks.reads_what_it_needs(method, settings(method))
 
 
-@ENGINES
-@pytest.mark.parametrize("method", NEUTRAL)
+@pytest.mark.parametrize(("method", "engine"), thinned(product(NEUTRAL, ENGINES), every=2))
 def test_neutral_hyper_parameters_are_fedavg_to_the_bit(method: str, engine: str) -> None:
     given = {method: PARAMETERS.get(method, {}) | NEUTRAL[method]}
     checks.neutral_is_fedavg(method, given, engine)
@@ -140,14 +141,12 @@ LONG = [
 ]  # three of whose methods draw numbers
 
 
-@ENGINES
-@pytest.mark.parametrize("recipe", [*PAIRS, *LONG])
+@pytest.mark.parametrize(("recipe", "engine"), thinned(product((*PAIRS, *LONG), ENGINES), every=2))
 def test_order_and_names_of_a_recipe_do_not_matter(recipe: str, engine: str) -> None:
     checks.order_and_names_do_not_matter(recipe, settings(recipe), engine)
 
 
-@ENGINES
-@pytest.mark.parametrize("recipe", LONG)
+@pytest.mark.parametrize(("recipe", "engine"), thinned(product(LONG, ENGINES), every=2))
 def test_the_order_of_components_decides_about_rounding_only(recipe: str, engine: str) -> None:
     checks.order_decides_about_rounding_only(recipe, settings(recipe), engine)
 

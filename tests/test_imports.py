@@ -12,7 +12,6 @@ from fedml_noniid import extras
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "fedml_noniid"
-LINKED = ("plugins", "pipelines")  # the package has links to these folders
 # A door of the package knows itself, those before it, and all other rooms.
 OUTER = ("api", "contract", "cli")
 METHODS = {"baselines", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"}

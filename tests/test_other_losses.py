@@ -34,6 +34,7 @@ from fedml_noniid.processes import loopback
 from fedml_noniid.processes.launch import round_line
 from tests import federation
 from tests.recipe_table import ALONE, label, settings
+from tests.walks import thinned
 
 TARGETS, FEATURES = 2, 6
 OTHERS = [name for name in LOSSES if name != "cross_entropy"]
@@ -64,7 +65,7 @@ def run(recipe: str, of: Any, loss: object = "mse", methods: Any = None, **how: 
     return federation.run(recipe, methods, of=of, model=mlp(batch_norm), loss=loss, **how)
 
 
-@pytest.mark.parametrize("entry", ALONE)
+@pytest.mark.parametrize("entry", thinned(ALONE, 2, 4))
 def test_each_method_runs_in_both_engines_or_says_that_it_needs_classes(entry: str) -> None:
     recipe, methods = ALONE[entry]
     needs = METHODS[recipe](**methods.get(recipe, {})).needs if recipe in METHODS else None

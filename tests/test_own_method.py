@@ -20,6 +20,7 @@ from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.plugins import registry
 from tests import federation, own_package
+from tests.walks import thinned
 
 FEDX = {"mu": 0.3}
 
@@ -237,7 +238,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("has_file", [True, False])
+@pytest.mark.parametrize("has_file", thinned([True, False], 0, 2))
 def test_a_class_of_a_script_runs_in_processes_and_has_a_source(
     tmp_path: Path, has_file: bool
 ) -> None:

@@ -76,14 +76,14 @@ def test_its_command_prints_a_certificate(package: Path) -> None:
 
 
 def test_its_python_runs_and_its_settings_are_taken(package: Path) -> None:
-    assert ran(["-c", f"{PYTHON}\nprint(result.recipe)"], package).endswith("scaffold+feddisco\n")
     entries = YAML(typ="safe").load(PARAMS)
     code = (
+        f"{PYTHON}\nprint(result.recipe)\n"
         "from fedml_noniid.plugins import registry\n"
         f"entry = {entries['recipes']['mine']!r}\n"
         "registry.check_settings(entry.pop('recipe'), entry)\n"
     )
-    ran(["-c", code], package)
+    assert ran(["-c", code], package).endswith("scaffold+feddisco\n")
     assert entries["recipe_names"] == [*entries["recipes"]]
 
 

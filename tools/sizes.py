@@ -32,15 +32,13 @@ class Wing(NamedTuple):
 
 
 WINGS = {
-    "product": Wing(
-        PRODUCT, 20640, 17000
-    ),  # + names of owners, the short answer, `folder=` that resumes
-    "research": Wing(("research",), 2732, 2700),
-    "benchmarks": Wing(("benchmarks",), 3541, 2300),
+    # + names of owners, the short answer, `folder=` that resumes
+    "product": Wing(PRODUCT, 20639, 17000),
+    "research": Wing(("research",), 2721, 2700),
+    "benchmarks": Wing(("benchmarks",), 3540, 2300),
     "tools": Wing(("tools",), 300, 400),
-    "tests": Wing(
-        TESTS, 24350, 16500
-    ),  # + owners by name, the short answer, odd CSVs, saved results
+    # + owners by name, the short answer, odd CSVs, saved results
+    "tests": Wing(TESTS, 24299, 16500),
 }
 # Statements at most of single files and folders.
 STATEMENTS = {

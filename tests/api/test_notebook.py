@@ -43,6 +43,7 @@ def test_it_comes_with_the_package(tmp_path: Path) -> None:
         nd.notebook(tmp_path / "new")
 
 
+@pytest.mark.slow
 def test_its_pictures_come_out_and_no_cell_warns(executed: nbformat.NotebookNode) -> None:
     """And its text gives the names of methods."""
     pictures = [

@@ -30,12 +30,14 @@ from fedml_noniid.core.trees import tree_map, zeros_like
 from fedml_noniid.plugins.registry import METHODS
 from tests import federation
 from tests.models.test_own import own
+from tests.walks import thinned
 
-ENGINES = pytest.mark.parametrize(
-    "how",
-    [{"engine": "sequential"}, {"engine": "sequential", "workers": 2}, {"engine": "vectorized"}],
-    ids=["sequential", "workers", "vectorized"],
+WAYS = (
+    {"engine": "sequential"},
+    {"engine": "sequential", "workers": 2},
+    {"engine": "vectorized"},
 )
+ENGINES = pytest.mark.parametrize("how", WAYS, ids=["sequential", "workers", "vectorized"])
 
 
 def made(**members: Any) -> type[Component]:
@@ -147,9 +149,8 @@ RETURNS: list[tuple[str, Callable[..., Any], str]] = [
 ]
 
 
-@ENGINES
 @pytest.mark.parametrize(
-    ("hook", "does", "words"), RETURNS, ids=[f"{hook}-{n}" for n, (hook, *_) in enumerate(RETURNS)]
+    ("hook", "does", "words", "how"), thinned((*case, how) for case in RETURNS for how in WAYS)
 )
 def test_a_wrong_return_is_refused(
     hook: str,
@@ -260,9 +261,8 @@ IN_PLACE: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
 ]
 
 
-@ENGINES
 @pytest.mark.parametrize(
-    ("hook", "does", "more"), IN_PLACE, ids=[does.__name__ for _, does, *_ in IN_PLACE]
+    ("hook", "does", "more", "how"), thinned((*case, how) for case in IN_PLACE for how in WAYS)
 )
 def test_a_change_in_place_is_refused(
     hook: str,

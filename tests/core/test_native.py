@@ -54,6 +54,7 @@ def test_an_unknown_value_of_the_switch_is_named(monkeypatch: pytest.MonkeyPatch
         sums.weighted_mean(torch.ones(2), {"w": torch.eye(2)})
 
 
+@pytest.mark.slow
 def test_processes_that_compile_at_the_same_time_do_not_disturb_each_other(folder: Path) -> None:
     if sums._library() is None:
         pytest.skip("needs a C++ compiler; this machine has none")

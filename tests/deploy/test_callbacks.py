@@ -19,6 +19,7 @@ from fedml_noniid.engines.run import Run
 from fedml_noniid.processes import loopback
 from tests.deploy import world
 from tests.deploy.test_resume import Federation, run
+from tests.walks import thinned
 
 LR = {"start": 0.2, "decay": "cosine", "warm_up": 1}
 
@@ -76,7 +77,8 @@ class Deployed(Federation):
 
 
 @pytest.mark.parametrize(
-    "recipe", ["fedavg", "scaffold", "fednova", "feddyn", "scaffold+fnr", "ccvr", "fedbn"]
+    "recipe",
+    thinned(["ccvr", "fedavg", "feddyn", "scaffold+fnr", "fednova", "scaffold", "fedbn"]),
 )
 def test_a_schedule_and_a_stop_give_the_bits_of_the_simulation(recipe: str, tmp_path: Path) -> None:
     """Also with killed processes; CCVR acts on the model of the round that turns out to be the
@@ -112,6 +114,7 @@ def test_the_file_of_a_deployment_has_them(tmp_path: Path) -> None:
     assert silo_settings.read(tmp_path / "d.yaml") == deployment
 
 
+@pytest.mark.slow
 def test_a_server_and_silos_as_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes, with a network of the user's own: the run ends after round 2 of 9, and all of
     them with it."""

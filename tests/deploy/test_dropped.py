@@ -18,7 +18,7 @@ from fedml_noniid.deploy.server_run import ServerRun
 from fedml_noniid.deploy.silo import Silo
 from fedml_noniid.deploy.wire import Down
 from tests.deploy import world
-from tests.recipe_table import ALONE, PARAMETERS
+from tests.recipe_table import PARAMETERS
 from tests.recipe_table import settings as table
 
 N = len(world.SIZES)
@@ -258,44 +258,6 @@ def test_a_dropped_refinement_counts_as_the_model_of_phase_1() -> None:
 
 def lowest(round_: int, ask: Ask) -> tuple[int, ...]:
     return ask.to[:1] if len(ask.to) > 1 else ()
-
-
-def all_but_one(round_: int, ask: Ask) -> tuple[int, ...]:
-    return ask.to[1:]
-
-
-def further(round_: int, ask: Ask) -> tuple[int, ...]:
-    """Answers to further Asks only."""
-    return () if ask.job == "train" else lowest(round_, ask)
-
-
-@pytest.mark.parametrize("drop", [further, all_but_one])
-@pytest.mark.parametrize(
-    ("recipe", "methods"),
-    [
-        *ALONE.values(),
-        *(
-            (recipe, table(recipe))
-            for recipe in (
-                "scaffold+fnr+rfedavg_plus+ccn",
-                "datasharing+moon+ccn+fednlr",
-                "ccvr+fnr",
-            )
-        ),
-    ],
-    ids=[*ALONE, "scaffold+fnr+rfedavg_plus+ccn", "datasharing+moon+ccn+fednlr", "ccvr+fnr"],
-)
-def test_every_recipe_goes_on(recipe: str, methods: dict, drop: Drop) -> None:
-    """In every exchange, or in all but training, somebody is dropped, also where no model is
-    sent."""
-    ran = run(recipe, methods, drop)
-    outcome = ran.server_run.loop.outcome
-    assert len(outcome.rows) == 3
-    assert all(leaf.isfinite().all() for leaf in outcome.params.values())
-    asks_more = any(said.ask.job != "train" for said in ran.said)
-    assert any(len(said.kept) < len(said.ask.to) for said in ran.said) or (
-        drop is further and not asks_more
-    )
 
 
 def test_feddyns_alphas_stay_with_their_clients() -> None:

@@ -1,4 +1,4 @@
-"""FedBN on silos: each keeps its own batch norms, and tests its own model."""
+"""Silos with models of their own, such as FedBN's batch norms: each keeps and tests its own."""
 
 from __future__ import annotations
 
@@ -18,37 +18,24 @@ from tests.deploy.test_resume import Federation as Silos
 from tests.deploy.test_resume import run as talk
 
 
-@pytest.mark.parametrize("cohort", [0, 2])
-def test_silos_keep_the_batch_norms_of_the_simulation(tmp_path: Path, cohort: int) -> None:
-    """Server and silos, message by message: the same bits on every silo, and none of them on the
-    server.
+@pytest.mark.parametrize(
+    ("recipe", "cohort"),
+    [
+        *(("fedbn", 0), ("fedbn", 2), ("fedproto", 2)),
+        *(("ditto+scaffold", 2), ("apfl", 2), ("fedrod", 2), ("finetune", 2)),
+    ],
+)
+def test_silos_have_the_own_models_of_the_simulation(
+    tmp_path: Path, recipe: str, cohort: int
+) -> None:
+    """Message by message: the same bits on every silo, and none of them on the server.
 
     Each silo tests its own model, also one that rests: the same accuracies.
     """
-    silos = Silos("fedbn", {}, tmp_path, cohort)
-    talk(silos)
-    expected = world.simulated("fedbn", {}, True, cohort, rounds=3)
-    world.compare(silos.server.loop.rows, expected.rows)
-    for k, silo in enumerate(silos.silos):
-        found, wanted = (
-            flatten(row(silo.engine.clients.memory.whole()[PERSONAL], 0)),
-            flatten(row(expected.personal, k)),
-        )
-        assert found.keys() == wanted.keys() and all(
-            torch.equal(found[key], leaf) for key, leaf in wanted.items()
-        )
-    outcome = silos.server.loop.outcome
-    assert not outcome.personal
-    assert all(torch.equal(outcome.params[key], expected.params[key]) for key in expected.params)
-
-
-@pytest.mark.parametrize("recipe", ["ditto+scaffold", "apfl", "fedrod", "finetune"])
-def test_silos_have_the_own_models_of_the_simulation(tmp_path: Path, recipe: str) -> None:
-    """A whole model of each client's own: the same bits, and the server has none of it."""
     settings = {"apfl": {"adaptive": True}} if recipe == "apfl" else {}
-    silos = Silos(recipe, settings, tmp_path, 2)
+    silos = Silos(recipe, settings, tmp_path, cohort)
     talk(silos)
-    expected = world.simulated(recipe, settings, True, 2, rounds=3)
+    expected = world.simulated(recipe, settings, True, cohort, rounds=3)
     world.compare(silos.server.loop.rows, expected.rows)
     sent = silos.server.loop.state
     for k, silo in enumerate(silos.silos):

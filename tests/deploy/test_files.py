@@ -197,7 +197,7 @@ def test_each_mistake_is_a_line_without_control_characters(folder, capsys, monke
     def refused(*_):
         raise UserError("said by another machine\nerror: \x1b[2Jforged")
 
-    monkeypatch.setattr(launch.Process, "of", refused)
+    monkeypatch.setattr(launch.Process, "from_config", refused)
     assert main(["deploy", *SERVER]) == 2
     assert capsys.readouterr().err == "error: said by another machine\\nerror: \\x1b[2Jforged\n"
 

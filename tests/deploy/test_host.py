@@ -23,6 +23,7 @@ from fedml_noniid.simulate import simulate
 from tests.deploy import world
 from tests.recipe_table import ALONE, COMPOSITIONS, PARAMETERS
 from tests.recipe_table import settings as table
+from tests.walks import thinned
 
 DP = {
     "enable_dp": True,
@@ -57,8 +58,9 @@ SKEWED = [
 NORMS = {"batch_norm": True}
 CASES = [
     # By itself, each method also runs with batch norms and all silos in test_resume.
-    *((entry, {"batch_norm": False, "cohort": 2}) for entry in ALONE.values()),  # some rest
-    *((entry, NORMS) for entry in COMPOSITIONS),
+    # some rest
+    *thinned(((entry, {"batch_norm": False, "cohort": 2}) for entry in ALONE.values()), 0, 2),
+    *thinned(((entry, NORMS) for entry in COMPOSITIONS), 0, 12),
     # In noise, with augmentation.
     *(((recipe, table(recipe)), NORMS | {"skewed": True}) for recipe in SKEWED),
     *(

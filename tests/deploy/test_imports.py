@@ -16,7 +16,8 @@ def _python(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_plugins_and_the_simulation_never_import_fedml():
+def test_the_simulation_never_imports_fedml_nor_a_deployment_the_pipeline():
+    """FedML's own packages import others of it where they are installed."""
     _python(
         """
 import sys
@@ -27,15 +28,6 @@ from fedml_noniid.processes import launch, loopback
 from tests.deploy import world
 world.simulated("scaffold+fnr", {}, True)
 assert not [name for name in sys.modules if name.split(".")[0] in ("fedml", "grpc", "mlflow")]
-"""
-    )
-
-
-def test_nothing_of_a_deployment_imports_the_pipeline():
-    """FedML's own packages import others of it where they are installed."""
-    _python(
-        """
-import sys
 from fedml_noniid.cli import app
 from fedml_noniid.credentials import authority
 from fedml_noniid.governance.secure import silo as secure_silo

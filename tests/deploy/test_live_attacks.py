@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import attacks
+from tests.walks import thinned
 
 MESSAGES, GROWTH_MB = 200, 20
 
 
-@pytest.mark.parametrize("siege", [attacks.siege_of_server, attacks.siege_of_silo])
+@pytest.mark.parametrize("siege", thinned([attacks.siege_of_server, attacks.siege_of_silo]))
 def test_after_mutated_messages_the_run_ends_with_the_weights_of_the_simulation(
     siege: Callable[[int, int, Path], attacks.Siege], tmp_path: Path
 ):

@@ -26,6 +26,7 @@ from fedml_noniid.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
 from tests.recipe_table import ALONE, MORE, settings
+from tests.walks import thinned
 
 ENGINES = ("sequential", "vectorized")
 N = len(federation.SIZES)
@@ -42,13 +43,13 @@ def simulation(
 
 
 def often(round_: int, exchange: int, asked: tuple[int, ...]) -> tuple[int, ...]:
-    """Nobody misses the first training, the last client the second, two clients the third; one
+    """Nobody misses the first training, the last client the second, all but one the third; one
     every later exchange."""
     if len(asked) == 1:
         return ()
     if exchange > 0 or round_ == 0:
         return asked[:1]
-    return {1: (), 2: asked[-1:], 3: asked[1:3]}[round_]
+    return {1: (), 2: asked[-1:], 3: asked[1:]}[round_]
 
 
 def kept(absent: Absent, missing: dict[tuple[int, int], tuple[int, ...]]) -> Absent:
@@ -141,7 +142,7 @@ def test_who_becomes_missing_while_an_ask_is_out_is_not_counted() -> None:
     assert federation.equal(late.outcome, known.outcome)
 
 
-@pytest.mark.parametrize("entry", TABLE)
+@pytest.mark.parametrize("entry", thinned(TABLE, 2))
 def test_engines_agree_and_a_killed_run_goes_on(entry: str, tmp_path: Path) -> None:
     """Weights, server, memories, rows and recorded quantities.
 
@@ -182,10 +183,7 @@ def test_engines_agree_and_a_killed_run_goes_on(entry: str, tmp_path: Path) -> N
         assert (left["bytes_up"], left["bytes_down"]) == (right["bytes_up"], right["bytes_down"])
         assert right["local_loss"] == pytest.approx(left["local_loss"], rel=1e-9)
     for of in (a, b):
-        assert of.tensors["round/clients"].shape == (
-            1,
-            1 if entry == "centralised" else 2,
-        )  # of the last round
+        assert of.tensors["round/clients"].shape == (1, 1)  # of the last round
     assert {key: leaf.shape for key, leaf in a.tensors.items()} == {
         key: leaf.shape for key, leaf in b.tensors.items()
     }
@@ -204,7 +202,9 @@ ASKED = (
 GOES_ON = [entry for entry in TABLE if entry not in ASKED and "=" not in entry]
 
 
-@pytest.mark.parametrize("entry", [entry for entry in GOES_ON if "dpfedavg" not in entry])
+@pytest.mark.parametrize(
+    "entry", thinned((entry for entry in GOES_ON if "dpfedavg" not in entry), 1)
+)
 def test_a_round_goes_on_as_if_the_missing_had_not_been_drawn(
     entry: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

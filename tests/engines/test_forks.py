@@ -67,7 +67,7 @@ def test_a_process_multiplies_that_is_forked_as_a_thread_ends() -> None:
     def product() -> int:
         return int(torch.mm(x, x)[0, 0] != 64)
 
-    for _ in range(80):
+    for _ in range(40):
         thread = threading.Thread(target=product)
         thread.start()
         thread.join()

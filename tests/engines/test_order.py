@@ -12,6 +12,7 @@ from fedml_noniid.core.trees import row
 from fedml_noniid.plugins import registry
 from tests import federation
 from tests.recipe_table import DEPLOYED
+from tests.walks import thinned
 
 SETTING = Setting(n_clients=7, cohort=4, n_public=10)
 ORDERS = 20
@@ -36,7 +37,7 @@ class Shuffled:
         return Reply(tuple(reply.clients[i] for i in order.tolist()), **row(parts, order))
 
 
-@pytest.mark.parametrize("entry", ADDED)
+@pytest.mark.parametrize("entry", thinned(ADDED, 0))
 def test_any_order_gives_the_same_bits(entry: str) -> None:
     recipe, methods = ADDED[entry]
     expected = federation.run(recipe, methods, batch_norm=True, rounds=2)

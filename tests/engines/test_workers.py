@@ -25,6 +25,7 @@ from fedml_noniid.engines.workers import Workers, portion
 from fedml_noniid.models import build
 from tests import federation
 from tests.processes import alive
+from tests.walks import thinned
 
 
 def simulation(recipe: str, settings: Any = None, workers: int = 3, **options: Any) -> Simulation:
@@ -44,7 +45,7 @@ def simulation(recipe: str, settings: Any = None, workers: int = 3, **options: A
 RECIPES = ["fedavg", "scaffold+fnr", "rfedavg_plus", "moon+fednlr", "feddyn", "ccvr", "fedgen"]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", thinned(RECIPES, 0, 2))
 def test_the_same_bits_as_in_one_process(recipe: str, tmp_path: Path) -> None:
     """In more processes than clients of a cohort."""
     checks.processes_agree(recipe, {}, tmp_path, processes=9)
@@ -133,6 +134,7 @@ def test_a_backward_pass_before_the_run_is_no_failure() -> None:
     code = """
 import torch
 from tests.engines.test_workers import simulation
+from tests.walks import thinned
 torch._C._ensureCUDADeviceGuardSet()
 torch.ones((), requires_grad=True).backward()
 made = simulation("moon", workers=2, rounds=1)

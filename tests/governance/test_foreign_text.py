@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -29,17 +30,30 @@ class Mine(Rate):
 """
 
 
-def said(folder: Path, *words: object) -> tuple[int, str, str]:
-    """What a command of its own process in a folder prints, and its exit code."""
+COMMANDS = """
+import contextlib, io, json, sys
+from fedml_noniid.cli.app import main
+answers = []
+for words in json.loads(sys.argv[1]):
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        code = main(words)
+    answers.append((code, output.getvalue(), errors.getvalue()))
+print(json.dumps(answers))
+"""
+
+
+def answers(folder: Path, commands: list[tuple[object, ...]]) -> list[tuple[int, str, str]]:
+    """The exit codes, outputs and errors of `noniid deploy` in a folder, in a new process."""
+    arguments = json.dumps([["deploy", *map(str, words)] for words in commands])
     done = subprocess.run(
-        [sys.executable, "-m", "fedml_noniid", *map(str, words)],
+        [sys.executable, "-c", COMMANDS, arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": f"{Path.cwd()}:{folder}"},
-        check=False,
-        capture_output=True,
-        text=True,
+        check=True,
+        stdout=subprocess.PIPE,
     )
-    return done.returncode, done.stdout, done.stderr
+    return [(code, output, errors) for code, output, errors in json.loads(done.stdout)]
 
 
 def sign(place: Place, content: object) -> None:
@@ -80,20 +94,20 @@ def test_a_strangers_study_imports_nothing(stranger: Place, kits: Path) -> None:
     for name in (results.MODEL, results.ROUNDS):
         (folder / name).write_text("round\n1\n")
     config = ("--config", stranger.config)
-    shown = said(folder, "deploy", "study", "show", stranger.study)
-    assert shown[0] == 0 and RATE["decay"] in shown[1] and "no policy was asked" in shown[1]
-    code, status, error = said(folder, "deploy", "status", *config)
-    assert (code, error) == (0, "") and '"rounds": 1' in status
-    for words in (
+    commands = [
+        ("study", "show", stranger.study),
+        ("status", *config),
         ("study", "show", stranger.study, "--rank", 1, *config),
         ("study", "show", stranger.study, "--rank", 0, *config),
+        ("record", folder, *config),
         ("server", *config),
         ("silo", "--rank", 1, *config),
-        ("record", folder, *config),
-    ):
-        code, out, error = said(folder, "deploy", *words)
-        assert (code, out) == (2 if words[0] in ("study", "record") else 4, ""), error
-        assert "allowed: the owners of the policy" in error
+    ]
+    (shown, status, *refused) = answers(folder, commands)
+    assert shown[0] == 0 and RATE["decay"] in shown[1] and "no policy was asked" in shown[1]
+    assert status[::2] == (0, "") and '"rounds": 1' in status[1]
+    assert [answer[:2] for answer in refused] == [(2, "")] * 3 + [(4, "")] * 2
+    assert all("allowed: the owners of the policy" in error for *_, error in refused)
     assert not (folder / "trace").exists()
 
 
@@ -149,8 +163,8 @@ def test_a_log_of_the_other_side_is_told_escaped(
 
 
 BOMBS = {
-    "brackets": b"[" * 5000 + b"]" * 5000,
-    "brackets in a key": b"name: " + b"[" * 5000 + b"]" * 5000,
+    "brackets": b"[" * 1000 + b"]" * 1000,
+    "brackets in a key": b"name: " + b"[" * 1000 + b"]" * 1000,
     "digits": b"name: " + b"9" * 5000,
     "aliases": b"a0: &a0 [x, x]\n"
     + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (k, k, k - 1, k - 1) for k in range(1, 40)),

@@ -21,7 +21,6 @@ CALIBRATE: dict[str, object] = {
     "server_lr": 0.3,
     "momentum": 0.5,
 }
-ENCODER = ("fc1.weight", "fc1.bias")
 
 
 def packed(cov: hand.Array) -> hand.Array:

@@ -149,12 +149,3 @@ def test_methods_that_send_more_than_the_update_are_refused_in_round_one(other: 
 def test_what_it_could_not_promise_is_refused(given: Any, changed: Any, why: str) -> None:
     with pytest.raises(RecipeError, match=why):
         registry.build("dpfedavg", {"dpfedavg": given}, Setting(6, 4)._replace(**changed))
-
-
-def test_it_learns_under_server_optimisers() -> None:
-    pytest.importorskip("dp_accounting", reason="epsilon needs the extra [privacy]")
-    of = federation.federation(sizes=(30,) * 6)
-    how: Any = {"of": of, "cohort": 6, "rounds": 12, "lr": 0.3}
-    given = {"dpfedavg": {"clip": 1.0, "noise": 0.1}}
-    for recipe in ("dpfedavg", "dpfedavg+fedavgm"):
-        assert federation.run(recipe, given, **how).rows[-1]["test_accuracy"] > 0.6

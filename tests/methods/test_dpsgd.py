@@ -236,14 +236,3 @@ def test_methods_that_read_samples_without_the_noise_are_refused(other: str) -> 
         f"{other}.*(without that noise|needs a batch together)",
     ):
         registry.build(f"dpsgd+{other}", {}, Setting(6, 4, n_public=15))
-
-
-def test_it_learns() -> None:
-    """Of three classes, with noise and clip, 90 samples a client."""
-    pytest.importorskip("dp_accounting", reason="epsilon needs the extra [privacy]")
-    of = federation.federation(sizes=(90, 90))
-    how: Any = {"of": of, "cohort": 2, "rounds": 10, "lr": 0.5, "batch_size": 30}
-    given = {"dpsgd": {"clip": 1.0, "noise": 0.5}}
-    private = federation.run("dpsgd", given, **how).rows[-1]
-    drowned = federation.run("dpsgd", {"dpsgd": {"clip": 1.0, "noise": 500.0}}, **how).rows[-1]
-    assert private["test_accuracy"] > 0.6 > drowned["test_accuracy"]

@@ -24,6 +24,7 @@ from fedml_noniid.plugins.registry import METHODS
 from fedml_noniid.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
+from tests.walks import thinned
 
 SIZES, LR, EPOCHS, ROUNDS, COHORT, MU = (4, 6, 5), 0.1, 2, 4, 2, 0.7
 RNG = np.random.default_rng(1)
@@ -198,7 +199,7 @@ def test_without_batch_norm_it_changes_no_bit_and_says_so(others: str, engine: s
     assert list(federation.simulation("fedbn", batch_norm=True).remarks) == ["own_models"]
 
 
-@pytest.mark.parametrize("method", COMPOSES)
+@pytest.mark.parametrize("method", thinned(COMPOSES))
 def test_other_methods_see_the_shared_part_only(method: str) -> None:
     """No state, memory or message has a batch norm.
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
 
 from tests.methods import by_hand as hand
 
@@ -65,19 +62,3 @@ def test_without_a_pull_each_client_trains_alone(engine: str) -> None:
         for _, _, batches in ran.rounds():
             w = hand.descend(w, batches[k])
         hand.same(hand.row(ran.outcome.personal["params"], k), w)
-
-
-def test_silos_have_the_models_of_the_simulation(tmp_path: Path) -> None:
-    pytest.importorskip("cryptography", reason="silos need [silo]")
-    from tests.deploy import world
-    from tests.deploy.test_resume import Federation as Silos
-    from tests.deploy.test_resume import run as talk
-
-    silos = Silos("fedproto", {}, tmp_path, 2)
-    talk(silos)
-    expected = world.simulated("fedproto", {}, True, 2, rounds=3)
-    world.compare(silos.server.loop.rows, expected.rows)
-    for k, silo in enumerate(silos.silos):
-        for part, tree in silo.engine.clients.memory.whole()["own"].items():
-            for name, leaf in tree.items():
-                assert torch.equal(leaf[0], expected.personal[part][name][k]), name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedml_noniid.models.forward import Forward
 from fedml_noniid.models.layers import DROPOUT, Dropout
 from fedml_noniid.models.stacked import DRAWN_AT_A_TIME
 from tests import federation
+from tests.walks import thinned
 
 KEY = torch.tensor(7)
 C = 3
@@ -195,8 +197,10 @@ def images(shape: tuple[int, ...], n: int, seed: int = 0) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["open", "plain"])
-@pytest.mark.parametrize("kind", [*NETWORKS, "cnn", "cnn with batch norm"])
+@pytest.mark.parametrize(
+    ("kind", "plain"),
+    thinned(product((*NETWORKS, "cnn", "cnn with batch norm"), (False, True)), every=2),
+)
 def test_a_network_equals_torchs_modules(kind: str, plain: bool) -> None:
     """Logits, gradient and running statistics of a batch in train mode, then the logits of another
     in eval mode."""

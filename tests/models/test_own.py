@@ -32,6 +32,7 @@ from fedml_noniid.plugins.registry import METHODS
 from tests import federation
 from tests.models import own_networks
 from tests.recipe_table import ALONE
+from tests.walks import thinned
 
 OWN = "tests.models.own_networks"
 SHAPE = (6,)
@@ -139,7 +140,7 @@ USING = [
 ]
 
 
-@pytest.mark.parametrize("entry", USING)
+@pytest.mark.parametrize("entry", thinned(USING, 0))
 def test_engines_agree(entry: str) -> None:
     """With batch norm and dropout, on ragged clients: two processes to the bit."""
     recipe, settings = ALONE[entry]
@@ -169,7 +170,7 @@ def test_odd_networks_repeat_to_the_bit(name: str) -> None:
     assert moved == {key for key in first if not key.startswith("unused")}
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", thinned(sorted(METHODS), 1, 2))
 @pytest.mark.parametrize("name", ["Soft", "Convolutional"])
 def test_without_features_a_method_runs_or_is_refused(method: str, name: str) -> None:
     """No method gets numbers in place of features: they would be NaN, and the run not finite."""

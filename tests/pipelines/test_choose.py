@@ -54,6 +54,7 @@ CONTENT: dict[str, Any] = {
     },
     "choose": CHOOSE,
 }
+QUICK = CONTENT["train"] | {"rounds": 3}  # where values are really trained
 # (request, recipe, lr, seed) -> (loss, accuracy) on both splits; None: it diverged
 Score = Callable[[Request, str, float, int], "tuple[float, float] | None"]
 GRID = (0.033, 0.1, 0.3)
@@ -417,7 +418,7 @@ def test_what_is_refused(changes: dict[str, Any], told: str) -> None:
 def chosen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Decision]:
     """A small decision that was interrupted in its second rung, and went on."""
     root = tmp_path_factory.mktemp("chosen")
-    (root / config.FILE).write_text(yaml.safe_dump(CONTENT))
+    (root / config.FILE).write_text(yaml.safe_dump(CONTENT | {"train": QUICK}))
     place = Workspace.from_environment(root, {})
     prepare.run(place)
     real = tune.train
@@ -464,7 +465,6 @@ def test_nothing_is_trained_twice(chosen: tuple[Path, Decision]) -> None:
 
 def test_python_chooses_the_same(chosen: tuple[Path, Decision]) -> None:
     _, decision = chosen
-    train = {**CONTENT["train"]}
     choice = nd.choose(
         nd.load("digits"),
         {name: CONTENT["recipes"][name] for name in CONTENT["recipe_names"]},
@@ -473,7 +473,7 @@ def test_python_chooses_the_same(chosen: tuple[Path, Decision]) -> None:
         partition="dirichlet",
         clients=3,
         alpha=0.5,
-        **train,
+        **QUICK,
     )
     assert repr(choice) == decision.text
     pd.testing.assert_frame_equal(choice.rungs, pd.DataFrame(decision.result.table("accuracy")))

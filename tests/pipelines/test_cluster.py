@@ -225,6 +225,7 @@ def found_seconds(rounds: bytes) -> list[bytes]:
     return re.findall(rb'seconds\\": ([0-9.e-]+)', rounds)
 
 
+@pytest.mark.slow
 def test_a_worker_with_other_traits_is_named_and_gets_no_item(
     cluster: Running, prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -48,6 +48,7 @@ from fedml_noniid.processes import loopback
 from tests.deploy import world
 from tests.deploy.federation_server import LONG, address
 from tests.recipe_table import ALONE
+from tests.walks import thinned
 
 MOST = 20  # silos
 QUORUM_OF_3 = {"quorum": 3, "gone_s": 0.2}
@@ -284,7 +285,7 @@ def agreed(recipe: str, methods: Mapping[str, object], data: Parts) -> settings.
     return settings.terms(made, recipe, network, data.public)
 
 
-@pytest.mark.parametrize("entry", ALONE)
+@pytest.mark.parametrize("entry", thinned(ALONE, 2))
 def test_every_recipe_has_the_simulations_bits_or_is_refused(
     entry: str, kits: Path, tmp_path: Path
 ) -> None:
