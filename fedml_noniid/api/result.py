@@ -27,6 +27,7 @@ from fedml_noniid.api.saved import Files, folder_of
 from fedml_noniid.api.table import BEST, ONE_CLASS, MethodTable
 from fedml_noniid.core.errors import UserError, among, closest, shown
 from fedml_noniid.data.files import write_whole
+from fedml_noniid.data.readers.frames import exactly
 from fedml_noniid.engines.evaluation import BATCH
 from fedml_noniid.engines.personal import client_model
 from fedml_noniid.metrics import metric_of
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
 
 # Columns of the summary that are means over seeds.
 MEANS = ("majority_accuracy", "balanced_accuracy", "macro_f1", "worst_client")
-# Options with which `read_csv` reads a number as it was written. From 3.1 on pandas always does.
-_PANDAS = tuple(map(int, pd.__version__.split(".")[:2]))
-EXACT: dict[str, Any] = {} if _PANDAS >= (3, 1) else {"float_precision": "round_trip"}
 BESIDE = ("worst_client",)  # of those, where the main metric is not the accuracy
 COMPARED = ("difference", "low", "high", "p", "p_holm", "higher", "seeds", "verdict")
 
@@ -318,7 +316,7 @@ class Result:
                 keep_default_na=False,
                 na_values=[""],
                 dtype={"class": str, "owner": str},
-                **EXACT,
+                **exactly(),
             )
             frame.insert(0, "seed", seed)
             frames.append(frame)

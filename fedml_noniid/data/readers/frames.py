@@ -163,6 +163,18 @@ def _csv(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
     return rows
 
 
+def exactly() -> dict[str, Any]:
+    """Options with which `read_csv` reads a number as Python does, to the last bit. From 3.1 on
+    pandas always does."""
+    import pandas as pd
+
+    return (
+        {}
+        if [*map(int, pd.__version__.split(".")[:2])] >= [3, 1]
+        else {"float_precision": "round_trip"}
+    )
+
+
 def _numbers(
     read: Callable[..., pd.DataFrame], names: Sequence[str], numbers: list[int]
 ) -> pd.DataFrame | None:
@@ -185,7 +197,7 @@ def _numbers(
             na_filter=True,
             keep_default_na=False,
             na_values=dict.fromkeys(numbers, empty),
-            float_precision="round_trip",  # Python's float: the others miss the last bit
+            **exactly(),
         )
     except (ValueError, pd.errors.ParserWarning):
         return None
