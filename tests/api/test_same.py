@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 import fedml_noniid as nd
-from fedml_noniid.api.result import EXACT
 from fedml_noniid.data.indices import INDICES
+from fedml_noniid.data.readers.frames import exactly
 from fedml_noniid.pipelines.experiment.cache import RECEIPT
 from tests.pipelines.small import run_stages
 
@@ -126,11 +126,11 @@ def test_the_same_tables(stages: Path) -> None:
     for result in results:
         for seed in SEEDS:
             key = f"dirichlet-{result.recipe}-{seed}"
-            rounds = pd.read_csv(stages / "runs" / key / "rounds.csv", **EXACT)
+            rounds = pd.read_csv(stages / "runs" / key / "rounds.csv", **exactly())
             ours = result.rounds[result.rounds["seed"] == seed].reset_index(drop=True)
             pd.testing.assert_frame_equal(ours[list(rounds)], rounds, check_exact=True)
             for name, frame in (("per_client", result.clients), ("per_class", result.classes)):
-                table = pd.read_csv(stages / "evaluation" / key / f"{name}.csv", **EXACT)
+                table = pd.read_csv(stages / "evaluation" / key / f"{name}.csv", **exactly())
                 own = frame[frame["seed"] == seed].reset_index(drop=True)
                 assert own[list(table)].astype(table.dtypes).equals(table)
             run = json.loads((stages / "runs" / key / "run.json").read_text())
