@@ -32,14 +32,9 @@ from fedml_noniid.pipelines.stages import plan
 log = logging.getLogger(__name__)
 LOCK = Path(".dvc") / "tmp" / "repro.lock"
 PARAMS = "params.yaml"
-SOURCES = (
-    "fedml_noniid",
-    "plugins",
-    "pipelines",
-    "tuned.yaml",
-)  # dependencies of stage `plan` in a checkout
+# Dependencies of stage `plan` in a checkout, beside params.yaml.
+SOURCES = ("fedml_noniid", "plugins", "pipelines", "tuned.yaml")
 CODE = Path(__file__).parents[2]  # the package
-FOLDERS = (CODE, CODE / "plugins", CODE / "pipelines")  # a walk does not enter links
 KIND = "plan/machine.json"
 NEEDED = ("dvc.yaml", ".dvc")
 ANSWER, TABLE = Path("report") / "answer.txt", Path("report") / "table.txt"
@@ -113,9 +108,10 @@ def _recording(workspace: Workspace, ahead: bool) -> Iterator[Callable[[], int]]
     theirs.close()
 
     def record() -> int:
-        ours.send(None)
+        with contextlib.suppress(OSError):  # it was killed, as for lack of memory
+            ours.send(None)
         process.join()
-        return process.exitcode or 0
+        return _record(workspace) if (code := process.exitcode or 0) < 0 else code
 
     try:
         yield record
@@ -148,7 +144,7 @@ def _record_when_asked(workspace: Workspace, ours: Connection, asked: Connection
 
 def quiet_dvc() -> None:
     """DVC's warnings alone. Its import sets lines up on each stage, each file, and git."""
-    import dvc.logger  # noqa: F401
+    import dvc.logger  # noqa: F401  # it sets up what is changed here
 
     dvc_log = logging.getLogger("dvc")
     dvc_log.setLevel(logging.WARNING)
@@ -221,7 +217,6 @@ def table(root: Path, details: bool) -> str:
         raise UserError(f"{path}: is missing; `noniid run` makes the report")
     if not details:
         return path.read_text()
-    # Imported here: it imports scipy.
     from fedml_noniid.pipelines.reporting import cost
 
     return f"{path.read_text()}\n{cost.text(root)}"

@@ -57,7 +57,7 @@ def test_the_file_of_a_data_set_keeps_the_names(tmp_path: Path) -> None:
 def test_readers_and_splits_name_owners(names: tuple[object, ...]) -> None:
     x, y, owner = np.arange(40.0).reshape(20, 2), np.arange(20) % 2, np.arange(20) // 10
     data = nd.from_arrays(x, y, owner=np.array(names)[owner])
-    assert data.dataset.owner_names == tuple(map(str, sorted(names)))  # type: ignore[type-var]
+    assert data.dataset.owner_names == tuple(map(str, sorted(names)))  # type: ignore[type-var]  # all of one kind
     wanted = ["3", "12"] if 3 in names else ["Bonn", "Ulm"]
     for seed in range(3):
         split = nd.partition(data, "natural", clients=2, seed=seed)

@@ -25,6 +25,7 @@ from fedml_noniid.cli.app import main
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stages
+from fedml_noniid.pipelines.stages import plan
 from fedml_noniid.pipelines.tracking import verbs
 from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.pipelines.verbs import repro
@@ -90,10 +91,6 @@ def done(place: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
 def without_grpc(text: str) -> str:
     """What was written, without gRPC's line on a fork, if another test has started gRPC here."""
     return "".join(line for line in text.splitlines(True) if "fork_posix.cc" not in line)
-
-
-def errors(capfd: pytest.CaptureFixture[str]) -> str:
-    return without_grpc(capfd.readouterr().err)
 
 
 def lock(place: Path, hashes: Mapping[str, str]) -> None:
@@ -179,7 +176,7 @@ def test_what_is_not_ours_is_refused_before_dvc_runs(
     (place / name).write_text("mine")
     assert main(["run"]) == 2
     assert not done.ran and (place / name).read_text() == "mine"
-    said = errors(capfd)
+    said = without_grpc(capfd.readouterr().err)
     assert (
         said.startswith(f"error: {place / name}: not written by noniid") and said.count("\n") == 1
     )
@@ -196,7 +193,7 @@ def test_a_folder_that_can_not_be_written_is_refused_before_dvc_runs(
     assert main(["run"]) == 2
     assert not done.ran
     said = f"error: {place}: can't be written; choose a folder that is writable\n"
-    assert errors(capfd) == said
+    assert without_grpc(capfd.readouterr().err) == said
 
 
 ABSENT = PARAMS.replace(
@@ -244,7 +241,7 @@ def test_nothing_runs_before_the_settings_are_right(
     os.utime(place / "params.yaml", (0, 0))
     assert main(["run"]) == 2
     assert done.ran == ["plan", "train"]
-    (line,) = errors(capfd).splitlines()
+    (line,) = without_grpc(capfd.readouterr().err).splitlines()
     assert line.startswith("error: params.yaml: train.lr = 0 is refused")
 
 
@@ -276,10 +273,17 @@ def test_the_table_comes_before_mlflow(
 
     monkeypatch.setattr(verbs, "bring_up_to_date", refused)
     workspace = Workspace.from_environment(place, {})
-    assert repro.repro(workspace, None, shown.write_text) == 2, "in a process of its own"
-    assert errors(capfd) == "error: no store\n" and "the answer" in shown.read_text()
-    with pytest.raises(UserError, match="no store"):  # here, as nothing was to do
-        repro.repro(workspace, None, shown.write_text)
+    assert (
+        repro.repro(workspace, None, shown.write_text) == 2  # in a process of its own
+        and without_grpc(capfd.readouterr().err) == "error: no store\n"
+        and "the answer" in shown.read_text()
+    )
+    monkeypatch.setattr(repro, "_record_when_asked", lambda *_: os.kill(os.getpid(), 9))
+    # Here, where nothing is to do, and where that process was killed.
+    for made_ready in (lambda: None, (place / plan.LAST).unlink):
+        made_ready()
+        with pytest.raises(UserError, match="no store"):
+            repro.repro(workspace, None, shown.write_text)
     assert not multiprocessing.active_children()
 
 
@@ -323,11 +327,11 @@ def test_what_dvc_refuses_is_one_line(
     own = {"cmd": "exit 7", "deps": ["report"]}
     (place / "dvc.yaml").write_text(json.dumps({"stages": DVC_YAML | {"own": own}}))
     assert main(["run"]) == 2
-    (line,) = errors(capfd).splitlines()
+    (line,) = without_grpc(capfd.readouterr().err).splitlines()
     assert line.startswith(f"error: {place}/dvc.yaml: DVC: ") and "exit 7, exited with 7" in line
     (place / "dvc.yaml").write_text(json.dumps({"stages": {"own": {"outs": ["x"]}}}))
     assert main(["run"]) == 2
-    (line,) = errors(capfd).splitlines()
+    (line,) = without_grpc(capfd.readouterr().err).splitlines()
     assert line.startswith(f"error: {place}/dvc.yaml: DVC: ")
 
 
