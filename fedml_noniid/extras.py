@@ -9,11 +9,13 @@ from importlib.util import find_spec
 
 from fedml_noniid.core.errors import UserError
 
+EXCEL = "excel"
 # Extra -> the modules of it that our code imports. pyproject.toml has the distributions.
 PIPELINE, SILO, CLUSTER, PRIVACY = "pipeline", "silo", "cluster", "privacy"
 MODULES = {
     PIPELINE: ("dvc", "jinja2", "markdown_it", "mlflow", "pyarrow", "tabulate", "typer"),
     SILO: ("cryptography", "fedml", "grpc", "yaml"),
+    EXCEL: ("openpyxl",),
     CLUSTER: ("cryptography", "dask", "distributed"),
     PRIVACY: ("dp_accounting",),
 }

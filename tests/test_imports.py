@@ -18,7 +18,7 @@ METHODS = {"baselines", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"}
 # What each room imports of the extras, at once or later. Every other room needs the base package
 # only.
 OF_EXTRAS = {
-    "data": {"pyarrow"},
+    "data": {"openpyxl", "pyarrow"},
     "privacy": {"cryptography", "dp_accounting"},
     "credentials": {"cryptography"},
     "deploy": {"cryptography", "fedml", "grpc", "yaml"},

@@ -53,8 +53,8 @@ def init(
         str | None,
         typer.Option(
             metavar="NAME|PATH",
-            help="A data set of the papers, or own data: a table (.csv, .parquet), a folder with "
-            "train.npz, or with train/<class>/.",
+            help="A data set of the papers, or own data: a table (.csv, .xlsx, .parquet), a folder "
+            "with train.npz, or with train/<class>/.",
             show_default="digits",
             autocompletion=_complete,
         ),

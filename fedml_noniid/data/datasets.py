@@ -50,6 +50,9 @@ DATASETS: dict[str, Reader] = {
     "image_folder": image_folder,
     "arrays": arrays,
 }
+# Options of readers that came later count where they are set, so that the fingerprints of earlier
+# runs stay.
+LATER = ("separator", "decimal", "encoding", "sheet")
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,8 @@ class DataSettings(OpenSection):
         is_read = self.name in datasets.DATASETS or names_code(self.name)
         shared = defaults_of(datasets.Preprocessing) if is_read else {}
         options = defaults_by_name(self.name, datasets.DATASETS) | shared
+        for key in datasets.LATER if self.name in datasets.DATASETS else ():
+            options.pop(key, None)
         return options | self.model_dump(exclude={"root"}, exclude_none=True)
 
     def reader_code(self) -> dict[str, str]:

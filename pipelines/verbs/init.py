@@ -25,7 +25,7 @@ from fedml_noniid.core.errors import MISSING, UNKNOWN, UserError, among, known
 from fedml_noniid.data import datasets, partitions, user_files
 from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.data.files import write_whole
-from fedml_noniid.data.readers import frames
+from fedml_noniid.data.readers import table_files
 from fedml_noniid.data.readers.download import DownloadNeededError, forbidden
 from fedml_noniid.data.splits import hold_out
 from fedml_noniid.data.strata import are_labels
@@ -75,7 +75,7 @@ LOCAL = {"lstm": ("rmsprop", 0.01), "mlp": ("sgd", 0.1), "logistic_regression": 
 CNNS = ("sgd", 0.05)
 LR_OF_NUMBERS = 0.01  # of mse: a step of another size diverges where an error is large
 OWN_DATA = (
-    f"a file that ends in {', '.join(frames.ENDINGS)}; a folder with train.npz or train/; "
+    f"a file that ends in {', '.join(table_files.ENDINGS)}; a folder with train.npz or train/; "
     "a reader as module:function"
 )
 
@@ -116,7 +116,7 @@ def kind_of(data: str, is_text: bool = False) -> str:
     """
     if data in names() or ":" in data:
         return data
-    if data.endswith(frames.ENDINGS):
+    if data.endswith(table_files.ENDINGS):
         return "text" if is_text else "table"
     if (Path(data) / "train.npz").is_file():
         return "arrays"
@@ -127,10 +127,15 @@ def kind_of(data: str, is_text: bool = False) -> str:
     raise UserError(UNKNOWN, where=("--data",), value=data, **hints)
 
 
-def columns(file: str) -> list[str]:
-    """The names of a table's columns. UserError if it can't be read."""
+def columns(file: str, given: Mapping[str, Any] | None = None) -> list[str]:
+    """The names of a table's columns. UserError if it can't be read.
+
+    `given`: keys of the section `data`, which may say how to read it.
+    """
     # Cells that are read as numbers take a fraction of the memory of text.
-    (table,) = frames.tables_of(Path(file).parent, Path(file).name, None, lambda _: True)
+    dialect = table_files.Dialect(*map((given or {}).get, table_files.Dialect._fields))
+    path = Path(file)
+    (table,) = table_files.tables_of(path.parent, path.name, None, dialect, lambda _: True)
     return [str(name) for name in table.frame.columns]
 
 
@@ -182,7 +187,7 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
         if not isinstance(part, Mapping):
             raise UserError(where=(name,), value=part, allowed=f"{name}.KEY=VALUE")
     own = {f"--{key}": f"data.{key}" for key in wanted.columns}
-    own |= {"--data": "data.file"} if wanted.data.endswith(frames.ENDINGS) else {}
+    own |= {"--data": "data.file"} if wanted.data.endswith(table_files.ENDINGS) else {}
     own |= {"--methods": "recipe_names"} if wanted.methods else {}
     for option, key in own.items():
         if {key.removeprefix("data.")} & {*given, *parts["data"]}:
@@ -278,7 +283,9 @@ def _data(
     section |= {key: _several(key, column) for key, column in wanted.columns.items()}
     asked = section | dict(given)
     if "file" in section and not {"label", "target"} & asked.keys():
-        allowed = f"a column of {wanted.data}: {', '.join(columns(wanted.data))}; or --target"
+        allowed = (
+            f"a column of {wanted.data}: {', '.join(columns(wanted.data, asked))}; or --target"
+        )
         raise UserError(MISSING, where=("--label",), allowed=allowed)
     options = {key: value for key, value in asked.items() if key not in DataSettings.model_fields}
     try:

@@ -62,31 +62,6 @@ def test_the_model_is_a_module_with_the_weights() -> None:
     assert pickle.loads(pickle.dumps(result)).predict(x).tolist() == result.predict(x).tolist()
 
 
-def test_rows_of_a_table_are_read_as_its_test_rows() -> None:
-    """One-hot columns and the cut test set: categories are those of the training rows."""
-    for data, rows in (
-        (TABLE, ROWS[150:]),
-        (
-            nd.from_frame(ROWS[:150], ROWS[150:], label="ill", features=["age"], one_hot=["ward"]),
-            ROWS[150:],
-        ),
-    ):
-        result = nd.run("fedavg", data, model="logistic_regression", **QUIET)
-        assert torch.equal(data.samples(rows), data.dataset.test_x)
-        assert (
-            accuracy(result, rows[["ward", "age"]], 0) == result.metrics["accuracy"][0]
-        )  # no label, another order
-    drawn = nd.from_frame(
-        ROWS.assign(ward=[f"w{row}" if row % 9 == 0 else "w" for row in range(200)]),
-        label="ill",
-        one_hot=["ward"],
-    )
-    assert (
-        drawn.samples(pd.DataFrame({"age": [30], "ward": ["w"]})).shape[1:]
-        == drawn.dataset.train_x.shape[1:]
-    )
-
-
 def test_texts_and_arrays_are_read_as_the_data_were() -> None:
     lines = pd.DataFrame(
         [("a good day", "glad"), ("a bad day", "sad")] * 10, columns=["line", "mood"]

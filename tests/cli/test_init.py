@@ -11,12 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from dvc.repo import Repo
 from ruamel.yaml import YAML
 
 from fedml_noniid.cli.app import main
+from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.stages import tune
 from fedml_noniid.pipelines.verbs import choose, init
@@ -416,7 +418,24 @@ def test_no_command_drops_numbers_that_are_written_in_another_way(
     (folder / "t.csv").write_text("\n".join(["dose,b,y", *lines]))
     assert main(["init", "made", "--data", "t.csv", "--label", "y"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "column 'dose'" in line and "write numbers with a point, without units" in line
+    advice = "need ',' as `decimal`" if "," in cell else "write numbers with a point, without units"
+    assert "column 'dose'" in line and advice in line
+
+
+def test_a_table_of_german_excel(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says how it reads the file, and the stages read it so."""
+    table = pd.DataFrame({"größe": np.arange(60) / 8, "y": np.where(np.arange(60) % 2, "ja", "nö")})
+    text = table.to_csv(sep=";", decimal=",", index=False)
+    (folder / "t.csv").write_text(text, encoding="cp1252")
+    words = ["init", "--data", "t.csv", "--label", "y", "--methods", "fedavg"]
+    assert main(words) == 2 and "`encoding` may be cp1252" in capsys.readouterr().err
+    assert main([*words, "--set", "data.encoding=cp1252"]) == 0
+    read = "CSV read with separator ';', decimal ',', encoding cp1252, as German Excel writes it"
+    assert f"note: {read}\n" in capsys.readouterr().out
+    run_stages(folder, ("prepare",))
+    data = Dataset.read(folder / "data" / "table.safetensors")
+    assert data.notes[0] == read and data.classes == ("ja", "nö")
+    assert data.train_x.max() == 59 / 8
 
 
 @pytest.mark.parametrize("links", [("made", "made2"), ("t.csv", "u.csv")])

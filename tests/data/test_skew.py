@@ -3,6 +3,7 @@ in every runtime."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,23 @@ from fedml_noniid.data.drift import drift
 from fedml_noniid.data.indices import INDICES, Indices, read_indices
 from fedml_noniid.data.ragged import Ragged
 from fedml_noniid.data.skew import CLEAN, Skew
-from fedml_noniid.engines.evaluation import evaluate
-from fedml_noniid.engines.hashing import model_tensors
 from fedml_noniid.engines.run import Outcome
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
-from fedml_noniid.pipelines.experiment.measuring import measure
 from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_of
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.reporting import report
+from fedml_noniid.pipelines.reporting import report, text
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.verbs import scenarios
 from tests import federation
 
 LABEL_NOISE: dict[str, Any] = {"label_noise": {"rate": 0.4, "form": "level"}}
 ROTATION: dict[str, Any] = {"rotation": {"degrees": [0, 90, 180, 270]}}
+MIXED: dict[str, Any] = {"drift": {"at": 2, "swap": [[1, 7], [3, 4], []]}}
+RECURRENT: dict[str, Any] = {
+    "drift": {"kind": "recurrent", "at": 2, "every": 1, "swap": [[1, 7], [3, 4]]}
+}
 NEUTRAL: dict[str, Any] = {
     "label_noise": {"rate": 0, "kind": "pair"},
     "rotation": {"degrees": [0, 0]},
@@ -141,18 +143,30 @@ def test_statistics_name_the_skews(digits: Dataset) -> None:
 
 
 def test_the_table_of_clients_and_the_words_of_a_report(digits: Dataset, tmp_path: Path) -> None:
-    of, place = settings(LABEL_NOISE | ROTATION), Workspace.from_environment(tmp_path, {})
+    """Classes may be called as the columns beside them are."""
+    of = settings(LABEL_NOISE | ROTATION | MIXED)
+    place = Workspace.from_environment(tmp_path, {})
+    names = ("noise", "1", "degrees", "3", "4", "drifting", "client", "7", "entropy", "samples")
+    digits = replace(digits, classes=names)
     digits.save(place.dataset("digits"))
     partitions(place, of)
     found = results.table(place.partition("s", 3) / "clients.csv")
+    made = partitioned(digits, of)
     assert [row["rotation"] for row in found] == ["0", "90", "180", "270", "0"]
-    wanted = partitioned(digits, of).columns["label_noise"]
+    wanted = made.columns["label_noise"]
     assert [float(row["label_noise"]) for row in found] == pytest.approx(wanted, abs=1e-6)
+    assert [row["drift"] for row in found] == ["2", "2", "0", "2", "2"]
+    assert results.record(place.partition("s", 3) / "statistics.json")["drifting"] == 4
     about = report._about(tmp_path, of.scenarios["s"], "s-3")
     assert "labels of the clients are wrong (level label noise, rate 0.4, symmetric)" in about
     assert "one angle (images rotated by 0, 90, 180, 270 degrees)" in about
+    drifts = "sudden drift from round 2, swapped classes 1-7, 3-4, none"
+    assert f"labels change with the round ({drifts})" in about
+    held = sorted((made.counts > 0).sum(1).tolist())
+    assert f" training samples of {text.span(held)} classes" in about, "the round is no class"
+    assert "bits on average (3.32: all classes alike" in about, "log2 of 10"
     words = ", level label noise, rate 0.4, symmetric, images rotated by 0, 90, 180, 270 degrees"
-    assert scenarios.described(of.scenarios["s"]) == f"dirichlet (alpha 1.0){words}"
+    assert scenarios.described(of.scenarios["s"]) == f"dirichlet (alpha 1.0){words}, {drifts}"
 
 
 def test_from_python_as_from_a_file(digits: Dataset) -> None:
@@ -163,9 +177,10 @@ def test_from_python_as_from_a_file(digits: Dataset) -> None:
         "public": 40,
         **LABEL_NOISE,
         **ROTATION,
+        **MIXED,
     }
     split = nd.partition(nd.load("digits"), "dirichlet", 5, **given)
-    wanted = partitioned(digits, settings(LABEL_NOISE | ROTATION))
+    wanted = partitioned(digits, settings(LABEL_NOISE | ROTATION | MIXED))
     assert split.indices.content == wanted.indices.content
     assert "degrees" not in repr(split), "only the partition's own options are named"
     with pytest.raises(
@@ -173,10 +188,12 @@ def test_from_python_as_from_a_file(digits: Dataset) -> None:
         match=r"partition: rotation.degrees\[0\] = 45 is refused; allowed: 0, 90, 180, 270",
     ):
         nd.partition(nd.load("digits"), "iid", 5, rotation={"degrees": [45]})
+    with pytest.raises(UserError, match="drift: labels change until round 2; allowed: until 1"):
+        nd.run("fedavg", split, rounds=1)
 
 
 @pytest.mark.parametrize(
-    "skews", [{}, LABEL_NOISE, ROTATION, LABEL_NOISE | ROTATION], ids=lambda of: "+".join(of)
+    "skews", [{}, LABEL_NOISE, ROTATION, LABEL_NOISE | ROTATION | MIXED], ids="+".join
 )
 def test_the_file_holds_the_skews(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
     wanted = partitioned(digits, settings(skews)).indices
@@ -189,6 +206,10 @@ def test_the_file_holds_the_skews(digits: Dataset, tmp_path: Path, skews: dict[s
         assert all((part == before).all() for part, before in pairs)
     assert (found.skew.labels is None) is ("label_noise" not in skews)
     assert (found.skew.turns is None) is ("rotation" not in skews)
+    drifts = None if found.skew.drift is None else found.skew.drift.clients.tolist()
+    assert drifts == ([[1, 2, 0, 1, 2]] if "drift" in skews else None)
+    plain = partitioned(digits, settings({})).indices
+    assert replace(found, skew=CLEAN).content == plain.content
 
 
 @pytest.mark.parametrize(
@@ -226,12 +247,15 @@ def test_a_damaged_file_is_refused(tmp_path: Path, key: str, value: object, mess
 # --------------------------------------------------------------------------------------------------
 
 
-@SKEWS
+@pytest.mark.parametrize("skews", [LABEL_NOISE | ROTATION, MIXED, RECURRENT], ids="+".join)
 @pytest.mark.parametrize("recipe", ["fedavg", "scaffold+fnr", "centralised"])
 def test_engines_agree(digits: Dataset, skews: dict[str, Any], recipe: str) -> None:
-    a, b = (run(digits, skews, recipe, engine=engine) for engine in ("sequential", "vectorized"))
+    engines = ("sequential", "vectorized")
+    a, b = (run(digits, skews, recipe, engine=engine, rounds=3) for engine in engines)
     close(b.params, a.params, 1e-4)
-    assert not federation.equal_models(a, run(digits, {}, recipe, engine="sequential"))
+    scores = [[row["test_accuracy"] for row in one.rows] for one in (a, b)]
+    assert scores[0] == pytest.approx(scores[1], abs=0.01)
+    assert not federation.equal_models(a, run(digits, {}, recipe, engine=engines[0], rounds=3))
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -240,21 +264,6 @@ def test_neutral_values_equal_none_to_the_bit(digits: Dataset, recipe: str, engi
     assert federation.equal(
         run(digits, NEUTRAL, recipe, engine=engine), run(digits, {}, recipe, engine=engine)
     )
-
-
-def test_the_test_images_turn_with_the_client(digits: Dataset) -> None:
-    """The main accuracy is that of the upright images; clients 0 and 4 have the same angle."""
-    of = item(digits, ROTATION)
-    outcome = of.simulation().run()
-    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers)
-    found = measure(of, tensors, outcome.rows)
-    copies = found.per_client["accuracy_noisy"]
-    for client, accuracy in enumerate(copies):
-        turned = of.test._replace(x=torch.rot90(of.test.x, client, (2, 3)))
-        one = evaluate(of.network, outcome.params, outcome.buffers, turned)
-        assert accuracy == one.accuracy
-    assert copies[0] == copies[4] == found.metrics["accuracy"] and len(set(copies)) > 1
-    assert found.metrics["accuracy_noisy"] == pytest.approx(np.mean(np.array(copies, float)))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -301,6 +310,51 @@ def test_the_test_images_turn_with_the_client(digits: Dataset) -> None:
             {"rotation": {"degrees": [0] * 6}},
             "degrees = [0, 0, 0, 0, 0, 0] is refused; allowed: at most one per client",
         ),
+        ({"drift": {"swap": [[1, 7]]}}, "scenarios.s.drift.at is missing"),
+        ({"drift": {"at": 2}}, "scenarios.s.drift.swap is missing"),
+        ({"drift": {"at": 0, "swap": [[1, 7]]}}, "scenarios.s.drift.at = 0 is refused"),
+        (
+            {"drift": {"at": 2, "swap": []}},
+            "drift.swap = [] is refused; allowed: pairs of two classes such as [[1, 2], ",
+        ),
+        ({"drift": {"at": 2, "swap": [[]]}}, "drift.swap = [[]] is refused; allowed: pairs"),
+        (
+            {"drift": {"at": 2, "swap": [[1, 2, 3]]}},
+            "drift.swap = [[1, 2, 3]] is refused; allowed: pairs",
+        ),
+        (
+            {"drift": {"at": 2, "swap": [[1, 1]]}},
+            "drift.swap = [[1, 1]] is refused; allowed: pairs",
+        ),
+        (
+            {"drift": {"at": 2, "swap": [7]}},
+            "scenarios.s.drift.swap[0] = 7 is refused; allowed: a list",
+        ),
+        (
+            {"drift": {"at": 2, "swap": [[1, 7]] * 6}},
+            "is refused; allowed: at most one per client, 5",
+        ),
+        (
+            {"drift": {"at": 2, "swap": [[1, 7]], "kind": "suden"}},
+            "drift.kind = 'suden' is unknown (did you mean 'sudden'?); allo",
+        ),
+        (
+            {"drift": {"at": 2, "swap": [[1, 7]], "every": 3}},
+            "drift.every = 3 is refused; allowed: null; a sudden drift has no second round",
+        ),
+        (
+            {"drift": {"at": 2, "swap": [[1, 7]], "kind": "recurrent"}},
+            "drift.every = null is refused; allowed: a number of rounds",
+        ),
+        (
+            {"drift": {"at": 2, "swap": [[1, 7]], "kind": "recurrent", "every": 0}},
+            "scenarios.s.drift.every = 0 is refused",
+        ),
+        (
+            {"drift": {"at": 2, "swop": [[1, 7]], "swap": [[1, 7]]}},
+            "scenarios.s.drift.swop is unknown (did you mean 'swap'?); allowed: at",
+        ),
+        ({"drift": 2}, "scenarios.s.drift = 2 is refused"),
         (
             {"rotaton": {"degrees": [0]}},
             "scenarios.s.rotaton is unknown (did you mean 'rotation'?)",
@@ -338,29 +392,3 @@ def test_what_does_not_fit_the_data_is_refused(x: torch.Tensor, message: str) ->
         partition_of(data, settings({}).data, scenario, "s", 0)
     assert str(error.value).startswith(("scenarios.s: rotation", "scenarios.s.rotation"))
     assert message in str(error.value) and "\n" not in str(error.value)
-
-
-# sizes that are given
-# --------------------------------------------------------------------------------------------------
-
-
-def by_sizes(data: Dataset, sizes: list[float]) -> Partition:
-    scenario = config.Scenario.model_validate(
-        {"partition": "by_sizes", "clients": 3, "sizes": sizes}
-    )
-    return partition_of(data, settings({}).data, scenario, "s", 3)
-
-
-def test_given_sizes_in_a_scenario(digits: Dataset) -> None:
-    """1437 samples less 144 of validation and 40 of the public split: 1253.
-
-    Shares: 626.5, 313.25 and 156.625.
-    """
-    found = by_sizes(digits, [0.5, 0.25, 0.125])
-    assert found.counts.sum(1).tolist() == [626, 313, 157]
-    assert found.statistics["samples_left_out"] == 1253 - 626 - 313 - 157
-    assert by_sizes(digits, [100, 50, 25]).counts.sum(1).tolist() == [100, 50, 25]
-    with pytest.raises(
-        UserError, match=r"^scenarios.s.sizes = \[1000, 250, 4\] is refused; .*1253"
-    ):
-        by_sizes(digits, [1000, 250, 4])

@@ -6,14 +6,7 @@ import zlib
 
 import numpy as np
 
-from fedml_noniid.data.streams import Streams, stream
-
-
-def test_a_stream_repeats_and_others_differ() -> None:
-    keys = [(0, "a", 1), (1, "a", 1), (0, "b", 1), (0, "a", 2), (0, "a", 1, 0), (0, "a")]
-    drawn = [stream(*key).random(3).tolist() for key in keys]  # type: ignore[arg-type]  # of unlike lengths
-    assert drawn == [stream(*key).random(3).tolist() for key in keys]  # type: ignore[arg-type]  # likewise
-    assert len({tuple(one) for one in drawn}) == len(keys)
+from fedml_noniid.data.streams import Streams
 
 
 def test_many_streams_are_philoxs_own() -> None:

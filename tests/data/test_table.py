@@ -87,14 +87,6 @@ def test_a_table_of_two_files(root: Path) -> None:
     assert contents(root) == before
 
 
-def test_columns_are_standardised_by_the_training_rows(root: Path) -> None:
-    found = load("table", root, **BOTH)
-    assert found.mean[0] == 65 and found.std[0] == pytest.approx(np.std([40, 50, 60, 70, 80, 90]))
-    assert found.normalised("test")[0, 0].item() == pytest.approx((45 - 65) / found.std[0])
-    none = load("table", root, **BOTH, normalise="none")
-    assert torch.equal(none.normalised("train"), none.train_x)
-
-
 def test_a_constant_column_does_not_blow_up_other_values(root: Path) -> None:
     """0.1 as float32 has a mean that rounds to another number, so its computed deviation isn't
     0."""

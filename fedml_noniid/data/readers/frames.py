@@ -1,23 +1,17 @@
-"""Reads tables from files and from memory: their columns as numbers or names, their rows in two
-parts."""
+"""Reads the columns of tables as numbers or names, and the rows in two parts."""
 
 from __future__ import annotations
 
-import functools
-import gzip
 import math
 import re
-import warnings
-import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedml_noniid import extras
 from fedml_noniid.core.errors import UserError, shown
 from fedml_noniid.data.checks import known, refusal
 from fedml_noniid.data.readers import user_data
@@ -27,10 +21,8 @@ from fedml_noniid.data.types import Floats, Ints
 if TYPE_CHECKING:  # pandas takes half a second to import, and only these readers need it
     import pandas as pd
 
-ENDINGS = (".csv", ".csv.gz", ".parquet")
 # What stands for a missing number, in lower case.
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
-HEAD = 100  # rows that tell which columns are numbers
 NAMELESS = ""  # a cell of text that is missing
 MAX_ADVISED = 50  # categories of a column for which one_hot is advised
 LEAVE_OUT = "leave it out (`drop`)"
@@ -42,9 +34,18 @@ DATE = re.compile(
 LIKE_NUMBER = re.compile(
     r"[^\w]*\d+([.,' ]\d+)+\W*|[^\w]*\d+([.,' ]\d+)*\W+[^\d]*"
 )  # 1,5; 5 mg; 7%
+MARKED = re.compile(r"[+-]?\d[\d.,]*([eE][+-]?\d+)?")  # 1,5; 1.234,5
 EXACT = 2**53  # up to here, float64 has each whole number
 Columns = str | Sequence[str] | None  # as options name them
 Cells = Floats | Labels  # [n] of one column: float64 with NaN, or text with NAMELESS
+
+
+class Marks(NamedTuple):
+    """The marks of a CSV."""
+
+    separator: str
+    decimal: str
+    encoding: str | None = None  # None: UTF-8
 
 
 class Table(NamedTuple):
@@ -53,6 +54,12 @@ class Table(NamedTuple):
 
     name: str  # of the file, in messages
     frame: pd.DataFrame
+    marks: Marks | None = None  # of a CSV
+    note: str = ""  # how it was read, if not as most are
+
+    @property
+    def decimal(self) -> str:
+        return self.marks.decimal if self.marks is not None else "."
 
 
 class ColumnError(UserError):
@@ -85,84 +92,6 @@ class UndecidedError(UserError):
         self.args = (errors,)  # of which a copy is made
 
 
-def tables_of(
-    root: Path, file: object, test_file: object, is_number: Callable[[str], bool] = lambda _: False
-) -> list[Table]:
-    """One or two tables: files under `root`, the ending tells the format; or data frames.
-
-    `is_number`: the columns, by name, that have to be numbers. UserError for missing and damaged
-    files, and for other objects.
-    """
-    if isinstance(file, str) and test_file == file:
-        raise refusal("test_file", test_file, "another file than `file`, or none")
-    sources = (("file", "frame", file), ("test_file", "test", test_file))
-    return [_read(root, *one, is_number) for one in sources[: 1 if test_file is None else 2]]
-
-
-def _read(
-    root: Path, key: str, argument: str, source: object, is_number: Callable[[str], bool]
-) -> Table:
-    """One table. `key` is its option in params.yaml, `argument` its name in Python."""
-    import pandas as pd
-
-    if isinstance(source, pd.DataFrame):
-        return table_of(argument, source)
-    if not isinstance(source, str):
-        raise UserError(f"{argument} is a {type(source).__name__}; allowed: a pandas.DataFrame")
-    if not source.endswith(ENDINGS):
-        raise refusal(key, source, f"the name of a file that ends in {', '.join(ENDINGS)}")
-    path = root / source
-    if not path.is_file():
-        there = sorted(
-            entry.name
-            for entry in root.glob("*")
-            if entry.name.endswith(ENDINGS) and entry.is_file()
-        )
-        raise UserError(
-            f"{path}: there is no such file; {key} is relative to root, where there is "
-            f"{user_data.listed(there) or 'none'}"
-        )
-    frame = _parquet(path) if source.endswith(".parquet") else _csv(path, is_number)
-    return table_of(str(path), frame)
-
-
-def _csv(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
-    """A table of text, in which nothing counts as missing: a class may be called NA or None.
-
-    The columns that have to be numbers are float64, if all are numbers that float64 has exactly.
-    """
-    import pandas as pd
-
-    # The first line is read as a row: pandas would rename columns of the same name.
-    read = functools.partial(
-        pd.read_csv, path, header=None, dtype=str, na_filter=False, encoding="utf-8-sig"
-    )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
-                for number, line in enumerate(lines, start=1):
-                    if b"\0" in line:
-                        raise ValueError(f"line {number} has a NUL byte")
-            names = [str(name) for name in read(nrows=1).iloc[0]]
-            other = next((mark for mark in ";\t|" if mark in names[0]), None)
-            if len(names) == 1 and other:
-                raise ValueError(f"its columns are separated by {other!r}; allowed: commas")
-            numbers = [i for i, name in enumerate(names) if is_number(name)]
-            rows = _numbers(read, names, numbers) if numbers else None
-            rows = read().iloc[1:] if rows is None else rows
-    except (ValueError, pd.errors.ParserWarning, zlib.error, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # the system's own: permissions, the disk
-        reason = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
-        raise UserError(
-            f"{path}: can't be read as CSV ({reason}); needed: UTF-8, the names of the columns in "
-            "the first line, and as many cells in each line"
-        ) from None
-    rows.columns = pd.Index(names)
-    return rows
-
-
 def exactly() -> dict[str, Any]:
     """Options with which `read_csv` reads a number as Python does, to the last bit. From 3.1 on
     pandas always does."""
@@ -173,60 +102,6 @@ def exactly() -> dict[str, Any]:
         if [*map(int, pd.__version__.split(".")[:2])] >= [3, 1]
         else {"float_precision": "round_trip"}
     )
-
-
-def _numbers(
-    read: Callable[..., pd.DataFrame], names: Sequence[str], numbers: list[int]
-) -> pd.DataFrame | None:
-    """A CSV with these names of columns; those at the positions `numbers` are float64, if they
-    begin with numbers.
-
-    None unless all of their cells are empty or numbers that float64 has exactly.
-    """
-    import pandas as pd
-
-    read = functools.partial(read, header=0, names=range(len(names)))
-    empty = [form(cell) for cell in MISSING for form in (str, str.upper, str.title)]
-    try:
-        # Columns of text show in the first rows; so do truth values, of which pandas makes 0 and 1.
-        head = read(nrows=HEAD)
-        cells = {i: [_number(cell) for cell in head[i] if not _is_empty(cell)] for i in numbers}
-        numbers = [i for i in numbers if cells[i] and not np.isnan(cells[i]).any()]
-        rows = read(
-            dtype=dict.fromkeys(range(len(names)), str) | dict.fromkeys(numbers, np.float64),
-            na_filter=True,
-            keep_default_na=False,
-            na_values=dict.fromkeys(numbers, empty),
-            **exactly(),
-        )
-    except (ValueError, pd.errors.ParserWarning):
-        return None
-    # pandas takes the first cells for an index, if lines have one too many, and the names for a row
-    # too, if a bare CR and a blank follow.
-    is_whole = isinstance(rows.index, pd.RangeIndex) and not (head[:1] == names).all(axis=None)
-    return None if not is_whole or any(rows[i].abs().max() > EXACT for i in numbers) else rows
-
-
-def _parquet(path: Path) -> pd.DataFrame:
-    extras.require(extras.PIPELINE, "pyarrow")
-    import pandas as pd
-    import pyarrow
-
-    try:
-        return pd.read_parquet(path)
-    except (pyarrow.ArrowException, ValueError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{path}: can't be read as parquet ({reason[:200]}); write it again"
-        ) from None
-
-
-def without(tables: Sequence[Table], cells: Sequence[str]) -> list[Table]:
-    """The tables without the values that option `na` names. UserError for a cell that none has."""
-    for cell in cells:
-        if not any((table.frame == cell).any(axis=None) for table in tables):
-            raise refusal("na", cell, f"texts of cells of {tables[0].name}")
-    return [table._replace(frame=table.frame.mask(table.frame.isin([*cells]))) for table in tables]
 
 
 def table_of(name: str, frame: pd.DataFrame) -> Table:
@@ -341,12 +216,14 @@ def numbers_of(table: Table, column: str) -> Floats:
         # Python's float, since pd.to_numeric rounds the last bit in another way and takes 1e400 for
         # missing.
         values, number = _different(series.astype(object))
-        numbers = np.fromiter(map(_number, values), dtype=np.float64, count=len(values))
+        numbers = np.fromiter(
+            (number_in(value, table.decimal) for value in values), np.float64, len(values)
+        )
         for i in np.flatnonzero(np.isnan(numbers)):
             name = _name(values[i])
-            if name is None or not _is_empty(name):
+            if name is None or not is_empty(name):
                 row = int((number == i).argmax())
-                raise _no_number(table.name, column, row, values, number)
+                raise _no_number(table, column, row, values, number)
         cells = numbers[number]
     large = np.flatnonzero(np.abs(cells) > EXACT)
     too_large = large[np.abs(cells[large]) > np.finfo(np.float32).max]
@@ -361,25 +238,28 @@ def numbers_of(table: Table, column: str) -> Floats:
     return cells
 
 
-def _is_empty(cell: str) -> bool:
+def is_empty(cell: str) -> bool:
     """Whether a cell of text says that a number is missing."""
     return cell.strip().lower() in MISSING
 
 
-def _number(value: Any) -> float:
+def number_in(value: Any, decimal: str = ".") -> float:
     """The number in a cell; NaN if it is missing or something else.
 
     Python also takes 1_000, NumPy also drops imaginary parts, and others drop units; tables don't.
     """
     odd = isinstance(value, np.complexfloating) or hasattr(type(value), "units")
+    if isinstance(value, str):
+        odd = "_" in value or (decimal == "," and "." in value)
+        value = value.replace(decimal, ".")
     try:
-        return math.nan if odd or (isinstance(value, str) and "_" in value) else float(value)
+        return math.nan if odd else float(value)
     except (TypeError, ValueError):
         return math.nan
 
 
 def _no_number(
-    table: str, column: str, row: int, values: Sequence[Any], number: Ints
+    table: Table, column: str, row: int, values: Sequence[Any], number: Ints
 ) -> ColumnError:
     """What to do with a column of text, as its cells look; `values` and `number` are those of
     `_different`."""
@@ -391,8 +271,14 @@ def _no_number(
     def mostly(like: Callable[[str], object]) -> bool:
         return 2 * sum(times for cell, times in cells.items() if like(cell)) > cells.total()
 
-    others = sorted({cell for cell in cells if math.isnan(_number(cell))} - {*MISSING})
-    are_numbers = mostly(lambda cell: not math.isnan(_number(cell)))
+    others = sorted(
+        {cell for cell in cells if math.isnan(number_in(cell, table.decimal))} - {*MISSING}
+    )
+    are_numbers = mostly(lambda cell: not math.isnan(number_in(cell, table.decimal)))
+    other = "." if table.decimal == "," else ","
+    marked = {cell for cell in others if other in cell and MARKED.fullmatch(cell.strip())}
+    is_plain = table.marks is None or table.marks[:2] == (",", ".")
+    are_marked = mostly(marked.__contains__) or bool(marked and are_numbers and not is_plain)
     correct = "most cells are numbers: correct the others"
     in_na = f"{correct}, or name them in `na`, as missing: {user_data.listed([*map(repr, others)])}"
     rules = (  # the first that holds: the advice, and the option in it
@@ -402,6 +288,7 @@ def _no_number(
             f"dates: {LEAVE_OUT}, or write numbers such as years in their place",
             "drop",
         ),
+        (table.marks is not None and are_marked, _of_marks(table, marked, other), ""),
         (are_numbers and len(others) <= MAX_ADVISED, in_na, "na"),
         (are_numbers, correct, ""),
         (
@@ -418,7 +305,19 @@ def _no_number(
     )
     advice, option = next((advice, option) for holds, advice, option in rules if holds)
     problem = f"is {shown(value)} in row {row + 1}; allowed: numbers; {advice}"
-    return ColumnError(table, column, problem, option, others if option == "na" else ())
+    return ColumnError(table.name, column, problem, option, others if option == "na" else ())
+
+
+def _of_marks(table: Table, cells: Iterable[str], other: str) -> str:
+    """What to do with numbers of a CSV that have another mark than that of its decimals."""
+    separator, decimal, encoding = table.marks or Marks(",", ".")
+    options = f"sep={separator!r}, decimal={decimal!r}, thousands={other!r}"
+    options += f", encoding={encoding!r}" if encoding is not None else ""
+    return (
+        f"numbers such as {min(cells, default='')!r} need {other!r} as `decimal`, or, where it "
+        f"separates thousands, this line: pd.read_csv({Path(table.name).name!r}, {options})"
+        ".to_csv('new.csv', index=False)"
+    )
 
 
 def complete(table: Table, column: str, cells: Cells, options: Sequence[str] = ()) -> Any:

@@ -22,6 +22,7 @@ from fedml_noniid.data.readers.frames import (
     NAMELESS,
     Cells,
     ColumnError,
+    Marks,
     Table,
     UndecidedError,
     columns_of,
@@ -31,11 +32,17 @@ from fedml_noniid.data.readers.frames import (
     numbers_of,
     rows_of,
     table_of,
-    tables_of,
     taken,
     texts_of,
     used_columns,
-    without,
+)
+from fedml_noniid.data.readers.table_files import (
+    Decimal,
+    Dialect,
+    Encoding,
+    Separator,
+    reading_notes,
+    tables_of,
 )
 from fedml_noniid.data.readers.user_data import Labels
 from fedml_noniid.data.types import Floats
@@ -85,9 +92,18 @@ def table(
     drop: list[str] | None = None,
     missing: Missing | None = None,
     na: list[str] | None = None,
+    separator: Separator | None = None,
+    decimal: Decimal | None = None,
+    encoding: Encoding | None = None,
+    sheet: str | None = None,
 ) -> Raw:
-    """<root>/<file>: a table with one row per sample, .csv or .csv.gz (commas, UTF-8, names first)
-    or .parquet.
+    """<root>/<file>: a table with one row per sample and the names first, .csv, .csv.gz, .xlsx or
+    .parquet.
+
+    `separator`, `decimal` and `encoding` are those of a CSV. By default the first rows show the
+    separator, all numbers the mark of their decimals (commas: a point), and the encoding is UTF-8.
+    A note says what was read; where two readings are possible, it is refused. `sheet`: of an .xlsx
+    with several.
 
     `label`: the column of the class, text or whole numbers. `target` in its place: the column of a
     number, or several columns, of numbers or of labels as 0 and 1. `owner`: the column of the
@@ -120,10 +136,10 @@ def table(
     numbers = None if features is None else {*features, *listed(target)}
     tables = tables_of(
         *(root, file, test_file),
-        # Of cells that `na` may name, the text is needed.
-        lambda name: not na and name not in texts and (numbers is None or name in numbers),
+        Dialect(separator, decimal, encoding, sheet),
+        lambda name: name not in texts and (numbers is None or name in numbers),
+        na or (),
     )
-    tables = without(tables, na) if na else tables
     used = used_columns(tables, label=label, owner=owner, target=target)
     chosen, categories = _chosen(tables, used, features, one_hot, drop)
     rows, cells, notes = _read(tables, used, chosen, categories, missing, test_share)
@@ -171,8 +187,8 @@ def table(
             f"features that are constant in the training rows: {user_data.listed(constant)}"
         )
     order = f"{len(columns)}{IN_ORDER}{user_data.listed(columns, MAX_NAMED)}"
-    raw = rows.raw(xs, 1.0, [order], notes)
-    return replace(raw, encode=partial(_encoded, made, na or ()), features=columns)
+    raw = rows.raw(xs, 1.0, [*reading_notes(tables), order], notes)
+    return replace(raw, encode=partial(_encoded, made, na or (), tables[0].marks), features=columns)
 
 
 def in_brief(note: str) -> str:
@@ -183,16 +199,19 @@ def in_brief(note: str) -> str:
     return f"{number} features: {', '.join(columns[: MAX_SHOWN - 2])}, ..." if is_long else note
 
 
-def _encoded(features: Sequence[Feature], na: Sequence[str], x: object) -> Tensor | None:
+def _encoded(
+    features: Sequence[Feature], na: Sequence[str], marks: Marks | None, x: object
+) -> Tensor | None:
     """The samples [n, d] of new rows, which need the columns of the features alone, by name.
 
-    None for what is no data frame. UserError for columns and values that don't fit.
+    Cells of text have the `marks` of the training file. None for what is no data frame. UserError
+    for columns and values that don't fit.
     """
     import pandas as pd
 
     if not isinstance(x, pd.DataFrame):
         return None
-    table, blocks = table_of("x", x.mask(x.isin([*na]))), []
+    table, blocks = table_of("x", x.mask(x.isin([*na])))._replace(marks=marks), []
     for feature in features:
         known("x: column", feature.column, table.frame.columns)
         cells = (numbers_of if feature.categories is None else texts_of)(table, feature.column)

@@ -18,9 +18,15 @@ from fedml_noniid.data.readers.frames import (
     complete,
     rows_of,
     table_of,
-    tables_of,
     texts_of,
     used_columns,
+)
+from fedml_noniid.data.readers.table_files import (
+    Dialect,
+    Encoding,
+    Separator,
+    reading_notes,
+    tables_of,
 )
 from fedml_noniid.data.text import Length, Vocabulary, encode, read_texts, tokenise
 
@@ -41,18 +47,22 @@ def text(
     owner: str | None = None,
     vocabulary: Vocabulary = VOCABULARY,
     length: Length = LENGTH,
+    separator: Separator | None = None,
+    encoding: Encoding | None = None,
+    sheet: str | None = None,
 ) -> Raw:
     """<root>/<file>: a table as of data set `table`, with a column `text` of which x is made:
     tokens [n, length] int32.
 
-    `label`, `owner`, `test_file` and `test_share` are those of `table`. Tokens are torchtext's
+    `label`, `owner`, `test_file`, `test_share`, `separator`, `encoding` and `sheet` are those of
+    `table`. Tokens are torchtext's
     basic_english. The `vocabulary` holds the most frequent tokens of the training texts, <pad> and
     <unk> included. Longer texts are cut to `length` tokens, shorter texts are padded at the end.
     Vectors are GloVe's if <root>/glove.6B.300d.txt exists, otherwise they are drawn (see
     `data.text.embedding`); a note says which. Raises UserError for missing and damaged
     files, and for columns and values that don't fit.
     """
-    tables = tables_of(root, file, test_file)
+    tables = tables_of(root, file, test_file, Dialect(separator, None, encoding, sheet))
     used = used_columns(tables, text=text, label=label, owner=owner)
     cells = {
         column: [complete(table, column, texts_of(table, column)) for table in tables]
@@ -64,7 +74,7 @@ def text(
     train_x, test_x, vectors, notes, words = read_texts(
         train, test, train, root, vocabulary, length, "texts"
     )
-    raw = rows.raw([train_x, test_x], 255, (), notes, vectors)
+    raw = rows.raw([train_x, test_x], 255, reading_notes(tables), notes, vectors)
     return replace(raw, encode=partial(_encoded, text, words, length))
 
 
