@@ -126,21 +126,14 @@ class MultiLabel(Elementwise):
         return {"macro_f1": f1.nanmean(), "micro_f1": 2 * hits.sum() / occurring.sum()}
 
     def of_all(self, predictions: Tensor, y: Tensor) -> Metrics:
-        """`auc`: the mean over the labels that some samples have and others have not."""
-        areas = [
-            area_under_roc(*of) for of in zip(predictions.T.contiguous(), y.T > 0, strict=True)
-        ]
-        return {"auc": torch.stack(areas).nanmean()}
+        """`auc`: the mean over the labels that some samples have and others have not; NaN if there
+        is none."""
+        from sklearn.metrics import roc_auc_score
 
-
-def area_under_roc(predictions: Tensor, has: Tensor) -> Tensor:
-    """The probability that a sample with the label has the higher prediction than one without; a
-    tie counts half (Mann and Whitney 1947). [n] and bool [n] -> 0-d float64, NaN without a pair."""
-    ascending = predictions.sort().values
-    below, up_to = (torch.searchsorted(ascending, predictions, right=end) for end in (False, True))
-    ranks = (below + 1 + up_to).double() / 2  # from 1; equal predictions have their mean rank
-    n = has.sum().double()
-    return ((ranks * has).sum() - n * (n + 1) / 2) / (n * (len(has) - n))
+        has = y > 0
+        mixed = has.any(0) & ~has.all(0)  # [C]
+        areas = [roc_auc_score(has[:, c], predictions[:, c]) for c in mixed.nonzero().flatten()]
+        return {"auc": torch.tensor(areas, dtype=torch.float64).mean()}
 
 
 class BCE(MultiLabel):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics as sk
-from torch import Tensor, nn
+from torch import Tensor
 
 import fedml_noniid as nd
 from fedml_noniid.contract import silos
@@ -20,7 +20,6 @@ from fedml_noniid.core.data import Samples
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.losses import Classification
 from fedml_noniid.core.options import RecipeError
-from fedml_noniid.core.trees import Params
 from fedml_noniid.data.shards import Parts
 from fedml_noniid.deploy import settings as silo_settings
 from fedml_noniid.deploy.server_run import ServerRun
@@ -33,7 +32,7 @@ from fedml_noniid.plugins.registry import METHODS
 from fedml_noniid.processes import loopback
 from fedml_noniid.processes.launch import round_line
 from tests import federation
-from tests.recipe_table import ALONE, label, settings
+from tests.recipe_table import ALONE, settings
 from tests.walks import thinned
 
 TARGETS, FEATURES = 2, 6
@@ -81,48 +80,6 @@ def test_each_method_runs_in_both_engines_or_says_that_it_needs_classes(entry: s
     assert last.keys() == other.keys() and not any("accuracy" in name for name in last)
     for name in ("test_r2", "test_mae", "test_rmse", "test_loss"):
         assert last[name] == pytest.approx(other[name], rel=1e-8) and np.isfinite(last[name])
-
-
-@pytest.mark.parametrize("loss", OTHERS)
-def test_training_is_torchs_own(loss: str) -> None:
-    """Batches of two clients in one round of FedAvg, by `torch.optim.SGD` on the module itself."""
-    of = small(torch.float64, labels=loss == "bce")
-    of = replace(of, clients=[np.arange(20), np.arange(20, 35)])
-    how = {"cohort": 2, "batch_size": 40, "epochs": 4, "rounds": 1, "lr": 0.3}
-    first = run("fedavg", of, loss, dtype=torch.float64, **how | {"lr": 1e-30})
-    found = run("fedavg", of, loss, dtype=torch.float64, **how)
-    theirs = {
-        "mse": nn.functional.mse_loss,
-        "huber": nn.functional.huber_loss,
-        "bce": nn.functional.binary_cross_entropy_with_logits,
-    }[loss]
-    total: Params = {}
-    for rows in of.clients:
-        module = nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, TARGETS)).double()
-        names = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
-        for leaf, name in zip(module.parameters(), names, strict=True):
-            leaf.data = first.params[name].clone()
-        sgd = torch.optim.SGD(module.parameters(), lr=0.3)
-        for _ in range(4):
-            sgd.zero_grad()
-            theirs(module(of.train.x[rows]), of.train.y[rows]).backward()
-            sgd.step()
-        for leaf, name in zip(module.parameters(), names, strict=True):
-            total[name] = total.get(name, 0) + leaf.detach() * len(rows) / 35
-    for name, leaf in total.items():
-        torch.testing.assert_close(found.params[name], leaf, rtol=1e-12, atol=1e-13)
-
-
-def test_what_is_recorded_is_scikit_learns() -> None:
-    of = small(torch.float64)
-    found = run("fedavg", of, dtype=torch.float64)
-    answers = mlp()(found.params, {}, of.test.x, False).logits
-    row = found.rows[-1]
-    assert row["test_r2"] == pytest.approx(sk.r2_score(of.test.y, answers), rel=1e-9)
-    assert row["test_mae"] == pytest.approx(sk.mean_absolute_error(of.test.y, answers), rel=1e-9)
-    assert row["test_loss"] == pytest.approx(row["test_rmse"] ** 2, rel=1e-9)
-    assert list(row)[1:6] == ["test_r2", "test_mae", "test_rmse", "test_loss", "validation_r2"]
-    assert row["sent_r2"] == row["test_r2"]
 
 
 @pytest.mark.parametrize("loss", ["mse", "bce"])
@@ -254,16 +211,6 @@ def test_the_log_of_a_deployment_names_the_metric() -> None:
     assert round_line(row, 3, ()) == "round 1 of 3: test R² 0.2500, loss 0.5000, 2.0 s"
     assert "R² not measured" in round_line(row | {"test_r2": float("nan")}, 3, ())
     assert main_of(["round", "test_macro_f1", "test_micro_f1", "test_top"]) == "macro_f1"
-
-
-@pytest.mark.slow
-def test_processes_over_loopback(tmp_path: Path) -> None:
-    deployment = silos.deployment("scaffold", {}, loss="mse")
-    loopback.compare(deployment, parts(), tmp_path / "stage", lambda _: None)
-
-
-def test_labels_of_the_walk_are_those_of_the_table() -> None:
-    assert all(label(*entry) == name for name, entry in ALONE.items())
 
 
 @pytest.mark.parametrize(

@@ -207,17 +207,6 @@ def shifted(algorithm: Algorithm, views: Views, w: Params, g: Params) -> Params:
     return algorithm.owned(Exclusive.GRADIENT_POINT, points) or {}
 
 
-def gathering(algorithm: Algorithm, views: Views) -> Callable[[Params, Batch], Params] | None:
-    """What makes the gradient of a batch of those of its samples; None: that of the mean loss."""
-    c = algorithm.per_sample
-    if c is None:
-        return None
-    view = views[c]
-    return lambda grads, batch: call(
-        c, "sample_gradients", grads, batch._replace(scope=view.scope), view
-    )
-
-
 def left_as(algorithm: Algorithm, views: Views, delta: Params) -> Params:
     """The update as it leaves the client."""
     leaving = {c: call(c, "leaving", delta, view) for c, view in views.items()}

@@ -31,7 +31,6 @@ from fedml_noniid.engines.storage import replace_row, shared
 
 NEVER = -1  # in place of a slot: the client was never asked, and has the first row
 DIGEST = hashlib.sha256().digest_size
-COMPARED = 2**24  # bytes of a leaf that are compared at a time
 REMEDY = "restore it, or delete the checkpoint and this file to start afresh"
 # Of each client in the memory; a range where clients have the numbers from 0.
 Places = Mapping[int, int] | range
@@ -45,10 +44,10 @@ class ClientStateFile:
     rows. Its methods are those of `engines.memory.InMemory`.
     """
 
-    def __init__(self, first: Tree, places: Places, cohort: int) -> None:
+    def __init__(self, first: Tree, places: Places) -> None:
         """`first`: the row of a client that was never asked. `places`: client -> its number."""
         n = len(places)
-        self.first, self.at_once, self._places = first, cohort, places
+        self.first, self._places = first, places
         self._width = n_bytes(first)
         # By place: the slot of each row, the slot in the checkpoint, and the digest of the row.
         self._slots, self._committed = (shared(n).numpy()[:n].view(np.int8) for _ in range(2))
@@ -169,18 +168,11 @@ def structure(n: int) -> Tree:
     return {"slots": slots, "digests": digests}
 
 
-def memory_digests(stacked: Tree, first: Tree, n: int) -> Digests:
-    """The SHA-256 of each of `n` rows, [n, 32]; those with the bytes of `first` cost no hash."""
-    alone = tree_map(lambda leaf: leaf.unsqueeze(0), first)
-    parts, firsts = _rows_of_bytes(stacked), _rows_of_bytes(alone)
-    changed = np.zeros(n, bool)
-    for part, its_first in zip(parts, firsts, strict=True):
-        size = max(1, COMPARED // max(1, part.shape[1]))
-        for at in range(0, n, size):
-            changed[at : at + size] |= (part[at : at + size] != its_first).any(1)
+def memory_digests(stacked: Tree, n: int) -> Digests:
+    """The SHA-256 of each of `n` rows, [n, 32]."""
+    parts = _rows_of_bytes(stacked)
     digests = np.empty((n, DIGEST), np.uint8)
-    digests[:] = _digest(firsts)
-    for at in np.flatnonzero(changed):
+    for at in range(n):
         digests[at] = _digest(part[at] for part in parts)
     return digests
 

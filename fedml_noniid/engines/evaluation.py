@@ -58,12 +58,11 @@ def evaluate(
     params: Params,
     buffers: Params,
     samples: Samples,
-    batch_size: int = BATCH,
     read: Read | None = None,
     of: Loss = CROSS_ENTROPY,
 ) -> Evaluation:
     """Eval mode, every sample once: as it is, or as `read` returns it."""
-    predicted, loss = _passes(network, (params, buffers), samples, batch_size, read, of)
+    predicted, loss = _passes(network, (params, buffers), samples, read, of)
     return _scored(network, of, predicted.cpu(), samples.y.cpu(), loss.item())
 
 
@@ -112,7 +111,7 @@ def scores(
 
     They stay on the device: the host does not wait.
     """
-    predicted, loss = _passes(network, (params, buffers), samples, BATCH, None, of)
+    predicted, loss = _passes(network, (params, buffers), samples, None, of)
     return of.of_one(predicted, samples.y) | {"loss": loss}
 
 
@@ -129,7 +128,7 @@ def totals(
 
     They stay on the device, as in `scores`.
     """
-    predicted, loss = _passes(network, (params, buffers), samples, BATCH, read, of)
+    predicted, loss = _passes(network, (params, buffers), samples, read, of)
     return [*of.statistics(predicted, samples.y).unbind(), loss * len(samples.y)]
 
 
@@ -137,13 +136,12 @@ def _passes(
     network: Network,
     model: tuple[Params, Params],
     samples: Samples,
-    batch_size: int,
     read: Read | None,
     of: Loss,
 ) -> tuple[Tensor, Tensor]:
     """(predictions [n, ...], mean loss 0-d float64), on the device."""
     predictions, losses = [], []
-    for outputs, y in _batches(network, model, samples, batch_size, read):
+    for outputs, y in _batches(network, model, samples, read):
         predictions.append(of.predictions(outputs))
         losses.append(of.total(outputs, y))
     return torch.cat(predictions), torch.stack(losses).double().sum() / len(samples.y)
@@ -154,7 +152,7 @@ def outputs_of(
     network: Network, params: Params, buffers: Params, samples: Samples, read: Read | None = None
 ) -> Tensor:
     """The outputs for all samples in eval mode, [n, C], on the device."""
-    batches = _batches(network, (params, buffers), samples, BATCH, read)
+    batches = _batches(network, (params, buffers), samples, read)
     return torch.cat([outputs for outputs, _ in batches])
 
 
@@ -162,12 +160,11 @@ def _batches(
     network: Network,
     model: tuple[Params, Params],
     samples: Samples,
-    batch_size: int,
     read: Read | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """(outputs [B, C], targets [B, ...]) of each pass, on the device."""
     positions = torch.arange(len(samples.y), device=samples.y.device)
-    parts = (torch.split(leaf, batch_size) for leaf in (samples.x, samples.y, positions))
+    parts = (torch.split(leaf, BATCH) for leaf in (samples.x, samples.y, positions))
     plain = replace(cast("Any", network), plain=True)
     for step, (x, y, index) in enumerate(zip(*parts, strict=True)):
         inputs = x if read is None else read(samples, index, step)

@@ -7,7 +7,6 @@ import json
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,10 @@ def autograd_survives_fork() -> bool:
 
 
 def in_fork(work: Callable[[], Any]) -> Any:
-    """Returns what `work` returns in a forked process, as JSON has it; None if it fails there."""
+    """Returns what `work` returns in a forked process, as JSON has it; None if it fails there.
+
+    Not by a `Pool`: a daemon of multiprocessing, such as a silo of a loopback run, may start none.
+    """
     reading, writing = os.pipe()
     settle()
     child = os.fork()
@@ -91,20 +93,6 @@ def in_fork(work: Callable[[], Any]) -> Any:
         result = file.read()
     os.waitpid(child, 0)
     return json.loads(result) if result else None
-
-
-def finalize(owner: object, end: Callable[..., Any], *args: Any) -> None:
-    """Calls `end` when `owner` goes, in this process only.
-
-    A process that is forked has a copy of the owner. What it would end is this process's.
-    """
-    process = os.getpid()
-
-    def ended() -> None:
-        if os.getpid() == process:
-            end(*args)
-
-    weakref.finalize(owner, ended)
 
 
 def end_with(parent: int) -> None:

@@ -32,7 +32,6 @@ from fedml_noniid.core.training import (
     descend,
     ended,
     factor,
-    gathering,
     own_memory,
     own_model,
     own_start,
@@ -240,13 +239,15 @@ def _gathered(
     axis: ClientAxis,
 ) -> Callable[[Batch, Params, Params], tuple[Params, Tree]]:
     """The gradient that a component makes of those of the samples: each is a batch of one."""
+    c = algorithm.per_sample
+    assert c is not None, "asked only where there is one"
     alone = replace(axis, count=None)
     vmappable = replace(task, network=replace(cast("Any", task.network), plain=False))
 
     def one(
         step: int, client: Tree, batch: Tree, buffers: Params, w: Params
     ) -> tuple[Params, Tree]:
-        seen = views(client)
+        view = views(client)[c]
         steps = LocalSteps(alone, vmappable, client["key"], _hooks(algorithm, client, views, alone))
 
         def sample(parts: Tree) -> tuple[Params, Tree]:
@@ -258,11 +259,9 @@ def _gathered(
         whole = Batch(**batch, step=step)
         parts = {name: leaf for name, leaf in batch.items() if name in ("x", "y", "mask")}
         grads, left = torch.func.vmap(sample)(parts)
-        made = gathering(algorithm, seen)
-        assert made is not None, "called for a component that makes it"
-        loss = whole.mean(left["loss"])
-        return made(grads, whole), {
-            "loss": loss,
+        scoped = whole._replace(scope=view.scope)
+        return call(c, "sample_gradients", grads, scoped, view), {
+            "loss": whole.mean(left["loss"]),
             "buffers": buffers,
             "features": left["features"].squeeze(1),
         }
@@ -291,38 +290,34 @@ def _hooks(
 
     at_once = views(clients) if axis.single or some("gradient_term") else {}
 
-    def penalties(step: int, clients: Tree, w: Params, out: Output, batch: Tree) -> Tree:
-        terms = penalty(
-            at_once if axis.single else views(clients), w, out, Batch(**batch, step=step)
-        )
-        return {} if terms is None else {"sum": terms}
+    def lifted(hook: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of a client's views, as one of what follows them, of all clients."""
+
+        def of_client(trees: Tree, *args: Any) -> Any:
+            return hook(at_once if axis.single else views(trees), *args)
+
+        return partial(axis.lift(of_client), clients)
 
     def penalised(w: Params, out: Output, batch: Batch) -> Tensor | None:
-        terms: Tree = axis.lift(partial(penalties, batch.step))(clients, w, out, _fields(batch))
+        def penalties(seen: Views, w: Params, out: Output, fields: Tree) -> Tree:
+            terms = penalty(seen, w, out, Batch(**fields, step=batch.step))
+            return {} if terms is None else {"sum": terms}
+
+        terms: Tree = lifted(penalties)(w, out, _fields(batch))
         return terms.get("sum")
-
-    def logits(clients: Tree, logits: Tensor, w: Params) -> Tensor:
-        return adjusted(algorithm, at_once if axis.single else views(clients), logits, w)
-
-    def points(clients: Tree, w: Params, g: Params) -> Params:
-        return shifted(algorithm, at_once if axis.single else views(clients), w, g)
 
     def point(w: Params, gradient: Callable[[], Params]) -> Params:
         g = gradient() if algorithm.needs.gradient else {}
-        points: Params = lifted_points(clients, w, {name: g[name] for name in w if name in g})
+        points: Params = lifted_points(w, {name: g[name] for name in w if name in g})
         return points
 
-    def own_models(clients: Tree, v: Params, w: Params) -> Tree:
-        return own_model(algorithm, at_once if axis.single else views(clients), v, w)
-
-    lifted_logits, lifted_points = axis.lift(logits), axis.lift(points)
-    lifted_own = axis.lift(own_models)
+    lifted_points = lifted(partial(shifted, algorithm))
     return Hooks(
         penalised if some("penalty") else None,
-        (lambda logits, w: lifted_logits(clients, logits, w)) if some("logits") else None,
-        (lambda w: term(at_once, w)) if some("gradient_term") else None,
+        lifted(partial(adjusted, algorithm)) if some("logits") else None,
+        partial(term, at_once) if some("gradient_term") else None,
         point if some("gradient_point") else None,
-        (lambda v, w: lifted_own(clients, v, w)) if some("own_model") else None,
+        lifted(partial(own_model, algorithm)) if some("own_model") else None,
     )
 
 

@@ -41,7 +41,7 @@ def memory_for(plan: Plan, first: Tree, places: Places) -> Memory:
         "the memories of %d clients (%.1f GB) lie on disk; memory_mb is %d, clients_memory is %s",
         *(n, size / 1e9, plan.memory_mb, plan.clients_memory),
     )
-    return ClientStateFile(first, places, plan.cohort)
+    return ClientStateFile(first, places)
 
 
 class InMemory:
@@ -52,7 +52,7 @@ class InMemory:
 
     def __init__(self, first: Tree, places: Places) -> None:
         """`places`: client -> its row."""
-        self.first, self.at_once, self._places = first, len(places), places
+        self.first, self._places = first, places
         self._path = Path()
         self._last: tuple[tuple[int, ...], Tensor] = ((), torch.empty(0))
         n = len(places)
@@ -104,14 +104,14 @@ class InMemory:
 
     def resume(self, on_disk: Tree) -> None:
         """Goes on with the rows in the file. Raises UserError."""
-        file = ClientStateFile(self.first, self._places, 1)
+        file = ClientStateFile(self.first, self._places)
         file.keep_in(self._path, fresh=False)
         file.resume(on_disk)
         self._tree = file.whole()
 
     def sha256(self) -> str:
         """SHA-256 of the rows of all clients, hexadecimal; the same in every form."""
-        digests = memory_digests(self._tree, self.first, len(self._places))
+        digests = memory_digests(self._tree, len(self._places))
         return memory_sha256(self.first, digests.tobytes())
 
     def _index(self, clients: Sequence[int]) -> torch.Tensor:

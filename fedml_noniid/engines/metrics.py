@@ -24,13 +24,12 @@ from fedml_noniid.core.trees import Params
 from fedml_noniid.data.drift import Drift
 from fedml_noniid.engines.callbacks import Callback, Columns, CurrentRun, RoundEnd
 from fedml_noniid.engines.evaluation import outputs_of
-from fedml_noniid.metrics import METRICS as WORDS
+from fedml_noniid.metrics import METRICS
 from fedml_noniid.own_code import call, check_arguments, function_of
 
 LOG = logging.getLogger(__name__)
-METRICS: dict[str, Callable[..., Any]] = {}  # ours, by name
 NAME = re.compile(r"[\w.-]+")  # of a number, as part of a column's name
-TAKEN = (*WORDS, "loss")  # names of other columns
+TAKEN = (*METRICS, "loss")  # names of other columns
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,8 @@ def _number(value: Any) -> float | None:
 
 
 def metric_of(name: str, options: Mapping[str, Any]) -> Metric:
-    """A metric by name: one of METRICS, or a function as `package.module:name`. UserError."""
-    function = function_of("metric", name, METRICS)
+    """A metric of a function, named as `package.module:name`. UserError."""
+    function = function_of("metric", name, {})
     with located(name):
         first = list(inspect.signature(function).parameters)[:2]  # outputs, labels
         check_arguments(function, options, first)

@@ -5,6 +5,7 @@ This module imports no torch before callbacks are built.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
@@ -37,6 +38,15 @@ def _listed(named: object) -> object:
 Named = dict[str, dict[str, Any]]  # name -> options
 
 
+def _buildable(named: Named, build: Callable[[str, dict[str, Any]], object]) -> Named:
+    """The names and options. UserError with every mistake, from building each."""
+    with together() as checked:
+        for name, options in named.items():
+            with checked():
+                build(name, options)
+    return named
+
+
 class RunSettings(LocalTraining):
     """Local training, the callbacks of a run and its metrics."""
 
@@ -49,25 +59,17 @@ class RunSettings(LocalTraining):
 
     @field_validator("callbacks")
     @classmethod
-    def _build(cls, callbacks: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _callbacks(cls, callbacks: Named) -> Named:
         from fedml_noniid.engines.callbacks import callback_of
 
-        with together() as checked:
-            for name, options in callbacks.items():
-                with checked():
-                    callback_of(name, options)
-        return callbacks
+        return _buildable(callbacks, callback_of)
 
     @field_validator("metrics")
     @classmethod
-    def _metrics(cls, metrics: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _metrics(cls, metrics: Named) -> Named:
         from fedml_noniid.engines.metrics import metric_of
 
-        with together() as checked:
-            for name, options in metrics.items():
-                with checked():
-                    metric_of(name, options)
-        return metrics
+        return _buildable(metrics, metric_of)
 
     def built_callbacks(self) -> list[Callback]:
         """New ones, for a run; one of them measures the metrics, if there are any."""

@@ -133,8 +133,7 @@ class Simulation:
                 "clients train in one process: autograd has threads, which no fork survives"
             )
             processes = 1
-        self.adds_up = streaming.possible(start, callbacks)
-        streams = streaming.reason(start) if self.adds_up else ""
+        streams = streaming.reason(start, callbacks)
         if streams and self.engine_name == "sequential":
             LOG.info("updates are added up one by one: %s", streams)
         # Another engine with the same bits may take its place before the first round.

@@ -19,17 +19,12 @@ from fedml_noniid.engines.plan import Start
 ADDED = ("deltas", "buffers", "upload")  # parts of a reply
 
 
-def possible(start: Start, callbacks: Iterable[Callback]) -> bool:
-    """Whether the updates of this run may be added up as they come: nobody reads single ones.
-
-    The result has the same bits.
-    """
-    return not reader(start.algorithm, callbacks) and not start.plan.observing
-
-
-def reason(start: Start) -> str:
-    """Why updates that may be added up as they come are; "" if they are held."""
+def reason(start: Start, callbacks: Iterable[Callback]) -> str:
+    """Why the updates of this run are added up as they come, with the same bits; "" if they are
+    held, as they are few or somebody may read single ones."""
     plan = start.plan
+    if plan.observing or reader(start.algorithm, callbacks):
+        return ""
     size = plan.cohort * (n_bytes(start.params) + n_bytes(start.buffers)) >> 20
     if size < plan.memory_mb:
         return ""

@@ -30,27 +30,17 @@ class ChainedLines:
         self._what, self._remedy = what, remedy
         self._first = {"format": f"noniid {what} 1", "owner": owner}
         self._file, self._chain = Lines(path), ""
-        # What this process has checked or written is not parsed again.
-        self._known, self._fields = list[bytes](), list[dict[str, Any]]()
-        self.headed = 0  # lines that the head counts
-
-    @property
-    def count(self) -> int:
-        """The lines."""
-        return len(self._known)
+        self.count = self.headed = 0  # lines, and those that the head counts
 
     def read(self) -> list[dict[str, Any]]:
         """The fields of all lines. Begins the file if there is neither it nor its head.
 
         UserError names a file that is damaged, cut off or of another owner.
         """
-        known, fields, chain = self._known, self._fields, self._chain
         try:
             lines = [*self._file.read()]  # what a kill has cut off never left
-            if lines[: len(known)] != known:
-                known, fields, chain = [], [], ""
             head = json.loads(self.head.read_bytes()) if self.head.exists() else {"lines": 0}
-            fresh = [dict(json.loads(line)) for line in lines[len(known) :]]
+            fields = [dict(json.loads(line)) for line in lines]
             counted, last = int(head["lines"]), head.get("chain")
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise UserError(f"{self.path}: is no {self._what} ({error}); {self._remedy}") from None
@@ -60,7 +50,8 @@ class ChainedLines:
                 f"{self.path}: has {len(lines)} lines, and its head counts {counted}; "
                 f"{self._remedy}"
             )
-        for number, of in enumerate(fresh, start=len(known) + 1):
+        chain = ""
+        for number, of in enumerate(fields, start=1):
             said, chain = of.pop("chain", ""), _chained(chain, of)
             if said != chain:
                 raise UserError(f"{self.path}: line {number} was changed; {self._remedy}")
@@ -71,22 +62,18 @@ class ChainedLines:
                 )
             if number == counted and chain != last:
                 raise UserError(f"{self.path}: {self.head.name} is of another file; {self._remedy}")
-        self._known, self._fields, self._chain = lines, [*fields, *fresh], chain
-        self.headed = counted
+        self.count, self.headed, self._chain = len(lines), counted, chain
         if not lines:
             LOG.warning("%s: a new %s begins; it has nothing of before", self.path, self._what)
             self.add(self._first)
         self.write_head()
-        return self._fields[1:]
+        return fields[1:]
 
     def add(self, fields: dict[str, Any]) -> None:
         """Adds a line, on the disk. `write_head` must follow. Raises UserError."""
         chain = _chained(self._chain, fields)
-        line = json.dumps({**fields, "chain": chain}).encode()
-        self._file.add(line)
-        self._known.append(line)
-        self._fields.append(fields)
-        self._chain = chain
+        self._file.add(json.dumps({**fields, "chain": chain}).encode())
+        self.count, self._chain = self.count + 1, chain
 
     def write_head(self) -> None:
         """Writes the head, if it is behind. Raises UserError."""

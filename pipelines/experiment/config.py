@@ -28,7 +28,7 @@ from fedml_noniid.core.options import (
 )
 from fedml_noniid.data import datasets
 from fedml_noniid.data.yaml_files import read_yaml
-from fedml_noniid.engines import callbacks, memory, metrics, simulation
+from fedml_noniid.engines import callbacks, memory, simulation
 from fedml_noniid.engines.device import DEVICES
 from fedml_noniid.engines.local_training import LearningRate
 from fedml_noniid.engines.run_settings import RunSettings, filled
@@ -221,7 +221,7 @@ class TrainSettings(RunSettings, ModelSettings):
         for key, kind in (("lr", type(self.rate)), ("loss", type(self.built_loss))):
             if isinstance(values.get(key), Mapping):
                 values[key] = defaults_of(kind) | values[key]
-        for key, ours in (("callbacks", callbacks.CALLBACKS), ("metrics", metrics.METRICS)):
+        for key, ours in (("callbacks", callbacks.CALLBACKS), ("metrics", {})):
             for name, options in values.get(key, {}).items():
                 values[key][name] = defaults_by_name(name, ours) | options
         return values

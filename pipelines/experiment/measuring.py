@@ -13,11 +13,10 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedml_noniid.core.trees import Params, Tree
@@ -78,21 +77,19 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
     params, buffers = final_model(tensors)
     parts = personal_parts(tensors)
     views = _tested(item, params, buffers, parts)
-    noisy = _noisy(item, params, buffers, views if parts else [])
+    noisy = _noisy(item, params, buffers, [view.seen for view in views] if parts else [])
 
     n_classes, n_clients = len(item.data.classes), len(item.indices.clients)
     shares = [len(view.clients) / n_clients for view in views]
+    measures = [(view.seen.accuracy, view.seen.loss, view.per_class) for view in views]
     accuracy, loss, per_class = (
-        sum(share * getattr(view, key) for share, view in zip(shares, views, strict=True))
-        for key in ("accuracy", "loss", "per_class")
+        sum(share * value for share, value in zip(shares, values, strict=True))
+        for values in zip(*measures, strict=True)
     )
     samples = class_counts(item.data.train_y.numpy(), item.indices.clients, n_classes)  # [N, C]
     frequent = _frequent(item, bool(parts))
-    constants = [
-        view.counts[0, frequent[view.clients[0]]] for view in views
-    ]  # hits of a constant answer
     measured_by_class = [
-        _by_class(view.counts, hits) for view, hits in zip(views, constants, strict=True)
+        _by_class(view.y, view.seen.predictions, frequent[view.clients[0]]) for view in views
     ]
     by_class = np.average(measured_by_class, axis=0, weights=shares)
     owned = item.indices.test_clients
@@ -105,7 +102,8 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         mixed = np.where(measured, view.per_class, 0) @ counted.T / np.maximum(counted.sum(1), 1)
         per_client[view.clients] = np.where(counted.sum(1) > 0, mixed, np.nan)[view.clients]
         # The accuracy on the client's own test samples. Some clients have none.
-        n_hits = np.bincount(owned.holder, view.hits[owned.flat], n_clients)
+        hits = (view.seen.predictions == view.y).numpy()
+        n_hits = np.bincount(owned.holder, hits[owned.flat], n_clients)
         own_accuracy = n_hits / np.where(owned.sizes, owned.sizes, np.nan)
         on_own_tests[view.clients] = own_accuracy[view.clients]
 
@@ -118,9 +116,9 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         on_own_tests = np.array([np.nan if one is None else one.accuracy for one in scored])
         if (whole := pooled(item.network, scored, tests)) is not None:
             accuracy, loss = whole.accuracy, whole.loss
-            counts = _counts(whole, torch.cat([seen.y for seen in tests]), n_classes)
-            constant = sum(int((seen.y == int(frequent[k])).sum()) for k, seen in enumerate(tests))
-            by_class = np.array(_by_class(counts, constant))
+            y = torch.cat([seen.y for seen in tests]).cpu()
+            constant = torch.from_numpy(np.repeat(frequent, [len(seen.y) for seen in tests]))
+            by_class = np.array(_by_class(y, whole.predictions, constant))
 
     own_metrics, own_by_client = _own_metrics(item, params, buffers, parts)
     metrics = {
@@ -129,7 +127,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         "majority_accuracy": by_class[0],
         "balanced_accuracy": by_class[1],
         "macro_f1": by_class[2],
-        "classes_named": max(np.count_nonzero(view.counts[1]) for view in views),
+        "classes_named": max(len(np.unique(view.seen.predictions)) for view in views),
         **_course("accuracy", rows),
         **_spread("client", per_client),
         **_spread("client_test", on_own_tests),
@@ -162,7 +160,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         {"class": item.data.classes, "samples": tested, "accuracy": per_class.tolist()},
         _with_owners(item, per_client_columns),
         {name: float(value) for name, value in metrics.items()},
-        _hashes(tensors, [view.predictions for view in views]),
+        _hashes(tensors, [view.seen.predictions for view in views]),
     )
 
 
@@ -223,8 +221,8 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
     }
     if noisy := [] if parts else _noisy(item, params, buffers, []):
         metrics |= {
-            f"{loss.metric}_noisy": np.mean([copy.metrics[loss.metric] for copy in noisy]),
-            "loss_noisy": np.mean([copy.loss for copy in noisy]),
+            f"{loss.metric}_noisy": float(np.mean([copy.metrics[loss.metric] for copy in noisy])),
+            "loss_noisy": float(np.mean([copy.loss for copy in noisy])),
         }
     metrics["traffic_mib"] = (metrics["bytes_up"] + metrics["bytes_down"]) / counts.MIB
     columns: dict[str, Sequence[object]] = {"target": item.data.classes}
@@ -279,12 +277,9 @@ class _View(NamedTuple):
     """The model on the test set as some clients label it. Classes are the true ones."""
 
     clients: Ints
-    accuracy: float
-    loss: float
+    seen: Evaluation
+    y: Tensor  # their labels [n]
     per_class: Floats  # [C]
-    predictions: Tensor  # [n]
-    hits: NDArray[np.bool_]  # [n]
-    counts: Ints  # as `_counts`
 
 
 def _tested(item: Item, params: Params, buffers: Params, parts: Tree) -> list[_View]:
@@ -308,10 +303,7 @@ def _tested(item: Item, params: Params, buffers: Params, parts: Tree) -> list[_V
             seen = evaluate(item.network, params, buffers, test)
         # Of each class, its label.
         label = np.arange(n_classes) if drift is None else drift.concepts[concept[first]]
-        hits = (seen.predictions == test.y.cpu()).numpy()
-        per_class, counts = seen.per_class_accuracy.numpy()[label], _counts(seen, test.y, n_classes)
-        measures = seen.accuracy, seen.loss, per_class, seen.predictions, hits, counts
-        views.append(_View(clients, *measures))
+        views.append(_View(clients, seen, test.y.cpu(), seen.per_class_accuracy.numpy()[label]))
     return views
 
 
@@ -365,29 +357,16 @@ def _frequent(item: Item, by_client: bool) -> Ints:
     return most
 
 
-def _counts(seen: Evaluation, y: Tensor, n_classes: int) -> Ints:
-    """Samples, predictions and hits of each class [3, C]. `y` [n]: the labels."""
-    labels = y.cpu()
-    hits = labels[seen.predictions == labels]
-    found = [torch.bincount(of, minlength=n_classes) for of in (labels, seen.predictions, hits)]
-    counts: Ints = torch.stack(found).numpy()
-    return counts
+def _by_class(y: Tensor, predictions: Tensor, constant: Tensor | int) -> tuple[float, float, float]:
+    """Accuracy of the answers `constant`, balanced accuracy, macro-F1; `y`, `predictions` [n].
 
-
-def _by_class(counts: Ints, constant: int) -> tuple[float, float, float]:
-    """Accuracy of a constant answer with so many hits, balanced accuracy, macro-F1.
-
-    `counts`: of `_counts`.
-
-    Balanced accuracy: the mean of hits / samples over the classes with samples. Macro-F1: the mean
-    of 2 hits / (samples + predictions) over the classes with samples or predictions, as
-    scikit-learn has it.
+    Balanced accuracy is the mean over the classes with samples. Macro-F1 is the mean over the
+    classes with samples or predictions.
     """
-    samples, predictions, hits = counts
-    tested, occurring = samples > 0, samples + predictions > 0
-    recall = hits[tested] / samples[tested]
-    f1 = 2 * hits[occurring] / (samples + predictions)[occurring]
-    return constant / samples.sum(), recall.mean(), f1.mean()
+    from sklearn.metrics import precision_recall_fscore_support
+
+    _, recall, f1, samples = precision_recall_fscore_support(y, predictions, zero_division=0)
+    return (y == constant).double().mean().item(), recall[samples > 0].mean(), f1.mean()
 
 
 def personal_parts(tensors: Params) -> Tree:
@@ -454,7 +433,9 @@ def _efficiency(
     return {key: value for key, value in numbers.items() if value is not None}
 
 
-def _noisy(item: Item, params: Params, buffers: Params, personal: list[_View]) -> Sequence[Any]:
+def _noisy(
+    item: Item, params: Params, buffers: Params, personal: Sequence[Evaluation]
+) -> Sequence[Evaluation]:
     """The model on one copy of the test set per client, as that client sees images.
 
     Empty if all see the same.

@@ -7,10 +7,8 @@ Python one for each item, on standard error.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from fedml_noniid.metrics import metric_of
@@ -59,7 +57,6 @@ class Display:
         self._running: dict[str, float] = {}  # item -> the fraction that is done
         self._given = 0.0  # work that this process and its workers found done, in items
         self._began = self._last_line = time.monotonic()
-        self._lock = threading.Lock()
         self._bar: Any = None
 
     def __enter__(self) -> Display:
@@ -81,47 +78,34 @@ class Display:
         if self._bar is not None:
             self._bar.stop()
 
-    def follow(self, reports: Connection) -> threading.Thread:
-        """Reads the reports of other processes until None comes."""
-
-        def read() -> None:
-            while (news := reports.recv()) is not None:
-                self.show(news)
-
-        thread = threading.Thread(target=read, daemon=True)
-        thread.start()
-        return thread
-
     def show(self, news: RoundReport) -> None:
         """A running item has ended a round."""
-        with self._lock:
-            if news.item not in self._running:  # it may go on from a checkpoint
-                self._given += (news.done - 1) / news.rounds
-            self._running[news.item] = news.done / news.rounds
-            where = f"{news.item} in round {news.done} of {news.rounds}"
-            metric = metric_of(news.metric)
-            text = f"{where}, {metric.words} {metric.shown(news.reached)}{self._left()}"
-            if self._bar is not None:
-                self._draw(text)
-            elif news.done < news.rounds:
-                self._line(f"{self._ended} of {self.total} done; {text}", EVERY_S)
+        if news.item not in self._running:  # it may go on from a checkpoint
+            self._given += (news.done - 1) / news.rounds
+        self._running[news.item] = news.done / news.rounds
+        where = f"{news.item} in round {news.done} of {news.rounds}"
+        metric = metric_of(news.metric)
+        text = f"{where}, {metric.words} {metric.shown(news.reached)}{self._left()}"
+        if self._bar is not None:
+            self._draw(text)
+        elif news.done < news.rounds:
+            self._line(f"{self._ended} of {self.total} done; {text}", EVERY_S)
 
     def done(self, item: str, outcome: str, known: bool) -> None:
         """An item has ended. `known`: whether it was taken from the store."""
-        with self._lock:
-            self._running.pop(item, None)
-            self._ended, self._known = self._ended + 1, self._known + known
-            self._given += known
-            text = f"{self._ended} of {self.total}: {item} {outcome}{self._left()}"
-            if self._bar is not None:
-                self._draw(text)
-            elif not known:
-                self._line(text, SHORT_S if self._stream is sys.stdout else -1)
-            if self._ended == self.total:
-                fresh, seconds = self.total - self._known, time.monotonic() - self._began
-                parts = [f"{self._known} known"] if self._known else []
-                parts += [f"{fresh} made in {_clock(seconds)}"] if fresh else []
-                self._line(", ".join(parts))
+        self._running.pop(item, None)
+        self._ended, self._known = self._ended + 1, self._known + known
+        self._given += known
+        text = f"{self._ended} of {self.total}: {item} {outcome}{self._left()}"
+        if self._bar is not None:
+            self._draw(text)
+        elif not known:
+            self._line(text, SHORT_S if self._stream is sys.stdout else -1)
+        if self._ended == self.total:
+            fresh, seconds = self.total - self._known, time.monotonic() - self._began
+            parts = [f"{self._known} known"] if self._known else []
+            parts += [f"{fresh} made in {_clock(seconds)}"] if fresh else []
+            self._line(", ".join(parts))
 
     def _completed(self) -> float:
         """Items that have ended, and the parts that are done of those that run."""

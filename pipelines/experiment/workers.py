@@ -1,24 +1,17 @@
-"""Parallel work in processes that end when this process ends.
-
-On a CPU they are forked, and inherit the slow imports. On GPUs they are spawned, as CUDA works
-in no fork of a process that has used it; each sees one GPU.
-"""
+"""Runs items side by side, in processes that end when this process ends."""
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
-from multiprocessing.queues import SimpleQueue
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import torch
 
-from fedml_noniid.engines.device import VISIBLE, cards
-from fedml_noniid.engines.forks import autograd_survives_fork, end_with, settle
+from fedml_noniid.engines.device import cards
+from fedml_noniid.engines.forks import autograd_survives_fork
+from fedml_noniid.engines.pool import Pool, Report
 from fedml_noniid.pipelines.experiment import progress
 
 Item = TypeVar("Item")
@@ -54,54 +47,16 @@ def side_by_side(
         return
     # torch's threads would not survive the fork.
     torch.set_num_threads(1)
-    context = multiprocessing.get_context("spawn" if on_gpu else "fork")
-    # Short messages in a pipe stay whole without a lock, which a killed process would keep.
-    reports, sender = context.Pipe(duplex=False)
-    others = multiprocessing.active_children()
-    seats = context.SimpleQueue()
-    for card in cards(processes) if on_gpu else [""] * processes:
-        seats.put(card)
-    given = os.getpid(), sender, work, seats
-    pool = concurrent.futures.ProcessPoolExecutor(
-        min(processes, len(items)), context, _begin, given
-    )
-    settle()
-    futures = {pool.submit(_do, item): item for item in items}
-    started = [process for process in multiprocessing.active_children() if process not in others]
-    reader = display.follow(reports)
+    processes, waiting = min(processes, len(items)), iter(items)
+    works = [partial(_reporting, work)] * processes
+    pool = Pool(works, display.show, cards(processes) if on_gpu else ())
     try:
-        for future in concurrent.futures.as_completed(futures):
-            yield futures[future], future.result()
-    except KeyboardInterrupt:
-        for process in started:
-            process.kill()
-        raise
+        for _, item, result in pool.run(lambda _: next(waiting, None)):
+            yield item, result
     finally:
-        pool.shutdown(cancel_futures=True)
-        sender.send(None)
-        reader.join()
-        sender.close()
-        reports.close()
+        pool.end()
 
 
-_work: Callable[[Any], Any]  # of a worker; the process that starts the workers has none
-
-
-def _begin(
-    parent: int, sender: Connection, work: Callable[[Any], Any], seats: SimpleQueue[str]
-) -> None:
-    """Runs first in a worker. `seats`: a GPU for each worker; "" on a CPU.
-
-    The worker ignores interrupts and ends when its parent process ends.
-    """
-    global _work
-    _work = work
-    if card := seats.get():
-        os.environ[VISIBLE] = card
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    progress.report_to(sender.send)
-    end_with(parent)
-
-
-def _do(item: Any) -> Any:
-    return _work(item)
+def _reporting(work: Callable[[Item], Result], report: Report, item: Item) -> Result:
+    progress.report_to(report)
+    return work(item)

@@ -9,8 +9,6 @@ from fedml_noniid.core.data import (
     Batch,
     Pass,
     Samples,
-    cross_entropies,
-    cross_entropy,
     masked_mean,
     one_hot,
 )
@@ -86,14 +84,6 @@ def test_a_masked_mean_may_have_clients_in_front() -> None:
     """Client 0 has the values 1 and 3, client 1 only 5."""
     values, mask = torch.tensor([[1.0, 3.0], [5.0, 100.0]]), torch.tensor([[1, 1], [1, 0]])
     assert masked_mean(values, mask, axes=1).tolist() == [2.0, 5.0]
-
-
-def test_cross_entropy_is_torchs() -> None:
-    logits = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    y = torch.tensor([[0, 2, 1, 1], [2, 0, 0, 1]])
-    wanted = torch.nn.functional.cross_entropy(logits.permute(0, 2, 1), y, reduction="none")
-    torch.testing.assert_close(cross_entropies(logits, y), wanted, rtol=1e-12, atol=0)
-    torch.testing.assert_close(cross_entropy(logits, y, None), wanted.mean(1), rtol=1e-12, atol=0)
 
 
 def test_one_hot_has_one_row_per_label() -> None:

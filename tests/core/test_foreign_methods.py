@@ -8,7 +8,7 @@ from __future__ import annotations
 import copyreg
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -68,26 +68,18 @@ def run(kind: type[Component], monkeypatch: pytest.MonkeyPatch, **how: Any) -> N
             {"gradient_terms": property(lambda self: {})},
             "'gradient_terms' is no hook.*did you mean 'gradient_term'",
         ),
+        ({}, "'stepp' is no hook.*did you mean 'step'"),
         ({"weights": "unifrom"}, "weights = 'unifrom' is refused; allowed: size, uniform"),
         ({"needs": Needs}, "needs = .* is refused"),
         ({"exclusive": frozenset({"average"})}, "exclusive = .* is refused"),
     ],
-    ids=["hook", "other hook", "variable", "property", "weights", "needs", "exclusive"],
+    ids=["hook", "other hook", "variable", "property", "parent", "weights", "needs", "exclusive"],
 )
 def test_a_misspelt_name_is_refused(members: dict[str, Any], words: str) -> None:
+    kind = made(**members)
+    if not members:  # the mistake is that of a parent
+        kind = type("Made", (made(stepp=lambda self, server: Change()),), {"name": "made"})
     with pytest.raises(RecipeError, match=f"^'made': {words}"):
-        Algorithm.compose([made(**members)()], Setting(6, 4))
-
-
-def test_a_misspelt_name_of_a_parent_is_refused() -> None:
-    class Parent(Component):
-        name: ClassVar[str] = "parent"
-
-        def stepp(self, server: Any) -> Change:
-            return Change()
-
-    kind = dataclass(frozen=True)(type("Kind", (Parent,), {"name": "kind"}))
-    with pytest.raises(RecipeError, match=r"^'kind': 'stepp' is no hook.*did you mean 'step'"):
         Algorithm.compose([kind()], Setting(6, 4))
 
 
@@ -354,17 +346,3 @@ def test_every_hook_has_a_rule() -> None:
         "weights",
         "ranges",
     }
-
-
-def test_a_factor_of_the_update_still_scales_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sound hook passes the rules: half of each update, with plain SGD, is half of the step
-    size."""
-    half = made(
-        update_factor=lambda self, client: {
-            n: torch.full(w.shape[:1], 0.5) for n, w in client.params.items()
-        }
-    )
-    monkeypatch.setitem(METHODS, "made", half)
-    a, b = federation.run("made", lr=0.2, rounds=1), federation.run("fedavg", lr=0.1, rounds=1)
-    for name, leaf in b.params.items():
-        torch.testing.assert_close(a.params[name], leaf)

@@ -105,9 +105,3 @@ def test_clipped_gradients_are_torchs(norm: float) -> None:
     for found, leaf in zip(update.values(), theirs, strict=True):
         assert leaf.grad is not None
         torch.testing.assert_close(found, -0.1 * leaf.grad, rtol=1e-12, atol=0)
-
-
-def test_without_a_momentum_adam_keeps_its_own() -> None:
-    assert build("adam", 0.1) == optimizers.Adam(0.1, momentum=0.9)
-    assert build("adam", 0.1, 0.5) == optimizers.Adam(0.1, momentum=0.5)
-    assert build("sgd", 0.1, None, 0.2) == optimizers.SGD(0.1, weight_decay=0.2)

@@ -20,20 +20,6 @@ def lists(tree: trees.Tree) -> object:
     }
 
 
-def test_tree_map_meets_tensors_of_the_same_place() -> None:
-    assert lists(trees.tree_map(lambda a, b: a * b, A, B)) == {
-        "w": [[10.0, -40.0]],
-        "inner": {"b": [60.0]},
-    }
-
-
-def test_arithmetic() -> None:
-    assert lists(trees.add(A, B)) == {"w": [[11.0, 18.0]], "inner": {"b": [32.0]}}
-    assert lists(trees.sub(B, A)) == {"w": [[9.0, 22.0]], "inner": {"b": [28.0]}}
-    assert lists(trees.scale(torch.tensor(0.5), A)) == {"w": [[0.5, -1.0]], "inner": {"b": [1.0]}}
-    assert lists(trees.zeros_like(A)) == {"w": [[0.0, 0.0]], "inner": {"b": [0.0]}}
-
-
 def test_norm_is_that_of_one_vector() -> None:
     """(1, -2, 2): 3."""
     assert trees.norm(A).item() == 3.0
@@ -56,13 +42,6 @@ def test_norms_of_many_small_numbers_are_exact(n: int) -> None:
     rows[1] *= 2
     assert trees.leaf_row_norms(rows).tolist() == pytest.approx([exact, 2 * exact], rel=1e-6)
     assert trees.norm({"w": rows[0], "b": torch.zeros(3)}).item() == pytest.approx(exact, rel=1e-6)
-
-
-def test_stack_and_row_are_inverse() -> None:
-    stacked = stack([A, B])
-    assert stacked["w"].shape == (2, 1, 2)
-    assert lists(trees.row(stacked, 1)) == lists(B)
-    assert lists(trees.row(stacked, torch.tensor([1, 0]))) == lists(stack([B, A]))
 
 
 def test_flat_trees_are_combined_where_their_names_meet() -> None:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.contract.checks import close, close_together
 from fedml_noniid.core.errors import UserError
-from fedml_noniid.core.trees import Tree, row, tree_map
+from fedml_noniid.core.trees import tree_map
 from fedml_noniid.engines import absences
 from fedml_noniid.engines.absences import Absent, listed, nobody, sometimes
 from fedml_noniid.engines.cohort import draw_cohort
@@ -127,66 +126,25 @@ def test_who_misses_an_exchange_misses_the_rest_of_the_round() -> None:
     ]
 
 
-def test_who_becomes_missing_while_an_ask_is_out_is_not_counted() -> None:
-    """As in a deployment, where time runs out: nobody else knows beforehand."""
-    late, known = one_step(nobody, "sequential"), one_step(listed({(1, 0): {1}}), "sequential")
-    known.run()
-    asks = late.loop.round()
-    ask = next(asks)
-    assert ask.to == (0, 1, 2) and (late.loop.exchange, late.loop.missing) == (0, set())
-    late.loop.missing.add(1)
-    rows = torch.tensor([0, 2])
-    reply = late.engine.answer(ask._replace(to=(0, 2), each=row(ask.each, rows)), 1)
-    with pytest.raises(StopIteration):
-        asks.send(reply)
-    assert federation.equal(late.outcome, known.outcome)
-
-
-@pytest.mark.parametrize("entry", thinned(TABLE, 2))
-def test_engines_agree_and_a_killed_run_goes_on(entry: str, tmp_path: Path) -> None:
-    """Weights, server, memories, rows and recorded quantities.
-
-    The killed run has the absences from a file.
-    """
+@pytest.mark.parametrize("entry", thinned(TABLE, 2, 4))
+def test_a_killed_run_goes_on(entry: str, tmp_path: Path) -> None:
+    """Weights, memories, rows and recorded quantities; the absences are then those of a file."""
     missing: dict[tuple[int, int], tuple[int, ...]] = {}
-    options = {"dtype": torch.float64, "batch_norm": True, "epochs": 1}
-    path = tmp_path / "run.safetensors"
-    mine = simulation(
-        entry, kept(often, missing), True, checkpoint=path, checkpoint_every=2, **options
-    )
+    path, other = tmp_path / "run.safetensors", tmp_path / "killed.safetensors"
+    mine = simulation(entry, kept(often, missing), True, checkpoint=path, epochs=1)
     for done in mine.rounds():
         if done["round"] == 2:
-            for file in (path, path.with_suffix(".rounds")):
-                shutil.copy(file, file.with_stem("killed"))
+            for suffix in (".safetensors", ".rounds"):
+                shutil.copy(path.with_suffix(suffix), other.with_suffix(suffix))
     absences.write(tmp_path / "absent.csv", missing)
+    assert any(clients for (round_, exchange), clients in missing.items() if round_ > exchange == 0)
     again = listed(absences.read(tmp_path / "absent.csv"))
-    assert any(
-        exchange == 0 and clients for (round_, exchange), clients in missing.items() if round_
-    )
-
-    resumed = simulation(entry, again, True, checkpoint=tmp_path / "killed.safetensors", **options)
+    resumed = simulation(entry, again, True, checkpoint=other, epochs=1)
     assert resumed.start_round == 2
     assert federation.equal(resumed.run(), mine.outcome)
-    memories = [flatten(of.engine.clients.memory.whole()) for of in (mine, resumed)]
-    assert all(torch.equal(leaf, memories[1][key]) for key, leaf in memories[0].items())
-
-    other = simulation(entry, again, True, engine="vectorized", **options)
-    a, b = mine.outcome, other.run()
-    for part in ("params", "evaluated", "buffers"):
-        close(getattr(b, part), getattr(a, part), 1e-9)
-    states = [
-        flatten({"state": of.loop.state.slices, "memory": of.engine.clients.memory.whole()})
-        for of in (mine, other)
-    ]
-    close_together(states[1], states[0], 1e-9)
-    for left, right in zip(a.rows, b.rows, strict=True):
-        assert (left["bytes_up"], left["bytes_down"]) == (right["bytes_up"], right["bytes_down"])
-        assert right["local_loss"] == pytest.approx(left["local_loss"], rel=1e-9)
-    for of in (a, b):
-        assert of.tensors["round/clients"].shape == (1, 1)  # of the last round
-    assert {key: leaf.shape for key, leaf in a.tensors.items()} == {
-        key: leaf.shape for key, leaf in b.tensors.items()
-    }
+    hashes = {of.engine.clients.memory.sha256() for of in (mine, resumed)}
+    assert len(hashes) == 1
+    assert mine.outcome.tensors["round/clients"].shape == (1, 1)  # of the last round
 
 
 # A client that was asked and is missing counts in another way than one that was not asked.
@@ -235,25 +193,16 @@ def test_processes_give_the_same_bits() -> None:
     assert federation.equal(shared.run(), alone.run())
 
 
-def copied(of: Simulation) -> Tree:
-    return tree_map(torch.clone, of.engine.clients.memory.whole())
-
-
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("recipe", ["scaffold", "feddyn", "feddc", "moon"])
-def test_the_memory_of_a_missing_client_keeps_its_bits(recipe: str, engine: str) -> None:
+def test_the_memory_of_a_missing_client_keeps_its_bits(engine: str) -> None:
     """Everybody is asked. Those that answer move."""
-    ran = simulation(recipe, listed({(2, 0): {1, 4}}), engine=engine, cohort=N, rounds=2)
-    rounds = ran.rounds()
-    next(rounds)
-    before = copied(ran)
-    next(rounds)
+    ran = simulation("scaffold", listed({(2, 0): {1, 4}}), engine=engine, cohort=N, rounds=2)
+    memories = []
+    for _ in ran.rounds():
+        memories.append([tree_map(torch.clone, ran.engine.clients.memory.row(k)) for k in range(N)])
+    before, after = ([flatten(memory) for memory in of] for of in memories)
     same = [
-        all(
-            torch.equal(a[k], b[k])
-            for a, b in zip(*(flatten(of).values() for of in (before, copied(ran))), strict=True)
-        )
-        for k in range(N)
+        all(torch.equal(after[k][name], leaf) for name, leaf in before[k].items()) for k in range(N)
     ]
     assert same == [False, True, False, False, True, False]
 
@@ -289,10 +238,6 @@ def test_one_client_always_stays_and_for_the_whole_round() -> None:
     # Two are missing if two or three draws are below 0.9: 3 * 0.81 * 0.1 + 0.729 = 0.972, standard
     # error 0.017.
     assert two >= 91
-
-
-def test_at_rate_0_nothing_changes() -> None:
-    assert federation.equal(simulation("fedavg", sometimes(0.0, 3)).run(), federation.run("fedavg"))
 
 
 def test_pooled_data_belong_to_no_client() -> None:
@@ -366,8 +311,3 @@ def test_another_file_is_refused(content: str, words: str, tmp_path: Path) -> No
         and "\n" not in message
         and len(message) < 300
     )
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"absent\.csv: can't be read \(No such file"):
-        absences.read(tmp_path / "absent.csv")

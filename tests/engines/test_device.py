@@ -51,13 +51,17 @@ def answers(monkeypatch: pytest.MonkeyPatch, names: list[str], refused: Exceptio
         return answer
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: False)  # a test may have asked
-    monkeypatch.setattr(torch.cuda, "init", noted(None, refused))
-    monkeypatch.setattr(torch.cuda, "_lazy_init", noted(None, refused))
-    monkeypatch.setattr(torch.cuda, "is_available", noted(bool(names)))
-    monkeypatch.setattr(torch.cuda, "device_count", noted(len(names)))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda k: (noted(None)(), names[k])[1])
-    monkeypatch.setattr(torch.cuda, "get_device_capability", noted((9, 0)))
+    seen = {
+        "_is_in_bad_fork": lambda: False,  # a test may have asked
+        "init": noted(None, refused),
+        "_lazy_init": noted(None, refused),
+        "is_available": noted(bool(names)),
+        "device_count": noted(len(names)),
+        "get_device_name": lambda k: (noted(None)(), names[k])[1],
+        "get_device_capability": noted((9, 0)),
+    }
+    for name, answer in seen.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
     monkeypatch.setattr(torch.backends.cudnn, "version", noted(91900))
     device._gpus.cache_clear()
     return asked

@@ -5,12 +5,10 @@ from __future__ import annotations
 import _thread
 import hashlib
 import os
-import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -37,26 +35,6 @@ def code_of(child: Callable[[], int]) -> int | None:
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     return None
-
-
-def test_a_forked_process_removes_no_folder_of_this_one(tmp_path: Path) -> None:
-    """As that of clients' memories, when the copy of their owner goes there."""
-
-    class Owner:
-        pass
-
-    kept, folder = [Owner()], tmp_path / "folder"
-    folder.mkdir()
-    forks.finalize(kept[0], shutil.rmtree, folder)
-
-    def child() -> int:
-        kept.clear()
-        return 0
-
-    assert code_of(child) == 0
-    assert folder.exists()
-    kept.clear()
-    assert not folder.exists()
 
 
 @pytest.mark.timeout(60)

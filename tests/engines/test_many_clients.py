@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fedml_noniid.core.data import Samples
-from fedml_noniid.core.errors import UserError
 from fedml_noniid.data.ragged import Ragged
 from fedml_noniid.engines.federation import Federation
 from fedml_noniid.engines.local_training import LocalTraining
@@ -45,12 +44,3 @@ def test_neither_start_nor_rounds_have_work_for_each_client(recipe: str, engine:
     assert calls(lambda: ran(MANY)) < before + (MANY - FEW) / 100
     grown = peak_bytes(lambda: ran(MANY)) - peak_bytes(lambda: ran(FEW))
     assert grown < 150 * (MANY - FEW)
-
-
-def test_an_empty_client_is_named() -> None:
-    train = Samples(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
-    of = Federation.from_indices(train, [np.arange(2), np.arange(0), np.array([2])], train)
-    local = LocalTraining(epochs=1, batch_size=2, lr=0.1)
-    plan = Plan(build("logistic_regression", (2,), 2), local, 1, 2, 0)
-    with pytest.raises(UserError, match="client 1 has no samples"):
-        simulate("fedavg", {}, of, plan)

@@ -11,7 +11,6 @@ import torch
 
 from fedml_noniid.core.component import Ask
 from fedml_noniid.core.trees import n_bytes, tree_map
-from fedml_noniid.data.batches import Order, padded
 from fedml_noniid.engines import vectorized
 from fedml_noniid.engines.packing import flatten
 from fedml_noniid.engines.simulation import AUTO, choose_engine, mean_parallel_clients
@@ -151,11 +150,3 @@ def test_a_dense_network_with_a_projection_takes_several_clients_trees() -> None
         federation.run("moon", engine=engine, **options) for engine in ("vectorized", "sequential")
     )
     close(vectorized.params, alone.params)
-
-
-def test_padding_marks_what_is_real() -> None:
-    """Two clients, 3 and 1 samples in batches of 2."""
-    orders = [Order(np.array([5, 6, 7]), (2, 1)), Order(np.array([9]), (1,))]
-    index, mask = padded(orders)
-    assert index.tolist() == [[[5, 6], [7, 0]], [[9, 0], [0, 0]]]
-    assert mask.tolist() == [[[True, True], [True, False]], [[True, False], [False, False]]]

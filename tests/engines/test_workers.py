@@ -40,6 +40,11 @@ def simulation(recipe: str, settings: Any = None, workers: int = 3, **options: A
     )
 
 
+def processes_of(made: Simulation) -> list[int]:
+    assert isinstance(made.engine, Workers) and made.engine._pool is not None
+    return [process.pid or 0 for process in made.engine._pool.processes]
+
+
 # Memories; what is held through a round; asks before the first round and after the last; what the
 # server trains.
 RECIPES = ["fedavg", "scaffold+fnr", "rfedavg_plus", "moon+fednlr", "feddyn", "ccvr", "fedgen"]
@@ -68,8 +73,7 @@ def test_pieces_by_hand(sizes: list[int], processes: int, taken: int) -> None:
 def test_processes_end_with_the_simulation() -> None:
     made = simulation("fedavg")
     made.run()
-    assert isinstance(made.engine, Workers)
-    ids = [worker.process.pid or 0 for worker in made.engine._workers]
+    ids = processes_of(made)
     assert len(ids) == 3 and all(alive(pid) for pid in ids)
     del made
     gc.collect()
@@ -77,7 +81,7 @@ def test_processes_end_with_the_simulation() -> None:
 
 
 def test_processes_in_the_middle_of_their_work_end_too() -> None:
-    """They would not look at their pipe for a minute."""
+    """They would not look at their pipe for a minute; those of items side by side end likewise."""
     code = """
 import time
 from fedml_noniid.engines import sequential
@@ -104,10 +108,7 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_sentence() -> None:
     made = simulation("fedavg")
     rounds = made.rounds()
     next(rounds)
-    assert isinstance(made.engine, Workers)
-    pid = made.engine._workers[1].process.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    os.kill(processes_of(made)[1], signal.SIGKILL)
     with pytest.raises(UserError, match="a worker process ended without an answer"):
         next(rounds)
 
