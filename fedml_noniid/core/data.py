@@ -192,8 +192,7 @@ def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """log p, class first, [..., C] -> [C, all the rest]: six times as fast as over the last axis
-    (docs/performance.md).
+    """log p, class first, [..., C] -> [C, all the rest]: six times as fast as over the last axis.
 
     It goes through three axes, because torch transposes a matrix in blocks, which takes twice as
     long for ten columns.

@@ -154,8 +154,7 @@ def row(stacked: Tree, index: int | slice | Tensor) -> Tree:
 
 
 def rows_at(leaf: Tensor, index: Tensor) -> Tensor:
-    """leaf[index], [n, ...] and [...] -> [..., ...]: for whole rows five times as fast
-    (docs/performance.md)."""
+    """leaf[index], [n, ...] and [...] -> [..., ...]: for whole rows five times as fast."""
     if index.ndim == 1:
         return leaf.index_select(0, index)
     return leaf.index_select(0, index.reshape(-1)).reshape(index.shape + leaf.shape[1:])
