@@ -33,11 +33,3 @@ def test_the_rounds_of_a_checkpoint_are_those_of_its_state(tmp_path: Path) -> No
         assert cluster.progress(tmp_path) == cluster.Progress(done, seconds[:done])
     (tmp_path / resume.STATE).write_bytes(states[0])
     assert cluster.progress(tmp_path) == cluster.Progress(2, seconds[:2])
-
-
-@pytest.mark.slow
-def test_items_keep_weights_and_rounds_while_workers_are_killed(tmp_path: Path) -> None:
-    rows, facts = cluster.disturbed(tmp_path, 8, 2, every=8.0, rounds=400)
-    assert len(rows) == 8 and all(row["same_weights"] and row["kept"] for row in rows)
-    assert facts["kills"] and any(row["lost_workers"] for row in rows)
-    assert any(row["rounds_at_last_look"] for row in rows)

@@ -228,8 +228,7 @@ def loopback(
     here = workspace(Path())
     settings = deploy.planned(here.root, recipe=recipe, silos=silos, secure_sums=secure_sums)
     local.refuse_foreign(out)
-    if code := repro.repro(here, "partition", typer.echo):
-        raise typer.Exit(code)
+    repro.repro(here, "partition", typer.echo)
     local.compare(*deploy.prepared(here, settings), out, typer.echo)
 
 

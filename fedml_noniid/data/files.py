@@ -121,6 +121,7 @@ def replace_folder(folder: Path, files: Mapping[str, bytes], private: bool = Fal
         fresh = place / "new"
         fresh.mkdir(mode=0o700 if private else 0o777)
         for name, content in files.items():
+            (fresh / name).parent.mkdir(exist_ok=True)
             with opened(fresh / name, "wb", private) as file:
                 file.write(content)
                 file.flush()

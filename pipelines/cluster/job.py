@@ -13,9 +13,9 @@ import tempfile
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from distributed import get_worker
 
@@ -31,7 +31,6 @@ from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.provenance import machine, training_fingerprint
 from fedml_noniid.pipelines.experiment.training import tags_of, trained
 
-T = TypeVar("T")
 FOLDER = "NONIID_CLUSTER_FOLDER"  # environment variable of a worker: a folder of its own
 EVERY_S = 1.0  # seconds between two reports of an item
 
@@ -68,18 +67,12 @@ class Done(NamedTuple):
 
 
 def run(job: Job, attempt: str) -> Done | UserError | str:
-    """Trains an item, from the newest checkpoint of an earlier attempt. Returns an error as
-    `or_error` does."""
-    return or_error(lambda: _trained(job, attempt))
+    """Trains an item, from the newest checkpoint of an earlier attempt.
 
-
-def or_error(work: Callable[[], T]) -> T | UserError | str:
-    """What a function returns; its own error, or another as text.
-
-    dask would also send what an error's causes hold.
+    Returns an error of the item, or another as text: dask would also send what its causes hold.
     """
     try:
-        return work()
+        return _trained(job, attempt)
     except UserError as error:
         return error.with_traceback(None)
     except Exception:  # of any kind: the item may run a user's code. The front shows it, and ends
@@ -91,9 +84,9 @@ def _trained(job: Job, attempt: str) -> Done:
     item = Item.from_parts(job.settings, job.unit, data, _indices(job))
     folder = job.resume if shared else _own_folder(job) / resume.RESUME / job.resume.name
     checkpoints = resume.checkpoints(folder, job.fingerprint, attempt)
-    reporter = _Reporter(job, attempt, item)
-    simulation = item.simulation([OnRow(reporter.on_row), Checkpointing(checkpoints, job.every)])
-    reporter.follow(simulation)
+    on_row = OnRow(lambda _: reporter.on_row())
+    simulation = item.simulation([on_row, Checkpointing(checkpoints, job.every)])
+    reporter = _Reporter(job, attempt, item, simulation)
     files = trained(item, simulation, job.fingerprint).files()
     if not shared:  # the front can't remove it
         shutil.rmtree(folder, ignore_errors=True)
@@ -103,22 +96,17 @@ def _trained(job: Job, attempt: str) -> Done:
 class _Reporter:
     """Reports the rounds of an item to the front, at most once a second."""
 
-    def __init__(self, job: Job, attempt: str, item: Item) -> None:
-        self.job, self.attempt, self.item = job, attempt, item
+    def __init__(self, job: Job, attempt: str, item: Item, simulation: Simulation) -> None:
+        self.job, self.attempt, self.simulation = job, attempt, simulation
+        self._tags, self._machine = tags_of(item, simulation, job.fingerprint), machine(item.device)
         self._told, self._when = 0, 0.0  # rounds that were reported, and when
-
-    def follow(self, simulation: Simulation) -> None:
-        """Takes the tags and rows of this simulation."""
-        self._simulation = simulation
-        self._tags = tags_of(self.item, simulation, self.job.fingerprint)
-        self._machine = machine(self.item.device)
 
     def report(self, begin: int) -> Report:
         """What is told of the rounds from `begin` on."""
-        rows = list(self._simulation.loop.rows[begin:])
+        rows = list(self.simulation.loop.rows[begin:])
         return Report(self.attempt, self._tags, self._machine, begin, rows)
 
-    def on_row(self, _: Row) -> None:
+    def on_row(self) -> None:
         """Reports. Raises UserError if the front has gone."""
         worker = get_worker()
         task = worker.state.tasks.get(worker.get_current_task())
@@ -126,7 +114,7 @@ class _Reporter:
             raise UserError("nobody waits for this item any more")
         if time.monotonic() - self._when >= EVERY_S:
             get_worker().log_event(self.job.topic, pickle.dumps(self.report(self._told)))
-            self._told, self._when = len(self._simulation.loop.rows), time.monotonic()
+            self._told, self._when = len(self.simulation.loop.rows), time.monotonic()
 
 
 _loaded: dict[str, Dataset] = {}  # the last data set of this process, by the file's SHA-256

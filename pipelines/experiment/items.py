@@ -25,9 +25,8 @@ from fedml_noniid.engines.simulation import Simulation
 from fedml_noniid.models.model import Model
 from fedml_noniid.models.settings import build_network
 from fedml_noniid.pipelines.experiment import cache
-from fedml_noniid.pipelines.experiment.config import Config, TrainSettings, Unit
+from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins.registry import Settings
 from fedml_noniid.simulate import simulate
 
 
@@ -117,18 +116,25 @@ class Item:
 
         `workers`: the most processes that it may use. Raises UserError.
         """
-        every = [*self._training.built_callbacks(), *callbacks]
-        return simulate(*self._method, self._federation(), self._plan(workers), every)
-
-    @property
-    def _method(self) -> tuple[str, Settings]:
-        """(composition, hyper-parameters)."""
-        recipe = self.unit.recipe
-        return self.settings.composition(recipe), self.settings.recipes[recipe].settings
-
-    @property
-    def _training(self) -> TrainSettings:
-        return self.settings.train_of(self.unit.recipe)
+        settings, recipe = self.settings, self.unit.recipe
+        train = settings.train_of(recipe)
+        plan = Plan(
+            self.network,
+            train,
+            train.rounds,
+            settings.scenarios[self.unit.scenario].cohort,
+            self.unit.seed,
+            train.evaluate_every,
+            train.engine,
+            settings.machine.clients_at_once,
+            settings.machine.memory_mb,
+            workers,
+            train.observe,
+            settings.machine.clients_memory,
+        )
+        every = [*train.built_callbacks(), *callbacks]
+        methods = settings.recipes[recipe].settings
+        return simulate(settings.composition(recipe), methods, self._federation(), plan, every)
 
     def _federation(self) -> Federation:
         scenario, clients = self.settings.scenarios[self.unit.scenario], self.indices.clients
@@ -150,21 +156,4 @@ class Item:
             else scenario.availability.absent(self.unit.seed),
             drift=self.indices.skew.drift,
             tests=self.client_tests,
-        )
-
-    def _plan(self, workers: int) -> Plan:
-        settings, train = self.settings, self._training
-        return Plan(
-            self.network,
-            train,
-            train.rounds,
-            settings.scenarios[self.unit.scenario].cohort,
-            self.unit.seed,
-            train.evaluate_every,
-            train.engine,
-            settings.machine.clients_at_once,
-            settings.machine.memory_mb,
-            workers,
-            train.observe,
-            settings.machine.clients_memory,
         )

@@ -31,7 +31,6 @@ from fedml_noniid.plugins import registry
 
 ROOT = Path(__file__).parents[3]  # holds the package: the checkout, or site-packages
 PACKAGE = "fedml_noniid"
-MAX_FILE_NAME = 255  # characters of a file's name
 REGISTRY = "fedml_noniid.plugins.registry"
 # These count without their imports, but for each other: they name every method, data set and
 # partition, or are imported only where they are used. What is used counts elsewhere.
@@ -83,12 +82,12 @@ def plan(
     scenarios = {
         name: settings.scenarios[name].model_dump(exclude={"availability"}) for name in used
     }
-    owns = {name: _listed(settings.scenarios[name].own_code()) for name in used}
+    owns = {name: settings.scenarios[name].own_code() for name in used}
     return {
         "machine": machine_kind(settings),
         "prepare": preparing(settings, user_files),
         "partition": {
-            f"{name}-{seed}": digest(scenarios[name], split, seed, *cut, *owns[name])
+            f"{name}-{seed}": digest(scenarios[name], split, seed, *cut, owns[name])
             for name in used
             for seed in settings.seeds
         },
@@ -102,27 +101,17 @@ def plan(
 def preparing(settings: Config, user_files: Mapping[str, str] | None = None) -> dict[str, str]:
     """The entry `prepare` of `plan`."""
     made_of: list[object] = [_read(settings), user_files or {}, readers()]
-    made_of += [code("fedml_noniid.pipelines.stages.prepare")]
-    made_of += _listed(settings.data.reader_code())
+    made_of += [code("fedml_noniid.pipelines.stages.prepare"), settings.data.reader_code()]
     embed = settings.data.embed
     if embed is not None:
         made_of += [embed.model_code(), machine_kind(settings), code(EMBED)]
     return {settings.data.name: digest(*made_of)}
 
 
-def _listed(own_code: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """The user's code as parts of a hash; none if there is no such code."""
-    return [own_code] if own_code else []
-
-
 def _read(settings: Config) -> dict[str, object]:
     """The settings that decide what is read; the rest of the section `data` decides what is held
     out."""
-    return {
-        key: value
-        for key, value in settings.data.model_dump().items()
-        if key not in ("validation", "public")
-    }
+    return settings.data.model_dump(exclude={"validation", "public"})
 
 
 def _deploying(settings: Config, split: list[float]) -> dict[str, str]:
@@ -130,15 +119,15 @@ def _deploying(settings: Config, split: list[float]) -> dict[str, str]:
     deploy = settings.deploy
     if deploy is None:
         return {}
-    composition = settings.composition(deploy.recipe)
-    deployed = [deploy.model_dump(), settings.scenarios[deploy.scenario].model_dump(), split]
-    deployed += [settings.train_of(deploy.recipe).model_dump(), composition]
-    deployed += [settings.recipes[deploy.recipe].settings, machine_kind(settings)]
-    deployed += [settings.own_code(deploy.recipe)]
-    deployed += _listed(settings.scenarios[deploy.scenario].own_code())
-    stage = code(
-        "fedml_noniid.pipelines.stages.deploy", *_modules(settings, deploy.recipe), silo=True
-    )
+    scenario = settings.scenarios[deploy.scenario]
+    deployed = [
+        *(deploy.model_dump(), scenario.model_dump(), scenario.own_code(), split),
+        *(settings.train_of(deploy.recipe).model_dump(), settings.composition(deploy.recipe)),
+        *(settings.recipes[deploy.recipe].settings, settings.own_code(deploy.recipe)),
+        machine_kind(settings),
+    ]
+    modules = _modules(settings, deploy.recipe)
+    stage = code("fedml_noniid.pipelines.stages.deploy", *modules, silo=True)
     return {deploy.recipe: digest(deployed, stage)}
 
 
@@ -242,9 +231,9 @@ def _file(name: str) -> Path | None:
 class _Source(NamedTuple):
     """What counts of a Python file."""
 
-    hash: str  # for a module of its code
+    hash: str  # of its code
     imports: list[str]  # our modules among its imports
-    texts: list[str]  # its texts that may be names of files
+    constants: set[object]  # some of them are names of files
 
 
 @cache
@@ -252,8 +241,9 @@ def _source(path: Path) -> _Source:
     """Parses a Python file. The registry counts without its imports and its table of methods."""
     tree = ast.parse(path.read_bytes())
     imports = [name for name in _named(tree) if name.split(".")[0] == PACKAGE]
-    constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    texts = sorted(text for text in constants if isinstance(text, str) and text and "/" not in text)
+    constants: set[object] = {
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)
+    }
     body = tree.body
     if path == _file(REGISTRY):
         body = [
@@ -262,15 +252,15 @@ def _source(path: Path) -> _Source:
             if not isinstance(node, ast.Import | ast.ImportFrom | ast.AnnAssign)
         ]
     hashed = hashlib.sha256("\n".join(filter(None, map(_dumped, body))).encode()).hexdigest()
-    return _Source(hashed, imports, [text for text in texts if len(text) <= MAX_FILE_NAME])
+    return _Source(hashed, imports, constants)
 
 
 def _beside(path: Path) -> Iterator[Path]:
     """The files beside a module that are no modules, and that its texts name, themselves or by
     their folder."""
-    texts = _source(path).texts
+    names = _source(path).constants
     for place in path.parent.iterdir():
-        if place.name in texts and place.suffix != ".py" and not (place / "__init__.py").exists():
+        if place.name in names and place.suffix != ".py" and not (place / "__init__.py").exists():
             yield from sorted(place.iterdir()) if place.is_dir() else (place,)
 
 

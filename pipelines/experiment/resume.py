@@ -6,9 +6,8 @@ dead and still computes disturbs nobody. Whoever goes on takes the newest checkp
 
 from __future__ import annotations
 
-import errno
 import json
-import os
+import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from fedml_noniid.engines.checkpoint import Checkpoints
 RESUME = ".resume"
 STATE, ROUNDS = "checkpoint.safetensors", "checkpoint.rounds"  # the two files of a checkpoint
 MEMORY = "checkpoint.memory"  # and its file, where clients' memories lie on disk
-COPIED = 2**24  # bytes at a time
 
 
 def folder_of(repository: Path, fingerprint: str) -> Path:
@@ -50,22 +48,11 @@ def checkpoints(folder: Path, fingerprint: str, attempt: str = "") -> Checkpoint
 
 
 def _copy_sparse(source: Path, target: str) -> None:
-    """Copies a file without its holes: clients that were never asked take no space."""
-    with source.open("rb") as file, open(target, "wb") as copy:
-        end, hole = file.seek(0, os.SEEK_END), 0
-        copy.truncate(end)
-        while hole < end:
-            try:
-                begin = file.seek(hole, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno != errno.ENXIO:
-                    raise
-                break  # a hole up to the end
-            hole = min(end, file.seek(begin, os.SEEK_HOLE))
-            for offset in range(begin, hole, COPIED):
-                file.seek(offset)
-                copy.seek(offset)
-                copy.write(file.read(min(COPIED, hole - offset)))
+    """Copies a file without its holes, as `cp` does: clients that were never asked take no
+    space."""
+    done = subprocess.run(["cp", str(source), target], capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(done.stderr.strip())
 
 
 def rounds_at(folder: Path) -> int:

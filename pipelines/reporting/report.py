@@ -3,7 +3,7 @@ all.
 
 `report.html` holds its pictures, `report.md` is the same with links to them. `table.txt` is for the
 terminal, and `answer.txt` is its short form. `summary.csv` has every number of the tables,
-unrounded. `metrics.json` and `curves-<scenario>.csv` are for DVC. The words are in `templates/`.
+unrounded. `dvc/` and `curves-<scenario>.csv` are for DVC. The words are in `templates/`.
 """
 
 from __future__ import annotations
@@ -82,10 +82,11 @@ def write(root: Path) -> Path:
         "report.md": page,
         "table.txt": pages.render("table.txt.j2", context),
         "answer.txt": pages.render("answer.txt.j2", context),
-        "metrics.json": json.dumps(tables.headline(scenarios), indent=2) + "\n",
         "summary.csv": tables.summary_csv(scenarios),
     }
     files |= {f"curves-{s.name}.csv": tables.curves_csv(s, recipes) for s in scenarios}
+    for name, numbers in tables.headline(scenarios).items():
+        files[f"dvc/{name}.json"] = json.dumps(numbers, indent=2) + "\n"
     replace_folder(
         root / "report",
         {name: x.encode() if isinstance(x, str) else x for name, x in files.items()},

@@ -47,8 +47,6 @@ COLUMNS = (
 )
 PARTS = ("mean", "std", "seeds")
 TESTS = ("low", "high", "p", "p_holm")  # parts of a comparison in summary.csv
-# Columns that DVC shows, beside the accuracy and what it is compared with.
-METRICS = ("majority_accuracy", "balanced_accuracy", "macro_f1", "worst_client")
 MAX_SITES = 40  # rows of the table by client
 SAME = "same predictions"  # in place of a difference
 BRIEF = ("method", "last round", "vs ", "worst client", "seeds")  # begin the titles of `in_brief`
@@ -269,41 +267,41 @@ def summary_csv(scenarios: Iterable[ScenarioSummary]) -> str:
     return str(pd.DataFrame(rows).to_csv(index=False))
 
 
-def headline(scenarios: Sequence[ScenarioSummary]) -> Mapping[str, Any]:
-    """The metrics that DVC shows, by scenario and recipe; without the scenario if there is only
-    one."""
-    numbers = {}
+def headline(scenarios: Sequence[ScenarioSummary]) -> Mapping[str, Mapping[str, float]]:
+    """The numbers that DVC shows, by name of the recipe; `best` has the best accuracy.
+
+    Few, with short names, so that DVC's tables fit a terminal. The scenario is part of the name if
+    there are several.
+    """
+    files, best = dict[str, Mapping[str, float]](), dict[str, float]()
     for scenario in scenarios:
-        comparisons = against(scenario, scenario.baseline)
-        numbers[scenario.name] = {
-            method.recipe: _headline(scenario, method, comparisons.get(method.recipe))
-            for method in scenario.methods
-        }
-    return next(iter(numbers.values())) if len(numbers) == 1 else numbers
+        comparisons, prefix = against(scenario, scenario.baseline), ""
+        if len(scenarios) > 1:
+            prefix = f"{scenario.name}-"
+        for method in scenario.methods:
+            numbers = _headline(scenario, method, comparisons.get(method.recipe))
+            files[f"{prefix}{method.recipe}"] = numbers
+            if method.rank == 1:
+                best[f"{prefix}best"] = numbers[scenario.main]
+    return {**files, "best": best} if best else files
 
 
 def _headline(
-    scenario: ScenarioSummary, one: MethodSummary, with_base: Comparison | None
+    scenario: ScenarioSummary, method: MethodSummary, with_base: Comparison | None
 ) -> dict[str, float]:
-    """Accuracy, its standard deviation, other measures, difference to the baseline with its
-    interval: fractions, with six digits. MiB.
+    """Main metric, that of the worst client, difference to the baseline (fractions) and traffic of
+    the whole run in MiB, with six digits.
 
     Unknown numbers are left out.
     """
-    numbers = {scenario.main: one.final.mean, "spread": one.final.std}
-    names = (*METRICS, *scenario.others)
-    numbers |= {name: one.spreads[name].mean for name in names if name in one.spreads}
+    numbers = {scenario.main: method.final.mean}
+    if "worst_client" in method.spreads:
+        numbers["worst"] = method.spreads["worst_client"].mean
     if with_base is not None and with_base.differences:
-        low, high = with_base.interval or (None, None)
-        numbers |= {
-            "difference": with_base.mean,
-            "difference_low": low,
-            "difference_high": high,
-        }
-    numbers["mib"] = one.spreads["traffic_total_bytes"].mean / MIB
-    rounding = TINY * abs(one.final.mean)  # what the difference of equal numbers may be
-    known = {name: x for name, x in numbers.items() if x is not None}
-    return {name: float(f"{x:.6g}") if abs(x) > rounding else 0.0 for name, x in known.items()}
+        numbers["gain"] = with_base.mean
+    numbers["mib"] = method.spreads["traffic_total_bytes"].mean / MIB
+    rounding = TINY * abs(method.final.mean)  # what the difference of equal numbers may be
+    return {name: float(f"{x:.6g}") if abs(x) > rounding else 0.0 for name, x in numbers.items()}
 
 
 def curves_csv(scenario: ScenarioSummary, recipes: Sequence[str]) -> str:

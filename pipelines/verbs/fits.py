@@ -127,13 +127,11 @@ def _prepared(workspace: Workspace, settings: Config) -> tuple[Dataset, bool]:
     data, lock = settings.data, workspace.root / "dvc.lock"
     user = plan.contents(data.name, str(workspace.given(data.root)), data.options)
     if lock.is_file() and workspace.dataset(data.name).is_file():
-        made_of = _dependencies(read_yaml(lock), "prepare").get("plan/prepare.json")
-        if (
-            made_of
-            == hashlib.md5(
-                plan.content(preparing(settings, user)), usedforsecurity=False
-            ).hexdigest()
-        ):
+        content = plan.content(preparing(settings, user))
+        md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        stages = read_yaml(lock).get("stages") or {}
+        made_of = (stages.get("prepare") or {}).get("deps") or ()
+        if any((part["path"], part["md5"]) == ("plan/prepare.json", md5) for part in made_of):
             return Dataset.read(workspace.dataset(data.name)), False
     with forbidden():
         dataset = datasets.load(data.name, workspace.given(data.root), **data.options)
@@ -141,12 +139,6 @@ def _prepared(workspace: Workspace, settings: Config) -> tuple[Dataset, bool]:
         return dataset, False
     with located("data", "embed", source=FILE):
         return data.embed.outline(dataset), True
-
-
-def _dependencies(lock: Mapping[str, object], stage: str) -> dict[str, str]:
-    """Path -> MD5 of what a stage depended on when it ran last."""
-    about = (lock.get("stages") or {}).get(stage) or {}  # type: ignore[attr-defined]  # of a file
-    return {part["path"]: part["md5"] for part in about.get("deps") or ()}
 
 
 def _deploys(dvc: Mapping[str, object], settings: Config) -> None:

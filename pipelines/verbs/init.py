@@ -280,7 +280,9 @@ def _data(
             section["file"], place = place.name, place.parent
         inside = place.is_relative_to(folder.resolve())
         section["root"] = os.path.relpath(place, folder.resolve()) if inside else str(place)
-    section |= {key: _several(key, column) for key, column in wanted.columns.items()}
+    section |= wanted.columns
+    if "," in (targets := wanted.columns.get("target", "")):
+        section["target"] = targets.split(",")
     asked = section | dict(given)
     if "file" in section and not {"label", "target"} & asked.keys():
         allowed = (
@@ -293,11 +295,6 @@ def _data(
             return section, datasets.load(asked["name"], folder / str(asked["root"]), **options)
     except DownloadNeededError:
         return section, None
-
-
-def _several(key: str, column: str) -> str | list[str]:
-    """The column of an option; the columns of several targets."""
-    return column.split(",") if key == "target" and "," in column else column
 
 
 def _loss(data: Dataset | None) -> dict[str, str]:

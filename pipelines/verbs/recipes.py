@@ -71,7 +71,8 @@ def one(recipe: str, with_source: bool = False) -> str:
     methods = registry.parse(recipe)
     lines = shown(methods[0]) if len(methods) == 1 else checked(recipe)
     if with_source:
-        lines += [line for method in methods for line in ("", _source_code(method))]
+        for method in methods:
+            lines += ["", inspect.getsource(registry.method(method))]
     return "\n".join(lines) + "\n"
 
 
@@ -82,10 +83,6 @@ def shown(method: str) -> list[str]:
     lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", words, "", "Hyper-parameters:"]
     lines += [f"  {key} = {text}" for key, text in _values(method).items()]
     return [*lines, "", _reads(replies(method))]
-
-
-def _source_code(method: str) -> str:
-    return inspect.getsource(registry.method(method))
 
 
 def checked(recipe: str) -> list[str]:

@@ -7,14 +7,10 @@ import contextlib
 import fcntl
 import json
 import logging
-import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +19,12 @@ from ruamel.yaml import YAML
 from fedml_noniid.core.errors import UserError, one_line
 from fedml_noniid.data.files import WRITABLE
 from fedml_noniid.data.yaml_files import read_yaml
-from fedml_noniid.pipelines import edge
 from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.pipelines.stages import plan
+from fedml_noniid.pipelines.tracking import verbs as tracking
+from fedml_noniid.pipelines.tracking.store import spared
 
 log = logging.getLogger(__name__)
 LOCK = Path(".dvc") / "tmp" / "repro.lock"
@@ -39,15 +36,16 @@ KIND = "plan/machine.json"
 NEEDED = ("dvc.yaml", ".dvc")
 ANSWER, TABLE = Path("report") / "answer.txt", Path("report") / "table.txt"
 MAX_REASON = 500  # characters of what DVC says
+BEFORE_RUNS = ("plan", "prepare", "partition")  # stages without anything for MLflow
 COMMAND = "python -m fedml_noniid.pipelines.stages "  # and a stage, in dvc.yaml
 
 
 def repro(
     workspace: Workspace, stage: str | None, show: Callable[[str], None], details: bool = False
-) -> int:
+) -> None:
     """Runs the out-of-date stages, up to `stage` if one is named; otherwise it shows the table.
 
-    The table comes before MLflow, which takes seconds. Returns an exit code. UserError.
+    The table comes before MLflow, which takes seconds. UserError.
     """
     root = workspace.root
     for name in (PARAMS, *NEEDED):
@@ -65,10 +63,7 @@ def repro(
     cache.refuse_foreign(root)
     with exclusively(root):
         is_planned = plan.holds(root)
-        with (
-            _recording(workspace, ahead=not is_planned) as record,
-            _dvc(workspace, is_planned) as repository,
-        ):
+        with _dvc(workspace, is_planned) as repository:
             if not is_planned:
                 from fedml_noniid.pipelines.verbs import fits  # imports torch
 
@@ -84,62 +79,11 @@ def repro(
                 repository.reproduce("plan", force=True, single_item=True)
             if {done.name for done in repository.reproduce(stage)} <= {"plan"} and is_planned:
                 log.info("All stages are up to date.")
-            if stage is None:
-                show(f"\n{table(root, details)}\n{certificate(root)}\n")
-            return record()
-
-
-@contextlib.contextmanager
-def _recording(workspace: Workspace, ahead: bool) -> Iterator[Callable[[], int]]:
-    """What brings MLflow up to date, and returns an exit code.
-
-    `ahead`: a forked process imports MLflow and makes its store meanwhile, which takes as long as
-    all stages of a small experiment.
-    """
-    if not ahead:
-        yield partial(_record, workspace)
-        return
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(
-        target=_record_when_asked, args=(workspace, ours, theirs), daemon=True
-    )
-    process.start()
-    theirs.close()
-
-    def record() -> int:
-        with contextlib.suppress(OSError):  # it was killed, as for lack of memory
-            ours.send(None)
-        process.join()
-        return _record(workspace) if (code := process.exitcode or 0) < 0 else code
-
-    try:
-        yield record
-    finally:
-        process.kill()  # where a stage has failed
-        process.join()
-
-
-def _record(workspace: Workspace) -> int:
-    from fedml_noniid.pipelines.tracking.store import spared
-    from fedml_noniid.pipelines.tracking.verbs import bring_up_to_date
-
-    with spared("the new results"):
-        bring_up_to_date(workspace)
-    return 0
-
-
-def _record_when_asked(workspace: Workspace, ours: Connection, asked: Connection) -> None:
-    """In a process of its own, which ends with the one that started it."""
-    from fedml_noniid.pipelines.tracking.store import Store, StoreError
-
-    ours.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process decides what it ends
-    with contextlib.suppress(StoreError):  # it is said when a run is recorded
-        Store(workspace.repository, workspace.tracking_uri).client()
-    with contextlib.suppress(EOFError):
-        asked.recv()
-        sys.exit(edge.guarded(lambda: _record(workspace)))
+        if stage is None:
+            show(f"\n{table(root, details)}\n{certificate(root)}\n")
+        if stage not in BEFORE_RUNS:
+            with spared("the new results"):
+                tracking.bring_up_to_date(workspace)
 
 
 def quiet_dvc() -> None:
@@ -166,6 +110,7 @@ def _dvc(workspace: Workspace, is_planned: bool = False) -> Iterator[Any]:
 
     quiet_dvc()
     root, started = workspace.root, running.cmd_run
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     theirs = root / "fedml_noniid"
     is_ours = not theirs.exists() or theirs.resolve() == CODE.resolve()
     names = {f"{COMMAND}{name}": name for name in stages.STAGES} if is_ours else {}
@@ -179,7 +124,7 @@ def _dvc(workspace: Workspace, is_planned: bool = False) -> Iterator[Any]:
             log.info("Running stage '%s'", stage.addressing)
             announced.add(stage.addressing)
         if name is None or Path(stage.wdir).resolve() != root:
-            started(stage, dry, {**(run_env or {}), "PATH": _path()})
+            started(stage, dry, {**(run_env or {}), "PATH": programs})
             return
         try:
             stages.run(name, workspace)
@@ -220,10 +165,6 @@ def table(root: Path, details: bool) -> str:
     from fedml_noniid.pipelines.reporting import cost
 
     return f"{path.read_text()}\n{cost.text(root)}"
-
-
-def _path() -> str:
-    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def certificate(root: Path) -> str:

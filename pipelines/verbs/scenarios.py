@@ -109,8 +109,9 @@ def markdown(frame: pd.DataFrame, missing: Sequence[str]) -> str:
     """The table, a line per statistic and a column per scenario, and its notes."""
     scenarios = dict(list(frame.groupby("scenario", sort=False)))
     lines = [["partition", *(rows["partition"].iloc[0] for rows in scenarios.values())]]
-    for key in _keys(frame):
-        title, decimals = TITLES[key]
+    for key, (title, decimals) in TITLES.items():
+        if key not in frame:
+            continue
         lines.append([title, *(_cell(rows[key].dropna(), decimals) for rows in scenarios.values())])
     notes = [NOTE] + ([f"Not made, so not in the table: {', '.join(missing)}."] if missing else [])
     aligned = ["left", *["right"] * len(scenarios)]
@@ -161,11 +162,6 @@ def _statistics(path: Path) -> dict[str, float]:
             problem = f"is {content[key]!r}, expected a number" if key in content else "is missing"
             raise UserError(f"{path}: {key} {problem}; {results.RERUN}")
     return statistics
-
-
-def _keys(frame: pd.DataFrame) -> list[str]:
-    """The columns with a number in at least one scenario."""
-    return [key for key in TITLES if key in frame]
 
 
 def _cell(values: pd.Series[float], decimals: int) -> str:

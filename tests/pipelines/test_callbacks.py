@@ -116,25 +116,16 @@ def test_a_killed_training_goes_on_to_the_same_bytes(
 
 
 def test_an_edit_of_the_users_file_trains_again(study: Path) -> None:
-    """A comment counts too: what the file imports is not known.
-
-    Another module beside it does not count.
-    """
-
-    def fingerprint() -> str:
-        settings = config.load(study)
-        return of_training(settings, settings.units()[0])
-
-    first = fingerprint()
-    (study / "another.py").write_text("x = 1\n")
-    assert fingerprint() == first
+    """A comment counts too: what the file imports is not known."""
     (file,) = study.glob("mine_*.py")
-    file.write_text(f"{OWN}\n# new\n")
-    with pytest.raises(UserError, match=r"was changed after this process had imported .*; start"):
-        fingerprint()  # this process still has the old classes
-    sys.modules.pop(file.stem)
-    assert fingerprint() != first
-    assert config.load(study).own_extras, "`noniid run` asks the stage plan each time"
+    prints = []
+    for text in (OWN, f"{OWN}\n# new\n"):
+        file.write_text(text)
+        sys.modules.pop(file.stem, None)
+        settings = config.load(study)
+        prints.append(of_training(settings, settings.units()[0]))
+    assert prints[0] != prints[1]
+    assert settings.own_extras, "`noniid run` asks the stage plan each time"
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ from fedml_noniid.core.errors import UserError
 from fedml_noniid.engines.simulation import drive
 from fedml_noniid.pipelines.experiment import cache, config
 from fedml_noniid.pipelines.experiment.config import Config
-from fedml_noniid.pipelines.experiment.search import Answers, Request, Search, choosing
+from fedml_noniid.pipelines.experiment.search import Answers, Request, Result, Search, choosing
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting.decision import Decision, decide
-from fedml_noniid.pipelines.stages import prepare, tune
+from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.pipelines.verbs import choose as stage
 
 # A warning of mlflow's own use of SQLAlchemy.
@@ -189,24 +189,26 @@ def test_a_best_value_at_an_edge_extends_the_grid_at_most_twice(
         assert (still in decision.text) == (best == 50)
 
 
+def searched(loss: Callable[[float, float], float], **choose: Any) -> Result:
+    """The result of a search where `loss` of the number of `train` and of mu stands in place of
+    training."""
+
+    def answer(request: Request) -> Answers:
+        answers = {}
+        for point in request.points:
+            (number,) = point.values["train"].values()
+            mu = point.values.get("fedprox", {}).get("mu", 1.0)
+            final = {"validation_loss": loss(number, mu), "validation_accuracy": 0.5}
+            answers[point.entry] = [final] * len(request.seeds)
+        return answers
+
+    return drive(choosing(settings(choose=choose)).run(), answer)
+
+
 def test_a_recipe_with_more_numbers_gets_no_more_points() -> None:
     """Both numbers of `pull` and the one of the others are best at an edge: two points each."""
     grid = {"train": {"lr": [0.1, 0.3]}, "fedprox": {"mu": [0.1, 1.0]}}
-
-    def answer(request: Request) -> Answers:
-        return {
-            point.entry: [
-                {
-                    "validation_loss": 1 / point.values["train"]["lr"]
-                    + 1 / point.values.get("fedprox", {}).get("mu", 1.0),
-                    "validation_accuracy": 0.5,
-                }
-            ]
-            * len(request.seeds)
-            for point in request.points
-        }
-
-    result = drive(choosing(settings(choose={"grid": grid})).run(), answer)
+    result = searched(lambda lr, mu: 1 / lr + 1 / mu, grid=grid)
     assert {(point.recipe, point.words) for point in result.extended} == {
         *((name, f"lr {lr}") for name in ("plain", "scaffold") for lr in (0.9, 2.7)),
         ("pull", "lr 0.9, fedprox.mu 1.0"),
@@ -217,24 +219,7 @@ def test_a_recipe_with_more_numbers_gets_no_more_points() -> None:
 def test_only_values_that_a_recipe_takes_extend_its_grid() -> None:
     """mu is at least 0 and momentum below 1: the next numbers beyond would be -0.1 and 1.8."""
     grid = {"train": {"momentum": [0.0, 0.9]}, "fedprox": {"mu": [0.0, 0.1, 1.0]}}
-    content = settings(choose={"grid": grid, "recipes": ["pull"]})
-    search = choosing(content)
-
-    def answer(request: Request) -> Answers:
-        return {
-            point.entry: [
-                {
-                    "validation_loss": 1
-                    - point.values["train"]["momentum"]
-                    + point.values.get("fedprox", {}).get("mu", 0.0),
-                    "validation_accuracy": 0.5,
-                }
-            ]
-            * len(request.seeds)
-            for point in request.points
-        }
-
-    result = drive(search.run(), answer)
+    result = searched(lambda momentum, mu: 1 - momentum + mu, grid=grid, recipes=["pull"])
     assert not result.extended
     assert result.ranked("pull")[0].point.words == "momentum 0.9, fedprox.mu 0.0"
     assert result.notes(["pull"], "accuracy", 144) == [
@@ -321,25 +306,6 @@ def test_few_validation_samples_are_noted(samples: int, said: bool) -> None:
         assert "one of them is 2.17 points of accuracy." in text
 
 
-@pytest.mark.parametrize(("gain", "least", "most"), [(0.0, 0, 0.06), (0.07, 0.9, 1)])
-def test_how_often_it_leaves_fedavg(gain: float, least: float, most: float) -> None:
-    """Many answers with noise: without any gain it leaves FedAvg in at most about 5 %, though it
-    takes the best of several; a gain of two deviations of a difference is found."""
-    experiment = settings(choose={"fresh": [*range(200, 208)]})
-    generator, left, answers = np.random.default_rng(0), 0, 300
-
-    def score(request: Request, name: str, lr: float, seed: int) -> tuple[float, float]:
-        noise = 0.025 * generator.standard_normal()
-        accuracy = 0.7 + gain * (name == "scaffold") + noise
-        return 1 - accuracy, accuracy
-
-    for _ in range(answers):
-        decision, _ = decided(experiment, score)
-        left += decision.taken != decision.base.trial.point
-    slack = 2 * math.sqrt(0.05 * 0.95 / answers)
-    assert least <= left / answers <= most + slack * (gain == 0)
-
-
 def test_what_diverges_drops_out_and_is_named() -> None:
     def score(request: Request, name: str, lr: float, seed: int) -> tuple[float, float] | None:
         if name == "plain" and lr == 0.3:
@@ -416,29 +382,12 @@ def test_what_is_refused(changes: dict[str, Any], told: str) -> None:
 
 @pytest.fixture(scope="module")
 def chosen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Decision]:
-    """A small decision that was interrupted in its second rung, and went on."""
+    """A small decision."""
     root = tmp_path_factory.mktemp("chosen")
     (root / config.FILE).write_text(yaml.safe_dump(CONTENT | {"train": QUICK}))
     place = Workspace.from_environment(root, {})
     prepare.run(place)
-    real = tune.train
-
-    def interrupted(place: Workspace, settings: Config, title: str) -> dict[str, str]:
-        if "rung 2" in title:
-            raise KeyboardInterrupt
-        return real(place, settings, title)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune, "train", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            stage.choose(place, config.load(root))
-    before = items(root)
-    assert len(before) >= 18 and not (root / "choose/final.csv").exists()
-    decision = stage.choose(place, config.load(root))
-    assert {path: items(root)[path] for path in before} == before, (
-        "the first rung did not run again"
-    )
-    return root, decision
+    return root, stage.choose(place, config.load(root))
 
 
 def items(root: Path) -> dict[Path, int]:

@@ -3,10 +3,12 @@ else on it."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import psutil
@@ -24,7 +27,8 @@ import pytest
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.core.errors import UserError
-from fedml_noniid.pipelines.experiment import resume
+from fedml_noniid.data.dataset import Dataset
+from fedml_noniid.pipelines.experiment import cache, config, resume
 from fedml_noniid.pipelines.experiment.workspace import CLUSTER, Cluster, Workspace
 from fedml_noniid.pipelines.stages import train
 from fedml_noniid.pipelines.tracking import live
@@ -34,7 +38,7 @@ from tests.pipelines.small import PARAMS, ROOT, Repository, copy, run_stages
 
 pytest.importorskip("distributed", reason="a cluster needs [cluster]")
 
-from fedml_noniid.pipelines.cluster import address, front, kit, traits
+from fedml_noniid.pipelines.cluster import address, front, job, kit, traits
 from fedml_noniid.pipelines.cluster.job import Job
 
 # What imports dask and TLS leave to the garbage collector.
@@ -203,7 +207,7 @@ def test_an_item_goes_on_after_its_worker_is_killed(
         for process in cluster.worker_processes():
             process.kill()
         rounds = next(there.glob(".resume/*/*/checkpoint.rounds")).read_bytes()
-        seconds.extend(float(part) for part in found_seconds(rounds))
+        seconds.extend(map(float, re.findall(rb'seconds\\": ([0-9.e-]+)', rounds)))
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -218,34 +222,28 @@ def test_an_item_goes_on_after_its_worker_is_killed(
     assert [point.step for point in logged] == list(range(1, 41))
 
 
-def found_seconds(rounds: bytes) -> list[bytes]:
-    """The seconds of the rounds in a checkpoint."""
-    import re
-
-    return re.findall(rb'seconds\\": ([0-9.e-]+)', rounds)
-
-
-@pytest.mark.slow
-def test_a_worker_with_other_traits_is_named_and_gets_no_item(
-    cluster: Running, prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_worker_with_other_traits_is_named_once_and_gets_no_item(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    here, there = copies(prepared, tmp_path, PARAMS)
-    other = start("worker", f"file:{cluster.kit / address.FILE}", "--threads", "2")
-    try:
-        with caplog.at_level(logging.WARNING):
-            cluster.train(there)
-        (line,) = (
-            record.getMessage() for record in caplog.records if "worker" in record.msg % record.args
-        )
-        assert "gets no item: it has threads 2 (here 1)" in line
-        # Alone, no worker fits: the front says so at once.
-        (here / "params.yaml").write_text(PARAMS.replace("rounds: 3,", "rounds: 3, threads: 3,"))
-        with pytest.raises(UserError, match=r"it has threads 1 \(here 3\)") as caught:
-            cluster.train(here)
-        assert len(caught.value.mistakes) == 3
-    finally:
-        other.send_signal(signal.SIGTERM)
-        other.communicate(timeout=60)
+    """Alone, no worker fits: the front says so at once, as where the scheduler is gone."""
+    wanted = {"threads": "1"}
+    info: dict[str, Any] = {
+        "workers": {
+            f"tcp://{name}": {"name": name, "resources": traits.resources({"threads": threads})}
+            for name, threads in (("a", "1"), ("b", "2"))
+        }
+    }
+    client = SimpleNamespace(scheduler_info=lambda: info)
+    workers = front.FitWorkers(client, wanted)
+    with caplog.at_level(logging.WARNING):
+        assert workers.found() == workers.found() == {"tcp://a": "a"}
+    assert caplog.messages == ["worker b gets no item: it has threads 2 (here 1)"]
+    del info["workers"]["tcp://a"]
+    with pytest.raises(UserError, match=r"^worker b gets no item: it has threads 2 \(here 1\)$"):
+        front.FitWorkers(client, wanted).found()
+    info.clear()
+    with pytest.raises(UserError, match="has ended, or can't be reached any more; the same"):
+        workers.found()
 
 
 def test_each_trait_decides() -> None:
@@ -440,38 +438,28 @@ def test_a_lost_scheduler_ends_workers_and_run_in_one_line(
         process.communicate()
 
 
-@pytest.mark.slow
 def test_a_worker_that_does_not_see_the_experiment_has_a_folder_of_its_own(
-    cluster: Running, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the data set; the number of threads sends the items there."""
-    here, there = copies(prepared, tmp_path, PARAMS.replace("rounds: 3,", "rounds: 3, threads: 5,"))
-    run_stages(here, ("train",))
-    given = front.trained
-
-    def unseen(cluster: Cluster, jobs: list[Job], wanted: dict[str, str]) -> Iterator[Any]:
-        data = tmp_path / "unseen" / "digits.safetensors"
-        return given(cluster, [job._replace(data=data) for job in jobs], wanted)
-
-    monkeypatch.setattr(front, "trained", unseen)
-    own = tmp_path / "own"
-    words = ["worker", f"file:{cluster.kit / address.FILE}", "--threads", "5"]
-    other = start(*words, "--folder", str(own))
-    try:
-        with pytest.raises(UserError, match=r"own/digits.safetensors is missing"):
-            cluster.train(there)
-        own.mkdir()
-        shutil.copy(there / "params.yaml", own / "digits.safetensors")
-        with pytest.raises(UserError, match="other data than the front"):
-            cluster.train(there)
-        shutil.copy(there / "data" / "digits.safetensors", own)
-        cluster.train(there)
-    finally:
-        other.send_signal(signal.SIGTERM)
-        other.communicate(timeout=60)
-    assert contents(there / "runs") == contents(here / "runs")
-    assert sorted(path.name for path in own.iterdir()) == [resume.RESUME, "digits.safetensors"]
-    assert list((own / resume.RESUME).iterdir()) == []
+    """With a copy of the data set, which has to be that of the front."""
+    monkeypatch.setattr(job, "get_worker", lambda: SimpleNamespace(name="w7"))
+    monkeypatch.setattr(job, "_loaded", {})
+    own, file = tmp_path / "own", prepared / "data" / "digits.safetensors"
+    settings = config.load(prepared)
+    unseen, sha256 = tmp_path / "unseen" / file.name, cache.sha256(file) or ""
+    sent = Job(settings, settings.units()[0], "", b"", unseen, sha256, tmp_path, 1)
+    with pytest.raises(UserError, match=r"worker w7: .* is not seen there; allowed: a file system"):
+        job._data_of(sent)
+    monkeypatch.setenv(job.FOLDER, str(own))
+    with pytest.raises(UserError, match=r"own/digits.safetensors is missing"):
+        job._data_of(sent)
+    own.mkdir()
+    for source, words in ((prepared / "params.yaml", "other data than the front"), (file, "")):
+        shutil.copy(source, own / file.name)
+        with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+            data, is_shared = job._data_of(sent)
+    assert (data.checksum, is_shared) == (Dataset.read(file).checksum, False)
+    assert job._data_of(sent._replace(data=file))[1]
 
 
 SBATCH = """\

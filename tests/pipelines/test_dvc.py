@@ -3,8 +3,9 @@ commands work."""
 
 from __future__ import annotations
 
-import csv
+import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,9 +20,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from fedml_noniid.pipelines.experiment import config, provenance
+from fedml_noniid.pipelines.reporting import report
 from fedml_noniid.pipelines.stages.__main__ import STAGES
 from fedml_noniid.plugins import registry
 from tests.pipelines.small import PARAMS, ROOT, Repository, copy, run_stages
+from tests.pipelines.test_report import write_params, write_run, write_runs
 from tests.processes import alive
 
 FEDAVG, FNR = "skewed-fedavg-0", "skewed-scaffold+fnr-0"
@@ -54,6 +57,30 @@ def test_every_stage_depends_on_its_part_of_the_plan_and_all_outputs_can_be_pull
         f"plan/{name}.json" in about["deps"] for name, about in stages().items() if name != "plan"
     )
     assert "cache: false" not in (ROOT / "dvc.yaml").read_text()
+
+
+def test_dvcs_tables_of_metrics_fit_a_terminal(tmp_path: Path) -> None:
+    """Of all recipes of the default experiment. The difference shows what changed alone."""
+    recipes = config.load(ROOT).recipe_names
+    finals = {name: [0.7123456 + 0.01 * place] for place, name in enumerate(recipes)}
+    small = Repository(tmp_path)
+    write_params(tmp_path, recipes, [0])
+    write_runs(tmp_path, finals, mib=1234.567)
+    content = {"metrics": YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())["metrics"]}
+    (tmp_path / "dvc.yaml").write_text(json.dumps(content))
+    report.write(tmp_path)
+    small.run("git", "init", "--quiet")
+    small.run("dvc", "init", "--quiet")
+    small.commit()
+    for name in ("runs", "evaluation"):
+        shutil.rmtree(tmp_path / name / "skew-fnr-0")
+    write_run(tmp_path, "fnr", 0, [0.5], mib=1234.567)
+    report.write(tmp_path)
+    shown, changed = (small.run("dvc", "metrics", name).splitlines() for name in ("show", "diff"))
+    assert len(shown) == 1 + len(recipes) + 1 and "accuracy" in shown[0]
+    lines = [line.split()[:2] for line in changed[1:]]
+    assert lines == [["report/dvc/fnr.json", name] for name in ("accuracy", "gain", "worst")]
+    assert max(map(len, shown + changed)) <= 80
 
 
 # What changes which stage's dependencies. `plan` decides it, and DVC compares what `plan` writes.
@@ -396,80 +423,6 @@ def test_what_dvc_runs(small: Repository) -> None:
     )
 
 
-def patients(folder: Path, first: int) -> None:
-    """A table of four hospitals; `first` is the age in its first row."""
-    lines = [f"{i % 37 if i else first},{i * i % 11},h{i % 4},{i % 2}" for i in range(120)]
-    (folder / "mine.csv").write_text("\n".join(["age,pulse,hospital,ill", *lines]) + "\n")
-
-
-@pytest.mark.slow
-def test_what_runs_after_a_change_of_own_files(tmp_path: Path) -> None:
-    """One change after the other: the stages that run, and the items that are trained.
-
-    DVC alone sees none of them.
-    """
-    small = Repository(copy(tmp_path / "small"))
-    settings = params(
-        (
-            "name: digits, root: data/raw",
-            "name: table, root: ., file: mine.csv, label: ill, owner: hospital",
-        ),
-        ("public: 50", "public: 10"),
-        ("[skewed]", "[skewed, away]"),
-        (
-            "scenarios:",
-            (
-                "scenarios:\n  away: {partition: natural, clients: 4, availability: {file: "
-                "absent.csv}}"
-            ),
-        ),
-        ("[fedavg, scaffold+fnr]", "[fedavg]"),
-    )
-    (small.folder / "params.yaml").write_text(settings)
-    absent, results = small.folder / "absent.csv", ["train", "evaluate", "report"]
-
-    def listed(client: int) -> None:
-        absent.write_text(f"round,exchange,client\n1,0,{client}\n")
-
-    patients(small.folder, 50)
-    listed(3)
-    steps: list[tuple[str, Callable[[], object], list[str], set[str]]] = [
-        ("all", lambda: None, ["prepare", "partition", *results], {FEDAVG, "away-fedavg-0"}),
-        ("nothing", lambda: None, [], set()),
-        ("the time of a file", lambda: (small.folder / "mine.csv").touch(), [], set()),
-        (
-            "a number",
-            lambda: patients(small.folder, 51),
-            ["prepare", "partition", *results],
-            {FEDAVG, "away-fedavg-0"},
-        ),
-        ("nothing again", lambda: None, [], set()),
-        ("an absence", lambda: listed(2), results, {"away-fedavg-0"}),
-        (
-            "both back",
-            lambda: (patients(small.folder, 50), listed(3)),
-            [],
-            {FEDAVG, "away-fedavg-0"},
-        ),
-    ]
-    for what, change, expected, changed in steps:
-        change()
-        before, trained = receipts(small.folder), small.trained()
-        ran = small.ran("python", "-m", "fedml_noniid", "run", "report")
-        after = receipts(small.folder)
-        assert {key for key in after if after[key] != before.get(key)} == changed, what
-        if what == "both back":  # all of it is in the store
-            assert small.trained() == trained
-        else:
-            assert ran == ["plan", *expected], what
-            assert len(small.trained() - trained) == len(changed), what
-
-
-def receipts(folder: Path) -> dict[str, str]:
-    """What each item in `runs` was made of."""
-    return {path.parent.name: path.read_text() for path in folder.glob("runs/*/receipt.json")}
-
-
 @pytest.mark.slow
 def test_an_experiment_of_the_queue_runs_in_a_copy_with_the_store_of_the_repository(
     small: Repository,
@@ -483,8 +436,11 @@ def test_an_experiment_of_the_queue_runs_in_a_copy_with_the_store_of_the_reposit
         time.sleep(2)
     assert "Success" in said, small.run("dvc", "queue", "logs", "queued")
     assert len(small.trained() - before) == 2
-    shown = csv.DictReader(small.run("dvc", "exp", "show", "--csv").splitlines())
-    assert {row["Experiment"]: row["train.lr"] for row in shown}["queued"] == "0.025"
+    rule = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "exp show" in line)
+    shown = small.run(*shlex.split(rule.strip("\t@")), "--no-pager").splitlines()
+    assert max(map(len, shown)) <= 80
+    assert {"Experiment", "best", "train.lr"} <= {*shown[1].split()}
+    assert any("[queued]" in line and "0.025" in line.split() for line in shown)
 
 
 def below(process: int) -> set[int]:

@@ -120,12 +120,6 @@ def test_a_deployment_has_vectors_and_the_simulations_bits(study: Path) -> None:
     assert len(loopback.simulate(deployment, parts)) == 64
 
 
-@pytest.mark.slow
-def test_processes_on_vectors_end_with_the_simulations_weights(study: Path) -> None:
-    run_stages(study, ("prepare", "partition", "deploy"))
-    assert (study / "deploy" / "result.json").is_file()
-
-
 def hashes(study: Path) -> dict[str, str]:
     return provenance.preparing(config.load(study))
 

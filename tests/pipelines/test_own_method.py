@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from fedml_noniid import foreign, own_code
+from fedml_noniid import own_code
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.engines.run import Outcome
 from fedml_noniid.engines.simulation import Simulation
@@ -20,7 +18,7 @@ from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.training import trained
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from tests import own_package
-from tests.pipelines.small import PARAMS, ROOT, environment, run_stages
+from tests.pipelines.small import PARAMS, run_stages
 
 
 @pytest.fixture
@@ -50,43 +48,23 @@ def test_a_changed_line_trains_what_has_the_method_again_and_nothing_else(study:
     assert {key for key in first if first[key] != second[key]} == {"deploy", "skewed-mine-0"}
 
 
-def test_a_living_worker_refuses_code_that_it_has_not_imported(
+def test_a_worker_of_a_cluster_refuses_an_item_of_other_code(
     study: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the class of the first item. The front of the second one was started after an edit."""
     pytest.importorskip("distributed", reason="a cluster needs [cluster]")
     from fedml_noniid.pipelines.cluster import job
 
     monkeypatch.setattr(job, "get_worker", lambda: SimpleNamespace(name="w7"))
     monkeypatch.setattr(job, "read_indices", Path.read_bytes)
-    monkeypatch.setattr(job, "_data_of", lambda _: (None, True))
-
-    def sent() -> job.Job:
-        """By a front that has started now. It leaves this process as it was."""
-        with monkeypatch.context() as patch:
-            for name in [name for name in sys.modules if name.startswith(file.parent.name)]:
-                patch.delitem(sys.modules, name)
-            patch.setattr(own_code, "_imported", {**own_code._imported})
-            patch.setattr(foreign, "_known", {})
-            settings = config.load(study)
-            unit = next(unit for unit in settings.units() if unit.recipe == "mine")
-            indices = hashlib.sha256(b"them").hexdigest()
-            made = provenance.training_fingerprint(settings, unit, "data", indices)
-            own_package.forget(file.parent.name)
-        packed = zlib.compress(b"them")
-        return job.Job(settings, unit, made, packed, study, "data", study, 1)
-
-    (file,) = study.glob("*/fedx.py")
-    assert job._indices(sent()) == b"them"
-    file.write_text(file.read_text().replace("self.mu * (w", "2 * self.mu * (w"))
-    with pytest.raises(UserError) as error:
-        job._indices(sent())
-    assert str(error.value) == (
-        f"worker w7: the source of {file.parent.name} was changed after this process had imported "
-        f"{file}; start the process again (or call importlib.reload({file.parent.name}.fedx))"
-    )
-    own_package.forget(file.parent.name)  # it is started again
-    assert job._indices(sent()) == b"them"
+    settings = config.load(study)
+    unit = next(unit for unit in settings.units() if unit.recipe == "mine")
+    indices = hashlib.sha256(b"them").hexdigest()
+    made = provenance.training_fingerprint(settings, unit, "data", indices)
+    packed = zlib.compress(b"them")
+    sent = job.Job(settings, unit, made, packed, study, "data", study, 1)
+    assert job._indices(sent) == b"them"
+    with pytest.raises(UserError, match=r"^worker w7: has other code for skewed-mine-0 than the f"):
+        job._indices(sent._replace(fingerprint="of the front"))
 
 
 def test_what_it_imports_of_ours_counts(study: Path) -> None:
@@ -180,31 +158,3 @@ def test_tuning_takes_its_hyper_parameters(study: Path) -> None:
     params.write_text(params.read_text().replace("[0.1, 0.2]", "[-1, 0.2]"))
     with pytest.raises(UserError, match=r"tune\.grid\.fedx\.mu = -1 is refused"):
         config.load(study)
-
-
-@pytest.mark.slow
-def test_noniid_run_of_a_new_study_trains_only_what_changed(tmp_path: Path) -> None:
-    """From `noniid init` to FedML's processes, and once more after a changed line."""
-    file = own_package.write(tmp_path, "stranger_of_a_study")
-
-    def noniid(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "fedml_noniid", *words],
-            cwd=tmp_path,
-            env=environment() | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
-    methods = "fedavg,scaffold+stranger_of_a_study.fedx.FedX"
-    few = ("--set", "train.rounds=2", "--set", "seeds=[0]", "--deploy")
-    noniid("init", "--methods", methods, *few, "--set", "deploy.recipe=scaffold+fedx")
-    assert "1 known" not in noniid("run")
-    assert "Running stage 'train'" not in noniid("run")
-    file.write_text(file.read_text().replace("self.mu * (w", "2 * self.mu * (w"))
-    said = noniid("run")
-    assert "1 known, 1 made" in said
-    assert "the sequential simulation ends with the same weights, bit for bit" in said

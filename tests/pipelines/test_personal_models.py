@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
-from fedml_noniid.core.errors import UserError
 from fedml_noniid.data.rotation import turned
 from fedml_noniid.engines.evaluation import evaluate
 from fedml_noniid.models import build
@@ -21,7 +20,6 @@ from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import final_model
 from fedml_noniid.pipelines.experiment.results import table
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.stages.tune import tune
 from tests.pipelines.small import PARAMS, run_stages
 
 # A warning of mlflow's own use of SQLAlchemy.
@@ -154,15 +152,3 @@ def test_a_common_model_after_a_drift_is_measured_on_the_labels_of_each_client(
         "classes_named": len(said.unique()),
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
-
-
-def test_tuning_on_the_validation_split_is_refused_before_it_trains(tmp_path: Path) -> None:
-    section = "tune: {trials: 2, seeds: [100], grid: {train: {lr: [0.1, 0.2]}}}\n"
-    (tmp_path / "params.yaml").write_text(TEXT.replace(", SKEW", "") + section)
-    run_stages(tmp_path, ("prepare",))
-    with pytest.raises(
-        UserError,
-        match=r"params.yaml: recipes.fedbn: fedbn can't be chosen: each client has a model",
-    ):
-        tune(Workspace.from_environment(tmp_path, {}), config.load(tmp_path))
-    assert not (tmp_path / "runs").exists()

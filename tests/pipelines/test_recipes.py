@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fedml_noniid.cli.app import main
@@ -17,20 +19,14 @@ def test_the_list_has_every_method_with_hyper_parameters_defaults_and_source(
 ) -> None:
     code, out, err = run(capsys)
     assert (code, err) == (0, "")
-    lines = out.splitlines()
-    heads = [line for line in lines if line and not line.startswith(" ")]
-    assert heads == ["fedavg", *sorted(registry.METHODS)]
+    blocks = dict(re.findall(r"^(\S+)\n((?: .*\n)+)", out, re.MULTILINE))
+    assert list(blocks) == ["fedavg", *sorted(registry.METHODS)]
     for method in registry.METHODS:
-        start = lines.index(method)
-        end = next(
-            (k for k in range(start + 1, len(lines)) if not lines[k].startswith(" ")), len(lines)
-        )
-        text = " ".join(line.strip() for line in lines[start + 1 : end])
-        for key in registry.hyper_parameters(method):
-            assert f"{key} = " in text
+        text = " ".join(blocks[method].split())
+        assert all(f"{key} = " in text for key in registry.hyper_parameters(method))
         assert "http" in text
     assert "mu = 0.01" in out and "https://arxiv.org/abs/1812.06127" in out
-    assert max(map(len, lines)) <= 120
+    assert max(map(len, out.splitlines())) <= 120
 
 
 def test_a_recipe_that_composes_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:

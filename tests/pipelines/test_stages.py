@@ -84,26 +84,13 @@ def forget(folder: Path, *names: str) -> None:
         shutil.rmtree(folder / name)
 
 
-def test_partition_holds_every_training_sample_once(made: Path) -> None:
-    indices = read_indices(made / PARTITION / INDICES)
-    everything = sorted(
-        i for part in (*indices.clients, indices.validation, indices.public) for i in part.tolist()
-    )
-    assert everything == list(range(1437))
-    assert (len(indices.public), len(indices.validation)) == (50, 144)
-
-
 def test_train_writes_rounds_weights_and_what_made_them(made: Path) -> None:
     rows = table(made / RUN / "rounds.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3"]
-    assert {"test_accuracy", "test_loss", "local_loss", "bytes_up", "bytes_down"} <= rows[0].keys()
     record = json.loads((made / RUN / "run.json").read_text())
     about = {"recipe": "scaffold+fnr", "scenario": "skewed", "seed": 0}
     assert about.items() <= record.items() and record["params"]["train.lr"] == 0.1
     assert record["weights_sha256"] == weights_sha256(load_file(made / RUN / "model.safetensors"))
-    assert {"recipe", "scenario", "seed", "data_hash", "engine", "device", "fingerprint"} <= record[
-        "tags"
-    ].keys()
     assert record["final"]["test_accuracy"] == float(rows[-1]["test_accuracy"])
 
 
@@ -251,27 +238,18 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_noise_and_augmentation_reach_the_training(noisy: Path, made: Path) -> None:
-    """1 is 16 in raw values, and 16 / std after normalisation."""
+def test_noise_reaches_the_training_and_the_test(noisy: Path) -> None:
+    """1 is 16 in raw values, and 16 / std after normalisation.
+
+    The test of client 3 by an independent evaluation: the noise is added to the images between 0
+    and 1 before they are normalised.
+    """
     item = Item.load(Workspace.from_environment(noisy, {}), config.load(noisy), UNIT)
     clients = item.simulation().engine.clients
-    assert clients.local.augment
-    noise, scale = clients.train.noise, 16 / item.data.std[0]
-    assert noise is not None
-    for positions, level in zip(item.indices.clients, (0, 0.2, 0.4, 0.6), strict=True):
-        assert noise.std[noise.row[positions]].flatten().tolist() == pytest.approx(
-            [level * scale] * len(positions)
-        )
-    record, other = (json.loads((of / RUN / "run.json").read_text()) for of in (noisy, made))
-    params = {"scenario.noise": {"sigma": 0.6, "form": "level"}, "train.augment": True}
-    assert params.items() <= record["params"].items()
-    assert record["weights_sha256"] != other["weights_sha256"]
-
-
-def test_the_noisy_test_by_an_independent_evaluation(noisy: Path) -> None:
-    """Client 3's copy, with the noise added to the images between 0 and 1 before they are
-    normalised."""
-    item = Item.load(Workspace.from_environment(noisy, {}), config.load(noisy), UNIT)
+    noise, level = clients.train.noise, 0.6 * 16 / item.data.std[0]
+    assert clients.local.augment and noise is not None
+    std = noise.std[noise.row[item.indices.clients[3]]]
+    assert torch.allclose(std, torch.full_like(std, level))
     model = load_file(noisy / RUN / "model.safetensors")
     # One batch: the test set has 360 samples. Keyed by seed and client; step 0; the second of a
     # batch's keys.
@@ -439,8 +417,10 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "rounds.csv", "run.json", cache.RECEIPT])
-@pytest.mark.parametrize("damage", [Path.unlink, cut])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [("model.safetensors", cut), ("rounds.csv", Path.unlink), (cache.RECEIPT, Path.unlink)],
+)
 def test_a_damaged_run_is_refused(
     workplace: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[Path], None]
 ) -> None:
@@ -473,6 +453,25 @@ def test_what_is_not_ours_is_refused_and_stays(
     logs.write_text("loss")
     assert f"{name}/Nov23_host: not written by noniid" in refused(capsys, workplace, step)
     assert logs.read_text() == "loss"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words"),
+    [
+        ("dirichlet, clients: 4, alpha: 0", ("params.yaml: scenarios.skewed.alpha", "above 0")),
+        ("iid, clients: 2000", ("params.yaml: scenarios.skewed.clients = 2000 is refused",)),
+        ("quantity, clients: 4, min_size: 400", ("params.yaml: scenarios.skewed", "min_size")),
+        ("natural, clients: 4", ("params.yaml: scenarios.skewed", "doesn't say whose")),
+    ],
+)
+def test_a_partition_that_can_not_be_is_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str], scenario: str, words: tuple[str, ...]
+) -> None:
+    text = ONE.replace("dirichlet, clients: 4, alpha: 0.5", scenario)
+    (workplace / "params.yaml").write_text(text)
+    before = contents(workplace / PARTITION)
+    line = refused(capsys, workplace, "partition")
+    assert all(part in line for part in words) and contents(workplace / PARTITION) == before
 
 
 def test_plain_progress_is_a_line_per_item_with_the_time_left(

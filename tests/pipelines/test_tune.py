@@ -341,32 +341,25 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tuning]:
 
 def test_validation_loss_decides(tuned: tuple[Path, Tuning]) -> None:
     """The trial with the least validation loss in its own run.json is chosen and written down. The
-    grid was extended where it was at an edge, and everything that was tried is in the table."""
+    grid was extended where it was at an edge."""
     root, (records, notes) = tuned
-    now = config.load(root)
-    finals = {}
-    for path in (root / cache.STORE).glob("*/run.json"):
-        run = json.loads(path.read_text())
-        values = run["params"]["train.lr"], run["params"].get("fedprox.mu")
-        finals[run["composition"], values] = run["final"]
-    lines = [one for one in table(root / "tune/trials.csv") if one["validation_loss"]]
+    runs = [json.loads(path.read_text()) for path in items(root)]
     for name, record in records.items():
         method = "fedprox" if name == "pull" else name
-        own = {key[1]: final for key, final in finals.items() if key[0] == method}
-        best = min(own, key=lambda key: own[key]["validation_loss"])
-        assert record.chosen["train"]["lr"] == best[0]
-        assert record.chosen.get("fedprox", {}).get("mu") == best[1]
-        assert record.loss == round(own[best]["validation_loss"], 6)
-        assert record.validation == round(own[best]["validation_accuracy"], 6)
-        assert record.samples == 144 and now.recipes[name].tuned == record
-        assert record.chosen["train"]["lr"] >= 0.2, "the other rate hardly learns in a round"
-        assert record.extended > 0 and record.trials == 2 + record.extended
+        own = [run for run in runs if run["composition"] == method]
+        best = min(own, key=lambda run: run["final"]["validation_loss"])
+        assert record.chosen["train"]["lr"] == best["params"]["train.lr"]
+        assert record.chosen.get("fedprox", {}).get("mu") == best["params"].get("fedprox.mu")
+        assert record.loss == round(best["final"]["validation_loss"], 6)
+        assert record.validation == round(best["final"]["validation_accuracy"], 6)
+        assert record.extended > 0 and record.trials == len(own) == 2 + record.extended
         assert any(f"{name}: the best was at an edge of the grid" in note for note in notes)
-        losses = {
-            float(line["validation_loss"] or "inf") for line in lines if line["recipe"] == name
+        lines = [one for one in table(root / "tune/trials.csv") if one["recipe"] == name]
+        assert {one["validation_loss"] for one in lines if one["validation_loss"]} >= {
+            str(run["final"]["validation_loss"]) for run in own
         }
-        assert losses >= {final["validation_loss"] for final in own.values()}
-    assert now.recipes["scaffold"].tuned is None
+    loaded = config.load(root).recipes
+    assert {name: entry.tuned for name, entry in loaded.items()} == {**records, "scaffold": None}
     assert not (root / "runs").exists() and not (root / "report").exists()
 
 
@@ -388,13 +381,3 @@ def test_nothing_is_trained_twice(tuned: tuple[Path, Tuning]) -> None:
     )
     tune(Workspace.from_environment(root, {}), config.load(root))
     assert before.items() <= items(root).items()
-
-
-def test_a_recipe_whose_trials_all_diverge_leaves_params_yaml_as_it_was(tmp_path: Path) -> None:
-    text = PARAMS.replace("lr: [0.001, 0.2]", "lr: [1.0e+30, 1.0e+31]")
-    (tmp_path / config.FILE).write_text(text)
-    place = Workspace.from_environment(tmp_path, {})
-    prepare.run(place)
-    with pytest.raises(UserError, match=r"params.yaml: tune: no value of fedavg, pull is left"):
-        tune(place, config.load(tmp_path))
-    assert (tmp_path / config.FILE).read_text() == text

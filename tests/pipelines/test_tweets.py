@@ -17,8 +17,6 @@ from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.engines.hashing import weights_sha256
 from fedml_noniid.models.recurrent import EMBEDDING
 from fedml_noniid.pipelines.experiment import check, config
-from fedml_noniid.pipelines.stages import deploy
-from fedml_noniid.processes import loopback
 from tests.data.tweets import Tweet, write
 from tests.pipelines.small import run_stages
 
@@ -71,7 +69,7 @@ def change(folder: Path, old: str, new: str) -> None:
     (folder / "params.yaml").write_text(text.replace(old, new, 1))
 
 
-def test_from_tweets_to_a_report(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_tweets_to_a_report(experiment: Path) -> None:
     run_stages(experiment, ALL)
     data = Dataset.read(experiment / "data" / "sent140.safetensors")
     assert (len(data.train_y) + len(data.test_y), data.train_x.shape[1]) == (80, 7)
@@ -92,12 +90,6 @@ def test_from_tweets_to_a_report(experiment: Path, monkeypatch: pytest.MonkeyPat
     text = (experiment / "report" / "report.md").read_text()
     assert "sent140; 8 users, drawn at random from the 10 with at least 2 tweets" in text
     assert "word vectors: drawn at random" in text and "LEAK" not in text
-    # A deployment without processes: what they would be given, and its simulation.
-    seen = []
-    monkeypatch.setattr(loopback, "run", lambda given, parts, _: loopback.simulate(given, parts))
-    monkeypatch.setattr(deploy, "write_whole", lambda path, text: seen.append(json.loads(text)))
-    run_stages(experiment, ("deploy",))
-    assert [len(result["simulated_sha256"]) for result in seen] == [64]
 
 
 def test_a_leak_in_the_data_is_in_every_table(experiment: Path) -> None:

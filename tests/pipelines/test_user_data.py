@@ -570,6 +570,15 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
         ("data.layout = 'NHWC' is unknown", "allowed: auto, CHW, HWC"),
     ),
     # Another data set
+    "no CINIC-10": ("name: cinic10", nothing, ("CINIC-10.tar.gz", "datashare.ed.ac.uk")),
+    "no FEMNIST": ("name: femnist", nothing, ("femnist/train", "preprocess.sh")),
+    "no Sentiment140": (
+        "name: sent140, users: 3",
+        nothing,
+        ("sent140", "trainingandtestdata.zip"),
+    ),
+    "a data set that isn't": ("name: minst", nothing, ("'minst'", "did you mean 'mnist'")),
+    "a size of 0": ("name: digits, size: [0, 8]", nothing, ("params.yaml: data.size", "0")),
     "a split of EMNIST that isn't": (
         "name: emnist, split: letter",
         nothing,
