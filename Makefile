@@ -25,6 +25,7 @@ RECIPE ?= fednnnn
 SILOS ?= 3
 PAPERS := fnr fednnnn ccn fednlr rfedavg
 SIZE ?= smoke
+TESTS ?= --ignore tests/research
 
 export PATH := $(VENV)/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
@@ -49,8 +50,8 @@ check: env  ## Checks format, lint, types and sizes.
 	@python -m tools.sizes
 
 # One thread per process: processes with more threads than cores slow each other down.
-test: env  ## Runs all tests but the slow ones and those of research, with one process per core.
-	@OMP_NUM_THREADS=1 pytest -m "not slow" -n auto --dist worksteal --ignore tests/research
+test: env  ## Runs all tests but the slow ones and those of research, or those of TESTS, with one process per core.
+	@OMP_NUM_THREADS=1 pytest -m "not slow" -n auto --dist worksteal $(TESTS)
 
 test-research: env  ## Runs the tests of research but the slow ones.
 	@OMP_NUM_THREADS=1 pytest -m "not slow" -n auto --dist worksteal tests/research
@@ -114,8 +115,11 @@ judge: env  ## Judges the claims from the committed numbers and compares the pag
 	done
 	@echo "The page and its tables are the committed ones."
 
-archive: env  ## Packs the last commit with the facts of its runs into dist/, for a repository with DOIs.
-	@python -m research.archive
+archive:  ## Packs the last commit into dist/, for a repository with DOIs. `make judge` runs in it too.
+	@mkdir -p dist
+	@name="fedml-noniid-$$(git rev-parse --short=12 HEAD)"; \
+	  git archive --format=tar.gz --prefix="$$name/" --output="dist/$$name.tar.gz" HEAD; \
+	  echo "dist/$$name.tar.gz"
 
 silo: env  ## Runs RECIPE with FedML cross-silo: a server and SILOS silos as processes on this machine.
 	@python -m fedml_noniid deploy loopback --recipe "$(RECIPE)" --silos $(SILOS)

@@ -1,2 +1,1 @@
-"""Speed: our engines compared with a bare PyTorch loop and other simulators on the same data, model
-and batches."""
+"""The measurements behind pages of docs/results: speed beside other simulators, kills, attacks."""

@@ -8,8 +8,6 @@ says.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import random
 import re
@@ -26,18 +24,18 @@ from queue import SimpleQueue
 from typing import Any, cast
 
 import grpc
+import pandas as pd
 import torch
 
-from benchmarks import machine
+from benchmarks import report
+from benchmarks.machine import Watch
 from benchmarks.mutations import mutated
-from benchmarks.report import render
 from fedml_noniid.contract import silos
 from fedml_noniid.core.component import Ask
 from fedml_noniid.core.errors import one_line
 from fedml_noniid.core.trees import Params
 from fedml_noniid.credentials import certificates
 from fedml_noniid.credentials.certificates import Kit
-from fedml_noniid.data.files import write_whole
 from fedml_noniid.deploy import results, settings, silo_client, silo_server, wire
 from fedml_noniid.deploy.coordinator import Coordinator
 from fedml_noniid.deploy.server_run import ServerRun
@@ -531,41 +529,23 @@ def siege_of_silo(messages: int, seed: int, folder: Path) -> Siege:
     return found
 
 
-def rows(found: Sequence[Siege]) -> list[dict[str, object]]:
-    """The lines of the table: what, and its value by target."""
-    names = sorted({name for siege in found for name in siege.named})
-    same = {True: "the same SHA-256", False: "OTHER WEIGHTS"}
-    facts: dict[str, Callable[[Siege], object]] = {
-        "messages": lambda siege: siege.sent,
-        "refused for another reason than expected": lambda siege: len(siege.wrong),
-        "exit codes at the end": lambda siege: " ".join(map(str, siege.codes)),
-        "errors that nobody expected, in the logs": lambda siege: len(siege.traces),
-        "weights of the run afterwards": lambda siege: same[siege.same],
-        f"most memory (VmHWM) after {FIRST} messages, MB": lambda siege: round(siege.before_mb),
-        "most memory at the end, MB": lambda siege: round(siege.after_mb),
-        "seconds": lambda siege: round(siege.seconds),
-    }
-    facts |= {name if ":" in name else f"refused: {name}": partial(_named, name) for name in names}
-    return [
-        {"what": what, **{siege.target: value(siege) for siege in found}}
-        for what, value in facts.items()
-    ]
-
-
-def _named(name: str, siege: Siege) -> int:
-    return siege.named[name]
-
-
-def write(found: Sequence[Siege], seed: int, about: str, to: Path) -> None:
-    """Writes attacks.csv and attacks.md; `about`: the machine."""
-    table = rows(found)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    write_whole(to / "attacks.csv", text.getvalue())
-    context = {"machine": about, "table": table, "seed": seed}
-    write_whole(to / "attacks.md", render("attacks.md.j2", context))
+def table(sieges: Sequence[Siege]) -> pd.DataFrame:
+    """Returns a line for each fact, with a column for each target."""
+    names = sorted({name for siege in sieges for name in siege.named})
+    columns = {}
+    for siege in sieges:
+        columns[siege.target] = {
+            "messages": siege.sent,
+            "refused for another reason than expected": len(siege.wrong),
+            "exit codes at the end": " ".join(map(str, siege.codes)),
+            "errors that nobody expected, in the logs": len(siege.traces),
+            "weights of the run afterwards": "the same SHA-256" if siege.same else "OTHER WEIGHTS",
+            f"most memory (VmHWM) after {FIRST} messages, MB": round(siege.before_mb),
+            "most memory at the end, MB": round(siege.after_mb),
+            "seconds": round(siege.seconds),
+            **{name if ":" in name else f"refused: {name}": siege.named[name] for name in names},
+        }
+    return pd.DataFrame(columns, dtype=object).rename_axis("what").reset_index()
 
 
 def attacks(messages: int, seed: int, to: Path | None, say: Callable[[str], object]) -> bool:
@@ -573,11 +553,13 @@ def attacks(messages: int, seed: int, to: Path | None, say: Callable[[str], obje
 
     `to`: the folder of the page, None for none.
     """
-    watch, found = machine.Watch(), list[Siege]()
+    watch, found = Watch(), list[Siege]()
     for siege in (siege_of_server, siege_of_silo):
         with tempfile.TemporaryDirectory() as folder:
             found.append(siege(messages, seed, Path(folder)))
         say(f"{found[-1]}")
     if to is not None:
-        write(found, seed, machine.line(watch.found()), to)
+        facts = table(found)
+        context = {"machine": watch.line(), "table": facts.to_dict("records"), "seed": seed}
+        report.write(to, "attacks", context, {"attacks": facts})
     return all(siege.good for siege in found)

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from benchmarks import machine, moments
-from benchmarks.report import render
+from benchmarks import moments, report
+from benchmarks.machine import Watch
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.data import datasets, partitions, splits
 from fedml_noniid.data.client_tests import client_tests
@@ -437,15 +437,15 @@ def chaos(
     return pd.read_csv(io.StringIO(pd.DataFrame(rows).to_csv(index=False)), keep_default_na=False)
 
 
-def write(table: pd.DataFrame, watch: machine.Watch, to: Path, command: str) -> None:
-    """Writes chaos.csv and chaos.md into a folder."""
-    given = {"machine": machine.line(watch.found()), "command": command, "silos": SILOS}
-    given |= {
+def write(table: pd.DataFrame, watch: Watch) -> None:
+    """Writes chaos.csv and chaos.md into docs/results."""
+    context = {
+        "machine": watch.line(),
+        "silos": SILOS,
         "delta": f"{DELTA:g}",
         "deadline": DEADLINE_S,
         "slack": SLACK_S,
         "rounds": ROUNDS,
         "least": LEAST,
     }
-    write_whole(to / FILE, table.to_csv(index=False))
-    write_whole(to / "chaos.md", render("chaos.md.j2", given | summary(table)))
+    report.write(report.RESULTS, "chaos", context | summary(table), {"chaos": table})

@@ -23,8 +23,8 @@ import pandas as pd
 import yaml
 from sklearn import datasets
 
-from benchmarks import machine
-from benchmarks.report import render
+from benchmarks import report
+from benchmarks.machine import Watch
 from fedml_noniid.data.files import write_whole
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import ChooseSettings, Config, MachineSettings
@@ -78,8 +78,7 @@ NAMES = [
     "mnist-sampled",
     "cifar10-label",
 ]
-OF_PAGE = "choose.csv", "choose-finals.csv", "choose-values.csv", "choose-example.csv"
-FOLDER = Path("docs") / "results"
+OF_PAGE = "choose", "choose-finals", "choose-values", "choose-example"
 EXAMPLE = re.compile(r"<<'PYTHON'\n(.*?)PYTHON\n.*--methods (\S+)", re.DOTALL)  # of README.md
 
 
@@ -103,28 +102,21 @@ def best(searched: Mapping[str, Trial], recipe: str | None = None) -> Point:
     return min(own, key=lambda one: one.rank).point
 
 
-def write(root: Path, work: Path, raw: Path, only: Sequence[str] = ()) -> str:
-    """Measures, and writes the page and its tables, which it returns as text.
+def write(work: Path, raw: Path) -> str:
+    """Measures, and writes the page, which it returns, and its tables.
 
-    `raw`: the folder of MNIST's and CIFAR-10's files. What is trained stays in `work`. `only`:
-    scenarios to measure, without a page.
+    `raw`: the folder of MNIST's and CIFAR-10's files. What is trained stays in `work`.
     """
-    watch = machine.Watch()
-    measurements = [measure(name, work, raw) for name in only or NAMES]
-    if only:
-        return ""
+    watch = Watch()
+    measurements = [measure(name, work, raw) for name in NAMES]
     tables = {
-        "choose.csv": of_policies(measurements),
-        "choose-finals.csv": of_finals(measurements),
-        "choose-values.csv": pd.concat([values_of(one) for one in measurements]),
-        "choose-example.csv": example(root, work),
-        "choose-runs.csv": pd.concat([one.runs for one in measurements]),
+        "choose": of_policies(measurements),
+        "choose-finals": of_finals(measurements),
+        "choose-values": pd.concat([values_of(one) for one in measurements]),
+        "choose-example": example(work),
+        "choose-runs": pd.concat([one.runs for one in measurements]),
     }
-    for name, frame in tables.items():
-        write_whole(root / FOLDER / name, frame.to_csv(index=False, lineterminator="\n"))
-    page = page_of(tables, machine.line(watch.found()))
-    write_whole(root / FOLDER / "choose.md", page)
-    return page
+    return report.write(report.RESULTS, "choose", context_of(tables, watch.line()), tables)
 
 
 def table(name: str) -> pd.DataFrame:
@@ -227,11 +219,11 @@ def leader(decision: Decision) -> Point:
     return decision.result.finals[0].point
 
 
-def example(root: Path, work: Path) -> pd.DataFrame:
+def example(work: Path) -> pd.DataFrame:
     """README.md's own example over sets of seeds: a line for each set and recipe."""
     folder = work / "example"
     folder.mkdir(parents=True, exist_ok=True)
-    code = EXAMPLE.search((root / "README.md").read_text())
+    code = EXAMPLE.search((report.RESULTS.parents[1] / "README.md").read_text())
     assert code is not None, "README.md has the example"
     subprocess.run([sys.executable, "-c", code[1]], cwd=folder, check=True)
     columns = {"label": "diagnosis", "owner": "hospital"}
@@ -372,8 +364,8 @@ def of_finals(measurements: Sequence[Measured]) -> pd.DataFrame:
     )
 
 
-def page_of(tables: Mapping[str, pd.DataFrame], machine_line: str) -> str:
-    """The page, of the tables alone. Differences are means over scenarios."""
+def context_of(tables: Mapping[str, pd.DataFrame], machine_line: str) -> dict[str, Any]:
+    """Returns what the page says, of the tables alone. Differences are means over scenarios."""
     policies, finals, values, of_example = (tables[name] for name in OF_PAGE)
     small = policies["scenario"].str.partition("-")[0].isin(TABLES)
     named = policies.assign(took=policies["recipe"] + " (" + policies["values"] + ")")
@@ -389,7 +381,7 @@ def page_of(tables: Mapping[str, pd.DataFrame], machine_line: str) -> str:
         for name, own in named.groupby("scenario", sort=False)
     ]
     fedprox = of_example[of_example["recipe"] == "fedprox"]
-    about = {
+    return {
         "groups": {"All scenarios": rows_of(policies), "Small tables": rows_of(policies[small])},
         "scenarios": scenarios,
         "policies": POLICIES,
@@ -404,9 +396,12 @@ def page_of(tables: Mapping[str, pd.DataFrame], machine_line: str) -> str:
         "below": int((fedprox["high"] < 0).sum()),
         "cost": f"{100 * of_example['rounds'].sum() / of_example['rounds_exhaustive'].sum():.0f} %",
         "machine": machine_line,
+        "recipes": RECIPES,
+        "train": TRAIN,
+        "tables": TABLES,
+        "skews": SKEWS,
+        "truth": TRUTH,
     }
-    settings = {"recipes": RECIPES, "train": TRAIN, "tables": TABLES, "skews": SKEWS}
-    return render("choose.md.j2", about | settings | {"truth": TRUTH})
 
 
 def rows_of(policies: pd.DataFrame) -> list[dict[str, str]]:

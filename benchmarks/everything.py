@@ -11,19 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import curves, methods, repeatability, scaling
+from benchmarks import methods, repeatability, report
 from benchmarks.comparison import compare
 from benchmarks.engines import Engine, others, ours, variants
-from benchmarks.machine import Watch, line
+from benchmarks.machine import Watch
 from benchmarks.plot import picture
 from benchmarks.processes import FailedError, measure
-from benchmarks.report import markdown, on_scale
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.data.checks import known
 from fedml_noniid.data.files import write_whole
 
-SCALE = "scale.md"  # the page of results with numbers of the benchmark
 METHOD_ROUNDS = 10  # rounds per turn, of each method and of FedAvg
 FEW_METHODS = ["scaffold"]  # the methods with --quick
 
@@ -40,34 +38,25 @@ def run(
     watch, repetitions = Watch(), 1 if quick else repetitions
     taken = [workload.quick() if quick else workload for workload in workloads]
     simulators, skipped = others(os.environ, quick)
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "quick": quick,
         "repetitions": repetitions,
         "skipped": skipped,
-        "scaling": {},
-        "overhead": {},
         "methods": {},
         "repeatability": [],
     }
-    found["workloads"] = {
+    numbers["workloads"] = {
         w.name: compare(w, [*ours(w), *variants(w), *simulators], repetitions, folder, _log)
         for w in taken
     }
     for workload in taken:
-        if workload.name in scaling.SPLIT:
-            found["overhead"][workload.name] = scaling.overhead(workload, quick, folder, _log)
-        if workload.name == scaling.MLP.name:
-            found["scaling"] = scaling.sweep(
-                scaling.swept()[1:] if quick else scaling.swept(), quick, folder, _log
-            )
-            found["methods"] = _methods(workload, quick, folder)
+        if workload.name == "mlp":
+            numbers["methods"] = _methods(workload, quick, folder)
             # Our sequential engine is the one with workers. With --quick it is the only one of
             # ours.
             repeated = [*ours(workload)[2 if quick else 1 :], *simulators]
-            found["repeatability"] = repeatability.rows(
-                workload.quick(), repeated, not quick, folder, _log
-            )
-    return found | {"machine": watch.found()}
+            numbers["repeatability"] = repeatability.rows(workload.quick(), repeated, folder, _log)
+    return numbers | {"machine": watch.facts()}
 
 
 def _methods(workload: Workload, quick: bool, folder: Path) -> dict[str, Any]:
@@ -78,27 +67,10 @@ def _methods(workload: Workload, quick: bool, folder: Path) -> dict[str, Any]:
     return costs
 
 
-def write(found: dict[str, Any], to: Path) -> str:
-    """Writes bench.md, bench.json, bench.png, curves.csv and the numbers of scale.md, each whole or
-    not at all.
-
-    Returns the report.
-    """
-    text = markdown(found)
-    write_whole(to / "bench.json", json.dumps(found, indent=1) + "\n")
-    write_whole(to / "bench.png", picture(found))
-    page = to / SCALE
-    if page.is_file() and not found["quick"]:
-        write_whole(page, on_scale(page.read_text(), found))
-        curves.write(found["scaling"], to, line(found["machine"]))
-    write_whole(to / "bench.md", text)
-    return text
-
-
 def bench(only: str | None, quick: bool, repetitions: int, to: Path) -> str:
-    """Measures, writes the report to the folder `to` and returns it.
+    """Measures, and writes bench.md, bench.json and bench.png into the folder `to`.
 
-    UserError if a measurement fails.
+    Returns the page. UserError if a measurement fails.
 
     `only`: a workload, None for all. `quick`: one repetition, few rounds, no FedML: tests that it
     runs.
@@ -110,6 +82,11 @@ def bench(only: str | None, quick: bool, repetitions: int, to: Path) -> str:
     )
     try:
         with tempfile.TemporaryDirectory() as folder:
-            return write(run(workloads, quick, repetitions, Path(folder)), to)
+            numbers = run(workloads, quick, repetitions, Path(folder))
     except FailedError as error:
         raise UserError(str(error)) from None
+    page = report.of_bench(numbers)
+    write_whole(to / "bench.json", json.dumps(numbers, indent=1) + "\n")
+    write_whole(to / "bench.png", picture(numbers["workloads"]))
+    write_whole(to / "bench.md", page)
+    return page

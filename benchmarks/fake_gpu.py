@@ -23,6 +23,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -31,6 +32,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import fedml_noniid
 
 DEVICE = torch.device("cuda")
 # Operations that only reserve memory.
@@ -41,7 +44,7 @@ ALLOCATIONS = (
     "aten::empty_strided",
     "aten::new_empty_strided",
 )
-OURS = "/plugins/"
+PACKAGE = f"{Path(fedml_noniid.__file__).parent}/"
 
 
 class Counts(NamedTuple):
@@ -149,8 +152,10 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 
 def _line() -> str:
     """The line of our code that runs, as `engines/record.py:70`."""
-    ours = [frame for frame in traceback.extract_stack() if OURS in frame.filename]
-    return f"{ours[-1].filename.rsplit(OURS, 1)[1]}:{ours[-1].lineno}" if ours else "elsewhere"
+    ours = [frame for frame in traceback.extract_stack() if frame.filename.startswith(PACKAGE)]
+    if not ours:
+        return "elsewhere"
+    return f"{ours[-1].filename.removeprefix(PACKAGE).removeprefix('plugins/')}:{ours[-1].lineno}"
 
 
 def _zeros(outputs: Any, inputs: Sequence[Tensor], *_: Any, **__: Any) -> tuple[Tensor, ...]:

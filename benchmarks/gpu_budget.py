@@ -11,14 +11,13 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from benchmarks.fake_gpu import DEVICE, Counts, fake_gpu
-from benchmarks.report import render
+from benchmarks.report import RESULTS, render
 from fedml_noniid.contract.federation import takes_norms
 from fedml_noniid.core.data import Samples
 from fedml_noniid.data.files import write_whole
@@ -28,8 +27,7 @@ from fedml_noniid.engines.simulation import ENGINES
 from fedml_noniid.models import build
 from fedml_noniid.simulate import simulate
 
-FOLDER = Path("docs") / "results"
-FILE = FOLDER / "gpu-budget.csv"
+FILE = RESULTS / "gpu-budget.csv"
 COLUMNS = (
     "recipe",
     "engine",
@@ -133,13 +131,11 @@ def table(entries: Mapping[str, tuple[str, Settings]]) -> bytes:
     return text.getvalue().encode()
 
 
-def write(root: Path) -> None:
+def write() -> None:
     """Writes the table for the recipes of the tests."""
     from tests.recipe_table import ALONE
 
     content = table(ALONE)
-    write_whole(root / FILE, content)
+    write_whole(FILE, content)
     cells = [line[:-1] for line in csv.reader(content.decode().splitlines())]
-    write_whole(
-        root / FILE.with_suffix(".md"), render("gpu-budget.md.j2", {"table": cells}).encode()
-    )
+    write_whole(FILE.with_suffix(".md"), render("gpu-budget", {"table": cells}))

@@ -22,8 +22,8 @@ class Watch:
         self._began, self._busy, self._ours = time.perf_counter(), _busy(), cpu_seconds()
         self._commit = git_commit()  # before the tables change the tree
 
-    def found(self) -> dict[str, Any]:
-        """The facts of the machine and the code for a report."""
+    def facts(self) -> dict[str, Any]:
+        """Returns the facts of the machine and the code."""
         cores = os.cpu_count() or 1
         seconds = (time.perf_counter() - self._began) * cores
         others = (_busy() - self._busy) - (cpu_seconds() - self._ours)
@@ -38,15 +38,19 @@ class Watch:
             "minutes": seconds / cores / 60,
         }
 
+    def line(self) -> str:
+        """Returns the facts in one line of a page."""
+        return line(self.facts())
 
-def line(found: dict[str, Any]) -> str:
-    """The facts in one line."""
+
+def line(facts: dict[str, Any]) -> str:
+    """Returns the facts in one line."""
     return (
-        f"Commit of the code: {found['commit']}. {found['cpu']}, {found['cores']} cores "
-        f"({found['usable_cores']} usable), torch {found['torch']}. While this "
-        f"ran ({found['minutes']:.0f} min), other processes took {found['others_percent']:.0f} "
+        f"Commit of the code: {facts['commit']}. {facts['cpu']}, {facts['cores']} cores "
+        f"({facts['usable_cores']} usable), torch {facts['torch']}. While this "
+        f"ran ({facts['minutes']:.0f} min), other processes took {facts['others_percent']:.0f} "
         "% of the machine's CPU "
-        f"time; load average at the end {found['load_average']:.1f}."
+        f"time; load average at the end {facts['load_average']:.1f}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Part 3: the cost of each method relative to FedAvg: `python -m benchmarks.methods RESULT
+"""Part 2: the cost of each method relative to FedAvg: `python -m benchmarks.methods RESULT
 NAME,NAME,... JOB`.
 
 A method and FedAvg take turns in one process, with the vectorized engine and default

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,8 @@ from torch import Tensor
 from benchmarks.peers.harness import Job, Meter, main
 from benchmarks.workloads import SEED, Workload, network
 from fedml_noniid.core.data import Samples
-from fedml_noniid.engines.checkpoint import Checkpoints
 from fedml_noniid.engines.federation import Federation
 from fedml_noniid.engines.plan import LocalTraining, Plan
-from fedml_noniid.engines.run import Checkpointing
 from fedml_noniid.engines.simulation import Simulation
 from fedml_noniid.simulate import simulate
 
@@ -28,7 +25,6 @@ def simulation(
     engine: str,
     recipe: str = "fedavg",
     public: Samples | None = None,
-    checkpoint: Path | None = None,
 ) -> Simulation:
     """The job as one of our simulations.
 
@@ -63,7 +59,6 @@ def simulation(
             engine="sequential" if kind == "workers" else kind,
             workers=int(workers or 1),
         ),
-        [] if checkpoint is None else [Checkpointing(Checkpoints(checkpoint, ""))],
     )
 
 

@@ -21,8 +21,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from benchmarks import chaos, machine
-from benchmarks.report import render
+from benchmarks import chaos, report
+from benchmarks.machine import Watch
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.trees import Params
 from fedml_noniid.data import shards
@@ -199,19 +199,17 @@ def honest(say: Callable[[str], object]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def write(runs: int, to: Path, say: Callable[[str], object]) -> None:
+def write(runs: int, say: Callable[[str], object]) -> None:
     """Runs so many lies and the honest table; writes poison.csv, poison-honest.csv, poison.md."""
-    watch, lied = machine.Watch(), []
+    watch, lied = Watch(), []
     for seed in range(runs):
         with tempfile.TemporaryDirectory() as folder:
             lied.append(one(seed, Path(folder) / "run"))
         say(" ".join(f"{key}={value}" for key, value in lied[-1].items()))
     without = honest(say)
     table = pd.DataFrame(lied)
-    write_whole(to / "poison.csv", table.to_csv(index=False))
-    write_whole(to / "poison-honest.csv", without.to_csv(index=False))
-    given = {
-        "machine": machine.line(watch.found()),
+    context = {
+        "machine": watch.line(),
         "runs": lied,
         "good": int(table["outcome"].eq("ok").sum()),
         "lost": int(table["lost_rounds"].sum()),
@@ -222,4 +220,4 @@ def write(runs: int, to: Path, say: Callable[[str], object]) -> None:
         "largest": without.nlargest(5, "largest_ratio").to_dict("records"),
         "bound": settings.TrainArgs().max_norm_ratio,
     }
-    write_whole(to / "poison.md", render("poison.md.j2", given))
+    report.write(report.RESULTS, "poison", context, {"poison": table, "poison-honest": without})

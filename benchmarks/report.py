@@ -1,35 +1,48 @@
-"""The report in Markdown: numbers of bench.json into the templates of `templates/`."""
+"""Pages of docs/results: numbers in the templates of `templates/`, with their tables as CSV."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pandas as pd
+
 from benchmarks import machine
 from benchmarks.statistics import quartiles
+from fedml_noniid.data.files import write_whole
 from fedml_noniid.pipelines.reporting import pages
 
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TEMPLATES = Path(__file__).parent / "templates"
-ENGINES = ("ours, sequential", "ours, vectorized")
-TWO_WORKERS, BF16 = "ours, two workers", "ours, sequential, bf16"
-BLOCK = re.compile(r"(<!-- bench\.json -->\n).*(<!-- /bench\.json -->)", re.DOTALL)  # of scale.md
+ONE_PROCESS, TWO_PROCESSES = "ours, sequential", "ours, two workers"
 
 
-def render(name: str, context: dict[str, Any]) -> str:
-    """A template of the benchmarks, filled in."""
-    return pages.render(name, context, TEMPLATES)
+def render(name: str, context: Mapping[str, Any]) -> str:
+    """Fills a template in."""
+    return pages.render(f"{name}.md.j2", dict(context), TEMPLATES)
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The whole report."""
+def write(
+    folder: Path, name: str, context: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]
+) -> str:
+    """Writes the tables, `NAME.csv` by name, and the page. Returns the page."""
+    for title, table in tables.items():
+        write_whole(folder / f"{title}.csv", str(table.to_csv(index=False, lineterminator="\n")))
+    page = render(name, context)
+    write_whole(folder / f"{name}.md", page)
+    return page
+
+
+def of_bench(numbers: Mapping[str, Any]) -> str:
+    """Returns the page bench.md of the numbers of bench.json."""
     more = {
-        "machine_line": machine.line(found["machine"]),
-        "pairs": pairs(found["workloads"]),
-        "rounds": {name: _rounds(of["rows"]) for name, of in found["workloads"].items()},
+        "machine_line": machine.line(numbers["machine"]),
+        "pairs": pairs(numbers["workloads"]),
+        "rounds": {name: _rounds(one["rows"]) for name, one in numbers["workloads"].items()},
     }
-    return render("bench.md.j2", {"median": median, **found, **more})
+    return render("bench", {"median": median, **numbers, **more})
 
 
 def _rounds(rows: list[dict[str, Any]]) -> int:
@@ -38,46 +51,16 @@ def _rounds(rows: list[dict[str, Any]]) -> int:
     return min((sum(len(run["wall"]) for run in of) for of in runs), default=0)
 
 
-def on_scale(page: str, found: dict[str, Any]) -> str:
-    """The page docs/results/scale.md with the numbers of a benchmark.
-
-    A page without the marks stays as it is.
-    """
-    return BLOCK.sub(lambda marks: f"{marks[1]}{_scale(found)}{marks[2]}", page)
-
-
-def _scale(found: dict[str, Any]) -> str:
-    costs = [(name, of["ratio"]) for name, of in found["methods"].items() if not of["problem"]]
-    rates = [
-        {row["engine"]: row.get("ratio_wall") for row in workload["rows"]}
-        for workload in found["workloads"].values()
-    ]
-    context = {
-        "two": [pair["middle"] for pair in pairs(found["workloads"])],
-        "costs": sorted(costs, key=lambda cost: cost[1]),
-        "bf16": [rate[BF16] / rate[ENGINES[0]] for rate in rates if rate.get(BF16)],
-    }
-    return render("scale.md.j2", context)
-
-
-def pairs(workloads: dict[str, Any]) -> list[dict[str, Any]]:
+def pairs(workloads: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Seconds per round of one process and of two, and the quartiles of their ratio, of each
     workload where both were measured."""
-    found = []
+    lines = []
     for name, workload in workloads.items():
         rows = {row["engine"]: row for row in workload["rows"] if "repetitions" in row}
-        if ENGINES[0] in rows and TWO_WORKERS in rows:
-            one, two = rows[ENGINES[0]], rows[TWO_WORKERS]
+        if ONE_PROCESS in rows and TWO_PROCESSES in rows:
+            one, two = rows[ONE_PROCESS], rows[TWO_PROCESSES]
             rounds = ([t for run in row["repetitions"] for t in run["wall"]] for row in (one, two))
             low, middle, high = quartiles([a / b for a, b in zip(*rounds, strict=True)])
-            found.append(
-                {
-                    "workload": name,
-                    "one": one["wall_s"],
-                    "two": two["wall_s"],
-                    "low": low,
-                    "middle": middle,
-                    "high": high,
-                }
-            )
-    return found
+            line = {"workload": name, "one": one["wall_s"], "two": two["wall_s"]}
+            lines.append(line | {"low": low, "middle": middle, "high": high})
+    return lines

@@ -35,6 +35,7 @@ from fedml_noniid.data.shards import Parts
 from fedml_noniid.deploy import results
 from fedml_noniid.deploy.settings import Deployment
 from fedml_noniid.engines.record import rounds_csv
+from fedml_noniid.processes.loopback import name
 
 HOST, BASE_PORT = (
     "127.0.0.1",
@@ -96,11 +97,6 @@ def seconds_by_round(folder: Path) -> list[float]:
     """The seconds of every round from the rounds.csv in `folder`."""
     with (folder / results.ROUNDS).open(newline="") as file:
         return [float(row["seconds"]) for row in csv.DictReader(file)]
-
-
-def name(rank: int) -> str:
-    """The name of a process in messages."""
-    return "server (rank 0)" if rank == 0 else f"silo {rank - 1} (rank {rank})"
 
 
 def log_file(folder: Path, rank: int) -> Path:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from benchmarks import choosing
+from benchmarks import choosing, report
 from benchmarks.choosing import AVERAGE, CHOOSE, FEDAVG, LEADER, SEARCH, Measured
 from fedml_noniid.pipelines.experiment.search import Point, Result, Trial
 from fedml_noniid.pipelines.reporting.decision import RECIPES, Decision, Finalist
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RESULTS = report.RESULTS
 
 
 def measured(name: str, best: str, elsewhere: str) -> Measured:
@@ -86,9 +85,9 @@ def test_small_tables_have_40_to_150_validation_samples(name: str) -> None:
 def test_the_page_has_the_numbers_of_its_tables() -> None:
     page = (RESULTS / "choose.md").read_text()
     (line,) = re.findall(r"^Commit of the code: .*$", page, re.MULTILINE)
-    tables = {name: pd.read_csv(RESULTS / name) for name in choosing.OF_PAGE}
-    assert choosing.page_of(tables, line) == page
-    policies, runs = tables["choose.csv"], pd.read_csv(RESULTS / "choose-runs.csv")
+    tables = {name: pd.read_csv(RESULTS / f"{name}.csv") for name in choosing.OF_PAGE}
+    assert report.render("choose", choosing.context_of(tables, line)) == page
+    policies, runs = tables["choose"], pd.read_csv(RESULTS / "choose-runs.csv")
     last = runs[(runs["for"] == "truth") & (runs["round"] == choosing.TRAIN["rounds"])]
     tests = last.groupby(["scenario", "recipe", "lr"])["test"].mean()
     for line in policies.itertuples():

@@ -106,6 +106,25 @@ def test_a_gpu_that_torch_cannot_use_is_told(said: str, monkeypatch: pytest.Monk
     assert device.unusable_gpu() == "", "the user has hidden it"
 
 
+@pytest.mark.parametrize(
+    ("vendor", "kind", "there"),
+    [
+        ("0x10de", "0x030000", True),
+        ("0x10de", "0x0c0330", False),  # the USB port of a card
+        ("0x8086", "0x030000", False),
+    ],
+)
+def test_a_card_without_a_driver_is_found(
+    vendor: str, kind: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the PCI devices of this machine, of which there is one here."""
+    (tmp_path / "vendor").write_text(f"{vendor}\n")
+    (tmp_path / "class").write_text(f"{kind}\n")
+    devices = {"/sys/bus/pci/devices/*": [str(tmp_path)]}
+    monkeypatch.setattr(device.glob, "glob", lambda pattern: devices.get(pattern, []))
+    assert device._has_card() is there
+
+
 def test_a_gpu_without_kernels_is_not_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, ["P100"], None)
 

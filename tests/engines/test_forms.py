@@ -3,17 +3,52 @@ changes by round."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from benchmarks.forms import FORMS
 from fedml_noniid.contract.checks import close
+from fedml_noniid.core.training import Step
+from fedml_noniid.core.trees import Params, Tree
+from fedml_noniid.engines import local
 from fedml_noniid.engines.run import Outcome
+from fedml_noniid.models.stacked import Stacked
 from fedml_noniid.rates import Exponential
 from tests import federation
 
+
+def _plain(walk: local.LocalSteps, factor: Params, owned: bool) -> Step:
+    return Step(walk.task.optimizer, walk.hooks.term, factor)
+
+
+@dataclass(frozen=True)
+class _Fresh(local.InMemory):
+    def __call__(
+        self, grads: Params, params: Params, state: Tree, s: int = 0, out: Params | None = None
+    ) -> Any:
+        return super().__call__(grads, params, state, s)
+
+
+def _fresh(walk: local.LocalSteps, factor: Params, owned: bool) -> Step:
+    optimizer = walk.task.optimizer
+    return _Fresh(
+        optimizer, walk.hooks.term, factor, fused=local.plain_rate(optimizer), update=optimizer.step
+    )
+
+
+# Inside such a context, steps run without the form.
+FORMS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "one pass, in place": partial(patch.object, local, "step_form", _plain),
+    "in place": partial(patch.object, local, "step_form", _fresh),
+    "no record for autograd": partial(patch.object, torch, "inference_mode", nullcontext),
+    "written-out gradient": partial(patch.object, Stacked, "written_out", False),
+}
 ROUNDED = {
     "one pass, in place"
 }  # torch rounds w - eta g of one pass once, and that of two passes twice

@@ -85,6 +85,7 @@ def test_the_round_of_pfls_benchmark_meets_the_target() -> None:
     """At most 60 launches a step, and two waits: one look at the uploads, one at the row."""
     counts, waits = of_round("fedavg", {}, "vectorized", gpu_budget.PFL, 5)
     assert counts.waits <= 2, waits
+    assert all(place.startswith("engines/") for place in waits), "a wait names its line"
     assert gpu_budget.per_step("fedavg", {}, "vectorized", gpu_budget.PFL) <= 60
 
 

@@ -128,7 +128,7 @@ def test_how_many_clients_move_at_a_time() -> None:
 def test_the_choice_of_an_engine() -> None:
     """By whether a model is dense and how many clients move at a time."""
     dense, cnn = build("mlp", (6,), 3), build("cnn", (1, 8, 8), 3)
-    assert choose_engine("auto", dense, 10.0)[0] == "vectorized"
+    assert choose_engine("auto", dense, 2.0)[0] == "vectorized", "two are enough"
     engine, why = choose_engine("auto", dense, 1.2)
     assert engine == "sequential" and "1.2 clients" in why
     assert choose_engine("auto", cnn, 10.0)[0] == "sequential"

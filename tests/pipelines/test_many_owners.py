@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
-from benchmarks.owners import write_study
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import measure
@@ -19,12 +20,45 @@ from tests.work import calls, peak_bytes
 FEW, MANY = 2_000, 10_000
 
 
+def write_study(folder: Path, owners: int) -> None:
+    """Writes arrays with so many owners of one to five samples, and the settings of an experiment
+    on them."""
+    rng = np.random.default_rng(owners)
+    owner = rng.permutation(np.repeat(np.arange(owners), rng.integers(1, 6, owners)))
+    (folder / "raw").mkdir()
+    for part, client in (("train", owner), ("test", rng.integers(0, owners, 10_000))):
+        y = rng.integers(0, 10, len(client))
+        x = rng.normal(size=(len(client), 8)).astype(np.float32)
+        np.savez(folder / "raw" / f"{part}.npz", x=x, y=y, client=client)
+    settings = {
+        "experiment": "owners",
+        "data": {"name": "arrays", "root": "raw", "validation": 0, "public": 0},
+        "scenario_names": ["owners"],
+        "scenarios": {
+            "owners": {"partition": "natural", "clients": owners, "participation": 100 / owners}
+        },
+        "recipe_names": ["fedavg", "fedprox"],
+        "recipes": {"fedavg": {}, "fedprox": {"fedprox": {"mu": 0.1}}},
+        "seeds": [0],
+        "train": {
+            "model": "logistic_regression",
+            "rounds": 2,
+            "epochs": 1,
+            "batch_size": 10,
+            "lr": 0.1,
+            "device": "cpu",
+            "threads": 1,
+        },
+    }
+    (folder / config.FILE).write_text(yaml.safe_dump(settings, sort_keys=False))
+
+
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Experiments with few and with many owners, evaluated."""
     folders = [tmp_path_factory.mktemp("owners") for _ in (FEW, MANY)]
     for folder, owners in zip(folders, (FEW, MANY), strict=True):
-        write_study(folder, owners, 2)
+        write_study(folder, owners)
         run_stages(folder, ("prepare", "partition", "train", "evaluate"))
     return folders
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.canaries import DELTA, Setting, lower_bound, moves
 from fedml_noniid.core import randomness
+from tests.privacy.canaries import DELTA, Setting, lower_bound, moves
 
 pytest.importorskip("dp_accounting", reason="epsilon needs the extra [privacy]")
 RUNS = {"dpsgd": 500, "dpfedavg": 120}

@@ -1,11 +1,8 @@
-"""FNR-FL's figures and its table with controls, on results made by hand, and one table from
-training to report."""
+"""FNR-FL's figures and its table with controls, on results made by hand."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +12,8 @@ import torch
 import yaml
 
 from fedml_noniid.data.dataset import Dataset, Raw
-from fedml_noniid.pipelines.experiment.config import read_yaml
-from fedml_noniid.pipelines.experiment.results import table
-from fedml_noniid.pipelines.experiment.workspace import Workspace
-from research import report, study
 from research.runs import Measured
-from research.studies import of_paper
-from research.targets import Built, of_targets
-from tests.pipelines.small import ROOT
+from research.targets import Built
 from tests.research import by_hand
 from tests.research.by_hand import clients, is_picture, rows, run
 
@@ -244,47 +235,3 @@ def test_a_sample_in_noise(root: Path) -> None:
         # P(|N(0, 1)| > 1) = 31.7 %, with a standard error of 0.7.
         assert said and abs(int(said[1]) - 31.7) < 4
         assert is_picture(of)
-
-
-# One table from training to report.
-# --------------------------------------------------------------------------------------------------
-
-
-def test_a_table_end_to_end(tmp_path: Path) -> None:
-    """Table 4's line with much noise, on digits: trained, tested, laid out, with the words of its
-    controls."""
-    shutil.copytree(ROOT / "research" / "papers" / "fnr", tmp_path / "research" / "papers" / "fnr")
-    params = tmp_path / "research" / "papers" / "fnr" / "params.yaml"
-    content = read_yaml(params)
-    recipes = ["fedavg", "fnr", "fnr-leak", "fnr-off"]
-    content["studies"]["mixed"]["smoke"] |= {
-        "scenario_names": ["label-noise05"],
-        "recipe_names": recipes,
-    }
-    params.write_text(yaml.safe_dump(content))
-    study.execute(
-        Workspace.from_environment(tmp_path, {}), of_paper("fnr", "smoke", tmp_path)["mixed"]
-    )
-    of = of_targets("fnr", tmp_path)["fnr-tab4"]
-    place = report.write("fnr", "smoke", tmp_path, {"fnr-tab4": of})
-    cells = {(cell["row"], cell["column"]): cell for cell in table(place / "fnr-tab4.csv")}
-    row = "label+feature skew, noise=0.5"
-    for name, entry in (("FNR-FL", "fnr"), ("FNR-FL (leak)", "fnr-leak"), ("FedAvg", "fedavg")):
-        evaluation = (
-            tmp_path
-            / "research/built/fnr/smoke/studies/mixed/evaluation"
-            / f"label-noise05-{entry}-0"
-        )
-        metrics = json.loads((evaluation / "metrics.json").read_text())
-        assert float(cells[row, name]["measured"]) == pytest.approx(metrics["accuracy"])
-        assert float(cells[f"{row}, noisy test", name]["measured"]) == pytest.approx(
-            metrics["accuracy_noisy"]
-        )
-        reported = {"FNR-FL": 0.9111, "FNR-FL (leak)": 0.9111, "FedAvg": 0.4504}[name]
-        assert (
-            float(cells[row, name]["reported"])
-            == float(cells[f"{row}, noisy test", name]["reported"])
-            == reported
-        )
-    text = (place / "fnr-tab4.md").read_text()
-    assert "not run at this size" in text and "Not there yet" not in text

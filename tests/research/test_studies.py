@@ -117,6 +117,7 @@ def test_like_takes_over_settings_and_sizes_but_for_whole_lists(tmp_path: Path) 
     assert smoke["seeds"] == [7] and smoke["train"]["rounds"] == 2
     assert smoke["train"]["model_options"] == {"hidden": 2} and smoke["train"]["lr"] == 0.2
     assert smoke["scenarios"]["even"]["clients"] == 2
+    assert "normalise" not in smoke["data"], "its null takes away what the other study has"
 
 
 @pytest.mark.parametrize("paper", studies.PAPERS)
@@ -285,48 +286,6 @@ def test_items_that_studies_and_the_experiment_share_are_trained_once(
     assert all(took is not None and len(took) == 1 and took[0] > 0 for took in seconds.values())
 
 
-def test_a_study_that_is_killed_in_the_middle_goes_on(
-    place: Workspace, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process goes while the third item is trained; the two before it are not trained again."""
-    goes_well = train.trained
-
-    def killed(*arguments: Any) -> dict[str, bytes]:
-        if len(trained) == 2:
-            raise KeyboardInterrupt
-        return goes_well(*arguments)
-
-    monkeypatch.setattr(train, "trained", killed)
-    with pytest.raises(KeyboardInterrupt):
-        execute(place)
-    folder = place.root / "research/built/ccn/paper/studies/tiny"
-    partly = sorted(run.key for run in results.read(folder, place.repository))
-    assert trained == KEYS[:2] and partly == KEYS[:2], "a part of a study is a table already"
-    monkeypatch.setattr(train, "trained", goes_well)
-    execute(place)
-    assert trained == KEYS and sorted(found(place)) == sorted(KEYS)
-
-
-def test_what_is_half_kept_is_trained_again(
-    place: Workspace, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A kill between training and keeping leaves nothing under the item's fingerprint."""
-    whole = cache.replace_folder
-
-    def killed(folder: Path, files: dict[str, bytes]) -> None:
-        if "run.json" in files:
-            raise KeyboardInterrupt
-        whole(folder, files)
-
-    monkeypatch.setattr(cache, "replace_folder", killed)
-    with pytest.raises(KeyboardInterrupt):
-        execute(place)
-    assert not list((place.repository / cache.STORE).glob("*/run.json"))
-    monkeypatch.setattr(cache, "replace_folder", whole)
-    execute(place)
-    assert trained == [KEYS[0], *KEYS]
-
-
 def test_an_item_of_changed_settings_is_trained_and_no_other(
     place: Workspace, trained: Trained
 ) -> None:
@@ -340,15 +299,6 @@ def test_an_item_of_changed_settings_is_trained_and_no_other(
     trained.clear()
     execute(place)
     assert trained == [] and found(place) == before, "the way back is kept"
-
-
-def test_what_a_study_no_longer_has_goes_from_its_folder(
-    place: Workspace, trained: Trained
-) -> None:
-    execute(place)
-    folder = execute(place, TINY.replace("seeds: [0, 1]", "seeds: [1]"))
-    assert sorted(found(place)) == ["even-fedavg-1", "even-pull-1"] and trained == KEYS
-    assert [path.name for path in (folder / "partitions").iterdir()] == ["even-1"]
 
 
 def test_divergence_is_an_outcome_that_is_kept(place: Workspace, trained: Trained) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment import results
-from fedml_noniid.pipelines.reporting.comparison import Comparison, confirmed, paired
 from fedml_noniid.pipelines.reporting.text import markdown
 from research import report as stage
 from research.contrasts import statistic
@@ -395,26 +394,6 @@ def test_gains_are_differences_seed_by_seed(tmp_path: Path) -> None:
     )
 
 
-def test_gains_that_seeds_confirm_are_counted_after_holms_adjustment() -> None:
-    """Over two seeds p = 1 - 2 atan(t) / pi, t = |mean| sqrt(2) / std: 0.02 for 31.8, 0.03 for
-    21.2.
-
-    Of three tests the smallest p counts three times: 0.06. Of two it counts twice: 0.04, and then
-    0.03 is enough.
-    """
-
-    def over_two_seeds(t: float) -> Comparison:
-        """Differences t - 1 and t + 1: their deviation is sqrt(2)."""
-        return paired("a", {0: t - 1, 1: t + 1}, {0: 0, 1: 0}, 0)
-
-    clear, less, none = map(over_two_seeds, (31.82, -21.2, 0.5))
-    assert confirmed([clear, less]) == (1, 1) and confirmed([clear, less, none]) == (0, 0)
-    same, single = (
-        paired("a", dict.fromkeys(range(n), 1), dict.fromkeys(range(n), 0), 0) for n in (3, 1)
-    )
-    assert confirmed([same]) == confirmed([single]) == confirmed([]) == (0, 0)
-
-
 def test_equal_gains_have_the_floor_of_one_test_sample(tmp_path: Path) -> None:
     """B - A is 2 points on both seeds, but for rounding. With 100 test samples one of them makes a
     deviation of 1 / sqrt(2) points: t = 2 / (1 / 2) = 4 and p = 1 - 2 atan(4) / pi = 0.16. Of 20
@@ -459,6 +438,9 @@ def test_a_column_s_gain_is_against_the_other_column_and_a_printed_one_comes_fir
 
 
 def test_an_address_from_its_parts() -> None:
+    row = {"recipe": "x", "at": {"B": {"study": "own"}}}
+    assert address("t", "A", row, {"study": "s"})["study"] == "s"
+    assert address("t", "B", row, {"study": "s"}) == {"recipe": "x", "study": "own"}
     found = address(
         "t",
         "here",

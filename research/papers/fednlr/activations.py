@@ -13,7 +13,6 @@ from fedml_noniid.data.types import Ints
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting.figures import Values
 from fedml_noniid.pipelines.reporting.text import as_csv
-from research.papers.pictures import panels, png
 from research.runs import Measured
 from research.targets import Built, Target
 
@@ -32,16 +31,6 @@ class _Drift(NamedTuple):
     bound: Ints  # [M], a class
     strictly: int  # neurons that are bound to a class by definition 1
     same: bool  # all methods start from the same model
-
-    @property
-    def rows(self) -> dict[str, Values]:
-        """By title, [M]."""
-        titles = (
-            "original on C-1",
-            "original on C-2",
-            *(f"C-2 after C-1, {name}" for name in self.after),
-        )
-        return dict(zip(titles, (*self.before, *self.after.values()), strict=True))
 
 
 def activations(target: Target, measured: Measured) -> Built:
@@ -93,7 +82,7 @@ def activations(target: Target, measured: Measured) -> Built:
     printed = [["", *map(str, (target.reported or {})["columns"])]]
     for title, values in (target.reported or {})["rows"].items():
         printed.append([str(title), *("" if value is None else str(value) for value in values)])
-    files = {"csv": as_csv(HEADER, lines), "png": _picture(drifts[0])}
+    files = {"csv": as_csv(HEADER, lines)}
     return Built(_table(drifts[0]), files, tuple(words), printed=printed)
 
 
@@ -188,23 +177,3 @@ def _change(drift: _Drift, kind: str, neurons: Ints) -> str:
     less = f"{'less' if other < base else 'not less'} with {list(changes)[1]}"
     many = "neuron" if len(neurons) == 1 else "neurons"
     return f"on C-2, {len(neurons)} {many} {kind}: on average {' and '.join(parts)}, {less}"
-
-
-def _picture(drift: _Drift) -> bytes:
-    """The table as a heat map."""
-    values = np.stack(list(drift.rows.values()))
-    figure, (axes,) = panels([""], size=(10.5, 2.2))
-    axes.imshow(values, aspect="auto", cmap="Blues", vmin=0)
-    for (i, m), h in np.ndenumerate(values):
-        weight = "bold" if drift.bound[m] == drift.classes[min(i, 1)] else "normal"
-        colour = "white" if h > 0.6 * values.max() else "black"
-        axes.text(
-            m, i, f"{h:.2f}", ha="center", va="center", fontsize=7, fontweight=weight, color=colour
-        )
-    axes.set_yticks(range(len(values)), list(drift.rows), fontsize=8)
-    axes.set_xticks(
-        range(values.shape[1]), [str(m + 1) for m in range(values.shape[1])], fontsize=7
-    )
-    axes.set_xlabel("hidden neuron; bold: bound to the class", fontsize=8)
-    axes.grid(visible=False)
-    return png(figure)

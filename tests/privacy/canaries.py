@@ -11,11 +11,8 @@ Clopper and Pearson on both rates give a lower bound of epsilon.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +20,8 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks import machine
-from benchmarks.report import render
 from fedml_noniid.core.data import Samples
 from fedml_noniid.core.trees import Params, tree_map
-from fedml_noniid.data.files import write_whole
 from fedml_noniid.engines.callbacks import Callback, CurrentRun, Exchange, Row
 from fedml_noniid.engines.federation import Federation
 from fedml_noniid.engines.plan import LocalTraining, Plan, initial_model
@@ -35,14 +29,12 @@ from fedml_noniid.models import build
 from fedml_noniid.privacy.accounting import epsilon
 from fedml_noniid.simulate import simulate
 
-FILE, WEIGHT = Path("docs/results/canaries.csv"), "fc.weight"
+WEIGHT = "fc.weight"
 INPUTS, CLASSES, OWN = 4, 2, 4  # of the model; samples of a client, which are one batch
 # Steps are so short that the model stays where it was: a canary's gradient is the same in each.
 LR, CLIP = 1e-6, {"dpsgd": 1.0, "dpfedavg": 1e-8}
 LARGE = 1e4  # the canary's last input, so that its gradient is this input's, and is clipped
-RUNS = {"dpsgd": 2000, "dpfedavg": 100}  # without the canary, and as many with it
 DELTA, CONFIDENCE = 1e-5, 0.95
-COLUMNS = ["method", "noise", "releases", "seed", "runs", "stated", "lower"]
 
 
 class Setting(NamedTuple):
@@ -51,14 +43,6 @@ class Setting(NamedTuple):
     method: str
     noise: float
     releases: int
-
-
-SETTINGS = tuple(
-    Setting(method, noise, releases)
-    for method in ("dpsgd", "dpfedavg")
-    for noise in (0.0, 0.5, 1.0, 2.0)
-    for releases in (1, 4)
-)
 
 
 class Watching(Callback):
@@ -163,26 +147,3 @@ def _ratio(one: float, other: float, delta: float) -> float:
 def _upper(hits: int, n: int) -> float:
     """The upper end of Clopper and Pearson's interval; both rates hold with CONFIDENCE."""
     return 1.0 if hits == n else float(stats.beta.ppf(1 - (1 - CONFIDENCE) / 2, hits + 1, n - hits))
-
-
-def measured(of: Setting, runs: int, seed: int) -> dict[str, Any]:
-    """A line of the table."""
-    without, there, stated = moves(of, runs, seed)
-    values = [*of, seed, runs, f"{stated:.4f}", f"{lower_bound(without, there, DELTA):.4f}"]
-    return dict(zip(COLUMNS, values, strict=True))
-
-
-def write(root: Path, seeds: int) -> None:
-    """Attacks, and writes the table and the page."""
-    watch = machine.Watch()
-    torch.set_num_threads(1)
-    rows = [measured(of, RUNS[of.method], seed) for of in SETTINGS for seed in range(seeds)]
-    text = io.StringIO()
-    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    context: dict[str, Any] = {"rows": rows, "delta": DELTA, "confidence": CONFIDENCE}
-    context |= {"machine": machine.line(watch.found())}
-    context["over"] = sum(float(row["lower"]) > float(row["stated"]) for row in rows)
-    write_whole(root / FILE, text.getvalue())
-    write_whole(root / FILE.with_suffix(".md"), render("canaries.md.j2", context))
