@@ -44,7 +44,8 @@ def process(rank: int, config: str, output: str) -> None:
         _put(launch, "secrets", SimpleNamespace(token_hex=lambda _: RUN))
     if moment == REPLAY:
         try:
-            said = replay.of_process(launch.Process.from_config(rank, Path(config)), None)
+            silo = launch.Process.from_config(rank, Path(config))
+            said = replay.of_process(silo, silo.fedml, None)
         except UserError as error:
             said = f"error: {error}"
         files.write_whole(Path(output) / REPLAYED.format(rank), said)

@@ -206,4 +206,5 @@ def replay(
     from fedml_noniid.governance.replay import of_process
     from fedml_noniid.processes.launch import Process
 
-    say(of_process(Process.from_config(rank, config), exchange))
+    process = Process.from_config(rank, config)
+    say(of_process(process, process.fedml, exchange))

@@ -359,11 +359,15 @@ class HostTrainer(ClientTrainer):
         initial = {key: leaf.cpu() for key, leaf in self.silo.initial[1].items()}
         start = flatten({"buffers": down.ask.buffers or initial})
         limits = partial(wire.allowed, ranges=self.terms.ranges)
-        answer, question = flatten(leaving), noise.digest(asked, wire.tensors(down))
+        answer = flatten(leaving)
+        known: Params = {} if down.sha256 else wire.tensors(down)
+        question, digest = noise.digest([*asked, down.sha256], known), noise.digest([], answer)
+        protected = answer
         # First: what can't be protected is not counted. The reply changes once it is counted.
-        protected = noise.protect(answer, question, start, limits) if self._sigma else answer
+        if self._sigma:
+            protected = noise.protect(answer, question, start, limits, digest)
         if self._ledger is not None:
-            self._spend(self._ledger, noise.release(question, answer), down)
+            self._spend(self._ledger, noise.release(question, answer, digest), down)
         self._reply |= unflatten(protected, leaving)
         if self._sigma:
             n = torch.full_like(self._reply["n"], self.samples)
@@ -375,12 +379,11 @@ class HostTrainer(ClientTrainer):
 
     def _spend(self, ledger: Ledger, release: str, down: Down) -> None:
         """Counts an answer before it leaves. UserError if the budget does not allow it."""
-        assert down.ask is not None, "it was answered"
-        what = f"round {down.round}, {down.ask.job}"
+        what = f"round {down.round}, {down.question.job}"
         if self._sigma:
             noise = self._sigma / self.args.sensitivity
             ledger.spend(Release(release, "silo", noise, what=what))
-        elif self._mechanism is not None and down.ask.job == TRAIN:
+        elif self._mechanism is not None and down.question.job == TRAIN:
             passes = self.terms.plan.local.passes(len(self._batches[0][1]))
             ledger.spend(Release(release, "sample", self._mechanism.noise, passes, what))
 

@@ -177,14 +177,13 @@ class ServerRun:
     def _replies(self, coordinator: Coordinator) -> tuple[dict[int, Tree], Tree]:
         """The replies to the present message, and of secure sums what only their sum is known
         of."""
-        terms, ask = self.terms, self.down.ask
-        assert ask is not None, "there is something to do"
+        terms, ask, down = self.terms, self.down.question, wire.with_digest(self.down)
         if not terms.secure_sums:
             compare = partial(self.outliers.refused, wire.name(ask))
-            return coordinator.ask(self.down, self.schema, self.opened, compare=compare), {}
+            return coordinator.ask(down, self.schema, self.opened, compare=compare), {}
         whole = self._schemas[wire.name(ask)]
         summed: tuple[dict[int, Tree], Tree] = _secure().summed(
-            coordinator, self.down, whole, terms, self.opened, self.outliers
+            coordinator, down, whole, terms, self.opened, self.outliers
         )
         return summed
 
@@ -227,8 +226,7 @@ class ServerRun:
                     f"{where}: upload's 'steps' has {reply['steps']:g}; {n} samples make {steps}",
                 )
             self._refuse_overflow(reply, where)
-            assert self.down.ask is not None, "it was asked"
-            whole, leaves = self._schemas[wire.name(self.down.ask)], upload["leaves"]
+            whole, leaves = self._schemas[wire.name(self.down.question)], upload["leaves"]
             self.outliers.norms[client] = (
                 _secure().said(whole, leaves) if self.terms.secure_sums else norms(leaves)
             )
@@ -256,8 +254,7 @@ class ServerRun:
         """Repeats a round without the silo that stands out in it: this round, if its model can't be
         used, or the one before, if most silos can't answer to its model. Raises the error if no
         silo stands out, or the others are too few."""
-        asked, files, outliers = self.down.ask, self._checkpoints, self.outliers
-        assert asked is not None, "a silo was asked"
+        asked, files, outliers = self.down.question, self._checkpoints, self.outliers
         if files is None:
             raise error
         by, path, done = outliers.ratios, files.path, self.loop.done

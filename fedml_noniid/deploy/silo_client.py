@@ -150,7 +150,7 @@ class SiloClient:
                 self._answered = "", {}
                 trees, counted = wire.nested(message.tensors), {self._client: task.counted}
                 ask = Ask(task.job, (self._client,), **trees, owner=task.owner)
-                down = Down(task.exchange, task.round, ask, "", counted, task.step)
+                down = Down(task.exchange, task.round, ask, "", counted, task.step, message.sha256)
                 self._answered = asked, answered(down)
         except UserError as error:
             refusal = error

@@ -24,7 +24,6 @@ import grpc.aio
 from cryptography import x509
 
 from fedml_noniid.core.errors import UserError
-from fedml_noniid.core.trees import Params
 from fedml_noniid.credentials import certificates
 from fedml_noniid.deploy import wire
 from fedml_noniid.deploy.coordinator import Coordinator
@@ -96,7 +95,6 @@ class SiloServer:
         self._names = {certificates.name(k + 1): k for k in range(OPERATOR, coordinator.silos)}
         self._calls: WeakSet[Call] = WeakSet()  # those that are open
         self._rates: dict[int, tuple[float, float]] = {}  # client -> (calls left, when)
-        self._digested: tuple[object, Params, str] = (None, {}, "")  # of the last task
         self._kits: dict[str, str] = {}  # name -> last moment of its certificate
         self._checks = ThreadPoolExecutor(1, "check")
         self._kit, self._mine = kit, certificates.Kit.read(kit, 0)
@@ -178,10 +176,8 @@ class SiloServer:
                 try:
                     if task is not None:
                         self._check(call)  # again: it may be revoked since the stream began
-                        tensors = wire.tensors(task)
-                        await call.write(
-                            wire.Task.from_down(task), tensors, self._digest(task.at, tensors)
-                        )
+                        head, tensors = wire.Task.from_down(task), wire.tensors(task)
+                        await call.write(head, tensors, task.sha256)
                         await self._upload(client, task.at, call)
                         continue
                 except BrokenError:  # between two messages: the silo hears that the run ends
@@ -194,16 +190,6 @@ class SiloServer:
                 await call.call.read()
         finally:
             self._coordinator.leave(client, call)
-
-    def _digest(self, at: tuple[int, int], tensors: Params) -> str:
-        """The digest of a task's tensors. The silos of an exchange often get the same ones.
-
-        The tensors are kept, so that no others have their ids.
-        """
-        which = at, [(key, id(leaf)) for key, leaf in tensors.items()]
-        if which != self._digested[0]:
-            self._digested = which, tensors, wire.digest(tensors)
-        return self._digested[2]
 
     async def _upload(self, client: int, at: tuple[int, int], call: Call) -> None:
         """Takes the answer to (exchange, step). Raises RefusedError."""

@@ -93,11 +93,18 @@ class Down(NamedTuple):
     # By client: the last exchange in which the server counted the client's answer.
     counted: Mapping[int, int] = {}
     step: int = 0  # of an exchange with secure sums: questions have even ones, sums odd ones
+    sha256: str = ""  # the `digest` of its tensors, where it is known
 
     @property
     def at(self) -> tuple[int, int]:
         """(exchange, step)."""
         return self.exchange, self.step
+
+    @property
+    def question(self) -> Ask:
+        """The Ask of a message that has one."""
+        assert self.ask is not None, "there is something to do"
+        return self.ask
 
 
 def mapped(fn: Callable[[Tensor], Tensor], ask: Ask) -> Ask:
@@ -124,8 +131,7 @@ def silo(client: int) -> str:
 
 def row_of(down: Down, client: int) -> Down:
     """The message as one silo receives it: its row of `each`, and nothing about the others."""
-    ask = down.ask
-    assert ask is not None, "there is something to do"
+    ask = down.question
     position = ask.to.index(client)
     mine = ask._replace(to=(client,), each=row(ask.each, slice(position, position + 1)))
     return down._replace(ask=mine, counted={client: down.counted.get(client, NOT_COUNTED)})
@@ -237,15 +243,14 @@ class Task(Sealed):
     @staticmethod
     def from_down(down: Down) -> Task:
         """The head of a message to one silo."""
-        assert down.ask is not None, "there is something to do"
         (counted,) = down.counted.values()
         return Task(
             kind="ask",
             exchange=down.exchange,
             step=down.step,
             round=down.round,
-            job=down.ask.job,
-            owner=down.ask.owner,
+            job=down.question.job,
+            owner=down.question.owner,
             counted=counted,
         )
 
@@ -326,6 +331,11 @@ def digest(tensors: Params | None) -> str:
     for frame in () if tensors is None else body(table_of(tensors), tensors):
         made.update(frame)
     return made.hexdigest()
+
+
+def with_digest(down: Down) -> Down:
+    """The message with the digest of its tensors, if all silos get the same ones."""
+    return down if flatten(down.question.each) else down._replace(sha256=digest(tensors(down)))
 
 
 class Body:

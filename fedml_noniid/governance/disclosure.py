@@ -8,16 +8,16 @@ which data it changes is tried out.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedml_noniid.core.algorithm import TRAIN, Algorithm
-from fedml_noniid.core.component import overrides
+from fedml_noniid.core.component import Ask, overrides
 from fedml_noniid.core.data import Samples
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.trees import Params
@@ -79,62 +79,43 @@ UP = {
 }
 
 
-class Turn(NamedTuple):
-    """A task of the server and the silo's answer to it: their tensors."""
-
-    job: str
-    down: Forms
-    up: Forms
-
-
-class Exchange(NamedTuple):
-    """One exchange of a run, as one silo has it."""
-
-    when: str
-    asked: int  # silos
-    turns: tuple[Turn, ...]
-    added: Forms  # what the server sees the sum of
-
-
-def exchanges(terms: Terms, shard: Shard) -> Iterator[tuple[Down, Exchange]]:
-    """The exchanges of a run of one round, in their order; `shard`: the server's data."""
-    asks, done = terms.algorithm.exchanges, 0
-    for down, of in study.exchanges(terms, shard):
-        ask = study.asked(down)
-        turns = [Turn(wire.name(ask), of.down, of.up)]
-        if terms.secure_sums:
-            request = study.request(len(ask.to), len(of.added))
-            turns.append(Turn(SUM, request, {SUM: "int64 [L]"}))
-            check = {CHECK: f"int64 [{len(ask.to)}, P, {liars.SUMS}]", SUM: "int64 [L]"}
-            turns.append(Turn(CHECK, study.forms({"shared/nonce": liars.NONCE}), check))
-        when = BEFORE if done < asks.begin else ROUND if done < asks.begin + asks.round else AFTER
-        done += not is_test(ask)
-        yield down, Exchange(TESTED if is_test(ask) else when, len(ask.to), (*turns,), of.added)
+def _turns(ask: Ask, of: study.Messages, secure: bool) -> list[tuple[str, Forms, Forms]]:
+    """(job, tensors of the task, tensors of the answer) of each turn of an exchange."""
+    turns = [(wire.name(ask), of.down, of.up)]
+    if secure:
+        silos, summed = len(ask.to), {SUM: "int64 [L]"}
+        turns.append((SUM, study.request(silos, len(of.added)), summed))
+        check = {CHECK: f"int64 [{silos}, P, {liars.SUMS}]"} | summed
+        turns.append((CHECK, study.forms({"shared/nonce": liars.NONCE}), check))
+    return turns
 
 
 def told(terms: Terms, shard: Shard, draws: int = DRAWS) -> dict[str, Any]:
     """All of it, for JSON. `draws`: how often labels, and inputs, are exchanged to see what
     changes; 0: that is left out. Raises UserError."""
     tried, algorithm, shown = _Tried(terms, shard, draws), terms.algorithm, []
-    for down, exchange in exchanges(terms, shard):
-        what, changes = partial(_what, algorithm, exchange), tried.changes(down)
+    asks, done = algorithm.exchanges, 0
+    for down, of in study.exchanges(terms, shard):
+        ask = down.question
+        when = BEFORE if done < asks.begin else ROUND if done < asks.begin + asks.round else AFTER
+        when = TESTED if is_test(ask) else when
+        done += not is_test(ask)
+        what, changes = partial(_what, algorithm, when, wire.name(ask)), tried.changes(down)
         turns = [
-            {
-                "job": turn.job,
-                "down": _entries(turn.down, what),
-                "up": _entries(turn.up, what, changes),
-            }
-            for turn in exchange.turns
+            {"job": job, "down": _entries(task, what), "up": _entries(answer, what, changes)}
+            for job, task, answer in _turns(ask, of, terms.secure_sums > 0)
         ]
-        added = _entries(exchange.added, what, changes)
-        shown.append(exchange._asdict() | {"turns": turns, "added": added})
+        added = _entries(of.added, what, changes)
+        shown.append({"when": when, "asked": len(ask.to), "turns": turns, "added": added})
     kept = study.forms(flatten(tried.silo.engine.clients.memory.first))
     return {
         "recipe": algorithm.name,
         "silos": terms.silos,
         "secure_sums": terms.secure_sums,
         "secure_sums_refused": refused(terms),
-        "heads": {of.__name__: {"keys": [*of.model_fields], "what": _words(of)} for of in HEADS},
+        "heads": {
+            head.__name__: {"keys": [*head.model_fields], "what": _words(head)} for head in HEADS
+        },
         "exchanges": shown,
         "stays": _entries(kept, lambda key, _: _kept(algorithm, key)),
     }
@@ -194,7 +175,7 @@ class _Tried:
         another tensor of the same tree."""
 
         def leaves(silo: Silo) -> Params:
-            return flatten(Silo.parts(silo.reply(study.asked(down), 0, down.round)))
+            return flatten(Silo.parts(silo.reply(down.question, 0, down.round)))
 
         reasons: dict[str, list[str]] = {}
         mine = leaves(self.silo) if self._others else {}
@@ -216,11 +197,11 @@ def _tree(key: str) -> str:
     return key if parent.partition("/")[0] == "upload" and parent.count("/") == 1 else parent or key
 
 
-def _what(algorithm: Algorithm, now: Exchange, key: str, up: bool) -> str:
-    """What a tensor is, in words."""
+def _what(algorithm: Algorithm, when: str, job: str, key: str, up: bool) -> str:
+    """What a tensor of an exchange with this job is, in words."""
     part, _, rest = key.partition("/")
     component = next((c for c in algorithm.components if c.name == rest.partition("/")[0]), None)
-    is_training = now.turns[0].job == TRAIN
+    is_training = job == TRAIN
     if component is None or part not in ("upload", "shared", "each"):
         known = UP if up else DOWN
         by = algorithm.components if up and is_training and part == "deltas" else ()
@@ -230,7 +211,7 @@ def _what(algorithm: Algorithm, now: Exchange, key: str, up: bool) -> str:
         return _words(component, "report" if is_training else "answer")
     if is_training:
         return _words(component, "broadcast" if part == "shared" else "message")
-    hooks = {BEFORE: ("survey",), ROUND: ("refine", "survey"), AFTER: ("finish",)}[now.when]
+    hooks = {BEFORE: ("survey",), ROUND: ("refine", "survey"), AFTER: ("finish",)}[when]
     return " ".join(_words(component, hook) for hook in hooks if overrides(component, hook))
 
 

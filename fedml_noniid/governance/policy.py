@@ -8,9 +8,10 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 import yaml
 from pydantic import Field
@@ -132,26 +133,6 @@ def _matches(name: str, patterns: list[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-class Process(Protocol):
-    """A process of a deployment, as governance sees it: `processes.launch` has it."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def agreed(self) -> Agreed: ...
-    @property
-    def shard(self) -> Shard: ...
-    @property
-    def deployment(self) -> Deployment: ...
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def noise_key(self) -> Path: ...
-
-    def fedml(self) -> tuple[Any, Any, tuple[type[Any], type[Any]]]:
-        """(args, model, pair)."""
-
-
 class Agreed(NamedTuple):
     """What one process runs, and why it may."""
 
@@ -171,6 +152,31 @@ class Agreed(NamedTuple):
             )
         path = Path(self.deployment.comm_args.policy)
         self.policy.check(path, self.signed, self.deployment, site)
+
+
+@dataclass(frozen=True)
+class Participant:
+    """One process of a deployment: what it has agreed to, and its data."""
+
+    rank: int
+    agreed: Agreed
+    shard: Shard
+
+    @property
+    def deployment(self) -> Deployment:
+        """Its settings."""
+        return self.agreed.deployment
+
+    @property
+    def folder(self) -> Path:
+        """The folder for its output."""
+        return Path(self.deployment.tracking_args.output_dir)
+
+    @property
+    def noise_key(self) -> Path:
+        """The secret of a silo's privacy noise."""
+        kit = self.deployment.kit(self.rank)
+        return kit.with_name(f"{kit.name}.noise.key")
 
 
 def read_agreed(path: Path) -> Agreed:

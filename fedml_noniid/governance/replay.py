@@ -12,9 +12,11 @@ import io
 import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,10 +30,12 @@ from fedml_noniid.deploy.results import RunFile
 from fedml_noniid.deploy.silo import Silo
 from fedml_noniid.deploy.wire import Down, Up
 from fedml_noniid.governance.audit import ANSWERS, FILE, SENT, Log, chained
-from fedml_noniid.governance.policy import Process
+from fedml_noniid.governance.policy import Participant
+from fedml_noniid.governance.secure import vectors
 
 Answered = Callable[[Down], Up]
 Begin = Callable[[str], tuple[Silo, Answered]]  # for a run: the silo, and what its process answers
+FedML = Callable[[], tuple[Any, Any, tuple[type[Any], type[Any]]]]  # (args, model, pair)
 KIND = "asked"  # of a file
 HIDDEN = "hidden"  # of a line about an answer that leaves in a secure sum
 ASKED, MEMORY = "ask/", "memory/"  # before the names of tensors
@@ -40,27 +44,27 @@ ASKED, MEMORY = "ask/", "memory/"  # before the names of tensors
 class Kept:
     """The folder of one silo's questions."""
 
-    def __init__(self, process: Process, log: Log) -> None:
+    def __init__(self, process: Participant, log: Log) -> None:
         self.folder, self._log = folder_of(process), log
         remove_abandoned(self.folder, ["*.safetensors"])
         self._most = process.deployment.comm_args.replay_mb * 1_000_000  # 0: nothing is kept
 
     def keep(self, silo: Silo, down: Down) -> None:
         """Notes that an answer is computed, and writes its file. Raises UserError."""
-        assert down.ask is not None, "there is a question"
         memory, question = silo.memory(), wire.tensors(down)
         # Names in their order, and the axes in theirs: both decide about the bits of the answer.
         orders = {key: entry.order for key, entry in wire.table_of(question).items()}
         head = {
             "orders": orders,
-            "question": [down.exchange, down.round, down.ask.job, down.ask.owner],
+            "question": [down.exchange, down.round, down.question.job, down.question.owner],
             "terms": down.terms,
             "counted": down.counted[silo.client],
             "memory": memory.head,
+            "sha256": down.sha256 or wire.digest(question),  # not computed twice: it takes time
         }
         tensors = {f"{ASKED}{key}": question[key].permute(axes) for key, axes in orders.items()}
         tensors |= {f"{MEMORY}{key}": leaf for key, leaf in memory.tensors.items()}
-        content = tensor_file.Tensors(head, tensors).checksum
+        content = Asked(head, tensors).checksum
         facts = {"run": memory.head["run"], "exchange": down.exchange, "round": down.round}
         facts |= {"content": content}
         line = self._log.write(ANSWERS, **facts)
@@ -74,9 +78,40 @@ class Kept:
             oldest.unlink()
             del sizes[oldest]
 
-    def hidden(self, exchange: int, leaves: Params) -> None:
-        """Notes an answer that leaves in a sum alone."""
-        self._log.write(HIDDEN, exchange=exchange, sha256=wire.digest(leaves))
+    def hidden(self, up: Up) -> None:
+        """Notes an answer that leaves in a sum alone, and the digest of what is added up in it."""
+        up["sha256"] = wire.digest(vectors.added(up["leaves"]))
+        self._log.write(
+            HIDDEN, exchange=up["exchange"], sha256=_of_hidden(up["leaves"], up["sha256"])
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Asked(tensor_file.Tensors):
+    """A kept question. Its head has the digest of its tensors, which the checksum leaves out."""
+
+    @property
+    def memory(self) -> Params:
+        """The tensors of the silo's memory."""
+        return {
+            key.removeprefix(MEMORY): leaf
+            for key, leaf in self.tensors.items()
+            if key.startswith(MEMORY)
+        }
+
+    @property
+    def question(self) -> Params:
+        """The tensors that came down. Copies are aligned, as messages are."""
+        return {
+            key: self.tensors[f"{ASKED}{key}"]
+            .clone()
+            .permute([axes.index(n) for n in range(len(axes))])
+            for key, axes in self.head["orders"].items()
+        }
+
+    @property
+    def checksum(self) -> str:
+        return tensor_file.Tensors(self.head, self.memory).checksum
 
 
 def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
@@ -93,7 +128,7 @@ def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
         # Before the answer leaves, a silo whose connection has broken introduces itself again.
         later = takewhile(lambda one: one["kind"] != ANSWERS, lines[place + 1 :])
         sent = [
-            answer["sha256"]
+            answer
             for answer in later
             if answer["kind"] in (HIDDEN, SENT) and answer.get("exchange") == line["exchange"]
         ]
@@ -103,9 +138,11 @@ def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
             without += 1
             continue
         where = f"exchange {line['exchange']} (line {place + 1})"
-        answer = _answer(path, line["content"], *begin(line["run"]))
-        if answer != sent[0]:
-            raise UserError(f"{where}: sent {sent[0]}, computed {answer}")
+        leaves = _answer(path, line["content"], *begin(line["run"]))
+        hidden = sent[0]["kind"] == HIDDEN
+        answer = _of_hidden(leaves) if hidden else wire.digest(leaves)
+        if answer != sent[0]["sha256"]:
+            raise UserError(f"{where}: sent {sent[0]['sha256']}, computed {answer}")
         said += f"{where}: the same SHA-256 {answer}\n"
     if not said:
         raise UserError(f"{folder}: has nothing of it; comm_args.replay_mb limits what is kept")
@@ -114,38 +151,36 @@ def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
     return said
 
 
-def _answer(path: Path, content: str, silo: Silo, answered: Answered) -> str:
-    """The SHA-256 of the answer to a kept question."""
+def _answer(path: Path, content: str, silo: Silo, answered: Answered) -> Params:
+    """The tensors of the answer to a kept question."""
     asked = tensor_file.read(
-        path, KIND, tensor_file.Tensors, what="a kept question", origin="", remedy="restore it"
+        path, KIND, Asked, what="a kept question", origin="", remedy="restore it"
     )
-    if asked.checksum != content:
+    head, question = asked.head, asked.question
+    if asked.checksum != content or wire.digest(question) != head["sha256"]:
         raise UserError(f"{path}: is not what the log says was kept")
-    head, here = asked.head, (silo.client,)
-    memory = {
-        key.removeprefix(MEMORY): leaf
-        for key, leaf in asked.tensors.items()
-        if key.startswith(MEMORY)
-    }
-    silo.go_on_from(head["memory"], memory)
+    silo.go_on_from(head["memory"], asked.memory)
     exchange, round_, job, owner = head["question"]
-    # Copies are aligned, as messages are.
-    leaves = {
-        key: asked.tensors[f"{ASKED}{key}"]
-        .clone()
-        .permute([axes.index(n) for n in range(len(axes))])
-        for key, axes in head["orders"].items()
-    }
-    ask = Ask(job, here, **wire.nested(leaves), owner=owner)
+    ask = Ask(job, (silo.client,), **wire.nested(question), owner=owner)
     counted = {silo.client: head["counted"]}
-    return wire.digest(answered(Down(exchange, round_, ask, head["terms"], counted))["leaves"])
+    down = Down(exchange, round_, ask, head["terms"], counted, sha256=head["sha256"])
+    leaves: Params = answered(down)["leaves"]
+    return leaves
 
 
-def of_process(process: Process, exchange: int | None) -> str:
-    """`replay` of a silo's process. Raises UserError."""
+def _of_hidden(leaves: Params, added: str = "") -> str:
+    """The SHA-256 of an answer that leaves in a sum; `added`: the digest of what is added up."""
+    summed = vectors.added(leaves)
+    added = added or wire.digest(summed)
+    rest = wire.digest({key: leaf for key, leaf in leaves.items() if key not in summed})
+    return hashlib.sha256(f"{added} {rest}".encode()).hexdigest()
+
+
+def of_process(process: Participant, fedml: FedML, exchange: int | None) -> str:
+    """`replay` of a silo's process, with what makes its trainer. Raises UserError."""
     torch.set_num_threads(process.deployment.device_args.threads)
     with tempfile.TemporaryDirectory() as place, redirect_stdout(io.StringIO()):  # FedML prints
-        args, model, (trainer_class, _) = process.fedml()
+        args, model, (trainer_class, _) = fedml()
 
         @cache
         def begin(run: str) -> tuple[Silo, Answered]:
@@ -160,6 +195,6 @@ def of_process(process: Process, exchange: int | None) -> str:
         return replay(log, folder_of(process), exchange, begin)
 
 
-def folder_of(process: Process) -> Path:
+def folder_of(process: Participant) -> Path:
     """The folder of what a silo keeps."""
     return process.folder / f"replay-{process.rank}"

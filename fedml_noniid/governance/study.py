@@ -30,7 +30,6 @@ from cryptography.hazmat.primitives.serialization import (
 from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
-from fedml_noniid.core.component import Ask
 from fedml_noniid.core.errors import MISSING, UserError, located, shown
 from fedml_noniid.core.options import Count, CountOrNone, Section, validated
 from fedml_noniid.core.trees import Params, tree_map, zeros_like
@@ -341,7 +340,7 @@ def may_stop(train: settings.TrainArgs) -> bool:
 
 def messages(terms: Terms, shard: Shard) -> dict[str, Messages]:
     """The messages of a run, by job."""
-    return {wire.name(asked(down)): of for down, of in exchanges(terms, shard)}
+    return {wire.name(down.question): of for down, of in exchanges(terms, shard)}
 
 
 def exchanges(terms: Terms, shard: Shard) -> Iterator[tuple[Down, Messages]]:
@@ -359,12 +358,6 @@ def exchanges(terms: Terms, shard: Shard) -> Iterator[tuple[Down, Messages]]:
         # Only its shapes count: a rate that is too high, and diverges, is not for a study to find.
         reply = tree_map(torch.nan_to_num, whole)
         run.feed(dict.fromkeys(ask.to, reply | {"deltas": zeros_like(reply["deltas"])}))
-
-
-def asked(down: Down) -> Ask:
-    """The Ask of a message that has one."""
-    assert down.ask is not None, "there is something to do"
-    return down.ask
 
 
 def request(silos: int, tensors: int) -> Forms:

@@ -17,10 +17,9 @@ from fedml_noniid.deploy import wire
 from fedml_noniid.deploy.exit_codes import BrokenError
 from fedml_noniid.deploy.wire import Down, RefusedError, Up
 from fedml_noniid.governance.audit import ADDS, ANSWERS, ARRIVED, FILE, SENT, Log, seal_of
-from fedml_noniid.governance.policy import Process
+from fedml_noniid.governance.policy import Participant
 from fedml_noniid.governance.replay import Kept
 from fedml_noniid.governance.secure.silo import CHECK, SUM
-from fedml_noniid.governance.study import asked
 
 if TYPE_CHECKING:
     from fedml_noniid.deploy.host import HostTrainer
@@ -40,7 +39,7 @@ class Witness:
         self.failed: Callable[[UserError], object] | None = None
 
     @staticmethod
-    def from_process(process: Process) -> Witness:
+    def from_process(process: Participant) -> Witness:
         """That of a process. Raises UserError."""
         agreed, signed = process.agreed, process.agreed.signed
         kit = Kit.read(agreed.deployment.kit(process.rank), process.rank)
@@ -110,7 +109,7 @@ class Witness:
 class Guard:
     """Decides, before a byte of a task's tensors is read, whether a silo takes it."""
 
-    def __init__(self, process: Process, log: Log) -> None:
+    def __init__(self, process: Participant, log: Log) -> None:
         """`log`: how often each exchange was answered stands there, also by earlier processes."""
         self._agreed, self._policy = process.agreed, process.agreed.policy
         self._kept, self._log, self._rounds = Kept(process, log), log, log.rounds
@@ -161,9 +160,9 @@ class Guard:
             self._kept.keep(trainer.silo, down)
             answer = trainer.answered(down)
             study = self._agreed.signed.study
-            study.refuse_answer(wire.name(asked(down)), answer["leaves"])
+            study.refuse_answer(wire.name(down.question), answer["leaves"])
             if trainer.terms.secure_sums:  # it leaves in a sum alone
-                self._kept.hidden(down.exchange, answer["leaves"])
+                self._kept.hidden(answer)
             return answer
 
         return answered
@@ -172,7 +171,7 @@ class Guard:
         """The answers of a SecureSilo, each part of a sum noted before it is computed."""
 
         def answered(down: Down) -> Up:
-            if wire.name(asked(down)) == SUM:
+            if wire.name(down.question) == SUM:
                 self._answers[ADDS, down.exchange] += 1
                 self._log.write(ADDS, exchange=down.exchange)
             return inner(down)

@@ -146,14 +146,21 @@ class Noise:
         scaled = json.dumps([self.clip, self.sigma, *head])
         return derived(self.key, scaled.encode(), *_content(tensors))
 
-    def release(self, question: bytes, answer: Params) -> str:
-        """Names the answer to a question in the ledger; it tells nothing of the noise."""
-        return derived(self.key, b"release", question, self.digest([], answer)).hex()
+    def release(self, question: bytes, answer: Params, digest: bytes = b"") -> str:
+        """Names the answer to a question in the ledger; it tells nothing of the noise. `digest`: of
+        the answer, if it is known."""
+        return derived(self.key, b"release", question, digest or self.digest([], answer)).hex()
 
     def protect(
-        self, answer: Params, question: bytes, known: Params, allowed: Callable[[str], Range]
+        self,
+        answer: Params,
+        question: bytes,
+        known: Params,
+        allowed: Callable[[str], Range],
+        digest: bytes = b"",
     ) -> Params:
-        """The tensors of an answer, clipped and in noise. `question`: the digest of what was asked.
+        """The tensors of an answer, clipped and in noise. `question`: the digest of what was asked;
+        `digest`: of the answer, if it is known.
 
         `known`: values from which tensors count as changes. The server knows them. What comes out
         is moved into the range that is `allowed` for its name, and rounded if it counts something.
@@ -172,7 +179,7 @@ class Noise:
                 )
         length = math.sqrt(sum(leaf.square().sum().item() for leaf in moved.values()))
         factor = min(1.0, self.clip / length) if length else 1.0
-        key, protected = derived(self.key, question, self.digest([], answer)), {}
+        key, protected = derived(self.key, question, digest or self.digest([], answer)), {}
         for name, leaf in moved.items():
             limit, like = allowed(name), answer[name]
             noise = self.sigma * gaussian(derived(key, name.encode()), leaf.shape)

@@ -19,7 +19,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +34,7 @@ from fedml_noniid.deploy import exit_codes, results, settings, wire
 from fedml_noniid.engines import absences
 from fedml_noniid.engines.callbacks import OnRow
 from fedml_noniid.engines.record import rounds_csv
-from fedml_noniid.governance.policy import Agreed, Site, read_agreed
+from fedml_noniid.governance.policy import Participant, Site, read_agreed
 from fedml_noniid.governance.witness import Guard, Witness
 from fedml_noniid.metrics import main_of, metric_of
 from fedml_noniid.models import model as models
@@ -48,23 +47,8 @@ LOG = logging.getLogger(__name__)
 WRITTEN = (results.ROUNDS, results.ABSENT, results.MODEL, results.CHECKPOINT)  # by the server
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(Participant):
     """One process. All that can be checked before FedML is imported has been checked."""
-
-    rank: int
-    agreed: Agreed
-    shard: shards.Shard
-
-    @property
-    def deployment(self) -> settings.Deployment:
-        """Its settings."""
-        return self.agreed.deployment
-
-    @property
-    def folder(self) -> Path:
-        """The folder for its output."""
-        return Path(self.deployment.tracking_args.output_dir)
 
     @staticmethod
     def from_config(rank: int, config: Path) -> Process:
@@ -225,12 +209,6 @@ class Process:
                 answered = guard.adding(secure.answered)
             client.serve(answered)
         LOG.info("the run is over")
-
-    @property
-    def noise_key(self) -> Path:
-        """The secret of this silo's privacy noise."""
-        kit = self.deployment.kit(self.rank)
-        return kit.with_name(f"{kit.name}.noise.key")
 
     def fedml(self) -> tuple[Any, Any, tuple[type[HostTrainer], type[HostAggregator]]]:
         """(args, model, pair): the first steps of a FedML user's main.py, without `fedml.init`.

@@ -369,14 +369,6 @@ def test_a_table_that_is_none_is_refused(traitor, payload, table):
     assert traitor.answer(table(payload)) == "malformed"
 
 
-def test_a_pickle_as_data_is_bytes_of_numbers(federation, traitor, payload):
-    """Filled to the announced size by 0xff, which is NaN."""
-    traitor.task()
-    table, *data = body(federation.answer())
-    more = b"\xff" * (sum(map(len, data)) - len(payload))
-    assert traitor.answer(table, payload + more) == "non-finite"
-
-
 # Sizes
 
 

@@ -41,21 +41,6 @@ class Patient(Callback):
         self.done += 1
 
 
-BESIDE = """\
-from torch import nn
-
-from fedml_noniid import Callback
-
-
-class Two(Callback):
-    def stop(self, rows):
-        return "enough" if len(rows) == 2 else ""
-
-
-def network(n_classes, p):
-    norm, drop = nn.BatchNorm2d(3), nn.Dropout(p)
-    return nn.Sequential(nn.Conv2d(1, 3, 3), norm, drop, nn.Flatten(), nn.Linear(12, n_classes))
-"""
 OWN = {f"{__name__}.Patient": {"rounds": 3}}
 
 
@@ -105,30 +90,3 @@ def test_both_sides_must_have_the_same_schedule_and_may_differ_in_callbacks() ->
 
     assert fingerprint(learning_rate=LR) != fingerprint(learning_rate=LR | {"warm_up": 2})
     assert fingerprint(learning_rate=LR) == fingerprint(learning_rate=LR, callbacks=OWN)
-
-
-def test_the_file_of_a_deployment_has_them(tmp_path: Path) -> None:
-    """As FedML reads it and as it is written again."""
-    deployment = world.deployment("fedavg", learning_rate=LR, callbacks=OWN)
-    (tmp_path / "d.yaml").write_text(deployment.yaml())
-    assert silo_settings.read(tmp_path / "d.yaml") == deployment
-
-
-@pytest.mark.slow
-def test_a_server_and_silos_as_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real processes, with a network of the user's own: the run ends after round 2 of 9, and all of
-    them with it."""
-    (tmp_path / "beside_the_settings.py").write_text(BESIDE)
-    deployment = world.deployment("scaffold", rounds=9, learning_rate=LR)
-    content = deployment.model_dump(by_alias=True)
-    with monkeypatch.context() as patch:
-        patch.syspath_prepend(tmp_path)
-        content["train_args"]["callbacks"] = {"beside_the_settings.Two": {}}
-        content["model_args"] = {
-            "model": "beside_the_settings:network",
-            "model_options": {"p": 0.3},
-        }
-        deployment = silo_settings.check(content, "test")
-        digest = loopback.run(deployment, world.parts(), tmp_path / "run")
-        assert digest == loopback.simulate(deployment, world.parts())
-    assert len((tmp_path / "run" / "run" / "rounds.csv").read_text().splitlines()) == 3

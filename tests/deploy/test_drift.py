@@ -65,9 +65,3 @@ def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None, recipe: s
     assert digest != loopback.simulate(deployment, world_of(None if kept else OF_WORLD))
     settings = deployment.train_args.settings
     world.compare(outcome.rows, world.simulated(recipe, settings, True, rounds=3, drift=kept).rows)
-
-
-@pytest.mark.slow  # FedML's import and four processes
-def test_processes_of_silos_end_with_the_weights_of_the_simulation(tmp_path: Path) -> None:
-    parts, deployment = world_of(OF_WORLD), world.deployment("scaffold", rounds=3)
-    assert loopback.run(deployment, parts, tmp_path, 120.0) == loopback.simulate(deployment, parts)

@@ -256,7 +256,11 @@ def test_a_log_follows_no_symbolic_link(folder, capsys):
     assert target.read_text() == "mine"
 
 
-def test_an_unexpected_error_is_one_line_and_the_log_has_its_traceback(folder, monkeypatch):
+def test_an_unexpected_error_is_one_line_and_the_log_has_its_traceback(folder, kits, monkeypatch):
+    """The log also warns of the end of the kit. A second is left of five minutes: a certificate
+    begins earlier, as clocks differ."""
+    authority.renew(kits, 1, 1 / 86_400)
+
     def failing(_: launch.Process) -> None:
         raise RuntimeError("of FedML,\non two lines")
 
@@ -270,20 +274,8 @@ def test_an_unexpected_error_is_one_line_and_the_log_has_its_traceback(folder, m
         handler.close()
     log = launch.log_file(Path("run"), 1)
     assert str(error.value) == f"RuntimeError: of FedML, on two lines; see {log}"
-    assert "Traceback" in log.read_text()
-
-
-def test_a_process_warns_at_its_start_that_its_kit_ends(folder, kits, monkeypatch):
-    """A second is left of five minutes: a certificate begins earlier, as clocks differ."""
-    authority.renew(kits, 1, 1 / 86_400)
-    monkeypatch.setattr(launch.Process, "_silo", lambda _: None)
-    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
-    handlers: list[logging.Handler] = []
-    monkeypatch.setattr(logging.root, "handlers", handlers)
-    launch.Process.from_config(1, Path("config.yaml")).run(StringIO())
-    for handler in handlers:
-        handler.close()
-    assert "the certificate of silo-1 ends on" in launch.log_file(Path("run"), 1).read_text()
+    content = log.read_text()
+    assert "Traceback" in content and "the certificate of silo-1 ends on" in content
 
 
 @pytest.mark.parametrize("name", ["run/events.out", "fedml_config.yaml", "shards/1.safetensors"])
@@ -297,22 +289,17 @@ def test_loopback_empties_no_folder_of_the_user(tmp_path, name):
     assert [path.read_text() for path in tmp_path.rglob("*") if path.is_file()] == ["mine"]
 
 
-def test_loopback_empties_its_own_folder(tmp_path):
-    for _ in range(2):
-        processes = loopback.Processes(world.deployment("fedavg"), world.parts(), tmp_path / "out")
-        assert not list(processes.output.iterdir())
-        (processes.output / "rounds.csv").touch()
-
-
-def test_loopback_makes_kits_anew_and_leaves_ledgers(tmp_path, monkeypatch):
-    """Those of a run a month ago have expired."""
+def test_loopback_makes_its_folder_anew_and_leaves_ledgers(tmp_path, monkeypatch):
+    """The kits of a run a month ago have expired."""
     month_ago = authority.now() - datetime.timedelta(days=30)
     with monkeypatch.context() as patch:
         patch.setattr(authority, "now", lambda: month_ago)
         processes = loopback.Processes(world.deployment("fedavg"), world.parts(), tmp_path / "out")
     kits = processes.deployment.kit(1).parent
-    (kits / "1.ledger").touch()
+    for old in (kits / "1.ledger", processes.output / "rounds.csv"):
+        old.touch()
     loopback.Processes(world.deployment("fedavg"), world.parts(), tmp_path / "out")
+    assert not list(processes.output.iterdir())
     for rank in range(4):
         Kit.read(kits / str(rank), rank)
     assert (kits / "1.ledger").exists()

@@ -36,7 +36,7 @@ def faked(shard: Shard) -> dict[str, Samples]:
     }
 
 
-@pytest.mark.parametrize(("recipe", "methods"), thinned(ALONE.values(), 1, 6), ids=ALONE)
+@pytest.mark.parametrize(("recipe", "methods"), thinned(ALONE.values(), 1, 12), ids=ALONE)
 def test_no_method_mixes_devices(
     recipe: str, methods: dict[str, dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

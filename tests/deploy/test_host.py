@@ -253,6 +253,8 @@ def test_one_question_has_one_noise_even_after_a_restart_and_each_silo_its_own(t
     first, *others = begun(world.pair("scaffold", {}, **LDP)[1], tmp_path)
     assert torch.equal(noise_of(first), one)
     assert len(first._ledger._ids) == 1, "one question is one release"
+    a, b = (noise_of(first, message._replace(sha256=of)) for of in ("a", "b"))
+    assert not torch.equal(a, b), "by the digest that the transport knows"
     nudged = message.ask.params | {"fc2.bias": message.ask.params["fc2.bias"] + 1e-6}
     for other in (
         noise_of(first, message._replace(exchange=7)),

@@ -171,7 +171,7 @@ def test_a_replay_does_not_touch_the_ledger(tmp_path, all_kits):
     answer would be a further release."""
     message = world.pair("dpsgd", DPSGD)[0].get_model_params()
     network, classes = Model(world.network(False)), make_pair("dpsgd")
-    args, shard = world.args("dpsgd", DPSGD, False), world.shards_of()[1]
+    args, shard = world.args("dpsgd", DPSGD, False, **LDP), world.shards_of()[1]
     args.rank = shard.rank  # as FedML has it
     process = SimpleNamespace(
         rank=1,
@@ -179,10 +179,13 @@ def test_a_replay_does_not_touch_the_ledger(tmp_path, all_kits):
         shard=shard,
         noise_key=tmp_path / "1.noise.key",
         deployment=world.deployment("dpsgd", comm={"replay_mb": 100}, settings=DPSGD),
-        fedml=lambda: (args, network, classes),
     )
+
+    def fedml() -> tuple:
+        return args, network, classes
+
     log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(all_kits / "1", 1))
-    kept, down = replay.Kept(process, log), wire.row_of(message, 0)
+    kept, down = replay.Kept(process, log), wire.row_of(wire.with_digest(message), 0)
     for run in ("one", "two"):
         trainer = classes[0](network, args, shard)
         trainer.begin(RunFile(tmp_path / run, run), process.noise_key)
@@ -192,11 +195,11 @@ def test_a_replay_does_not_touch_the_ledger(tmp_path, all_kits):
         if run == "one":
             trainer._ledger.close()
     before = (tmp_path / "1.ledger").read_bytes()
-    assert replay.of_process(process, None).count("the same SHA-256") == 2
+    assert replay.of_process(process, fedml, None).count("the same SHA-256") == 2
     data = shard.parts["train"]
     process.shard = shard.with_train(data._replace(y=torch.flip(data.y, [0])))
     with pytest.raises(UserError, match=r"sent .*, computed "):
-        replay.of_process(process, None)
+        replay.of_process(process, fedml, None)
     assert (tmp_path / "1.ledger").read_bytes() == before and len(lines(tmp_path / "1.ledger")) == 2
 
 

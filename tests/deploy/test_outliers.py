@@ -13,7 +13,6 @@ import torch
 
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.trees import Params
-from fedml_noniid.credentials import authority
 from fedml_noniid.deploy.outliers import Outliers, norms
 from fedml_noniid.deploy.results import RunFile
 from fedml_noniid.deploy.server_run import ServerRun
@@ -31,13 +30,6 @@ class Silos(NamedTuple):
 
 
 THREE = Silos(3, 2)
-
-
-@pytest.fixture(scope="module")
-def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("kits")
-    authority.make(folder, 9)
-    return folder
 
 
 def filled(value: float) -> Leaves:
@@ -101,13 +93,13 @@ def test_a_silo_that_sends_far_too_much_is_left_out_and_named(
     since: int,
     silos: int,
     recipe: str,
-    kits: Path,
+    all_kits: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
         running, digest, expected = run_with(
-            lie, since, kits, tmp_path, recipe, Silos(silos, silos // 2 + 1)
+            lie, since, all_kits, tmp_path, recipe, Silos(silos, silos // 2 + 1)
         )
     missing = running.server_run.missing
     assert digest == expected
@@ -123,14 +115,14 @@ def test_a_round_that_spoils_the_model_is_repeated_without_the_silo_that_stands_
     value: float,
     why: str,
     recipe: str,
-    kits: Path,
+    all_kits: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The bound lets the lie through, so the model is spoilt, at once or for the next round."""
     with caplog.at_level(logging.WARNING):
         running, digest, expected = run_with(
-            filled(value), 2, kits, tmp_path, recipe, max_norm_ratio=1e15
+            filled(value), 2, all_kits, tmp_path, recipe, max_norm_ratio=1e15
         )
     assert digest == expected
     missing = running.server_run.missing
@@ -139,9 +131,9 @@ def test_a_round_that_spoils_the_model_is_repeated_without_the_silo_that_stands_
     assert why in caplog.text or value == 1e5
 
 
-def test_where_nobody_stands_out_a_run_that_diverges_ends(kits: Path, tmp_path: Path) -> None:
+def test_where_nobody_stands_out_a_run_that_diverges_ends(all_kits: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="lower"):
-        run_with(lambda leaves: leaves, 9, kits, tmp_path, learning_rate=1e12)
+        run_with(lambda leaves: leaves, 9, all_kits, tmp_path, learning_rate=1e12)
 
 
 def test_ratios_are_those_by_hand() -> None:
@@ -179,23 +171,26 @@ def added(number: int) -> Leaves:
     return lambda leaves: {key: leaf + number for key, leaf in leaves.items()}
 
 
-@pytest.mark.parametrize("number", [2**55, 2**61, -(2**57)])
 @pytest.mark.parametrize(
-    ("of", "since", "recipe"),
-    [(Silos(5, 3, 2), 1, "fedavg"), (Silos(9, 5, 3), 3, "scaffold")],
+    ("number", "of", "since", "recipe"),
+    [
+        (2**55, Silos(5, 3, 2), 1, "fedavg"),
+        (-(2**57), Silos(5, 3, 2), 1, "fedavg"),
+        (2**61, Silos(9, 5, 3), 3, "scaffold"),
+    ],
 )
 def test_a_silo_that_adds_more_to_a_sum_than_it_said_is_found(
     number: int,
     of: Silos,
     since: int,
     recipe: str,
-    kits: Path,
+    all_kits: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The round goes on with another set, and the next ones with all others."""
     with caplog.at_level(logging.WARNING):
-        running, digest, expected = run_with(added(number), since, kits, tmp_path, recipe, of)
+        running, digest, expected = run_with(added(number), since, all_kits, tmp_path, recipe, of)
     assert digest == expected and len(running.server_run.loop.rows) == 4
     missing = {t: left for (t, _), left in running.server_run.missing.items()}
     assert len(missing[since]) == of.least and 1 in missing[since]
@@ -205,19 +200,19 @@ def test_a_silo_that_adds_more_to_a_sum_than_it_said_is_found(
 
 @pytest.mark.parametrize("since", [1, 2, 4])
 def test_a_round_that_no_other_set_can_end_is_lost(
-    since: int, kits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    since: int, all_kits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of three silos, the two others may not be added up again. The run goes on with them."""
     with caplog.at_level(logging.WARNING):
-        running, _, _ = run_with(added(2**61), since, kits, tmp_path, "fedavg", Silos(3, 2, 2))
+        running, _, _ = run_with(added(2**61), since, all_kits, tmp_path, "fedavg", Silos(3, 2, 2))
     rows = running.server_run.loop.rows
     assert [row["round"] for row in rows] == [t for t in range(1, 5) if t != since]
     assert f"round {since} is lost" in caplog.text
     assert {*running.server_run.outliers.left_out} == {1}
 
 
-def test_a_silo_shows_what_it_has_added_once(kits: Path, tmp_path: Path) -> None:
-    running, _, _ = run_with(added(2**61), 1, kits, tmp_path, "fedavg", Silos(5, 3, 2))
+def test_a_silo_shows_what_it_has_added_once(all_kits: Path, tmp_path: Path) -> None:
+    running, _, _ = run_with(added(2**61), 1, all_kits, tmp_path, "fedavg", Silos(5, 3, 2))
     shown = [leaves[CHECK] for leaves in running.seen if CHECK in leaves]
     # Eight sums of each part over each of four streams: nothing else of the masks.
     assert len(shown) == 5 and {tuple(one.shape) for one in shown} == {

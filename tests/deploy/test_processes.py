@@ -4,7 +4,6 @@ errors."""
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -65,16 +64,9 @@ def simulated(terms: settings.Deployment) -> str:
         # The server learns on public data, and asks once more after the last round.
         ("ccvr+feddf", 0),
         ("scaffold+fnr+rfedavg_plus+ccn", 2),
-        *(
-            pytest.param(recipe, 2, marks=pytest.mark.slow)
-            for recipe in (
-                "fedbabu+ccn",  # only the body travels
-                "fedproto",  # the whole model stays on the silos
-                "fednlr",
-                *("fednnnn", "rfedavg", "datasharing+feddyn+fednlr", "ditto+scaffold", "fedala"),
-                *("moon+fnr", "fedgen+fednova", "fedftg+sgdm"),
-            )
-        ),
+        # The whole model stays on the silos.
+        pytest.param("fedproto", 2, marks=pytest.mark.slow),
+        pytest.param("datasharing+feddyn+fednlr", 2, marks=pytest.mark.slow),
     ],
 )
 def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, tmp_path):
@@ -265,26 +257,6 @@ def test_a_killed_silo_ends_a_watched_run_and_is_named(tmp_path, monkeypatch):
         )
     assert time.monotonic() - began < DEADLINE_S / 2
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
-
-
-def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
-    """The silo tells the server, the server tells the others; nobody waits for a deadline."""
-    began = time.monotonic()
-    with pytest.raises(UserError) as found:
-        loopback.run(
-            world.deployment("fedavg", learning_rate=1e30),
-            world.parts(public=False),
-            tmp_path,
-            DEADLINE_S,
-        )
-    assert re.match(
-        r"server \(rank 0\): round 1, job 'train': \d of 3 silos answered in \d+ s and the "
-        r"quorum is 3 "
-        r"\(silo \d \(rank \d\): round 1, client \d: loss, update or memory is not finite",
-        str(found.value),
-    )
-    assert time.monotonic() - began < DEADLINE_S / 2
-    assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
 def test_a_deadline_ends_a_run(tmp_path):

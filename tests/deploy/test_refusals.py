@@ -20,7 +20,7 @@ from benchmarks.attacks import Line
 from fedml_noniid.core.component import Ask
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.deploy import wire
-from fedml_noniid.deploy.coordinator import MAX_ROUND_LINES, Check, Coordinator
+from fedml_noniid.deploy.coordinator import Check, Coordinator
 from fedml_noniid.deploy.exit_codes import QuorumError
 from fedml_noniid.deploy.settings import CommArgs
 from fedml_noniid.deploy.wire import RefusedError
@@ -60,7 +60,7 @@ def frames(kind: dict | str, federation: Federation) -> list[bytes]:
 
 @contextmanager
 def betrayed(
-    kits: Path, quorum: int, rounds: int = 2, held: bool = False
+    kits: Path, quorum: int, rounds: int = 2, held: bool = False, recipe: str = "fedavg"
 ) -> Iterator[tuple[Federation, Traitor]]:
     """A federation of three, of which the last is a test's.
 
@@ -68,7 +68,8 @@ def betrayed(
 
     `held`: the others do not answer before `go` is set.
     """
-    federation = Federation(kits, 3, (0, 1), rounds, quorum=quorum, deadline_s=3600.0, gone_s=0.0)
+    comm = {"quorum": quorum, "deadline_s": 3600.0, "gone_s": 0.0}
+    federation = Federation(kits, 3, (0, 1), rounds, recipe, **comm)
     if held:
         federation.go.clear()
     with federation:
@@ -109,13 +110,6 @@ def test_with_a_quorum_of_all_a_bad_upload_ends_the_run_at_once(all_kits, kind, 
     assert "silo 2 (rank 3)" in said and why in said and "\n" not in said
 
 
-def test_a_silo_that_can_not_train_ends_a_run_that_needs_all(all_kits):
-    with betrayed(all_kits, quorum=0) as (federation, traitor):
-        assert traitor.answer(failed="disk\nfull \x1b[2J") == "ok"
-    assert isinstance(federation.error, QuorumError)
-    assert r"silo 2 (rank 3): disk\nfull \x1b[2J" in str(federation.error)
-
-
 @pytest.mark.parametrize("second", ["the same", "rubbish"])
 def test_a_second_answer_is_refused_and_the_first_counts(all_kits, second):
     """It waits in the stream until the silo is asked again: then it is an answer to another
@@ -133,8 +127,7 @@ def test_a_second_answer_is_refused_and_the_first_counts(all_kits, second):
 
 @pytest.mark.parametrize(
     ("exchange", "count", "expected"),
-    [*((exchange, 9, "stale") for exchange in (-1, 1, 7, 1 << 40))]
-    + [(0, count, "truncated") for count in (0, 1, 2)],
+    [(-1, 9, "stale"), (1, 9, "stale"), (0, 0, "truncated"), (0, 2, "truncated")],
 )
 def test_a_silo_may_still_answer_after_a_stale_or_truncated_answer(
     all_kits, exchange, count, expected
@@ -344,6 +337,11 @@ def test_silos_that_are_there_hear_the_end_before_the_server_goes(kind, why):
 # Before the first exchange
 
 
+def test_a_silo_with_another_study_is_not_let_in():
+    with pytest.raises(RefusedError, match=r"silo 1 \(rank 2\): its study is not the server's"):
+        coordinator().join(1, HELLO.model_copy(update={"study": "another"}), Line())
+
+
 def test_a_run_begins_when_all_are_there():
     state = coordinator()
     with there(state, 0, 1):
@@ -376,34 +374,20 @@ def test_a_run_does_not_begin_below_the_quorum():
 # The log
 
 
-def test_a_round_has_few_lines_whatever_happens_in_it(caplog):
-    """A hundred refusals, and fifty times a silo comes and goes.
-
-    The line at the end counts the refusals. The first refusal of each caller and kind has a line of
-    its own, once in a run: 3 callers, 4 kinds.
-    """
+def test_refusals_and_failures_have_few_lines(caplog):
+    """The first refusal of each caller and kind, and a failure per silo and exchange, however often
+    it comes again. The line at the end of a round counts the refusals."""
     caplog.set_level(logging.INFO, "fedml_noniid.deploy")
-    state = coordinator()
+    state = coordinator(quorum=1)
     for first in (3 * 4, 0):
         caplog.clear()
         for i in range(120):
             state.refuse(f"silo-{i % 3}", RefusedError(f"kind {i % 4}", "rubbish"))
-        for _ in range(50):
-            with there(state, 0):
-                pass
         state.round_over("round 1 of 2")
-        assert len(caplog.messages) == first + MAX_ROUND_LINES + 1
+        assert len(caplog.messages) == first + 1
         refused = "refused 30 kind 0, 30 kind 1, 30 kind 2, 30 kind 3"
-        # 100 comings and goings, less 3 lines.
-        assert caplog.messages[-1] == f"round 1 of 2; {refused}; 97 more events"
-
-
-def test_a_failure_has_its_line_beside_the_limit_of_the_round(caplog):
-    """One per silo and exchange, however often it comes again."""
-    caplog.set_level(logging.INFO, "fedml_noniid.deploy")
-    state = coordinator(quorum=1)
+        assert caplog.messages[-1] == f"round 1 of 2; {refused}"
     with there(state, *THREE):
-        assert len(caplog.messages) == MAX_ROUND_LINES
         for exchange in (4, 5):
             found = asked(state, DOWN._replace(exchange=exchange))
             for session in ("1", "2", "3"):
@@ -416,7 +400,6 @@ def test_a_failure_has_its_line_beside_the_limit_of_the_round(caplog):
     assert [
         one.getMessage() for one in caplog.records if one.levelno == logging.WARNING
     ] == 2 * said
-    assert len(caplog.messages) == MAX_ROUND_LINES + 4
 
 
 def test_a_silo_can_not_write_lines_of_its_own_into_the_log(caplog):

@@ -18,7 +18,7 @@ from fedml_noniid.core.component import Ask
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.credentials import authority, certificates
 from fedml_noniid.credentials.certificates import Kit
-from fedml_noniid.deploy import silo_client, stream, wire
+from fedml_noniid.deploy import silo_client, wire
 from fedml_noniid.deploy.exit_codes import LostError, QuorumError
 from fedml_noniid.deploy.settings import CommArgs
 from fedml_noniid.deploy.silo_client import SiloClient, status
@@ -63,9 +63,8 @@ ODD = {
     "over too early": saying(WELCOME, framed({"kind": "over"})),
     "another run": saying(framed({"run": "other"})),
 }
-# Each may be a lie. Those of the first line were the end of a silo once.
-REFUSALS = ("configuration", "samples", "replaced", "certificate", "name", "call", "rate")
-ODD |= {name: refusing(name) for name in REFUSALS}
+# Each may be a lie.
+ODD |= {name: refusing(name) for name in ("configuration", "replaced", "certificate")}
 
 
 @contextmanager
@@ -110,35 +109,33 @@ def joined(client: SiloClient) -> None:
     client.serve(unexpected)
 
 
+def calls_until_honest(kits: Path, lie: Reply) -> int:
+    """The calls of a silo to a server that says this three times, and then ends the run."""
+    replies, honest = iter([lie] * 3), saying(WELCOME, framed({"kind": "over"}))
+    with silo(kits, lambda context: next(replies, honest)(context)) as (client, calls):
+        client._comm = client._comm.model_copy(update={"lost_s": LONG})
+        client._admit = lambda *task: None if len(calls) > 3 else refusing_the_end(*task)
+        joined(client)
+    return len(calls)
+
+
 @pytest.mark.parametrize("reply", ODD.values(), ids=ODD)
 def test_a_server_that_is_away_or_odd_is_asked_with_pauses(all_kits, reply):
-    """Until it is lost. 0.2 seconds hold at most ten pauses of 0.02 s, the least."""
+    """Three, of 0.02 s at least."""
+    began = time.monotonic()
+    assert calls_until_honest(all_kits, reply) == 4
+    assert time.monotonic() - began >= 3 * PAUSE_S / 2
+
+
+@pytest.mark.parametrize("reply", [away, ODD["stopped"]])
+def test_a_server_that_stays_away_or_odd_is_lost(all_kits, reply):
+    """0.2 seconds hold at most ten pauses of 0.02 s, the least."""
     with silo(all_kits, reply) as (client, calls):
         began = time.monotonic()
         with pytest.raises(LostError, match=r"no contact with the server at .* for 0.2 s") as lost:
             joined(client)
         assert str(lost.value).isprintable()
-        assert LOST_S <= time.monotonic() - began < 10.0
-        assert 3 <= len(calls) <= 11
-
-
-def test_a_server_that_stops_in_mid_message_is_left(all_kits, monkeypatch):
-    """After the welcome has not come, or half of a task."""
-    monkeypatch.setattr(silo_client, "WELCOME_S", 0.05)
-    monkeypatch.setattr(stream, "MIN_TRANSFER_S", 0.05)
-
-    for frames in ([], [WELCOME, framed({"kind": "ask"})]):
-
-        def stalled(context: grpc.ServicerContext, frames: list = frames) -> Iterator[bytes]:
-            yield from frames
-            while context.is_active():
-                time.sleep(0.01)
-
-        with silo(all_kits, stalled) as (client, calls):
-            client._comm = client._comm.model_copy(update={"deadline_s": 0.05})
-            with pytest.raises(LostError, match="no contact"):
-                joined(client)
-            assert len(calls) >= 2
+        assert time.monotonic() - began >= LOST_S and len(calls) <= 11
 
 
 def test_pauses_grow_with_the_wait_and_have_an_end(all_kits, monkeypatch):
@@ -169,19 +166,13 @@ def test_a_status_that_makes_no_sense_is_one_line(all_kits, reply):
         (refusing("configuration"), "it refuses this silo: no"),
         (ODD["stopped"], r"has given the run up: no\nreason"),
         (ODD["over too early"], "the last round was not asked"),
-        (ODD["another run"], "it is at run 'other', and this silo at run run"),
+        (ODD["another run"], "it is at run 'other', and this silo at run run; if the server has"),
     ],
 )
 def test_after_a_lie_the_silo_is_there_for_an_honest_server(all_kits, caplog, lie, said):
     """The log names the lie once, on one line."""
-    replies = iter([lie] * 3)
-    honest = saying(WELCOME, framed({"kind": "over"}))
-    with silo(all_kits, lambda context: next(replies, honest)(context)) as (client, calls):
-        client._comm = client._comm.model_copy(update={"lost_s": LONG})
-        client._admit = lambda *task: None if len(calls) > 3 else refusing_the_end(*task)
-        with caplog.at_level("INFO"):
-            joined(client)
-    assert len(calls) == 4
+    with caplog.at_level("INFO"):
+        assert calls_until_honest(all_kits, lie) == 4
     (line,) = (one.getMessage() for one in caplog.records)
     assert said in line and line.endswith("; asking again") and line.isprintable()
 
@@ -202,22 +193,6 @@ def test_a_silo_whose_certificate_is_over_says_so(kits, monkeypatch, days, error
             authority.renew(kits, 1, days)
         with pytest.raises(error, match=words):
             joined(client)
-
-
-def test_a_server_that_has_lost_the_run_gets_no_memory_of_the_old_one(all_kits):
-    """The silo waits for a server of its own run, and says what to do."""
-    runs = iter(["run"])
-
-    def restarted(_: grpc.ServicerContext) -> Iterator[bytes]:
-        yield framed({"run": next(runs, "b")})
-        time.sleep(PAUSE_S)
-
-    with silo(all_kits, restarted) as (client, _):
-        client.__enter__()
-        with pytest.raises(
-            LostError, match=r"at run 'b', and this silo at run run; .* delete this"
-        ):
-            client.serve(unexpected)
 
 
 # The silo's answers, to a real server

@@ -131,13 +131,16 @@ def test_samples_make_as_many_steps_as_a_silo_takes(local, n):
 
 def test_the_walk_meets_every_range_of_the_table():
     """A method whose upload is renamed would leave the table above without effect."""
-    met = set()
+    met, names = set(), (*BELOW, *ABOVE, *BROKEN)
+    methods = {"fedbn", *(name.partition("/")[0] for name in names)}
     for case in TABLE:
+        if case[0] not in methods or not case[2]:
+            continue
         server_run = server(*case)
         while server_run.down.ask is not None:
             met |= set(flatten(server_run.schema))
             server_run.feed(server_run.open(answers(server_run)))
-    assert all(any(ends(key, name) for key in met) for name in (*BELOW, *ABOVE, *BROKEN))
+    assert all(any(ends(key, name) for key in met) for name in names)
 
 
 def answers(server_run: ServerRun, extreme: str = "") -> dict[int, wire.Up]:

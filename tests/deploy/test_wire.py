@@ -90,6 +90,13 @@ def test_tensors_arrive_as_they_were(tensors):
     )
 
 
+def test_the_digest_is_known_where_all_silos_get_the_same():
+    down = wire.Down(0, 1, Ask("train", (0, 1), {"w": NUMBERS}), "terms")
+    assert wire.with_digest(down).sha256 == wire.digest(wire.tensors(down))
+    rows = down.ask._replace(each={"x": torch.ones(2)})
+    assert wire.with_digest(down._replace(ask=rows)).sha256 == ""
+
+
 def test_frames_are_no_longer_than_a_chunk():
     frames = body({"w": torch.zeros(3 * (CHUNK_BYTES // 4) + 5), "b": torch.zeros(7).byte()})
     assert [len(frame) for frame in frames][1:] == [CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES, 20, 7]

@@ -9,7 +9,6 @@ import pytest
 
 from fedml_noniid import own_code
 from fedml_noniid.credentials import authority
-from fedml_noniid.data import shards
 from fedml_noniid.governance import policy, study
 from tests.deploy import world
 
@@ -57,11 +56,7 @@ def place(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def kits(tmp_path_factory):
+    """Of a server and twenty silos. No test may change them."""
     folder = tmp_path_factory.mktemp("kits")
-    authority.make(folder, 2)
+    authority.make(folder, 20)
     return folder
-
-
-@pytest.fixture(scope="session")
-def shard():
-    return next(shards.split(world.parts()))

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.credentials.certificates import Kit
@@ -23,11 +25,15 @@ QUICK = ["fedavg", "scaffold", "scaffold+fnr+rfedavg_plus+ccn", "fedbn", "feddyn
 
 
 def recorded(
-    folder: Path, kits: Path, recipe: str, between: Callable[[audit.Log], object] = lambda _: None
+    folder: Path,
+    kits: Path,
+    recipe: str,
+    between: Callable[[audit.Log], object] = lambda _: None,
+    hidden: bool = False,
 ) -> tuple[Path, replay.Kept]:
     """The log of silo 0 in a run of which it misses an answer, and the folder of its questions.
 
-    `between` writes lines before each answer leaves.
+    `between` writes lines before each answer leaves; `hidden`: in a sum.
     """
     terms = world.terms(*DEPLOYED[recipe], batch_norm=True, rounds=3)
     log = audit.Log(folder / "audit-1.jsonl", Kit.read(kits / "1", 1))
@@ -43,7 +49,10 @@ def recorded(
             if k == 0:
                 between(log)
                 sha = wire.digest(ups[k]["leaves"])
-                log.write(audit.SENT, peer="server", exchange=down.exchange, sha256=sha)
+                if hidden:
+                    kept.hidden(dict(ups[k]))
+                else:
+                    log.write(audit.SENT, peer="server", exchange=down.exchange, sha256=sha)
         if down.round == 2:  # the silo's answer does not count
             ups.pop(0, None)
             server.without([0] if 0 in down.ask.to else [])
@@ -84,6 +93,18 @@ def test_every_answer_is_computed_again(tmp_path: Path, kits: Path, recipe: str)
     assert len({one.body["sha256"] for one in sent}) > 1, "a replay could not fail"
 
 
+def test_all_of_an_answer_in_a_sum_is_compared() -> None:
+    """What is added up, and the counts that the server sees."""
+    leaves = {"deltas/w": torch.ones(2), "n": torch.tensor(1), "loss": torch.tensor(1.0)}
+    changes = [
+        {},
+        {"deltas/w": torch.zeros(2)},
+        {"n": torch.tensor(2)},
+        {"loss": torch.tensor(2.0)},
+    ]
+    assert len({replay._of_hidden(leaves | change) for change in changes}) == 4
+
+
 def test_answers_that_are_not_compared_are_counted(tmp_path: Path, kits: Path) -> None:
     """The first file is gone. Before each answer, the silo has introduced itself again."""
     again = ("sent", "arrived", "arrived", "arrived")
@@ -94,8 +115,10 @@ def test_answers_that_are_not_compared_are_counted(tmp_path: Path, kits: Path) -
     assert last == f"not compared: 1 (no file in {kept.folder}; see comm_args.replay_mb)"
 
 
-def test_other_samples_give_another_answer(tmp_path: Path, kits: Path) -> None:
-    log, kept = recorded(tmp_path, kits, "scaffold")
+@pytest.mark.parametrize("hidden", [False, True])
+def test_other_samples_give_another_answer(tmp_path: Path, kits: Path, hidden: bool) -> None:
+    log, kept = recorded(tmp_path, kits, "scaffold", hidden=hidden)
+    assert replayed(log, kept, fresh("scaffold")).count("the same SHA-256") == 3
     silo = fresh("scaffold")
     data = world.shards_of()[1].parts["train"]
     silo.read(data._replace(y=torch.flip(data.y, [0])))
@@ -110,6 +133,13 @@ def test_an_altered_question_is_found(tmp_path: Path, kits: Path) -> None:
     first.write_bytes(second.read_bytes())
     with pytest.raises(UserError, match="is not what the log says was kept"):
         replayed(log, kept, fresh("scaffold"), exchange=0)
+    with safe_open(second, "pt") as file:
+        metadata = file.metadata()
+    question = load_file(second)
+    question["ask/params/fc2.bias"] += 1
+    save_file(question, second, metadata)
+    with pytest.raises(UserError, match="is not what the log says was kept"):
+        replayed(log, kept, fresh("scaffold"), exchange=1)
     first.write_bytes(second.read_bytes()[:-1])
     with pytest.raises(UserError, match="damaged"):
         replayed(log, kept, fresh("scaffold"), exchange=0)

@@ -17,7 +17,7 @@ from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.trees import tree_map
 from fedml_noniid.credentials.certificates import Kit
 from fedml_noniid.data.files import Lines
-from fedml_noniid.deploy import wire
+from fedml_noniid.deploy import settings, wire
 from fedml_noniid.deploy.server_run import ServerRun
 from fedml_noniid.governance import audit
 from fedml_noniid.governance.secure.silo import SUM, requested
@@ -177,6 +177,25 @@ def test_who_does_not_seal_is_not_heard(line: Line, lie: str) -> None:
     line.ends[0]("silo-1", False, wire.Message(sealed, {}, "", {}))
 
 
+def opened(folder: Path, kits: Path) -> audit.Log:
+    """The log of silo 1, as a process that is started finds it."""
+    return audit.Log(folder / "audit-1.jsonl", Kit.read(kits / "1", 1))
+
+
+@pytest.fixture
+def log(tmp_path: Path, kits: Path) -> audit.Log:
+    return opened(tmp_path, kits)
+
+
+def first(
+    recipe: str = "scaffold", rounds: int = world.ROUNDS
+) -> tuple[settings.Terms, wire.Down, wire.Task, wire.Table]:
+    """What silos agree on, and the first question of a run to silo 0: as object, head and table."""
+    terms = world.terms(recipe, {}, batch_norm=True, rounds=rounds)
+    down = wire.row_of(ServerRun(terms, world.shards_of()[0]).down, 0)
+    return terms, down, wire.Task.from_down(down), wire.table_of(wire.tensors(down))
+
+
 def guard(place: Place, log: audit.Log, today: datetime.date = TODAY) -> Guard:
     """That of a silo whose policy allows three answers, and that decided today."""
     place.rules(max_answers=3)
@@ -188,13 +207,10 @@ def guard(place: Place, log: audit.Log, today: datetime.date = TODAY) -> Guard:
 
 
 def test_an_exchange_is_answered_a_few_times_only(
-    place: Place, tmp_path: Path, kits: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, log: audit.Log, tmp_path: Path, kits: Path
 ) -> None:
     """A silo that is started again remembers how often."""
-    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
-    terms = world.terms("scaffold", {}, batch_norm=True)
-    down = wire.row_of(ServerRun(terms, world.shards_of()[0]).down, 0)
-    task, table = wire.Task.from_down(down), wire.table_of(wire.tensors(down))
+    terms, down, task, table = first()
     silo = world.silos_of(terms)[0]
     trainer = SimpleNamespace(
         silo=silo,
@@ -206,7 +222,7 @@ def test_an_exchange_is_answered_a_few_times_only(
         for _ in range(2 - start):
             mine.admit(task, table)
             assert mine.answering(trainer, "run")(down)["leaves"]
-        log = audit.Log(log.path, Kit.read(kits / "1", 1))
+        log = opened(tmp_path, kits)
     with pytest.raises(wire.RefusedError, match=r"policy\.yaml: max_answers = 3: exchange 0"):
         guard(place, log).admit(task, table)
 
@@ -224,17 +240,15 @@ def rounds_of(silo: int, rounds: int) -> list[int]:
 
 
 def test_the_end_of_a_run_is_believed_after_the_silo_s_last_round(
-    place: Place, tmp_path: Path, kits: Path
+    place: Place, log: audit.Log, tmp_path: Path, kits: Path
 ) -> None:
     """One silo of three is drawn in each of nine rounds, by the seed that all know."""
     rounds = 9
     place.make("fedavg", rounds=rounds, cohort=1)
     last = max(rounds_of(0, rounds))
     assert 1 < last < rounds, "this silo's last round is not the run's"
-    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
-    terms = world.terms("fedavg", {}, batch_norm=True, rounds=rounds)
-    down = wire.row_of(ServerRun(terms, world.shards_of()[0]).down, 0)
-    over, table = wire.Task(kind="over"), wire.table_of(wire.tensors(down))
+    terms, down, _, table = first("fedavg", rounds)
+    over = wire.Task(kind="over")
     silo = world.silos_of(terms)[0]
     silo._file = SimpleNamespace(run="a run", path=tmp_path / "memory")
     trainer = SimpleNamespace(silo=silo, terms=terms, answered=silo.answer)
@@ -263,17 +277,14 @@ def test_the_end_of_a_run_is_believed_after_the_silo_s_last_round(
         with pytest.raises(wire.RefusedError, match="the answer and the study differ"):
             mine.answering(trainer, "a run")(question(t))
     for run, believes in (("a run", True), ("another", False)):
-        again = guard(place, audit.Log(log.path, Kit.read(kits / "1", 1)))
+        again = guard(place, opened(tmp_path, kits))
         assert not admits(again)
         again.answering(trainer, run)
         assert admits(again) == believes, "the log remembers the rounds of each run"
 
 
-def test_a_study_says_whether_a_callback_may_end_the_run(
-    place: Place, tmp_path: Path, kits: Path
-) -> None:
+def test_a_study_says_whether_a_callback_may_end_the_run(place: Place, log: audit.Log) -> None:
     """The silo's owner has agreed to it, and the server can't have such a callback without it."""
-    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
     with pytest.raises(wire.RefusedError, match="was asked up to round 0"):
         guard(place, log).admit(wire.Task(kind="over"), {})
     plain = place.decide().signed.study
@@ -290,11 +301,12 @@ def test_a_study_says_whether_a_callback_may_end_the_run(
         plain.check_end(train)
 
 
-def test_sums_are_counted_by_themselves(place: Place, tmp_path: Path, kits: Path) -> None:
+def test_sums_are_counted_by_themselves(
+    place: Place, log: audit.Log, tmp_path: Path, kits: Path
+) -> None:
     """The last answer that is allowed may be added up as often as it may be given, also by a silo
     that is started again."""
     place.make("scaffold", secure_sums=2)
-    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
     for _ in range(3):
         log.write(audit.ANSWERS, exchange=0)
     added = len(place.decide().signed.study.messages["train"].added)
@@ -306,26 +318,21 @@ def test_sums_are_counted_by_themselves(place: Place, tmp_path: Path, kits: Path
         for _ in range(2 - start):
             mine.admit(task, wire.table_of(request))
             assert mine.adding(lambda _: {"leaves": {}})(down) == {"leaves": {}}
-        log = audit.Log(log.path, Kit.read(kits / "1", 1))
+        log = opened(tmp_path, kits)
     with pytest.raises(
         wire.RefusedError, match="max_answers = 3: exchange 0 was added to sums 3 times"
     ):
         guard(place, log).admit(task, wire.table_of(request))
-    down = wire.row_of(
-        ServerRun(world.terms("scaffold", {}, batch_norm=True), world.shards_of()[0]).down, 0
-    )
     with pytest.raises(wire.RefusedError, match="max_answers = 3: exchange 0 was answered 3 times"):
-        mine.admit(wire.Task.from_down(down), wire.table_of(wire.tensors(down)))
+        mine.admit(*first()[2:])
 
 
 @pytest.mark.parametrize("least", [0, 2])
 def test_an_answer_with_other_tensors_than_the_studys_does_not_leave(
-    least: int, place: Place, tmp_path: Path, kits: Path
+    least: int, place: Place, log: audit.Log
 ) -> None:
     place.make("scaffold", secure_sums=least)
-    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
-    terms = world.terms("scaffold", {}, batch_norm=True)
-    down = wire.row_of(ServerRun(terms, world.shards_of()[0]).down, 0)
+    terms, down, *_ = first()
     silo = world.silos_of(terms)[0]
     good = wire.up(0, 0, silo.answer(down))
     trainer = SimpleNamespace(silo=silo, terms=terms, answered=lambda _: good)
@@ -341,11 +348,8 @@ def test_an_answer_with_other_tensors_than_the_studys_does_not_leave(
             answered(down)
 
 
-def test_a_guard_asks_study_and_memory(place: Place, tmp_path: Path, kits: Path) -> None:
-    mine = guard(place, audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1)))
-    terms = world.terms("scaffold", {}, batch_norm=True)
-    down = wire.row_of(ServerRun(terms, world.shards_of()[0]).down, 0)
-    task, table = wire.Task.from_down(down), wire.table_of(wire.tensors(down))
+def test_a_guard_asks_study_and_memory(place: Place, log: audit.Log) -> None:
+    mine, (_, _, task, table) = guard(place, log), first()
     mine.admit(task, table)
     for change, words in (
         ({"counted": 10**6}, "counts an answer to exchange 1000000"),
@@ -357,15 +361,10 @@ def test_a_guard_asks_study_and_memory(place: Place, tmp_path: Path, kits: Path)
             mine.admit(task.model_copy(update=change), table)
 
 
-def test_a_policy_that_expires_during_a_run_allows_no_more(
-    place: Place, tmp_path: Path, kits: Path
-) -> None:
+def test_a_policy_that_expires_during_a_run_allows_no_more(place: Place, log: audit.Log) -> None:
     """The silo was started on its last day, and that was yesterday."""
     last = datetime.date.today() - datetime.timedelta(days=1)
-    log = audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1))
-    down = wire.row_of(
-        ServerRun(world.terms("scaffold", {}, batch_norm=True), world.shards_of()[0]).down, 0
-    )
+    *_, task, table = first()
     for expires, refuses in ((last, True), (datetime.date.today(), False)):
         place.rules(expires=expires)
         mine = guard(place, log, last)
@@ -373,15 +372,13 @@ def test_a_policy_that_expires_during_a_run_allows_no_more(
             wire.RefusedError, match=rf"policy\.yaml: expires = {last}; today is "
         )
         with words if refuses else nullcontext():
-            mine.admit(wire.Task.from_down(down), wire.table_of(wire.tensors(down)))
+            mine.admit(task, table)
 
 
-def test_a_guard_knows_a_method_s_job_by_its_owner_only(
-    place: Place, tmp_path: Path, kits: Path
-) -> None:
+def test_a_guard_knows_a_method_s_job_by_its_owner_only(place: Place, log: audit.Log) -> None:
     """Otherwise the silo would look for a method without a name, and end with a traceback."""
     place.make("rfedavg_plus")
-    mine = guard(place, audit.Log(tmp_path / "audit-1.jsonl", Kit.read(kits / "1", 1)))
+    mine = guard(place, log)
     server = ServerRun(world.terms("rfedavg_plus", {}, batch_norm=True), world.shards_of()[0])
     while not server.down.ask.owner:
         zeros = tree_map(torch.zeros_like, server.schema)

@@ -95,17 +95,16 @@ def summed(
     `schema`: the structure of a reply. `check` takes the counts, and notes the norms in `outliers`,
     which hears who is left out.
     """
-    assert down.ask is not None, "there is something to do"
     by, structure = (
-        Weighing.from_recipe(terms.algorithm, down.ask.job),
+        Weighing.from_recipe(terms.algorithm, down.question.job),
         announced(schema, terms.silos),
     )
     question_once = cache(partial(question_of, down))  # while the silos train
     checked = partial(_announced, coordinator, down, question_once, check)
-    compare = partial(outliers.refused, wire.name(down.ask))
-    answers = min(coordinator.comm.quorum or terms.silos, len(down.ask.to))
+    compare = partial(outliers.refused, wire.name(down.question))
+    answers = min(coordinator.comm.quorum or terms.silos, len(down.question.to))
     quorum = max(answers, terms.secure_sums)
-    left, wanted = down.ask.to, quorum  # who may be in a set, and how many have to answer
+    left, wanted = down.question.to, quorum  # who may be in a set, and how many have to answer
     failures, why = Counter[int](), ""
     for attempt in count():
         question = _to(down, left)._replace(step=STEPS * attempt)
@@ -245,7 +244,7 @@ class _Adding:
         nonce = secrets.token_bytes(32)
         shared = {"nonce": torch.frombuffer(bytearray(nonce), dtype=torch.uint8)}
         answers = coordinator.ask(
-            question._replace(step=question.step + 2, ask=Ask(CHECK, clients, shared=shared)),
+            _next_step(question, question.step + 2, Ask(CHECK, clients, shared=shared)),
             {CHECK: self._sums_of(clients), SUM: self.total},
             partial(self._shown, clients, nonce),
             1,
@@ -327,13 +326,17 @@ def _request(question: Down, clients: tuple[int, ...], whole: Tree, there: Tenso
         "clients": torch.tensor(clients),
         "n": whole["n"],
     }
-    return question._replace(step=question.step + 1, ask=Ask(SUM, clients, shared=shared))
+    return _next_step(question, question.step + 1, Ask(SUM, clients, shared=shared))
+
+
+def _next_step(question: Down, step: int, ask: Ask) -> Down:
+    """A further message of the exchange, with tensors of its own."""
+    return question._replace(step=step, ask=ask, sha256="")
 
 
 def _to(down: Down, clients: tuple[int, ...]) -> Down:
     """The message to some of its silos."""
-    ask = down.ask
-    assert ask is not None, "there is something to do"
+    ask = down.question
     rows = torch.tensor([ask.to.index(client) for client in clients], dtype=torch.int64)
     return down._replace(ask=ask._replace(to=clients, each=row(ask.each, rows)))
 

@@ -101,19 +101,19 @@ class SecureSilo:
 
     def answered(self, down: Down) -> Up:
         """The upload to a message. Raises UserError if this silo does not add its numbers."""
-        assert down.ask is not None, "there is something to do"
-        (client,) = down.ask.to
-        if (down.ask.job, down.ask.owner) == (SUM, ""):
+        (client,) = down.question.to
+        if (down.question.job, down.question.owner) == (SUM, ""):
             return {"client": client, "exchange": down.exchange, "leaves": self._added(down)}
-        if (down.ask.job, down.ask.owner) == (CHECK, ""):
+        if (down.question.job, down.question.owner) == (CHECK, ""):
             return {"client": client, "exchange": down.exchange, "leaves": self._checked(down)}
         question, own = question_of(down), _own_question(down)
         key, made = X25519PrivateKey.generate(), self._made
         if made is None or (made.question, made.own) != (question, own):
-            leaves = self._inner(down)["leaves"]
-            answer, levels = weights_sha256(vectors.added(leaves)), vectors.levels(leaves)
-            asked = down.exchange, down.ask.job, question, own
-            made = _Made(*asked, answer, leaves, levels, key)
+            up = self._inner(down)
+            leaves = up["leaves"]
+            answer = up.get("sha256") or wire.digest(vectors.added(leaves))
+            asked = down.exchange, down.question.job, question, own
+            made = _Made(*asked, answer, leaves, vectors.levels(leaves), key)
         self._made = made = made._replace(exchange=down.exchange, key=key, added=None)
         public, n = key.public_key().public_bytes_raw(), int(made.leaves["n"])
         with suppress(UserError):  # while the operator replaces it
@@ -142,8 +142,7 @@ class SecureSilo:
 
     def _added(self, down: Down) -> Params:
         """The masked vector for the sum over a set. Raises UserError."""
-        assert down.ask is not None, "there is something to do"
-        (client,), made = down.ask.to, self._made
+        (client,), made = down.question.to, self._made
         if made is None or made.exchange != down.exchange:
             raise UserError("this process has made no key for this sum: it has come again")
         request = self._request(down, made)
@@ -154,7 +153,7 @@ class SecureSilo:
             raise UserError(
                 "the sum is over a set without this silo, or with another key or n of it"
             )
-        there = down.ask.shared["levels"].bool()
+        there = down.question.shared["levels"].bool()
         self._sets.add(made.answer, request.clients, self._terms.secure_sums)
         self._made = made._replace(added=(request, there))
         return self._masked(made, client, request, there)
@@ -170,13 +169,12 @@ class SecureSilo:
     def _checked(self, down: Down) -> Params:
         """The masked vector of the last sum again, and the signed sums over the streams of its
         masks, once. Raises UserError."""
-        assert down.ask is not None, "there is something to do"
-        (client,), made = down.ask.to, self._made
+        (client,), made = down.question.to, self._made
         if made is None or made.exchange != down.exchange or made.added is None:
             raise UserError("this process has added nothing to that sum, or has shown it already")
-        wire.fit(flatten(down.ask.shared), {"nonce": liars.NONCE}, CHECK)
+        wire.fit(flatten(down.question.shared), {"nonce": liars.NONCE}, CHECK)
         self._made = made._replace(added=None)
-        (request, there), nonce = made.added, _bytes(down.ask.shared["nonce"])
+        (request, there), nonce = made.added, _bytes(down.question.shared["nonce"])
         parts, length = vectors.parts(made.leaves, there), vectors.length(made.leaves, there)
         streams = masks.streams(made.key, client, request, length)
         sums = torch.stack([liars.signed_sums(stream, parts, nonce) for stream in streams])
@@ -185,8 +183,7 @@ class SecureSilo:
     def _request(self, down: Down, made: _Made) -> masks.Request:
         """The sum that is asked for. UserError unless it is one over enough silos of this
         federation, which have all signed the question of this silo, with these levels."""
-        assert down.ask is not None, "there is something to do"
-        shared, (me,) = down.ask.shared, down.ask.to
+        shared, (me,) = down.question.shared, down.question.to
         named = shared.get("clients")
         silos = named.numel() if isinstance(named, Tensor) else 0
         wire.fit(flatten(shared), requested(silos, len(made.levels)), "sum")
@@ -286,19 +283,17 @@ class Sets:
 
 def question_of(down: Down) -> str:
     """Says what all silos of a sum are asked."""
-    ask = down.ask
-    assert ask is not None, "there is something to do"
-    common = ask._replace(each={})
-    return (
-        f"{[down.round, ask.job, ask.owner]} "
-        f"{weights_sha256(wire.tensors(down._replace(ask=common)))}"
+    ask = down.question
+    common, known = (
+        down._replace(ask=ask._replace(each={})),
+        "" if flatten(ask.each) else down.sha256,
     )
+    return f"{[down.round, ask.job, ask.owner]} {known or wire.digest(wire.tensors(common))}"
 
 
 def _own_question(down: Down) -> str:
     """Says what one silo is asked beside that; equal questions have equal answers."""
-    assert down.ask is not None, "there is something to do"
-    return f"{sorted(down.counted.items())} {weights_sha256(flatten(down.ask.each))}"
+    return f"{sorted(down.counted.items())} {weights_sha256(flatten(down.question.each))}"
 
 
 def _bytes(row: Tensor) -> bytes:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import struct
-
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -104,80 +100,8 @@ def test_a_key_that_the_silo_has_not_signed_is_refused() -> None:
             masks.check_signature(key.public_key(), announced._replace(**change), signed)
 
 
-# A second implementation, from the RFCs: 7748 (X25519), 5869 (HKDF), 8439 (ChaCha20).
-# --------------------------------------------------------------------------------------------------
-
-P = 2**255 - 19
-
-
-def x25519(scalar: bytes, u: bytes) -> bytes:
-    k = int.from_bytes(scalar, "little") & ~7 & (2**254 - 1) | 2**254
-    x1 = int.from_bytes(u, "little") & (2**255 - 1)
-    x2, z2, x3, z3, swap = 1, 0, x1, 1, 0
-    for t in reversed(range(255)):
-        bit = k >> t & 1
-        if swap ^ bit:
-            x2, x3, z2, z3 = x3, x2, z3, z2
-        swap = bit
-        a, b, c, d = x2 + z2, x2 - z2, x3 + z3, x3 - z3
-        aa, bb, da, cb = a * a, b * b, d * a, c * b
-        e = aa - bb
-        x3, z3 = (da + cb) ** 2 % P, x1 * (da - cb) ** 2 % P
-        x2, z2 = aa * bb % P, e * (aa + 121665 * e) % P
-    if swap:
-        x2, z2 = x3, z3
-    return (x2 * pow(z2, P - 2, P) % P).to_bytes(32, "little")
-
-
-def hkdf(secret: bytes, info: bytes) -> bytes:
-    extracted = hmac.digest(bytes(32), secret, "sha256")
-    return hmac.digest(extracted, info + b"\x01", "sha256")
-
-
-def chacha20(key: bytes, blocks: int) -> bytes:
-    def rotated(x: int, n: int) -> int:
-        return (x << n | x >> 32 - n) & 0xFFFFFFFF
-
-    def quarter(s: list[int], a: int, b: int, c: int, d: int) -> None:
-        for i, j, k, n in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
-            s[i] = s[i] + s[j] & 0xFFFFFFFF
-            s[k] = rotated(s[k] ^ s[i], n)
-
-    out = b""
-    for block in range(blocks):
-        first = [*struct.unpack("<4I", b"expand 32-byte k"), *struct.unpack("<8I", key)]
-        first += [block, 0, 0, 0]
-        s = list(first)
-        for _ in range(10):
-            for at in ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)):
-                quarter(s, *at)
-            for at in ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14)):
-                quarter(s, *at)
-        out += struct.pack("<16I", *((a + b) & 0xFFFFFFFF for a, b in zip(s, first, strict=True)))
-    return out
-
-
-def digest(*fields: bytes) -> bytes:
-    return hashlib.sha256(b"".join(struct.pack("<Q", len(f)) + f for f in fields)).digest()
-
-
-def test_the_masks_of_a_second_implementation() -> None:
-    own, request = parties(3, attempt=2)
-    words = [EXCHANGE.run, EXCHANGE.study, "7", "2", "question", *"012", "40", "41", "42"]
-    info = digest(
-        b"noniid secure sum, seed 2", *(w.encode() for w in words), b"\1\0", *request.keys
-    )
-    expected = [0] * 20
-    for other, sign in ((0, -1), (2, 1)):
-        secret = x25519(own[1].private_bytes_raw(), request.keys[other])
-        stream = struct.unpack("<20q", chacha20(hkdf(secret, info), 3)[:160])
-        expected = [a + sign * b for a, b in zip(expected, stream, strict=True)]
-    found = torch.zeros(20, dtype=torch.int64)
-    masks.mask(found, own[1], 1, request)
-    assert [x % 2**64 for x in found.tolist()] == [x % 2**64 for x in expected]
-
-
-# By the second implementation, for `parties(2)` and silo 0. Other releases and other programs have
+# For `parties(2)` and silo 0, by an implementation from the RFCs 7748 (X25519), 5869 (HKDF) and
+# 8439 (ChaCha20). Other releases and other programs have
 # to make the same masks.
 VECTOR = ["9cb4e625481f0bcc", "1aa93a4d1dd128ce", "68c57b259704b977", "bcd28e75ccc8d597"]
 
