@@ -63,9 +63,7 @@ from fedml_noniid.plugins.ccn.algorithm import CCN
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
 from fedml_noniid.plugins.fednnnn.algorithm import FedNNNN
 from fedml_noniid.plugins.fnr.algorithm import FNR
-from fedml_noniid.plugins.fnr.authors import FNRAuthors
 from fedml_noniid.plugins.rfedavg.algorithm import RFedAvg, RFedAvgPlus
-from fedml_noniid.plugins.rfedavg.authors import RFedAvgAuthors, RFedAvgPlusAuthors
 
 METHODS: dict[str, type[Component]] = {
     kind.name: kind
@@ -110,15 +108,12 @@ METHODS: dict[str, type[Component]] = {
         FedYogi,
         FineTune,
         FNR,
-        FNRAuthors,
         FSL,
         LinearProbe,
         MOON,
         QFedAvg,
         RFedAvg,
-        RFedAvgAuthors,
         RFedAvgPlus,
-        RFedAvgPlusAuthors,
         Scaffold,
         ScaffoldI,
         SGDM,

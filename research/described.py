@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from fedml_noniid.pipelines.experiment.config import TrainSettings
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.plugins import registry
+from research import replicas
 from research.runs import leak_of, notes_of
 
 # Settings that are left out: those of the machine, and the defaults.
@@ -24,6 +25,7 @@ def what_ran(
 ) -> str:
     """The settings of finished `runs`, the number of `planned` items among them, and the items
     without a model."""
+    replicas.register()
     lost = f", {len(diverged)} diverged ({_list(sorted(diverged))})" if diverged else ""
     if not runs:
         return f"none of {len(planned)} planned runs has ended with a model{lost}"
@@ -59,7 +61,7 @@ def _settings(runs: Sequence[ItemResult], *sections: str) -> str:
         section, _, name = key.partition(".")
         # Of a method, 0 may be a choice. Elsewhere it is none.
         silent = [None, False, DEFAULTS.get(key)]
-        if section in registry.METHODS:
+        if section in registry.loaded():
             silent = [registry.hyper_parameters(section).get(name)]
         shown = {run: "" if value in silent else str(value) for run, value in values.items()}
         if key not in SILENT and any(shown.values()):

@@ -28,6 +28,7 @@ from fedml_noniid.pipelines.reporting.pages import render
 from fedml_noniid.pipelines.reporting.summary import LAST_ROUNDS
 from fedml_noniid.pipelines.reporting.text import as_csv, markdown
 from fedml_noniid.pipelines.stages import tune
+from research import replicas
 from research import report as paper
 from research.described import what_ran
 from research.report import build
@@ -84,6 +85,7 @@ def of_experiment(name: str, root: Path, more: Sequence[str] = ()) -> dict[str, 
 
     `more`: columns by round beside the test accuracy. UserError if none of its runs has ended.
     """
+    replicas.register()
     settings = config.load(root)
     planned = [unit.key for unit in settings.units()]
     runs = [run for run in results.read(root) if run.key in planned]

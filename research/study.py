@@ -30,13 +30,14 @@ from fedml_noniid.pipelines.stages.evaluate import evaluated
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.stages.train import train
 from fedml_noniid.pipelines.stages.tune import measured
-from research import studies
+from research import replicas, studies
 
 log = logging.getLogger(__name__)
 
 
 def execute(place: Workspace, study: studies.Study) -> None:
     """Runs what is left of a study, in its folder below `place.root`."""
+    replicas.register()
     inside = workspace(place, study)
     name = f"{study.paper} {study.name}"
     if not study.is_run:

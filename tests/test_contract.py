@@ -9,13 +9,11 @@ from itertools import product
 from typing import Any
 
 import pytest
-import torch
 
 from fedml_noniid.contract import checks
 from fedml_noniid.core.component import overrides
 from fedml_noniid.core.randomness import identity
 from fedml_noniid.plugins.registry import METHODS
-from tests import federation
 from tests.recipe_table import ALONE, PARAMETERS, settings
 from tests.walks import thinned
 
@@ -52,11 +50,8 @@ NEUTRAL: dict[str, dict[str, object]] = {
     "fedprox": {"mu": 0.0},
     "fnr": {"p": 0.0},
     "fsl": {"epochs": 0},
-    "fnr_authors": {"p": 0.0, "fnr_mode": "eval"},  # "train" leaves other running statistics
     "rfedavg": {"lam": 0.0},
-    "rfedavg_authors": {"lam": 0.0, "weights": "size"},
     "rfedavg_plus": {"lam": 0.0},
-    "rfedavg_plus_authors": {"lam": 0.0, "weights": "size"},
 }
 
 
@@ -100,32 +95,6 @@ def test_neutral_hyper_parameters_are_fedavg_to_the_bit(method: str, engine: str
     checks.neutral_is_fedavg(method, given, engine)
 
 
-def test_scaffold_begins_as_uniform_fedavg() -> None:
-    """c = c_i = 0 in round 1; with equal clients 1/M is n_k/n."""
-    equal = federation.federation(sizes=(5, 5, 5, 5))
-    a, b = (
-        federation.run(recipe, of=equal, rounds=1, cohort=4) for recipe in ("scaffold", "fedavg")
-    )
-    assert federation.equal_models(a, b)
-
-
-def test_ccn_at_a_high_temperature_is_fedavg_to_rounding() -> None:
-    """Lambda -> (R - 1) / R for everybody."""
-    a = federation.run("ccn", {"ccn": {"T": 1e12}}, dtype=torch.float64)
-    b = federation.run("fedavg", dtype=torch.float64)
-    for key, leaf in b.params.items():
-        torch.testing.assert_close(a.params[key], leaf, rtol=1e-10, atol=1e-12)
-
-
-def test_fednnnn_evaluates_uniform_fedavg_in_its_first_round() -> None:
-    """Step 4 is the plain average; with equal clients n_k/n is 1/m."""
-    equal = federation.federation(sizes=(5, 5, 5, 5))
-    a, b = (
-        federation.run(recipe, of=equal, rounds=1, cohort=4) for recipe in ("fednnnn", "fedavg")
-    )
-    assert all(torch.equal(a.evaluated[key], b.params[key]) for key in b.params)
-
-
 PAIRS = [
     "fedprox+fnr",
     "scaffold+ccn",
@@ -153,8 +122,8 @@ def test_the_order_of_components_decides_about_rounding_only(recipe: str, engine
 
 def test_no_two_components_of_a_recipe_draw_from_one_key() -> None:
     assert (
-        identity(METHODS["fnr_authors"]())
-        == identity(METHODS["fnr"]())
+        identity(METHODS["feddyn_authors"]())
+        == identity(METHODS["feddyn"]())
         != identity(METHODS["ccvr"]())
     )
     for kind in METHODS.values():
@@ -194,11 +163,6 @@ def test_the_numbering_of_the_clients_does_not_matter(method: str) -> None:
         "fedala": {"rate": 1.0},
         "feddf": {"steps": 2, "server_lr": 1e-5},
         "fnr": {"p": 1.0, "batch_size": 99},
-        "fnr_authors": {
-            "p": 1.0,
-            "batch_size": 99,
-            "refine_optimizer": "same",
-        },  # Adam makes steps of rounding
         "fedgen": {"generative_alpha": 0.0, "generative_beta": 0.0},
     }
     checks.numbering_does_not_matter(method, {method: special[method]} if method in special else {})

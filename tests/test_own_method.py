@@ -71,17 +71,6 @@ def test_python_takes_a_dotted_path_and_hyper_parameters_by_name(place: Path) ->
         nd.sweep(["stranger.fedx.FedX", "fedx"], data, **how)
 
 
-def test_python_runs_an_edit_after_a_reload_and_not_before(place: Path) -> None:
-    """As docs/python.md says."""
-    file = own_package.write(place, "stranger")
-    path = "stranger.fedx.FedX"
-    assert registry.method(path)().mu == 0.1
-    file.write_text(own_package.METHOD.replace("= 0.1", "= 0.125"))
-    assert registry.method(path)().mu == 0.1
-    importlib.reload(sys.modules["stranger.fedx"])
-    assert registry.method(path)().mu == registry.method("fedx")().mu == 0.125
-
-
 def test_a_record_has_the_hash_of_the_code_that_ran(place: Path, tmp_path: Path) -> None:
     """The user has imported the module himself. Its file is edited before the first run, and after
     one."""

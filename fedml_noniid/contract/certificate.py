@@ -4,11 +4,8 @@ code it says so."""
 from __future__ import annotations
 
 import platform
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 
 import torch
 
@@ -28,7 +25,7 @@ def certificate(method: str, results: Results, settings: Sequence[str] = ()) -> 
     package = package_of(kind)
     lines = [
         f"Certificate of {kind.name} ({kind.__module__}.{kind.__qualname__})",
-        f"  package: {package} {_version(package)}, {_commit(kind)}",
+        f"  package: {package} {_version(package)}",
         f"  source: SHA-256 {source_of_class(kind)}",
         f"  by: fedml-noniid {fedml_noniid.__version__} ({git_commit()}), "
         f"torch {torch.__version__}, Python {platform.python_version()}",
@@ -52,18 +49,3 @@ def _version(package: str) -> str:
     """The version of the distribution that a package is from."""
     names = metadata.packages_distributions().get(package, ())
     return next((metadata.version(name) for name in names), "(not installed)")
-
-
-def _commit(kind: type) -> str:
-    """The commit of the repository that a class is in."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    if file is None:
-        return "no file"
-    command = "git describe --always --abbrev=40 --dirty=-modified --exclude=*"
-    try:
-        done = subprocess.run(
-            command.split(), cwd=Path(file).parent, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "no commit"
-    return f"commit {done.stdout.strip()}"

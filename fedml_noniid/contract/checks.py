@@ -391,7 +391,6 @@ def reads_what_it_needs(recipe: str, settings: Settings) -> None:
     needs = component.needs
     read = {
         "local_set": needs.local_set,
-        "last_epoch": needs.last_epoch,
         "gradient": needs.gradient,
         # A shared part of it is read by the runtime.
         "public": needs.public in (Public.UNLABELLED, Public.LABELLED) and not needs.shared,

@@ -388,9 +388,7 @@ def _hides(c: Component, unit: str) -> bool:
 
 def _exposed(a: Component, b: Component) -> str:
     """Why `b` would tell what the noise of `a` hides; "" if it would not."""
-    others = (
-        b.needs.local_set or b.needs.last_epoch or b.needs.gradient or overrides(b, "own_model")
-    )
+    others = b.needs.local_set or b.needs.gradient or overrides(b, "own_model")
     if _hides(a, "sample") and others:
         return (
             f"{a.name!r} hides each sample by noise in the gradients of local training, and "

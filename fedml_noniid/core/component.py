@@ -131,7 +131,6 @@ class Needs:
 
     local_set: bool = False  # `client.local_set`, a pass over the whole local set
     public: Public = Public.NOTHING  # `client.public`, `server.public`
-    last_epoch: bool = False  # `trace.features`
     pooled: bool = False  # one client has the data of all
     shared: float = 0.0  # fraction of the public split that every client trains on
     fixed_classifier: bool = False  # nobody trains, sends or averages the classifier
@@ -255,8 +254,6 @@ class Trace(NamedTuple):
     steps: Tensor  # 0-d, steps taken
     loss: Tensor  # 0-d, mean over the steps
     optimizer: Tree  # its state after the last step
-    # [d], mean over the samples of the last epoch; for methods that declare `Needs.last_epoch`
-    features: Tensor
     planned: int  # the most steps that a client of this batch of clients takes
 
 

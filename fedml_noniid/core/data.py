@@ -43,8 +43,6 @@ class Batch(NamedTuple):
     y: Tensor  # [B]
     mask: Tensor | None = None  # [B], 0 for padding; None where nothing is padded
     live: Tensor | None = None  # 0-d bool; False: this client has no such step
-    # 0-d, 1 in the last epoch; None unless a component declares `Needs.last_epoch`
-    last_epoch: Tensor | None = None
     keys: Tensor | None = None  # 0-d, of this client and job; only in training
     step: int = 0
     scope: int = 0  # a component's number among the keys of the step
@@ -81,7 +79,6 @@ class Pass:
     sizes: tuple[int, ...] | None = None
     mask: Tensor | None = None  # [S, B]
     live: Tensor | None = None  # [S] bool
-    last: Tensor | None = None  # [S], 1 for the steps of the last epoch
     read: Reader | None = None  # None: samples are read as they are
     # [S] bool: whether a step trains the personal parts, or else the others; None: all together
     personal: Tensor | None = None
@@ -103,8 +100,7 @@ class Pass:
         )
         xs = (self.inputs(part, s) for s, part in enumerate(parts))
         optional = (
-            repeat(None) if leaf is None else leaf.unbind()
-            for leaf in (self.mask, self.live, self.last)
+            repeat(None) if leaf is None else leaf.unbind() for leaf in (self.mask, self.live)
         )
         return map(Batch, xs, ys, *optional)
 

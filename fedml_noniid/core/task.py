@@ -67,10 +67,6 @@ class Network(Protocol):
         """Eval-mode output of every weight layer: [B, M] or [B, M, H, W]; after ReLU, logits for
         the classifier."""
 
-    def pre_activation(self, params: Params, buffers: Params, x: Tensor) -> Tensor | None:
-        """Eval-mode input [B, d] of the ReLU that makes the features; None if no ReLU makes
-        them."""
-
 
 Objective = Callable[[Params], tuple[Tensor, Tree]]  # w -> (0-d, what else is kept of the pass)
 ValueAndGrad = Callable[[Objective, Params], tuple[Params, Tree]]
@@ -141,7 +137,3 @@ class Task:
     def activations(self, params: Params, buffers: Params, x: Tensor) -> dict[str, Tensor]:
         """As `Network.activations`."""
         return self.network.activations(*self.model(params, buffers), x)
-
-    def pre_activation(self, params: Params, buffers: Params, x: Tensor) -> Tensor | None:
-        """As `Network.pre_activation`."""
-        return self.network.pre_activation(*self.model(params, buffers), x)

@@ -39,10 +39,9 @@ Views = Mapping[Component, Client]  # the client as each component sees it
 # (w, buffers, batch) -> loss, forward pass; without one, the buffers stay
 Objective = Callable[[Params, Params, Batch], tuple[Tensor, Output | None]]
 # (w, "buffers" and "own" of the last step, batch) -> the gradient; "loss", "buffers" and "own" of
-# this step, and "features" [..., B, d] where a component needs those of the last epoch
+# this step
 Gradient = Callable[[Params, Tree, Batch], tuple[Params, Tree]]
 Update = Callable[[Params, Tree, Params], tuple[Params, Tree]]  # as `Optimizer.step`
-NO_FEATURES = "trace.features is there for methods that declare Needs(last_epoch=True)"
 NO_GRADIENT = "g is there for methods that declare Needs(gradient=True)"
 
 
@@ -54,7 +53,6 @@ class Descent(NamedTuple):
     state: Tree = {}  # noqa: RUF012  # the optimiser's; empty: as it begins
     steps: Tensor = torch.tensor(0)  # 0-d
     loss: Tensor = torch.tensor(0.0)  # 0-d, summed over the steps
-    features: Tensor | None = None  # [d], mean over the last epoch
     own: Tree = {}  # noqa: RUF012, never changed in place. What its own model keeps: `own_start`
 
 
@@ -92,15 +90,13 @@ def descend(
 ) -> Descent:
     """Takes a step down the gradient for each batch: the one loop of training.
 
-    `start`: all but `features` is read. `key`: of the client, whose steps draw from it. `out`:
-    memory that the new parameters may take. `total` makes the loss of those of the steps; None
-    leaves that of `start`.
+    `key`: of the client, whose steps draw from it. `out`: memory that the new parameters may take.
+    `total` makes the loss of those of the steps; None leaves that of `start`.
     """
     params, state = start.params, start.state or step.optimizer.init(start.params)
     carried: Tree = {"buffers": start.buffers, "own": start.own}
     count: int | Tensor = 0
     losses: list[Tensor] = []
-    features = weight = None
     for s, batch in enumerate(batches):
         batch = batch._replace(keys=key, step=s)
         grads, left = gradient(params, carried, batch)
@@ -112,20 +108,8 @@ def descend(
         carried = select(batch.live, {name: left[name] for name in carried}, carried)
         count = count + (1 if batch.live is None else batch.live)
         losses.append(left["loss"])
-        if batch.last_epoch is not None:
-            h = left["features"]
-            mask = torch.ones_like(h[..., 0]) if batch.mask is None else batch.mask  # [..., B]
-            fraction = batch.last_epoch.unsqueeze(-1) * mask.to(h.dtype)
-            part = torch.einsum("...b,...bd->...d", fraction, h)
-            features = part if features is None else features + part
-            weight = fraction.sum(-1) if weight is None else weight + fraction.sum(-1)
-    mean = None
-    if features is not None and weight is not None:
-        mean = features / weight.clamp(min=1).unsqueeze(-1)
     loss = total(losses) if total is not None and losses else start.loss
-    return Descent(
-        params, steps=start.steps + count, state=state, loss=loss, features=mean, **carried
-    )
+    return Descent(params, steps=start.steps + count, state=state, loss=loss, **carried)
 
 
 def gradient_of(task: Task, loss: Objective) -> Gradient:
@@ -283,21 +267,16 @@ def ended(
     algorithm: Algorithm, views: Views, descent: Descent, planned: int
 ) -> tuple[Trace, dict[str, Answer]]:
     """The trace of training, and the components' answers."""
-    # Components that do not declare the need get `bare`, so none of them can read features.
-    whole = Trace(
+    trace = Trace(
         descent.params,
         descent.buffers,
         descent.steps,
         descent.loss / descent.steps.clamp(min=1),
         descent.state,
-        # None where no component declares the need: then none may read it.
-        descent.features,  # type: ignore[arg-type]
         planned,
     )
-    bare = whole._replace(features=absent(NO_FEATURES))
-    seen_by = ((c, whole if c.needs.last_epoch else bare, view) for c, view in views.items())
-    return whole, {
-        c.name: _completed(call(c, "report", trace, view), view) for c, trace, view in seen_by
+    return trace, {
+        c.name: _completed(call(c, "report", trace, view), view) for c, view in views.items()
     }
 
 

@@ -20,7 +20,6 @@ class Order:
 
     index: Ints  # [sum of sizes] int64
     sizes: tuple[int, ...]
-    last: int = 0  # batches of the last pass
     personal: int = 0  # first batches, which train the personal parts alone
 
 
@@ -50,9 +49,7 @@ def epochs(
         )
     taken = (sizes * n_epochs)[: steps or None]
     first = min(personal * len(sizes), len(taken) - 1)
-    if not steps:
-        return Order(index, taken, len(sizes), first)
-    return Order(index[: sum(taken)], taken, steps - (n_epochs - 1) * len(sizes), first)
+    return Order(index[: sum(taken)], taken, first)
 
 
 def passes(n: int, n_epochs: int, batch_size: int, steps: int = 0, drop_last: bool = False) -> int:

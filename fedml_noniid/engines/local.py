@@ -109,11 +109,7 @@ class ClientAxis:
             grads, losses, statistics = model.gradient(
                 params, buffers, x, slope, mask, drawn, self.memory, axes
             )
-            return grads, {
-                "loss": losses,
-                "buffers": statistics.buffers,
-                "features": statistics.features,
-            }
+            return grads, {"loss": losses, "buffers": statistics.buffers}
 
         return written
 
@@ -190,8 +186,7 @@ def train(
 
     def last(trees: Tree, left: Tree) -> Tree:
         """What is sent, remembered and recorded."""
-        descent = Descent(**{"features": None, **left})
-        _, answers = ended(algorithm, views(trees), descent, len(inputs.steps))
+        _, answers = ended(algorithm, views(trees), Descent(**left), len(inputs.steps))
         return {
             field: {name: getattr(of, field) for name, of in answers.items()}
             for field in ("upload", "memory", "metrics")
@@ -254,7 +249,7 @@ def _gathered(
             part = Batch(
                 **tree_map(lambda leaf: leaf.unsqueeze(0), parts), keys=steps.key, step=step
             )
-            return functional(partial(steps._loss, part, buffers, {}, True), w)
+            return functional(partial(steps._loss, part, buffers, {}), w)
 
         whole = Batch(**batch, step=step)
         parts = {name: leaf for name, leaf in batch.items() if name in ("x", "y", "mask")}
@@ -263,7 +258,6 @@ def _gathered(
         return call(c, "sample_gradients", grads, scoped, view), {
             "loss": whole.mean(left["loss"]),
             "buffers": buffers,
-            "features": left["features"].squeeze(1),
         }
 
     def gathered(batch: Batch, buffers: Params, w: Params) -> tuple[Params, Tree]:
@@ -371,13 +365,11 @@ class LocalSteps:
         step = step_form(self, began["factor"], owned=written is not None)
         if steps.personal is not None:
             step = Alternating(step.optimizer, step=step, task=self.task, flags=steps.personal)
-        gradient = self._gradient(drawn, written, steps.last is not None)
+        gradient = self._gradient(drawn, written)
         total = partial(_total, steps, written is not None)
         return descend(gradient, start, steps, step, self.key, out, total)
 
-    def _gradient(
-        self, drawn: Iterator[Params], written: Written | None, features: bool
-    ) -> Gradient:
+    def _gradient(self, drawn: Iterator[Params], written: Written | None) -> Gradient:
         """What takes the gradient of a step, and trains the client's own model beside it."""
 
         def taken(batch: Batch, buffers: Params, draws: Params, w: Params) -> tuple[Params, Tree]:
@@ -385,7 +377,7 @@ class LocalSteps:
                 return self.hooks.gathered(batch, buffers, w)
             if written is not None:
                 return written(buffers, batch, draws, w)
-            return self.task.grad(partial(self._loss, batch, buffers, draws, features), w)
+            return self.task.grad(partial(self._loss, batch, buffers, draws), w)
 
         def gradient(w: Params, carried: Tree, batch: Batch) -> tuple[Params, Tree]:
             own, buffers, draws = carried["own"], carried["buffers"], next(drawn)
@@ -418,18 +410,14 @@ class LocalSteps:
         # A copy: the memory of the gradient at w is that of the gradient at the point.
         return {**w, **self.hooks.point(w, lambda: tree_map(torch.clone, gradient(w)[0]))}
 
-    def _loss(
-        self, batch: Batch, buffers: Params, drawn: Params, features: bool, w: Params
-    ) -> tuple[Tensor, Tree]:
-        """The loss of a step, and what else its pass leaves, with the `features` if they are asked
-        for."""
+    def _loss(self, batch: Batch, buffers: Params, drawn: Params, w: Params) -> tuple[Tensor, Tree]:
+        """The loss of a step, and what else its pass leaves."""
         output = self.axis.forward(self.task, w, buffers, batch, drawn)
         logits = output.logits if self.hooks.logits is None else self.hooks.logits(output.logits, w)
         value = self.task.loss.mean(logits, batch.y, batch.mask)
         extra = None if self.hooks.penalty is None else self.hooks.penalty(w, output, batch)
         value = value if extra is None else value + extra
-        left = {"loss": value, "buffers": output.buffers}
-        return value, left | {"features": output.features} if features else left
+        return value, {"loss": value, "buffers": output.buffers}
 
 
 @dataclass(frozen=True)

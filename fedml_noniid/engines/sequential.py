@@ -168,19 +168,12 @@ class Sequential:
     def _steps(self, order: Order, read: Reader | None) -> Pass:
         """What the steps of local training read."""
         clients = self.clients
-        steps = self._pass(order, clients.train, read, clients.needs.last_epoch)
+        steps = self._pass(order, clients.train, read)
         if not clients.needs.personal_first:
             return steps
         at = torch.arange(len(order.sizes), device=clients.device)
         return replace(steps, personal=at < order.personal)
 
-    def _pass(
-        self, order: Order, samples: Samples, read: Reader | None = None, last: bool = False
-    ) -> Pass:
-        n, device = len(order.sizes), self.clients.device
-        late = (
-            (torch.arange(n, device=device) >= n - order.last).to(samples.x.dtype) if last else None
-        )
-        return Pass(
-            samples, to_device(order.index, device), sizes=order.sizes, last=late, read=read
-        )
+    def _pass(self, order: Order, samples: Samples, read: Reader | None = None) -> Pass:
+        index = to_device(order.index, self.clients.device)
+        return Pass(samples, index, sizes=order.sizes, read=read)

@@ -186,8 +186,6 @@ class Vectorized:
             name: leaf.transpose(0, 1).contiguous()
             for name, leaf in self._batched(orders, live=True).items()
         }
-        if clients.needs.last_epoch:
-            batched["last"] = self._last(orders, clients.train.x.dtype).t()
         if clients.needs.personal_first:
             at = torch.arange(len(batched["index"]), device=clients.device)
             first = numbers((order.personal for order in orders), clients.device)
@@ -259,10 +257,3 @@ class Vectorized:
             if live and not alive.all():
                 batched["live"] = to_device(alive, device)
         return batched
-
-    def _last(self, orders: list[Order], dtype: torch.dtype) -> Tensor:
-        """1 for the steps of each client's last epoch, [M, S]; padding lies behind them and is
-        masked."""
-        step = torch.arange(max(len(order.sizes) for order in orders), device=self.clients.device)
-        first = numbers((len(order.sizes) - order.last for order in orders), self.clients.device)
-        return (step >= first[:, None]).to(dtype)

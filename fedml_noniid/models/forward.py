@@ -33,8 +33,6 @@ class Forward:
     # side
     axes: int = 0
     activations: dict[str, Tensor] = field(default_factory=dict)
-    # input and output of the last ReLU so far, where `record`
-    rectified: tuple[Tensor, Tensor] | None = None
     dropping: dict[str, tuple[int, ...]] = field(
         default_factory=dict
     )  # outside of training: dims by dropout
@@ -65,8 +63,6 @@ class Forward:
         """ReLU, recorded as the activation of weight layer `layer`."""
         h = torch.relu(z)
         self.note(layer, h)
-        if self.record:
-            self.rectified = z, h
         return h
 
     def note(self, layer: str, h: Tensor) -> None:

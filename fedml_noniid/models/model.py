@@ -127,10 +127,6 @@ class Model:
         """As `core.task.Network.activations`."""
         raise NotImplementedError
 
-    def pre_activation(self, params: Params, buffers: Params, x: Tensor) -> Tensor | None:
-        """As `core.task.Network.pre_activation`."""
-        raise NotImplementedError
-
     def gradient(
         self,
         params: Params,

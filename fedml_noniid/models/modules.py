@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from fedml_noniid.core.errors import UserError
@@ -262,18 +260,3 @@ class Bound:
         finally:
             for (kind, name, _), leaf in zip(slots, constants, strict=True):
                 kind[name] = leaf
-
-
-class LastReLU(TorchFunctionMode):
-    """Notes input and output of the last ReLU of a pass."""
-
-    found: tuple[Tensor, Tensor] | None = None
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if function in (F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_):
-            # Out of place: its input must stay.
-            self.found = args[0], torch.clamp(args[0], min=0)
-            return self.found[1]
-        return function(*args, **(kwargs or {}))

@@ -23,7 +23,6 @@ from fedml_noniid.models.model import Model
 from fedml_noniid.models.modules import (
     Bound,
     KeyedDropout,
-    LastReLU,
     Scope,
     converted,
     copied,
@@ -261,11 +260,3 @@ class OwnNetwork(Model):
         bias = names.get(f"{self.head}.bias")
         weight = params[names[f"{self.head}.weight"]]
         return F.linear(h, weight, None if bias is None else params[bias])
-
-    def pre_activation(self, params: Params, buffers: Params, x: Tensor) -> Tensor | None:
-        with LastReLU() as mode:
-            h = self(params, buffers, x, False).features
-        z, rectified = mode.found or (None, None)
-        # `flatten` behind the ReLU gives another tensor of the same memory.
-        same = rectified is h or (rectified is not None and h._base is rectified)
-        return z.reshape(h.shape) if z is not None and same else None

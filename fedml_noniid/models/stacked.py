@@ -176,19 +176,9 @@ class Stacked(Model):
 
     def activations(self, params: Params, buffers: Params, x: Tensor) -> dict[str, Tensor]:
         """As `core.task.Network.activations`."""
-        return self._recorded(params, buffers, x)[0].activations
-
-    def pre_activation(self, params: Params, buffers: Params, x: Tensor) -> Tensor | None:
-        """As `core.task.Network.pre_activation`."""
-        run, h = self._recorded(params, buffers, x)
-        z, rectified = run.rectified or (None, None)
-        return z if rectified is h else None
-
-    def _recorded(self, params: Params, buffers: Params, x: Tensor) -> tuple[Forward, Tensor]:
         run = Forward(params, dict(buffers), train=False, record=True, plain=self.plain)
-        h = self.encode(run, x)
-        self.logits(run, h)
-        return run, h
+        self.logits(run, self.encode(run, x))
+        return run.activations
 
     @property
     def written_out(self) -> bool:

@@ -6,10 +6,9 @@ https://github.com/bytedance/FedDecorr
 loss = CE + beta L. L is small where the dimensions of the representation z, the input of the
 classifier, are uncorrelated over the batch. K is their correlation matrix, from z with mean 0 and
 deviation 1 in every dimension.
-- `form="code"` is the authors' code (`FedDecorrLoss`), for a batch of B samples: L = mean over i !=
-  j of ((B - 1) K_ij)^2 / B, with 1e-8 beside the variances. beta = 0.1 belongs to it.
-- `form="paper"`: L = ||K||_F^2 / d^2, here without the diagonal, which is 1 and has no gradient. It
-  is smaller by a factor of about B, so beta has another meaning.
+- As in the authors' code (`FedDecorrLoss`), for a batch of B samples, L = mean over i != j of ((B -
+  1) K_ij)^2 / B, with 1e-8 beside the variances. beta = 0.1 belongs to it. The paper prints
+  ||K||_F^2 / d^2, which is smaller by a factor of about B.
 - A batch of one sample has no correlations: L = 0, as in the code.
 
 Meeting others: z comes from the network; with MOON's projection head it is the head's output. Its
@@ -19,7 +18,7 @@ FedML pair is `make_pair("feddecorr")`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,7 +41,6 @@ class FedDecorr(Component):
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SAMPLE_GRADIENTS})
 
     beta: NonNegative = 0.1  # the authors' scripts for CIFAR-10 and TinyImageNet
-    form: Literal["code", "paper"] = "code"
 
     def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:
         """beta L, with (B - 1) K = sum over the batch of x x', x = (z - mean z) / sqrt(var z)."""
@@ -51,11 +49,8 @@ class FedDecorr(Component):
         z = out.features  # [B, d]
         d, n = z.shape[1], batch.sum(torch.ones_like(z[:, 0])).clamp(min=1)
         centred = z - batch.mean(z)
-        others = (n - 1).clamp(min=1)
-        variance = batch.sum(centred.square()) / others  # [d]
+        variance = batch.sum(centred.square()) / (n - 1).clamp(min=1)  # [d]
         x = centred / (variance + EPS).sqrt()
         rows = x if batch.mask is None else leading(batch.mask.to(x.dtype), x) * x
         products = rows.T @ rows * (1 - torch.eye(d, dtype=z.dtype, device=z.device))  # [d, d]
-        if self.form == "paper":
-            return self.beta * (products / others).square().sum() / d**2
         return self.beta * products.square().sum() / max(d * (d - 1), 1) / n

@@ -13,8 +13,8 @@ what differs:
   of a round, and shuffled.
 - L_cls weighs each sample's cross-entropy by its own alpha_k^y. Theirs is the mean cross-entropy of
   the batch times the mean weight. L_md is per sample in both.
-- discrepancy "l1" is their hard-sample term, mean_c |student - client| of the logits, where the
-  clients' logits have no gradient; "kl" is KL(ensemble || student).
+- The discrepancy is their hard-sample term, mean_c |student - client| of the logits, where the
+  clients' logits have no gradient.
 - The student's loss is a mean over classes too, so its step is 1/C of server_lr.
 - G is a perceptron with one hidden layer for inputs of any shape. Theirs is a convolutional network
   for images. Like theirs, G ends in a tanh, and its output is standardised per channel over the
@@ -36,7 +36,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -92,7 +92,6 @@ class FedFTG(LabelCounts):
     server_lr: Positive = 0.1  # of the model's SGD: authors' code
     lambda_cls: NonNegative = 1.0  # authors' code
     lambda_dis: NonNegative = 1.0  # authors' code
-    discrepancy: Literal["l1", "kl"] = "l1"  # see above
 
     def check(self, setting: Setting) -> None:
         if setting.tokens:
@@ -184,11 +183,7 @@ class FedFTG(LabelCounts):
             self.predicted(server.task, teachers, x),
             self.predicted(server.task, [student], x),
         )
-        if self.discrepancy == "l1":
-            apart = (weights * (model - clients.detach()).abs().mean(2)).sum(0)  # [B]
-        else:
-            target = self.ensemble(clients.detach(), weights)
-            apart = F.kl_div(F.log_softmax(model, dim=1), target, reduction="none").sum(1)
+        apart = (weights * (model - clients.detach()).abs().mean(2)).sum(0)  # [B]
         classes = (weights * cross_entropies(clients, batch.y.expand(len(clients), -1))).sum(
             0
         )  # [B]

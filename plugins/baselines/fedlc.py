@@ -4,12 +4,11 @@ Calibration, ICML 2022. https://arxiv.org/abs/2209.00189
 
 In the local loss, z_c = o_c - tau n_c^(-1/4) for each class c. n_c is the client's number of
 samples of that class.
-- `form="all"`: cross-entropy of z over all classes. `form="excl"`: the denominator omits the true
-  class. FL-bench calls it the paper's form. It collapses, because the loss has no lower bound.
+- The loss is the cross-entropy of z over all classes. Without the true class in the denominator, as
+  FL-bench reads the paper, it has no lower bound and training collapses.
 - `absent="masked"`: a class without samples is left out of the softmax, which is the limit n_c ->
   0. It affects neither loss nor gradient. `absent="floor"`: its n_c counts as 1.
-- "masked" with one class only: "all" gives loss 0 and no gradient, again the limit. "excl" has an
-  empty sum, which the paper does not define; it then equals "all".
+- "masked" with one class only gives loss 0 and no gradient, again the limit.
 - n_c counts the whole local set. Evaluation uses the plain logits.
 
 Meeting others: a refinement (FNR-FL) trains with the plain logits. Its FedML pair is
@@ -25,9 +24,7 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.core.component import Client, Component, Exclusive, Needs
-from fedml_noniid.core.data import Batch
 from fedml_noniid.core.options import NonNegative
-from fedml_noniid.core.task import Output
 from fedml_noniid.core.trees import Params, Tree
 
 
@@ -41,7 +38,6 @@ class FedLC(Component):
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.LOGITS})
 
     tau: NonNegative = 1.0  # FedNLR, section 7.1
-    form: Literal["all", "excl"] = "all"
     absent: Literal["masked", "floor"] = "masked"
 
     def prepare(self, client: Client) -> Tree:
@@ -57,17 +53,6 @@ class FedLC(Component):
         return masked(
             client.prepared["counted"], logits - client.prepared["margin"].to(logits.dtype)
         )
-
-    def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:
-        """With "excl", log sum_{c != y} e^{z_c} - log sum_c e^{z_c}: the loss minus the
-        cross-entropy."""
-        if self.form == "all":
-            return None
-        z = self.logits(out.logits, w, client)  # [B, C]
-        others = masked(torch.arange(z.shape[1], device=z.device) != batch.y.unsqueeze(1), z)
-        difference = torch.logsumexp(others, dim=1) - torch.logsumexp(z, dim=1)  # [B]
-        several = client.prepared["counted"].sum() > 1
-        return batch.mean(torch.where(several, difference, torch.zeros_like(difference)))
 
 
 def masked(counted: Tensor, z: Tensor) -> Tensor:

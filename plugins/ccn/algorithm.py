@@ -2,17 +2,13 @@
 Kundalwal, Saraswat, Mishra, Mishra: Client Contribution Normalization for Enhanced Federated
 Learning, 2024. https://arxiv.org/abs/2411.06352
 
-Eqs. 3-8. Choices where the paper is silent or ambiguous, and their options:
+Eqs. 3-8. Choices where the paper is silent or ambiguous:
 - z_r is computed after local training, in one extra evaluation pass over the whole local set.
   Algorithm 1 lists it before training and again in the last epoch, which overwrites it.
-  `z_time="before"`: with the received model. `z_time="last_epoch_running"`: the mean of the
-  training features over the samples of the last epoch, while the model moved; no extra pass.
-- z_r is the post-ReLU input of the classifier. `z_act="pre"`: the input of that ReLU, so that
-  cosines may be negative. It is refused with "last_epoch_running", and for models whose classifier
-  does not read a ReLU's output.
+- z_r is the input of the classifier, behind its ReLU.
 - T = 0.5; the paper says only "less than 1".
 - nu_r is the weight that the recipe gives the client without CCN: n_r/n, or 1/m where a method
-  averages uniformly. `nu="uniform"`: 1/m with every method.
+  averages uniformly.
 - A zero z_r has cosine 0 with the others. A single client has weight 1.
 
 Recorded: S, Lambda, the weights c_r, the extremes of Lambda_r and of c_r / nu_r, and the fraction
@@ -21,17 +17,17 @@ fraction is quasi-convex in the softmax, so it is largest where one client has a
 client loses all of its weight. The largest rise says less: with equal nu_r no c_r / nu_r exceeds
 R / (R - 1), however much others fall.
 Meeting others: FedNova has c_r for p_r, in d and in tau_eff. With FedNova's nu = "weights",
-Lambda_r multiplies p_r / a_r, and CCN's `nu="uniform"` makes p_r = 1/m. SCAFFOLD's model step has
-nu_r = 1/m; its control variates stay uniform. FedDyn's h stays uniform too; its mean of models is
-weighted. FedBABU's body has nu_r = n_r/n. SGDM averages w and v with c_r. q-FedAvg's two sums have
-factors c_r m. FedNNNN's u and E have c_r. With FNR-FL, z_r is that of the unrefined local model,
-and the weights apply to the refined models. FedML pair: `CCNTrainer`, `CCNAggregator`.
+Lambda_r multiplies p_r / a_r. SCAFFOLD's model step has nu_r = 1/m; its control variates stay
+uniform. FedDyn's h stays uniform too; its mean of models is weighted. FedBABU's body has nu_r =
+n_r/n. SGDM averages w and v with c_r. q-FedAvg's two sums have factors c_r m. FedNNNN's u and E
+have c_r. With FNR-FL, z_r is that of the unrefined local model, and the weights apply to the
+refined models. FedML pair: `CCNTrainer`, `CCNAggregator`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -45,13 +41,11 @@ from fedml_noniid.core.component import (
     Needs,
     Replies,
     Server,
-    Setting,
     Trace,
-    Weights,
 )
 from fedml_noniid.core.data import Batch
-from fedml_noniid.core.options import Positive, RecipeError
-from fedml_noniid.core.trees import Params, Tree
+from fedml_noniid.core.options import Positive
+from fedml_noniid.core.trees import Tree
 
 
 @dataclass(frozen=True)
@@ -59,46 +53,17 @@ class CCN(Component):
     """Gives a client less weight if its mean representation resembles those of the others."""
 
     name: ClassVar[str] = "ccn"
+    needs: ClassVar[Needs] = Needs(features=True, local_set=True, replies=Replies.SCALARS)
     exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.CLIENT_WEIGHTS})
 
     T: Positive = 0.5  # temperature, eq. 8
-    z_time: Literal["after", "before", "last_epoch_running"] = "after"
-    z_act: Literal["post", "pre"] = "post"
-    nu: Literal["base", "uniform"] = "base"
-
-    @property
-    def needs(self) -> Needs:
-        running = self.z_time == "last_epoch_running"
-        return Needs(
-            features=True, last_epoch=running, local_set=not running, replies=Replies.SCALARS
-        )
-
-    @property
-    def weights(self) -> Weights:
-        """nu_r, where no other method averages uniformly."""
-        return "uniform" if self.nu == "uniform" else "size"
-
-    def check(self, setting: Setting) -> None:
-        if self.z_act == "pre" and self.z_time == "last_epoch_running":
-            raise RecipeError(
-                "ccn: z_act = 'pre' needs a pass of its own, and z_time = 'last_epoch_running' "
-                "makes none; "
-                "allowed with it: z_act = 'post'"
-            )
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """z_r, the mean of the final hidden layer over the local data, [d] (section III-A)."""
-        if self.z_time == "last_epoch_running":
-            return Answer({"z": trace.features})
-        before = self.z_time == "before"
-        params, buffers = (
-            (client.params, client.buffers) if before else (trace.params, trace.buffers)
-        )
 
         def final(batch: Batch) -> Tree:
-            if self.z_act == "pre":
-                return {"z": pre_activation(client, params, buffers, batch)}
-            return {"z": client.task.eval(params, buffers, batch.x).features}  # [B, d]
+            out = client.task.eval(trace.params, trace.buffers, batch.x)
+            return {"z": out.features}  # [B, d]
 
         return Answer(client.local_set.mean(final))
 
@@ -143,15 +108,3 @@ def similarity(z: Tensor) -> Tensor:
     length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
     unit = z / torch.where(length > 0, length, torch.ones_like(length))
     return (unit @ unit.T).fill_diagonal_(1.0)
-
-
-def pre_activation(client: Client, params: Params, buffers: Params, batch: Batch) -> Tensor:
-    """The input of the ReLU that makes the features, in eval mode, [B, d]."""
-    z = client.task.pre_activation(params, buffers, batch.x)
-    if z is None:
-        raise RecipeError(
-            "ccn: z_act = 'pre', but the classifier of model = "
-            f"{client.task.network.name!r} does not read the "
-            "output of a ReLU, as configured; allowed with it: post"
-        )
-    return z

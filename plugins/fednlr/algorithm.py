@@ -8,12 +8,11 @@ Algorithm 1 with eqs. 14-18. Choices where the paper is silent or unclear, and t
 - (a1, a2) = (0.45, 0.3) are those of the main tables. Section 7.3 ends with (1, 1); its printed 1/L
   is read as l/L. The paper gives no mu_0 for them. It is 1, since mu_l must exceed 1. `mu` sets
   single layers, as in figure 4.
-- The logarithm is base 10 (section 7.3); `log="e"`: natural.
+- The logarithm is base 10 (section 7.3).
 - M_l of a convolution is its number of channels, each averaged over space before any pooling.
   `M="units"` counts C H W in eq. 17; there is still one rate per channel.
-- The classifier is scaled too, by its mean logits (figure 4 has nine layers). `last="prob"`: by its
-  mean probabilities; `last="skip"`: not at all. L counts the classifier in any case.
-- Biases and batch-norm pairs have the rates of their rows; `bias="unscaled"`: they have eta.
+- The classifier is scaled too, by its mean logits (figure 4 has nine layers).
+- Biases and batch-norm pairs have the rates of their rows.
 - The paper says that rates differ more where T_l is higher. It is the reverse: they differ more
   where mu_l is larger.
 - If all hbar are equal, or mu_l <= 1, every neuron keeps eta, also with "sum1".
@@ -70,10 +69,7 @@ class FedNLR(Component):
     a2: NonNegative = 0.3
     mu: str = ""  # mu_l of single layers in place of eq. 17: "conv1=2 fc1=1.75"
     scale: Literal["mean1", "sum1"] = "mean1"  # section 7.3
-    log: Literal["10", "e"] = "10"  # section 7.3
     M: Literal["channels", "units"] = "channels"
-    last: Literal["logits", "skip", "prob"] = "logits"  # figure 4
-    bias: Literal["scaled", "unscaled"] = "scaled"
     since: Count = 1  # rounds
 
     def check(self, setting: Setting) -> None:
@@ -100,13 +96,10 @@ class FedNLR(Component):
         return pairs
 
     def scaled(self, task: Task, params: Params) -> dict[int, Layer]:
-        """The layers that are scaled, by l = 1..L: those with trained parameters, the classifier
-        unless "skip"."""
-        layers = task.network.layers[:-1] if self.last == "skip" else task.network.layers
-        every = enumerate(layers, start=1)
+        """The layers that are scaled, by l = 1..L: those with trained parameters."""
         return {
             depth: layer
-            for depth, layer in every
+            for depth, layer in enumerate(task.network.layers, start=1)
             if any(name in params for name in layer.parameters)
         }
 
@@ -126,13 +119,7 @@ class FedNLR(Component):
         task, means = client.task, {}
 
         def h(batch: Batch) -> Tree:  # leaves [B, M_l], of a convolution [B, M_l, H, W]
-            layers, head = (
-                task.activations(client.params, client.buffers, batch.x),
-                task.network.layers[-1].name,
-            )
-            return layers | (
-                {head: torch.softmax(layers[head], dim=1)} if self.last == "prob" else {}
-            )
+            return task.activations(client.params, client.buffers, batch.x)
 
         hbar, handed = client.local_set.mean(h), dict(self.given())
         for l, layer in self.scaled(task, client.params).items():  # noqa: E741, the paper's letter
@@ -148,11 +135,7 @@ class FedNLR(Component):
 
     def ratio(self, l: int, n_layers: int, units: int) -> float:  # noqa: E741, the paper's letter
         """Eq. 17: mu_l = mu_0 + a1 l / L + a2 log M_l, with l = 1..L."""
-        return (
-            self.mu0
-            + self.a1 * l / n_layers
-            + self.a2 * (math.log10 if self.log == "10" else math.log)(units)
-        )
+        return self.mu0 + self.a1 * l / n_layers + self.a2 * math.log10(units)
 
     def factors(self, h: Tensor, mu: float) -> Tensor:
         """Eqs.
@@ -176,8 +159,6 @@ class FedNLR(Component):
         if client.round >= self.since:
             for layer, (h, mu) in self.activations(client).items():
                 names = [name for name in layer.parameters if name in client.params]
-                if self.bias == "unscaled":
-                    names = [name for name in names if client.params[name].ndim > 1]
                 factors |= dict.fromkeys(names, self.factors(h, mu))
         return factors
 

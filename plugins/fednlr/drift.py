@@ -20,7 +20,7 @@ def recorded(trace: Trace, client: Client) -> Tree:
     """Table 4 on the public split, if there is one and targets are classes.
 
     By class, of the last hidden layer: the mean activations [C, M_l] before and after training, the
-    neurons that are bound before training [C, M_l], and the drift [C] of their activation.
+    neurons that are bound before training [C, M_l].
     """
     task, public = client.task, client.public
     shown = isinstance(public, Pass) and task.loss.classes
@@ -33,7 +33,6 @@ def recorded(trace: Trace, client: Client) -> Tree:
         "before": class_means(before, labels, n_classes),
         "after": class_means(after, labels, n_classes),
         "bound": bound(before, labels, n_classes),
-        "drift": drift(before, after, labels, n_classes),
     }
 
 
@@ -69,16 +68,3 @@ def bound(activations: Tensor, labels: Tensor, n_classes: int) -> Tensor:
         largest.expand(n_classes, *shape).masked_fill(diagonal, -torch.inf).amax(1)
     )  # [C, C, M] -> [C, M]
     return (smallest > others) & smallest.isfinite() & others.isfinite()
-
-
-def drift(before: Tensor, after: Tensor, labels: Tensor, n_classes: int) -> Tensor:
-    """Table 4's activation change: for each class, the mean of h_after - h_before over its samples
-    and bound neurons.
-
-    Activations [n, M] of the same samples before and after training to [C]. `before` decides which
-    neurons are bound. NaN for a class without bound neurons.
-    """
-    change = class_means(after - before, labels, n_classes)  # [C, M]
-    bonds = bound(before, labels, n_classes)
-    zero = torch.zeros((), dtype=change.dtype, device=change.device)
-    return torch.where(bonds, change, zero).sum(1) / bonds.sum(1)

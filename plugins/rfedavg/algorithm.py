@@ -21,7 +21,6 @@ unclear:
   deployment is refused.
 - `L` is not read from the local training. Set it to its batch size.
 
-The readings of the authors' code are in `authors.py`.
 Meeting others: rFedAvg maps before FNR-FL refines. rFedAvg+ maps with the model that is sent next,
 also under FedNNNN, and after a distillation on the server (FedDF, FedFTG). FedML pairs:
 `RFedAvgTrainer`, `RFedAvgAggregator`, `RFedAvgPlusTrainer`, `RFedAvgPlusAggregator`.
@@ -156,19 +155,16 @@ class MeanFeatures(Component):
         return state | {"delta": state["delta"].index_copy(0, rows, replies.upload["delta"])}
 
     def recorded(self, server: Server, state: Tree) -> Tree:
-        """Of the cohort's clients: MMD between them (eq.
-
-        2), the mean of their r, the median norm of their delta, and the size of the delta that one
-        client is sent (table III, bytes). A row of NaN is an unknown delta.
-        """
+        """Of the cohort's clients: MMD between them (eq. 2), the mean of their r, the median norm
+        of their delta, and the size of the delta that one client is sent (table III, bytes)."""
         cohort = server.replies.clients
         rows = state["delta"][list(cohort)]
         sent = self.message(replace(server, state=state, cohort=cohort))
         r = torch.stack([self.r(phi, row(sent, k)) for k, phi in enumerate(rows)])
         return {
             "mmd": torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist"),  # [M, M]
-            "r": r.nanmean(),
-            "delta_norm_median": torch.linalg.vector_norm(rows, dim=1).nanquantile(0.5),
+            "r": r.mean(),
+            "delta_norm_median": torch.linalg.vector_norm(rows, dim=1).quantile(0.5),
             "delta_bytes": torch.tensor(n_bytes(sent) // len(cohort)),
         }
 
@@ -223,11 +219,10 @@ class RFedAvgPlus(MeanFeatures):
 
     def renewed(self, state: Tree, replies: Reply) -> Tree:
         """Exchanges the rows in the sum too: it is exact, so it has the bits of a new one."""
-        state_, table = super().renewed(state, replies), state["delta"]
-        if "sum" in state:
-            come, gone = replies.upload["delta"], table[list(replies.clients)]
-            state_["sum"] = state["sum"] + integers(come, len(table)) - integers(gone, len(table))
-        return state_
+        table, come = state["delta"], replies.upload["delta"]
+        gone = table[list(replies.clients)]
+        total = state["sum"] + integers(come, len(table)) - integers(gone, len(table))
+        return super().renewed(state, replies) | {"sum": total}
 
     def message(self, server: Server) -> Tree:
         """Lines 4 and 18: delta^{-k}, the mean over the other clients, [M, d]."""

@@ -69,15 +69,11 @@ def reads_public_on_the_server(self: Component, server: Server) -> Change:
     return Change(metrics={"mean": server.public.x.mean()})
 
 
-def reads_features(self: Component, trace: Trace, client: Client) -> Answer:
-    return Answer({"z": trace.features.clone()})
-
-
 def reads_gradient(self: Component, w: Tree, g: Tree, client: Client) -> Tree:
     return add(w, g)
 
 
-PUBLIC, LOCAL, LAST = Needs(public=Public.UNLABELLED), Needs(local_set=True), Needs(last_epoch=True)
+PUBLIC, LOCAL = Needs(public=Public.UNLABELLED), Needs(local_set=True)
 # What a hook reads, the need that allows it, and what is said without it.
 READS = [
     (
@@ -88,12 +84,6 @@ READS = [
     ),
     ("prepare", reads_public, PUBLIC, r"client\.public .*Needs\(public=\.\.\.\)"),
     ("step", reads_public_on_the_server, PUBLIC, r"server\.public .*Needs\(public=\.\.\.\)"),
-    (
-        "report",
-        reads_features,
-        Needs(last_epoch=True),
-        r"trace\.features .*Needs\(last_epoch=True\)",
-    ),
     ("gradient_point", reads_gradient, Needs(gradient=True), r"^g .*Needs\(gradient=True\)"),
 ]
 
@@ -113,7 +103,7 @@ def test_what_is_read_must_be_declared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the component itself: what another one declares does not help."""
-    everything = Needs(local_set=True, public=Public.LABELLED, last_epoch=True, gradient=True)
+    everything = Needs(local_set=True, public=Public.LABELLED, gradient=True)
     declares = type("Declares", (Component,), {"name": "declares", "needs": everything})
     monkeypatch.setitem(METHODS, "declares", dataclass(frozen=True)(declares))
     owned = frozenset({OWNS[hook]} if hook in OWNS else ())

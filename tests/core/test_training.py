@@ -38,7 +38,7 @@ def test_descend_steps_down_the_gradient() -> None:
         total=lambda losses: torch.stack(losses).sum(0),
     )
     assert (found.params["w"].item(), found.steps.item(), found.loss.item()) == (5.0, 2.0, 26.0)
-    assert found.state == {} and found.buffers == {} and found.features is None
+    assert found.state == {} and found.buffers == {}
 
 
 def test_terms_factors_and_rates_of_a_descent() -> None:

@@ -38,14 +38,12 @@ BELOW = {
     "ccvr/n": -1,
     "fnr/F": -1,
     "fnr/A": -0.5,
-    "fnr_authors/F": -1,
     "fedproto/counts": -1,
-    "fnr_authors/A": -0.5,
     "bn1.var": -1,
     "test/sent": -1,
     "test/n": -1,
 }
-ABOVE = {"fnr/A": 1.5, "fnr_authors/A": 1.5}
+ABOVE = {"fnr/A": 1.5}
 COUNTS = ("fednova/tau", "fedgen/counts", "fedftg/counts", "fedproto/counts", "ccvr/n")
 BROKEN = dict.fromkeys(COUNTS, 2.5)
 TABLE = [(*entry, batch_norm) for entry in ALONE.values() for batch_norm in (False, True)]

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.core.component import Asks, Server
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.trees import tree_map
 from fedml_noniid.engines import absences
@@ -21,6 +24,8 @@ from fedml_noniid.engines.packing import flatten
 from fedml_noniid.engines.plan import LocalTraining, Plan
 from fedml_noniid.engines.simulation import Simulation
 from fedml_noniid.models.networks import logistic_regression
+from fedml_noniid.plugins import registry
+from fedml_noniid.plugins.rfedavg import RFedAvgPlus
 from fedml_noniid.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
@@ -109,11 +114,21 @@ def test_somebody_has_to_answer() -> None:
         one_step(listed({(1, 0): {0, 1, 2}}), "sequential").run()
 
 
+@dataclass(frozen=True)
+class MapsAll(RFedAvgPlus):
+    """Asks every client, also those that miss the round."""
+
+    name: ClassVar[str] = "maps_all"
+
+    def map(self, server: Server, to: tuple[int, ...]) -> Asks:
+        return super().map(server, tuple(range(server.n_clients)))
+
+
 def test_who_misses_an_exchange_misses_the_rest_of_the_round() -> None:
-    """rFedAvg+'s authors map the data of all clients: before round 1, and behind every training."""
-    ran = simulation(
-        "rfedavg_plus_authors", listed({(0, 0): {1}, (1, 0): {3}, (2, 1): {0}}), cohort=N, rounds=2
-    )
+    """The method maps the data of all clients: before round 1, and behind every training."""
+    registry.register(MapsAll)
+    absent = listed({(0, 0): {1}, (1, 0): {3}, (2, 1): {0}})
+    ran = federation.simulation("maps_all", absent=absent, cohort=N, rounds=2)
     exchanges = hand.tapped(ran)
     ran.run()
     first, second = (0, 1, 2, 4, 5), (1, 2, 3, 4, 5)
@@ -151,8 +166,6 @@ def test_a_killed_run_goes_on(entry: str, tmp_path: Path) -> None:
 ASKED = (
     "ccvr",
     "ccvr+fnr",  # everybody sends statistics after the last round, but not a client that misses it
-    "rfedavg_authors",
-    "rfedavg_plus_authors",  # the deltas of all that were drawn count
 )
 
 

@@ -117,11 +117,23 @@ def descend(
     lr: float = LR,
     x: Array = X,
     y: Array = Y,
+    momentum: float = 0.0,
+    decay: float = 0.0,
 ) -> Tree:
-    """w <- w - lr direction(w, batch), for every batch of positions."""
+    """v <- momentum v + direction(w, batch) + decay w; w <- w - lr v, for every batch of positions,
+    with v = 0 at first."""
+    v = each(np.zeros_like, w)
     for batch in batches:
-        w = each(lambda leaf, g: leaf - lr * g, w, direction(w, x[batch], y[batch]))
+        g = direction(w, x[batch], y[batch])
+        v = each(lambda v, g, w: momentum * v + g + decay * w, v, g, w)
+        w = each(lambda w, v: w - lr * v, w, v)
     return w
+
+
+def shares(cohort: Sequence[int], weights: Sequence[float] = SIZES) -> Array:
+    """p_k of the clients of a cohort, in proportion to their weights."""
+    p = np.array([weights[k] for k in cohort], dtype=float)
+    return np.asarray(p / p.sum())
 
 
 class Adam:
@@ -154,6 +166,19 @@ def given(start: Tree = W0, running: Tree | None = None, net: Stacked | None = N
     """The network of this module, or another one, with these numbers."""
     net = net or mlp((2,), 2, hidden=2, batch_norm=running is not None)
     return Given(net.name, net.blocks, net.head, given=start, running=running or {})
+
+
+def with_norm() -> Given:
+    """The network of this module with a batch norm behind its first layer."""
+    w = W0 | {"bn1.weight": np.array([1.5, 0.7]), "bn1.bias": np.array([-0.4, 0.2])}
+    return given(w, {"bn1.mean": np.zeros(2), "bn1.var": np.ones(2)})
+
+
+def normalised(model: Params, x: Array) -> Array:
+    """h in evaluation, [B, 2], by the parameters and running statistics of a model with a norm."""
+    w = arrays(model)
+    z = (x @ w["fc1.weight"].T + w["fc1.bias"] - w["bn1.mean"]) / np.sqrt(w["bn1.var"] + 1e-5)
+    return np.maximum(z * w["bn1.weight"] + w["bn1.bias"], 0.0)
 
 
 def tensors(tree: Tree) -> Params:
@@ -227,10 +252,29 @@ class Ran:
         proportion to the weights."""
         w = W0
         for _, cohort, batches in self.rounds():
-            p = np.array([weights[k] for k in cohort], dtype=float)
-            found = [local(w, k, of) for k, of in zip(cohort, batches, strict=True)]
-            w = average(p / p.sum(), found)
+            ends = [local(w, k, of) for k, of in zip(cohort, batches, strict=True)]
+            w = average(shares(cohort, weights), ends)
         return w
+
+    def follows(
+        self, loss: Callable[[Tree, Tree, int, Array], tuple[float, Tree]], start: Tree = W0
+    ) -> None:
+        """Compares the model, and the losses of the clients, with those of a method that changes
+        the local loss: `loss(w, w_t, k, batch)` gives it with its gradient."""
+        w_t = start
+        for t, cohort, batches in self.rounds():
+            ends = []
+            for row, (k, of) in enumerate(zip(cohort, batches, strict=True)):
+                w, losses = w_t, []
+                for batch in of:
+                    value, g = loss(w, w_t, k, batch)
+                    losses.append(value)
+                    w = each(lambda w, g: w - LR * g, w, g)
+                ends.append(w)
+                recorded = self.exchanges[t - 1][1].loss[row]
+                np.testing.assert_allclose(recorded, np.mean(losses), rtol=1e-10, atol=1e-14)
+            w_t = average(shares(cohort), ends)
+        same(self.outcome.params, w_t, 1e-9)
 
     def batches(self, client: int, round_: int) -> list[Array]:
         """The positions that the client read in each step: which batches there are is not what is

@@ -3,7 +3,7 @@ minimiser."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,8 @@ def gradient(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
     }
 
 
-def minimiser(p: Sequence[float] | hand.Array) -> hand.Tree:
+@cache
+def minimiser(*p: float) -> hand.Tree:
     """Of sum_k p_k f_k, by gradient descent until nothing moves."""
     w = START
     for _ in range(2000):

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.core.optimizers import SGD
-from fedml_noniid.core.options import RecipeError
-from fedml_noniid.core.task import Task
-from fedml_noniid.models import build
-from fedml_noniid.models.networks import logistic_regression, mlp
-from fedml_noniid.models.stacked import Stacked
 from fedml_noniid.plugins.ccn.algorithm import CCN
 from tests.methods import by_hand as hand
 from tests.methods import test_sgdm
@@ -55,103 +49,51 @@ def trained(w: hand.Tree) -> list[hand.Tree]:
     return [hand.descend(w, [client] * 2) for client in hand.CLIENTS]
 
 
-def before_relu(w: hand.Tree, x: hand.Array) -> hand.Array:
-    """x W1' + b1, [B, 2]."""
-    return np.asarray(x @ w["fc1.weight"].T + w["fc1.bias"])
-
-
-def means(
-    models: Sequence[hand.Tree], of: Callable[[hand.Tree, hand.Array], hand.Array] = hand.hidden
-) -> hand.Array:
+def means(models: Sequence[hand.Tree]) -> hand.Array:
     """z_r over all samples of client r, [3, 2]."""
     return np.stack(
-        [of(w, hand.X[client]).mean(0) for w, client in zip(models, hand.CLIENTS, strict=True)]
+        [
+            hand.hidden(w, hand.X[client]).mean(0)
+            for w, client in zip(models, hand.CLIENTS, strict=True)
+        ]
     )
 
 
-@pytest.mark.parametrize("nu", ["base", "uniform"])
-@pytest.mark.parametrize("z_act", ["post", "pre"])
-@pytest.mark.parametrize("z_time", ["after", "before"])
-def test_two_rounds(engine: str, z_time: str, z_act: str, nu: str) -> None:
-    """w = sum_r Lambda_r nu_r / (Lambda .
-
-    nu) w_r (eq. 7), z_r under the updated or the received model.
-    """
-    ran = hand.run(
-        "ccn", {"ccn": {"T": T, "z_time": z_time, "z_act": z_act, "nu": nu}}, engine=engine
-    )
-    w, tensors = hand.W0, ran.outcome.tensors
-    for t in range(2):
+def test_two_rounds(engine: str) -> None:
+    """w = sum_r Lambda_r nu_r / (Lambda . nu) w_r (eq. 7), z_r under the updated model."""
+    ran = hand.run("ccn", {"ccn": {"T": T}}, engine=engine)
+    w, base, tensors = hand.W0, SIZES / 6, ran.outcome.tensors
+    for t, row in enumerate(ran.outcome.rows):
         local = trained(w)
-        z = means(
-            local if z_time == "after" else [w] * 3, hand.hidden if z_act == "post" else before_relu
-        )
+        z = means(local)
         np.testing.assert_allclose(ran.exchanges[t][1].upload["ccn"]["z"], z, rtol=1e-10)
-        lam, base = contribution(z, T), SIZES / 6 if nu == "base" else np.full(3, 1 / 3)
+        lam = contribution(z, T)
         assert np.ptp(lam) > 0.01, "the example tells clients apart"
         c = lam * base / (lam @ base)
         for key, value in (("S", similarity(z)), ("Lambda", lam), ("weights", c)):
             np.testing.assert_allclose(tensors[f"ccn/{key}"][t], value, rtol=1e-10)
-        row = ran.outcome.rows[t]
-        assert (row["ccn_lambda_min"], row["ccn_lambda_max"]) == pytest.approx(
-            (lam.min(), lam.max()), rel=1e-10
-        )
-        extremes = row["ccn_weight_over_nu_min"], row["ccn_weight_over_nu_max"]
-        assert extremes == pytest.approx(((c / base).min(), (c / base).max()), rel=1e-10)
-        moved = row["ccn_moved"], row["ccn_moved_most"], row["ccn_moved_part"]
-        wanted = abs(c - base).sum() / 2, base.max(), abs(c - base).sum() / 2 / base.max()
-        assert moved == pytest.approx(wanted, rel=1e-10)
+        moved = abs(c - base).sum() / 2
+        columns = {
+            "lambda_min": lam.min(),
+            "lambda_max": lam.max(),
+            "weight_over_nu_min": (c / base).min(),
+            "weight_over_nu_max": (c / base).max(),
+            "moved": moved,
+            "moved_most": base.max(),
+            "moved_part": moved / base.max(),
+        }
+        for column, value in columns.items():
+            assert row[f"ccn_{column}"] == pytest.approx(value, rel=1e-10), column
         w = hand.average(c, local)
     hand.same(ran.outcome.params, w)
 
 
-def test_the_running_mean_of_the_last_epoch(engine: str) -> None:
-    """Batches of two: each sample counts once, with the model as it stood before the step that read
-    it."""
-    ran = hand.run(
-        "ccn", {"ccn": {"T": T, "z_time": "last_epoch_running"}}, engine=engine, batch_size=2
-    )
-    w = hand.W0
-    for t in range(2):
-        local, z = [], []
+def test_a_batch_norm_uses_the_statistics_that_training_left(engine: str) -> None:
+    ran = hand.run("ccn", {"ccn": {"T": T}}, engine=engine, network=hand.with_norm())
+    for t, (_, reply) in enumerate(ran.exchanges):
         for k, client in enumerate(hand.CLIENTS):
-            batches, w_k, features = ran.batches(k, t + 1), w, []
-            for s, batch in enumerate(batches):
-                if s >= len(batches) // 2:  # of two epochs
-                    features.append(hand.hidden(w_k, hand.X[batch]))
-                w_k = hand.descend(w_k, [batch])
-            assert len(np.concatenate(features)) == len(client)
-            local.append(w_k)
-            z.append(np.concatenate(features).mean(0))
-        np.testing.assert_allclose(ran.exchanges[t][1].upload["ccn"]["z"], np.stack(z), rtol=1e-10)
-        assert not np.allclose(np.stack(z), means(local)), "the model moved meanwhile"
-        w = hand.average(weights(np.stack(z)), local)
-    hand.same(ran.outcome.params, w)
-
-
-@pytest.mark.parametrize("z_act", ["post", "pre"])
-@pytest.mark.parametrize("z_time", ["after", "before"])
-def test_a_batch_norm_uses_the_statistics_that_came_with_the_model(
-    engine: str, z_time: str, z_act: str
-) -> None:
-    """In eval mode: those that were received, or those that local training left.
-
-    The ReLU comes behind it.
-    """
-    w = hand.W0 | {"bn1.weight": np.array([1.5, 0.7]), "bn1.bias": np.array([-0.4, 0.2])}
-    network = hand.given(w, {"bn1.mean": np.zeros(2), "bn1.var": np.ones(2)})
-    settings = {"ccn": {"T": T, "z_time": z_time, "z_act": z_act}}
-    ran = hand.run("ccn", settings, engine=engine, network=network)
-    for t, (ask, reply) in enumerate(ran.exchanges):
-        for k, client in enumerate(hand.CLIENTS):
-            model = ask.params | ask.buffers
-            if z_time == "after":
-                model = {key: leaf[k] for key, leaf in (ran.trained(t) | reply.buffers).items()}
-            v = {key: leaf.numpy() for key, leaf in model.items()}
-            o = (before_relu(v, hand.X[client]) - v["bn1.mean"]) / np.sqrt(v["bn1.var"] + 1e-5)
-            h = o * v["bn1.weight"] + v["bn1.bias"]
-            z = (np.maximum(h, 0) if z_act == "post" else h).mean(0)
-            np.testing.assert_allclose(reply.upload["ccn"]["z"][k], z, rtol=1e-10)
+            h = hand.normalised(hand.row(ran.trained(t) | reply.buffers, k), hand.X[client])
+            np.testing.assert_allclose(reply.upload["ccn"]["z"][k], h.mean(0), rtol=1e-10)
 
 
 def test_r_are_the_clients_of_the_round(engine: str) -> None:
@@ -219,40 +161,6 @@ def test_fednnnn_has_its_weights_in_u_and_in_e(engine: str) -> None:
     hand.same(ran.outcome.evaluated, hand.average(c, local))
 
 
-# Pre-activations
-# --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("batch_norm", [False, True])
-@pytest.mark.parametrize("kind", ["mlp", "cnn"])
-def test_the_features_are_the_relu_of_the_pre_activation(kind: str, batch_norm: bool) -> None:
-    """Behind a batch norm, if there is one."""
-    network = build(kind, (1, 8, 8), 10, {"hidden": 16, "batch_norm": batch_norm})
-    params, buffers = network.init(torch.Generator().manual_seed(1))
-    task, x = (
-        Task(network, SGD(0.1)),
-        torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(2)),
-    )
-    found = task.pre_activation(params, buffers, x)
-    assert found is not None
-    assert found.shape == (5, 16)
-    assert bool((found < 0).any())
-    assert torch.equal(found.clamp(min=0), task.eval(params, buffers, x).features)
-
-
-@pytest.mark.parametrize(
-    "net", [logistic_regression((2,), 2), mlp((2,), 2, hidden=2, projection=3)]
-)
-def test_a_classifier_that_reads_no_relu_has_no_pre_activation(engine: str, net: Stacked) -> None:
-    network = hand.given(hand.arrays(net.init(torch.Generator())[0]), net=net)
-    with pytest.raises(
-        RecipeError,
-        match=rf"ccn: z_act = 'pre', but .*'{net.name}' does not read the output of a ReLU",
-    ):
-        hand.run("ccn", {"ccn": {"z_act": "pre"}}, engine=engine, network=network)
-    assert hand.run("ccn", engine=engine, network=network).outcome.rows[-1]["ccn_lambda_max"] <= 1
-
-
 # The contribution
 # --------------------------------------------------------------------------------------------------
 
@@ -265,7 +173,7 @@ CONTRIBUTIONS: list[tuple[Any, float, list[float]]] = [
     # A zero vector has cosine 0 with everybody, 1 with itself: as an orthogonal client.
     ([[2, 0], [5, 0], [0, 0]], 1.0, [(E + 1) / (2 * E + 1)] * 2 + [2 * E / (2 * E + 1)]),
     (np.zeros((4, 2)), T, [0.75] * 4),
-    # Opposite pre-activations: row sums 0, 0, 1.
+    # Opposite vectors: row sums 0, 0, 1.
     ([[1, 0], [-2, 0], [0, 3]], 1.0, [(1 + E) / (2 + E)] * 2 + [2 / (2 + E)]),
     # T -> infinity: 1 - 1/R. T -> 0: the largest row sum takes the whole softmax.
     (np.random.default_rng(0).random((5, 3)), 1e9, [0.8] * 5),
@@ -279,17 +187,6 @@ CONTRIBUTIONS: list[tuple[Any, float, list[float]]] = [
 def test_the_contribution_in_numbers(z: Any, temperature: float, wanted: list[float]) -> None:
     lam = found(np.asarray(z, dtype=float), temperature)
     np.testing.assert_allclose(lam, wanted, rtol=1e-8, atol=1e-12)
-
-
-@pytest.mark.parametrize("temperature", [0.25, 0.5, 1.0, 3.0])
-@pytest.mark.parametrize("n", [2, 3, 10, 40])
-def test_eq_5_and_eq_8_agree_and_sum_to_r_minus_one(n: int, temperature: float) -> None:
-    z = np.random.default_rng(n).random((n, 5))
-    lam = found(z, temperature)
-    np.testing.assert_allclose(lam, contribution(z, temperature), rtol=1e-10)
-    assert lam.sum() == pytest.approx(n - 1, rel=1e-12)
-    assert (lam >= 0).all()
-    assert (lam <= 1).all()
 
 
 def test_a_single_client_keeps_its_weight(engine: str) -> None:

@@ -25,8 +25,7 @@ def test_two_rounds(engine: str, cohort: int) -> None:
     for _, cohort_of, batches in ran.rounds():
         for k, of in zip(cohort_of, batches, strict=True):
             v[k] = hand.descend(v[k], of, pulled)
-        n = np.array([hand.SIZES[k] for k in cohort_of], dtype=float)
-        model = hand.average(n / n.sum(), [hand.descend(model, of) for of in batches])
+        model = hand.average(hand.shares(cohort_of), [hand.descend(model, of) for of in batches])
     hand.same(ran.outcome.params, model)
     for k in range(3):
         hand.same(hand.row(ran.outcome.personal["params"], k), v[k])
@@ -42,11 +41,7 @@ def test_momentum_is_of_each_model_and_begins_empty(engine: str) -> None:
     for k in range(3):
         v = hand.W0
         for _, _, batches in ran.rounds():
-            m = hand.zeros()
-            for batch in batches[k]:
-                g = hand.gradient(v, hand.X[batch], hand.Y[batch])
-                m = hand.each(lambda m, g: 0.9 * m + g, m, g)
-                v = hand.each(lambda v, m: v - hand.LR * m, v, m)
+            v = hand.descend(v, batches[k], momentum=0.9)
         hand.same(hand.row(ran.outcome.personal["params"], k), v)
 
 

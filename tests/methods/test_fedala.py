@@ -65,8 +65,7 @@ def test_four_rounds(engine: str, layers: int, threshold: float) -> None:
             own[k] = hand.descend(start, of)
             ends.append(own[k])
             met[k] += 1
-        p = np.array([hand.SIZES[k] for k in cohort], dtype=float)
-        model = hand.average(p / p.sum(), ends)
+        model = hand.average(hand.shares(cohort), ends)
     hand.same(ran.outcome.params, model)
     assert max(COUNTS) > 1 and min(COUNTS) == 1
     assert any(1 < count < 8 for count in COUNTS), "the losses are flat before the last pass"

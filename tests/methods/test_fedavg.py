@@ -84,12 +84,7 @@ def test_local_training(engine: str, options: dict[str, Any], sizes: list[list[i
 
     def local(w: hand.Tree, k: int, batches: list[hand.Array]) -> hand.Tree:
         assert [len(batch) for batch in batches] == sizes[k]
-        v = hand.zeros()
-        for batch in batches:
-            g = hand.gradient(w, hand.X[batch], hand.Y[batch])
-            v = hand.each(lambda v, g, w: rho * v + g + decay * w, v, g, w)
-            w = hand.each(lambda w, v: w - hand.LR * v, w, v)
-        return w
+        return hand.descend(w, batches, momentum=rho, decay=decay)
 
     ran = hand.run("fedavg", engine=engine, **options)
     hand.same(ran.outcome.params, ran.federated(local))

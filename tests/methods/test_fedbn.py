@@ -1,4 +1,5 @@
-"""FedBN (Li et al. 2021) against the same federation of `torch.nn` modules, in float64."""
+"""FedBN (Li et al. 2021) and FedPer (Arivazhagan et al. 2019) against the same federation of
+`torch.nn` modules, in float64."""
 
 from __future__ import annotations
 
@@ -34,12 +35,12 @@ TESTS = [
     hand.samples(RNG.normal(size=(n, 3)) + k, RNG.integers(0, 3, n))
     for k, n in enumerate((7, 0, 4))
 ]
-SHARED = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
+BASE, HEAD = ("fc1.weight", "fc1.bias"), ("fc2.weight", "fc2.bias")
 NORM = ("bn1.weight", "bn1.bias", "bn1.mean", "bn1.var")
 # In the order of `torch.nn`.
 THEIRS = {"fc1": "0", "bn1": "1", "fc2": "3", "mean": "running_mean", "var": "running_var"}
 OWN_MODELS = {"apfl", "ditto", "fedala", "fedrod", "finetune"}
-REFUSED = {"fnr", "fnr_authors", "feddf", "fedftg", "fsl"} | OWN_MODELS
+REFUSED = {"fnr", "feddf", "fedftg", "fsl"} | OWN_MODELS
 # Alone it has no training to compose with, or it leaves the batch norms alone.
 OTHERS = {"fed3r", "fedproto", "linear_probe"}
 PRIVATE = {"dpfedavg", "dpsgd"}  # they refuse batch norms
@@ -124,12 +125,15 @@ def simulation(
     )
 
 
-def modules(of: Simulation) -> Modules:
-    """The modules with the weights that a simulation starts from."""
+def modules(of: Simulation, shared: Sequence[str]) -> Modules:
+    """The modules with the weights that a simulation starts from; the server averages `shared`."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)).double()
-    shared = {theirs(name): leaf.clone() for name, leaf in of.loop.state.params.items()}
-    model.load_state_dict(shared, strict=False)
-    return Modules([copy.deepcopy(model) for _ in SIZES], shared)
+    start = of.loop.start
+    first = start.params | start.task.personal["params"]
+    model.load_state_dict({theirs(name): leaf for name, leaf in first.items()}, strict=False)
+    state = model.state_dict()
+    averaged = {theirs(name): state[theirs(name)].clone() for name in shared}
+    return Modules([copy.deepcopy(model) for _ in SIZES], averaged)
 
 
 def same(found: Params, wanted: dict[str, Tensor], names: Sequence[str]) -> None:
@@ -143,42 +147,49 @@ def personal(of: Simulation, k: int) -> Params:
     return parts["params"] | parts["buffers"]
 
 
-@pytest.mark.parametrize("weights", ["size", "uniform"])
-@pytest.mark.parametrize("recipe", ["fedbn", "fedprox+fedbn"])
-def test_it_is_the_federation_of_modules(recipe: str, weights: str, engine: str) -> None:
-    """Two of three clients a round, so a client's batch norms wait for it.
+@pytest.mark.parametrize(
+    ("recipe", "weights", "shared"),
+    [
+        ("fedbn", "size", (*BASE, *HEAD)),
+        ("fedbn", "uniform", (*BASE, *HEAD)),
+        ("fedprox+fedbn", "size", (*BASE, *HEAD)),
+        ("fedper", "size", (*BASE, *NORM)),
+        ("fedprox+fedper", "size", (*BASE, *NORM)),
+        ("fedbn+fedper", "size", BASE),
+    ],
+)
+def test_it_is_the_federation_of_modules(
+    recipe: str, weights: str, shared: Sequence[str], engine: str
+) -> None:
+    """Two of three clients a round, so a client's own part waits for it.
 
     FedProx pulls at the shared part only.
     """
-    settings: dict[str, dict[str, object]] = {"fedbn": {"weights": weights}}
-    if recipe != "fedbn":
-        settings["fedprox"] = {"mu": MU}
-    ours = simulation(recipe, settings, engine)
-    reference = modules(ours)
+    settings: dict[str, dict[str, object]] = {"fedprox": {"mu": MU}, "fedbn": {"weights": weights}}
+    ours = simulation(recipe, {name: settings.get(name, {}) for name in recipe.split("+")}, engine)
+    reference = modules(ours, shared)
+    own = [name for name in (*BASE, *HEAD, *NORM) if name not in shared]
     for t, found in enumerate(ours.rounds(), start=1):
         cohort = draw_cohort(0, t, len(SIZES), COHORT)
         n = [SIZES[k] if weights == "size" else 1 for k in cohort]
-        reference.round(cohort, n, MU if "fedprox" in settings else 0.0)
-        same(ours.loop.state.params, reference.shared, SHARED)
+        reference.round(cohort, n, MU if "fedprox" in recipe else 0.0)
+        same(ours.loop.state.params | ours.loop.state.buffers, reference.shared, shared)
         for k, module in enumerate(reference.clients):
-            same(personal(ours, k), module.state_dict(), NORM)
-        # 4*3 + 4 + 3*4 + 3 shared numbers of 8 bytes; the 16 of the batch norm never leave.
-        assert found["bytes_up"] == found["bytes_down"] == COHORT * 31 * 8
+            same(personal(ours, k), module.state_dict(), own)
+        sent = sum(leaf.numel() for leaf in reference.shared.values())
+        assert found["bytes_up"] == found["bytes_down"] == COHORT * sent * 8
         accuracy, loss = reference.scores()
-        assert (
-            found["test_accuracy"] == found["sent_accuracy"] == pytest.approx(accuracy, abs=1e-12)
-        )
+        assert found["test_accuracy"] == pytest.approx(accuracy, abs=1e-12)
+        assert found["sent_accuracy"] == found["test_accuracy"]
         assert found["test_loss"] == pytest.approx(loss, rel=1e-12)
-        assert np.isnan(found["validation_accuracy"]), (
-            "nobody's batch norms belong to the validation split"
-        )
+        assert np.isnan(found["validation_accuracy"]), "nobody's part belongs to that split"
     assert t == ROUNDS
 
 
 def test_other_methods_see_the_trained_batch_norms(engine: str) -> None:
     """CCN's z: the mean feature of the client's own model after training."""
     ours = simulation("fedbn+ccn", engine=engine, cohort=3)
-    reference, exchanges = modules(ours), hand.tapped(ours)
+    reference, exchanges = modules(ours, (*BASE, *HEAD)), hand.tapped(ours)
     next(ours.rounds())
     _, reply = exchanges[0]
     for k, module in enumerate(reference.clients):

@@ -20,13 +20,12 @@ class Reference:
 
     def local(self, batches: Sequence[hand.Array]) -> hand.Tree:
         """x <- x - eta_l (alpha g + (1 - alpha) Delta)."""
-        w = self.w
-        for batch in batches:
-            g = self.gradient(w, hand.X[batch], hand.Y[batch])
-            g = hand.each(lambda g, w: g + self.decay * w, g, w)
-            v = hand.each(lambda g, d: ALPHA * g + (1 - ALPHA) * d, g, self.delta)
-            w = hand.each(lambda w, v: w - hand.LR * v, w, v)
-        return w
+
+        def direction(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
+            g = hand.each(lambda g, w: g + self.decay * w, self.gradient(w, x, y), w)
+            return hand.each(lambda g, d: ALPHA * g + (1 - ALPHA) * d, g, self.delta)
+
+        return hand.descend(self.w, batches, direction)
 
     def gradient(self, w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
         return hand.gradient(w, x, y)

@@ -1,4 +1,4 @@
-"""FedDecorr (Shi et al. 2023) against arithmetic by hand, and the two forms of its loss."""
+"""FedDecorr (Shi et al. 2023) against arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -39,41 +39,29 @@ def decorrelation(z: hand.Array) -> tuple[float, hand.Array]:
 )
 def test_its_loss(engine: str, options: dict[str, int]) -> None:
     """On clients of 1, 2 and 3 samples: a batch of one has no correlations."""
-    ran = hand.run("feddecorr", {"feddecorr": {"beta": BETA}}, engine=engine, **options)
-    w, parts = hand.W0, []
-    for t, cohort, batches in ran.rounds():
-        local, losses = [], []
-        for of_client in batches:
-            w_k, of_steps = w, []
-            for batch in of_client:
-                x, y = hand.X[batch], hand.Y[batch]
-                value, dh = decorrelation(hand.hidden(w_k, x))
-                parts.append(value)
-                of_steps.append(hand.loss(w_k, x, y) + BETA * value)
-                g = hand.gradient(w_k, x, y, dh=BETA * dh)
-                w_k = hand.each(lambda leaf, g: leaf - hand.LR * g, w_k, g)
-            local.append(w_k)
-            losses.append(np.mean(of_steps))
-        n = np.array([hand.SIZES[k] for k in cohort])
-        w = hand.average(n / n.sum(), local)
-        assert ran.outcome.rows[t - 1]["local_loss"] == pytest.approx(np.mean(losses), rel=1e-10)
-    hand.same(ran.outcome.params, w, rtol=1e-9)
+    ran, parts = hand.run("feddecorr", {"feddecorr": {"beta": BETA}}, engine=engine, **options), []
+
+    def loss(w: hand.Tree, _: hand.Tree, k: int, batch: hand.Array) -> tuple[float, hand.Tree]:
+        x, y = hand.X[batch], hand.Y[batch]
+        value, dh = decorrelation(hand.hidden(w, x))
+        parts.append(value)
+        return hand.loss(w, x, y) + BETA * value, hand.gradient(w, x, y, dh=BETA * dh)
+
+    ran.follows(loss)
     assert max(parts) > 0.1
 
 
 @pytest.mark.parametrize("padding", [0, 3])
-def test_the_two_forms_by_the_correlation_matrix(padding: int) -> None:
+def test_its_loss_by_the_correlation_matrix(padding: int) -> None:
     """NumPy's, of 7 samples in 4 dimensions; samples of padding count nothing."""
     rng = np.random.default_rng(1)
     z = rng.normal(size=(7, 4)) @ rng.normal(size=(4, 4))
     beside = np.corrcoef(z.T)[~np.eye(4, dtype=bool)]
-    wanted = {"code": np.mean((6 * beside) ** 2) / 7, "paper": (beside**2).sum() / 4**2}
     features = torch.tensor(np.concatenate([z, rng.normal(size=(padding, 4))]))
     mask = torch.tensor([1.0] * 7 + [0.0] * padding) if padding else None
     batch = Batch(features, torch.zeros(len(features)), mask)
     nobody: Any = None
-    for form, value in wanted.items():
-        method = FedDecorr(beta=BETA, form=form)  # type: ignore[arg-type]  # one of its words
-        found = method.penalty({}, Output(features, features, {}), batch, nobody)
-        assert found is not None
-        assert found.item() == pytest.approx(BETA * value, rel=1e-6)  # eps stands beside variances
+    value = FedDecorr(beta=BETA).penalty({}, Output(features, features, {}), batch, nobody)
+    assert value is not None
+    wanted = BETA * np.mean((6 * beside) ** 2) / 7
+    assert value.item() == pytest.approx(wanted, rel=1e-6)  # eps stands beside variances

@@ -66,8 +66,7 @@ def test_two_rounds(
     w = hand.W0
     for t, ids, batches in ran.rounds():
         local = [hand.descend(w, of) for of in batches]
-        n = np.array([hand.SIZES[k] for k in ids])
-        w = distil(hand.average(n / n.sum(), local), teach(local, tau), t, numbers)
+        w = distil(hand.average(hand.shares(ids), local), teach(local, tau), t, numbers)
     hand.same(ran.outcome.params, w, rtol=1e-8)
     hand.same(ran.outcome.evaluated, w, rtol=1e-8)
     assert all(reply.upload["feddf"] == {} for _, reply in ran.exchanges), "no further traffic"

@@ -24,23 +24,18 @@ def test_its_lines(engine: str, options: dict[str, Any]) -> None:
     """w_old is the model that the client received when it last took part, not that of the last
     round; before that it is w_0."""
     ran = hand.run("fedlesam", SETTINGS, engine=engine, **options)
-    w, w_old = hand.W0, [hand.W0 for _ in hand.CLIENTS]
+    w_old = [hand.W0 for _ in hand.CLIENTS]
     lengths = []
-    for _, cohort, batches in ran.rounds():
-        local = []
-        for k, of in zip(cohort, batches, strict=True):
-            delta = to_length(RHO, hand.each(np.subtract, w_old[k], w))
-            lengths.append(hand.length(delta))
 
-            def direction(
-                w: hand.Tree, x: hand.Array, y: hand.Array, delta: hand.Tree = delta
-            ) -> hand.Tree:
-                return hand.gradient(hand.each(np.add, w, delta), x, y)
+    def local(w: hand.Tree, k: int, batches: list[hand.Array]) -> hand.Tree:
+        delta = to_length(RHO, hand.each(np.subtract, w_old[k], w))
+        lengths.append(hand.length(delta))
+        w_old[k] = w
+        return hand.descend(
+            w, batches, lambda w, x, y: hand.gradient(hand.each(np.add, w, delta), x, y)
+        )
 
-            local.append(hand.descend(w, of, direction))
-            w_old[k] = w
-        w = hand.average([1 / len(local)] * len(local), local)
-    hand.same(ran.outcome.params, w)
+    hand.same(ran.outcome.params, ran.federated(local, (1, 1, 1)))
     for k in range(3):
         hand.same(hand.row(ran.memory("fedlesam")["w_old"], k), w_old[k])
     assert sorted({round(length, 6) for length in lengths}) == [0, RHO]

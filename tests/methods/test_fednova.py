@@ -34,14 +34,11 @@ class Reference:
         self.rho, self.mu, self.nu, self.w, self.lr = rho, mu, nu, hand.W0, hand.LR
 
     def local(self, batches: list[hand.Array]) -> hand.Tree:
-        w, v = self.w, hand.zeros()
-        for batch in batches:
-            g = hand.gradient(w, hand.X[batch], hand.Y[batch])
-            v = hand.each(
-                lambda v, g, w, w_t: self.rho * v + g + self.mu * (w - w_t), v, g, w, self.w
-            )
-            w = hand.each(lambda w, v: w - self.lr * v, w, v)
-        return w
+        def direction(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
+            g = hand.gradient(w, x, y)
+            return hand.each(lambda g, w, w_t: g + self.mu * (w - w_t), g, w, self.w)
+
+        return hand.descend(self.w, batches, direction, self.lr, momentum=self.rho)
 
     def count(self, tau: int) -> float:
         return float(counted(tau, self.rho, self.mu, self.lr).sum())
@@ -50,8 +47,7 @@ class Reference:
         tau = np.array([len(of) for of in batches], dtype=float)
         a = np.array([self.count(len(of)) for of in batches])
         local = [self.local(of) for of in batches]
-        n = np.array([hand.SIZES[k] for k in cohort], dtype=float)
-        self.w = combined(self.w, local, n / n.sum(), a, tau if self.mu else a, self.nu)
+        self.w = combined(self.w, local, hand.shares(cohort), a, tau if self.mu else a, self.nu)
 
 
 def combined(
@@ -97,17 +93,6 @@ def test_a_is_the_number_of_gradients_that_an_update_holds(
     assert sent.keys() == ({"a", "tau"} if mu else {"a"})
     if mu:
         np.testing.assert_array_equal(sent["tau"], [2, 4, 6])
-
-
-@pytest.mark.parametrize("tau", [1, 2, 5])
-def test_the_vector_gives_the_closed_forms(tau: int) -> None:
-    """Section 5: a = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho); with mu, sum_s (1 - eta
-    mu)^s."""
-    assert counted(tau, 0.0, 0.0).sum() == tau
-    momentum = (tau - RHO * (1 - RHO**tau) / (1 - RHO)) / (1 - RHO)
-    assert counted(tau, RHO, 0.0).sum() == pytest.approx(momentum, rel=1e-12)
-    proximal = sum((1 - hand.LR * MU) ** s for s in range(tau))
-    assert counted(tau, 0.0, MU).sum() == pytest.approx(proximal, rel=1e-12)
 
 
 @pytest.mark.parametrize(("nu", "wanted"), [("direction", 7 / 6), ("weights", 1.0)])

@@ -54,22 +54,13 @@ def test_its_loss(engine: str, options: dict[str, int]) -> None:
     network = hand.given(W0, net=mlp((2,), 3, hidden=2))
     of = hand.federation(y=Y)
     ran = hand.run("fedntd", SETTINGS, engine=engine, network=network, of=of, **options)
-    w = W0
-    for t, cohort, batches in ran.rounds():
-        local, losses = [], []
-        for of_client in batches:
-            w_k, of_steps = w, []
-            for batch in of_client:
-                x, y = hand.X[batch], Y[batch]
-                of_steps.append(hand.loss(w_k, x, y) + BETA * divergences(w_k, w, x, y))
-                g = gradient(w_k, w, x, y)
-                w_k = hand.each(lambda leaf, g: leaf - hand.LR * g, w_k, g)
-            local.append(w_k)
-            losses.append(np.mean(of_steps))
-        n = np.array([hand.SIZES[k] for k in cohort])
-        w = hand.average(n / n.sum(), local)
-        assert ran.outcome.rows[t - 1]["local_loss"] == pytest.approx(np.mean(losses), rel=1e-10)
-    hand.same(ran.outcome.params, w)
+
+    def loss(w: hand.Tree, w_t: hand.Tree, k: int, batch: hand.Array) -> tuple[float, hand.Tree]:
+        x, y = hand.X[batch], Y[batch]
+        value = hand.loss(w, x, y) + BETA * divergences(w, w_t, x, y)
+        return value, gradient(w, w_t, x, y)
+
+    ran.follows(loss, W0)
 
 
 def test_of_two_classes_there_is_nothing_to_distil(engine: str) -> None:

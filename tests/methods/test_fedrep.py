@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from tests.methods import by_hand as hand
@@ -47,8 +46,7 @@ def test_the_head_then_the_body(head_epochs: int, options: dict[str, float], eng
             w = train(body | heads[k], of, n_head, *sgd)
             heads[k] = {name: w[name] for name in HEAD}
             ends.append({name: w[name] for name in BODY})
-        p = np.array([hand.SIZES[k] for k in cohort], dtype=float)
-        body = hand.average(p / p.sum(), ends)
+        body = hand.average(hand.shares(cohort), ends)
     hand.same(ran.server.params, body)
     for k in range(3):
         hand.same(hand.row(ran.outcome.personal["params"], k), heads[k])

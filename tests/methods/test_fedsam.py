@@ -40,12 +40,7 @@ def test_its_steps(engine: str, options: dict[str, Any]) -> None:
     ran = hand.run("fedsam", SETTINGS, engine=engine, **options)
 
     def local(w: hand.Tree, k: int, batches: list[hand.Array]) -> hand.Tree:
-        v = hand.zeros()
-        for batch in batches:
-            g = sharp(w, hand.X[batch], hand.Y[batch])
-            v = hand.each(lambda v, g: options.get("momentum", 0.0) * v + g, v, g)
-            w = hand.each(lambda w, v: w - hand.LR * v, w, v)
-        return w
+        return hand.descend(w, batches, sharp, momentum=options.get("momentum", 0.0))
 
     hand.same(ran.outcome.params, ran.federated(local, UNIFORM))
 

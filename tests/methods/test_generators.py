@@ -1,4 +1,4 @@
-"""What FedGen and FedFTG share, against loops in NumPy."""
+"""What FedGen and FedFTG draw; their own tests have the rest."""
 
 from __future__ import annotations
 
@@ -7,27 +7,11 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.baselines.generators import (
-    diversity,
     draw_labels,
-    generate,
     init,
-    label_weights,
 )
 
 COUNTS = torch.tensor([[3.0, 0.0, 1.0, 0.0], [1.0, 0.0, 5.0, 0.0]])
-
-
-@pytest.mark.parametrize("slope", [0.0, 0.2])
-def test_generate(slope: float) -> None:
-    """W2 a(W1 [eps, onehot(y)] + b1) + b2."""
-    g = init(torch.tensor(3), 2, 3, 4, 5, torch.zeros((), dtype=torch.float64))
-    eps, y = torch.tensor([[0.1, -2.0], [1.5, 0.3]], dtype=torch.float64), torch.tensor([2, 0])
-    w = {name: leaf.numpy() for name, leaf in g.items()}
-    given = np.array([[0.1, -2.0, 0, 0, 1], [1.5, 0.3, 1, 0, 0]])
-    a = given @ w["w1"].T + w["b1"]
-    wanted = np.where(a > 0, a, slope * a) @ w["w2"].T + w["b2"]
-    assert ((a > 0).any(), (a < 0).any()) == (True, True)
-    np.testing.assert_allclose(generate(g, eps, y, 3, slope), wanted, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -50,21 +34,6 @@ def test_initial_weights_fill_their_range(dtype: torch.dtype) -> None:
     assert len({leaf.flatten()[0].item() for leaf in g.values()}) == 4
 
 
-def test_diversity() -> None:
-    rng = np.random.default_rng(0)
-    eps, out = rng.normal(size=(4, 3)), rng.normal(size=(4, 2))
-    total = 0.0
-    for i in range(4):
-        for j in range(4):
-            total += ((eps[i] - eps[j]) ** 2).mean() * np.abs(out[i] - out[j]).mean()
-    assert diversity(torch.tensor(eps), torch.tensor(out)).item() == pytest.approx(
-        np.exp(-total / 16), rel=1e-12
-    )
-    assert diversity(torch.tensor(eps), torch.zeros(4, 2)).item() == 1.0, (
-        "one output for every noise: the worst"
-    )
-
-
 def test_labels_follow_the_cohorts_counts() -> None:
     """4 : 0 : 6 : 0 of 10, to 5 standard errors; a label that nobody has is never drawn."""
     y = draw_labels(torch.tensor(1), COUNTS, 20_000)
@@ -73,8 +42,3 @@ def test_labels_follow_the_cohorts_counts() -> None:
     assert abs(share[0] - 0.4) < 5 * np.sqrt(0.24 / 20_000)
     assert torch.equal(y, draw_labels(torch.tensor(1), COUNTS, 20_000))
     assert not torch.equal(y, draw_labels(torch.tensor(2), COUNTS, 20_000))
-
-
-def test_label_weights() -> None:
-    wanted = [[0.75, 0.0, 1 / 6, 0.0], [0.25, 0.0, 5 / 6, 0.0]]
-    np.testing.assert_allclose(label_weights(COUNTS), wanted, rtol=1e-6)

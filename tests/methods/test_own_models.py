@@ -28,12 +28,13 @@ def test_no_method_is_left_out() -> None:
 
 @pytest.mark.parametrize("recipe", thinned([*OWN, *TOGETHER], 0))
 def test_processes_and_a_checkpoint_keep_the_bits(recipe: str, tmp_path: Path) -> None:
-    """Of the clients' own models too."""
-    whole = federation.run(recipe, batch_norm=True)
-    beside = federation.run(recipe, batch_norm=True, workers=2)
+    """Of the clients' own models too. FedPer's have no buffers here, which no file then has."""
+    batch_norm = recipe != "fedper"
+    whole = federation.run(recipe, batch_norm=batch_norm)
+    beside = federation.run(recipe, batch_norm=batch_norm, workers=2)
     file = tmp_path / "checkpoint"
-    next(federation.simulation(recipe, batch_norm=True, checkpoint=file).rounds())
-    resumed = federation.simulation(recipe, batch_norm=True, checkpoint=file)
+    next(federation.simulation(recipe, batch_norm=batch_norm, checkpoint=file).rounds())
+    resumed = federation.simulation(recipe, batch_norm=batch_norm, checkpoint=file)
     assert resumed.start_round == 1
     for found in (beside, resumed.run()):
         assert federation.equal(found, whole)

@@ -99,15 +99,12 @@ def test_with_a_large_q_only_the_worst_client_counts() -> None:
 
 def test_the_loss_is_that_of_the_received_model_in_eval_mode(engine: str) -> None:
     """With a batch norm: F_k uses the buffers that came with the model, in rounds 1 and 2."""
-    w = hand.W0 | {"bn1.weight": np.array([1.5, 0.7]), "bn1.bias": np.array([-0.4, 0.2])}
-    network = hand.given(w, {"bn1.mean": np.zeros(2), "bn1.var": np.ones(2)})
-    ran = hand.run("qfedavg", engine=engine, network=network)
+    ran = hand.run("qfedavg", engine=engine, network=hand.with_norm())
     for ask, reply in ran.exchanges:
-        p = hand.arrays(ask.params | ask.buffers)
+        head = hand.arrays(ask.params)
         for k, client in enumerate(hand.CLIENTS):
-            z = hand.X[client] @ p["fc1.weight"].T + p["fc1.bias"]
-            z = (z - p["bn1.mean"]) / np.sqrt(p["bn1.var"] + 1e-5) * p["bn1.weight"] + p["bn1.bias"]
-            o = np.maximum(z, 0) @ p["fc2.weight"].T + p["fc2.bias"]
+            h = hand.normalised(ask.params | ask.buffers, hand.X[client])
+            o = h @ head["fc2.weight"].T + head["fc2.bias"]
             wanted = -np.log(hand.softmax(o)[range(len(client)), hand.Y[client]]).mean()
             assert reply.upload["qfedavg"]["F"][k].item() == pytest.approx(wanted, rel=1e-10)
     first, second = (ask.buffers["bn1.mean"] for ask, _ in ran.exchanges)

@@ -143,7 +143,7 @@ def test_option_one_runs_the_received_model_in_eval_mode_with_the_received_buffe
         memory={"c_i": {"w": torch.tensor(-0.2)}},
     )
     one = torch.tensor(1.0)
-    trace = Trace({"w": torch.tensor(9.0)}, {}, one, one, {}, one, 1)
+    trace = Trace({"w": torch.tensor(9.0)}, {}, one, one, {}, 1)
     upload, memory, *_ = ScaffoldI().report(trace, client)
     assert network.calls == [({"of": "received"}, False)] * 2
     wanted = np.mean([-x / (1 + np.exp(0.4 * x)) for x in (1, 2, 3)])

@@ -178,16 +178,6 @@ def test_engines_agree_on_a_schedule(entry: str) -> None:
     close(b.evaluated, a.evaluated, 1e-9)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_schedule_that_stays_constant_changes_no_bit(engine: str, optimizer: str) -> None:
-    ours = Step(0.1, factor=1.0, every=1)
-    assert federation.equal(
-        federation.run("fedavg", engine=engine, lr=ours, optimizer=optimizer),
-        federation.run("fedavg", engine=engine, lr=0.1, optimizer=optimizer),
-    )
-
-
 def test_processes_have_the_same_bits() -> None:
     """Each forked process computes the rate itself."""
     outcomes = [federation.run("scaffold+fnr", lr=DECAYING, workers=workers) for workers in (1, 2)]

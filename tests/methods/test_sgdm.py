@@ -22,8 +22,8 @@ def settings(form: str = "sgdm", gamma: float = GAMMA) -> dict[str, dict[str, ob
 class Reference:
     """The server of each form."""
 
-    def __init__(self, form: str, decay: float = 0.0) -> None:
-        self.form, self.decay = form, decay
+    def __init__(self, form: str, decay: float = 0.0, step: float = 1.0) -> None:
+        self.form, self.decay, self.step = form, decay, step
         self.w, self.v, self.d = hand.W0, hand.zeros(), hand.zeros()
 
     def local(self, batches: Sequence[hand.Array]) -> tuple[hand.Tree, hand.Tree]:
@@ -38,13 +38,12 @@ class Reference:
 
     def round(self, cohort: Sequence[int], batches: Sequence[list[hand.Array]]) -> None:
         found = [self.local(of) for of in batches]
-        n = np.array([hand.SIZES[k] for k in cohort], dtype=float)
-        average = hand.average(n / n.sum(), [w for w, _ in found])
+        average = hand.average(hand.shares(cohort), [w for w, _ in found])
         if self.form == "sgdm":
-            self.v = hand.average(n / n.sum(), [v for _, v in found])
+            self.v = hand.average(hand.shares(cohort), [v for _, v in found])
         if self.form == "sgdm_server":
             self.d = hand.each(lambda d, new, w: GAMMA * d + (new - w), self.d, average, self.w)
-            average = hand.each(np.add, self.w, self.d)
+            average = hand.each(lambda w, d: w + self.step * d, self.w, self.d)
         self.w = average
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -109,17 +107,6 @@ class Tied(nn.Module):
         return h
 
 
-class Remembers(Other):
-    """Keeps a number from pass to pass that is no buffer."""
-
-    last: Any = 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = super().forward(x + self.last)
-        self.last = 0.1 * float(x.detach().mean()) + 1
-        return out
-
-
 class Averages(Other):
     """Changes a buffer of its own in training, side by side as alone."""
 
@@ -150,13 +137,6 @@ class Counts(Other):
 class Overwrites(Other):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.clamp_(max=0.5))
-
-
-class Clamps(Other):
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.fc.weight.clamp_(max=0.1)
-        return super().forward(x)
 
 
 class Elsewhere(Other):

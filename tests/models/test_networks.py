@@ -257,15 +257,6 @@ def test_a_relu_behind_the_pool_gives_the_same_bits(shift: float) -> None:
         assert torch.equal(first, second)
 
 
-def test_activations_are_after_the_relu_and_before_pooling() -> None:
-    network = cnn((1, 8, 8), 10, channels=2, hidden=5, batch_norm=True)
-    params, buffers = network.init(torch.Generator().manual_seed(0))
-    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    found = Task(network, SGD(0.1)).activations(params, buffers, x)
-    assert [tuple(found[f"conv{i}"].shape) for i in (1, 2)] == [(3, 2, 8, 8), (3, 4, 4, 4)]
-    assert all((found[name] >= 0).all() for name in ("conv1", "conv2", "fc1"))
-
-
 @pytest.mark.parametrize(
     ("kind", "ours", "theirs"),
     [

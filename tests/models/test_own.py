@@ -8,17 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fedml_noniid as nd
-from fedml_noniid.contract.checks import close, close_together
+from fedml_noniid.contract.checks import close
 from fedml_noniid.contract.federation import PLAN
-from fedml_noniid.core.component import HEAD, Setting, overrides
-from fedml_noniid.core.data import Samples
+from fedml_noniid.core.component import HEAD, overrides
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.options import RecipeError
 from fedml_noniid.engines.packing import flatten
@@ -27,7 +25,6 @@ from fedml_noniid.models import build, factories, name_of
 from fedml_noniid.models.own import OwnNetwork
 from fedml_noniid.models.rows import OwnRow
 from fedml_noniid.models.settings import ModelSettings, build_network
-from fedml_noniid.plugins import registry
 from fedml_noniid.plugins.registry import METHODS
 from tests import federation
 from tests.models import own_networks
@@ -74,10 +71,8 @@ def test_what_is_found_out(name: str, reason: str, head: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Remembers", "the output of fc depends on last, which passes change; allowed: a buffer"),
         ("Counts", "training changes steps, a buffer of whole numbers"),
         ("Overwrites", "its forward changes the samples"),
-        ("Clamps", "its forward changes fc.weight"),
         ("Elsewhere", "its first values differ between two calls with one seed"),
         ("Wide", r"gives \[4, 4\] for 4 samples; allowed: logits \[4, 3\]"),
         ("Fails", r"own_networks.py, line \d+: RuntimeError: mat1 and mat2"),
@@ -106,29 +101,6 @@ def test_what_options_are_refused() -> None:
         build("mlp", SHAPE, 3, head="fc1")
 
 
-def test_training_is_torchs_own() -> None:
-    """Full batches of one client, by `torch.optim.SGD` on the module itself, in float64."""
-    of = federation.federation(torch.float64, sizes=(40,))
-    net = own("Small", p=0.0)
-    options = {"of": of, "dtype": torch.float64, "model": net, "cohort": 1, "batch_size": 40}
-    found = federation.run("fedavg", epochs=4, rounds=1, lr=0.3, **options)
-    params, buffers = initial_model(net, PLAN["seed"], of.train.x)
-    module = own_networks.Small(p=0.0).double()
-    running = {f"norm.running_{name}": buffers[f"norm.{name}"] for name in ("mean", "var")}
-    module.load_state_dict(params | running, strict=False)
-    sgd = torch.optim.SGD(module.parameters(), lr=0.3)
-    for _ in range(4):
-        sgd.zero_grad()
-        loss = nn.functional.cross_entropy(module(of.train.x), of.train.y)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
-        sgd.step()
-    for name, leaf in module.named_parameters():
-        torch.testing.assert_close(found.params[name], leaf.detach(), rtol=1e-12, atol=1e-13)
-    for name, leaf in (("mean", module.norm.running_mean), ("var", module.norm.running_var)):
-        torch.testing.assert_close(found.buffers[f"norm.{name}"], leaf, rtol=1e-12, atol=1e-13)
-    assert set(found.params) == set(dict(module.named_parameters()))
-
-
 ROWS_OF_IMAGES = ("convolutions", "Pooled", "Functions")
 USES = ("features", "personal", "fixed_classifier", "fixed_body", "whole_models")
 USING = [
@@ -144,10 +116,7 @@ USING = [
 def test_engines_agree(entry: str) -> None:
     """With batch norm and dropout, on ragged clients: two processes to the bit."""
     recipe, settings = ALONE[entry]
-    net = own()
-    if recipe == "ccn" and settings.get("ccn", {}).get("z_act") == "pre":
-        net = own("Small", p=0.0)
-    options = {"dtype": torch.float64, "model": net, "rounds": 2, "epochs": 1}
+    options = {"dtype": torch.float64, "model": own(), "rounds": 2, "epochs": 1}
     alone = federation.run(recipe, settings, **options)
     beside = federation.run(recipe, settings, engine="vectorized", **options)
     for part in ("params", "evaluated", "buffers"):
@@ -185,12 +154,6 @@ def test_without_features_a_method_runs_or_is_refused(method: str, name: str) ->
             simulation()
     else:
         assert all(leaf.isfinite().all() for leaf in simulation().run().evaluated.values())
-
-
-def test_a_refusal_says_what_is_missing() -> None:
-    setting = Setting(4, 2, features=False)
-    with pytest.raises(RecipeError, match="'moon' needs a linear classifier that is trained"):
-        registry.build("moon", {}, setting)
 
 
 IMAGES = federation.images()
@@ -343,52 +306,3 @@ def test_names_of_objects_last() -> None:
     module = nn.Linear(6, 3)
     assert name_of(module) == name_of(module) != name_of(nn.Linear(6, 3))
     assert name_of(own_networks.Small) == f"{OWN}:Small"
-
-
-def resnet(n_classes: int) -> nn.Module:
-    found: nn.Module = pytest.importorskip("torchvision").models.resnet18(num_classes=n_classes)
-    return found
-
-
-def mobilenet(n_classes: int) -> nn.Module:
-    models = pytest.importorskip("torchvision").models
-    found: nn.Module = models.mobilenet_v3_small(num_classes=n_classes)
-    return found
-
-
-class Transformer(nn.Module):
-    """Patches of images, two layers of attention."""
-
-    def __init__(self, n_classes: int) -> None:
-        super().__init__()
-        self.cut, self.place = nn.Conv2d(3, 16, 8, 8), nn.Parameter(torch.randn(16, 16) * 0.02)
-        layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
-        self.body, self.out = nn.TransformerEncoder(layer, 2), nn.Linear(16, n_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.cut(x).flatten(2).transpose(1, 2) + self.place
-        out: Tensor = self.out(self.body(h).mean(1))
-        return out
-
-
-@pytest.mark.slow  # a round of each takes seconds
-@pytest.mark.parametrize("make", [resnet, mobilenet, Transformer])
-def test_well_known_networks_train_under_every_kind_of_method(
-    make: Callable[[int], nn.Module],
-) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(24, 3, 32, 32, generator=generator, dtype=torch.float64)
-    data = Samples(x, torch.randint(3, (24,), generator=generator))
-    clients = [np.arange(8), np.arange(8, 18), np.arange(18, 24)]
-    of = federation.Federation(data, clients, data, data)
-    net = build(name_of(make), (3, 32, 32), 3)
-    for recipe in ("fedavg", "scaffold", "fnr", "ccn", "rfedavg_plus"):
-        options = {"of": of, "model": net, "rounds": 1, "epochs": 1, "cohort": 3}
-        # Batch norms of two samples of one position each magnify rounding, even of float64.
-        options["dtype"] = torch.float64
-        alone, again = (federation.run(recipe, **options) for _ in range(2))
-        assert federation.equal(alone, again)
-        if net.vmappable:
-            beside = federation.run(recipe, engine="vectorized", **options)
-            close_together(beside.evaluated, alone.evaluated, 1e-4)
-    assert net.vmappable is (make is not Transformer)

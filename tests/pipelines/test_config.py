@@ -12,7 +12,9 @@ from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment import check, config
 from fedml_noniid.pipelines.experiment.provenance import of_training
 from fedml_noniid.pipelines.stages.deploy import deployment_of
+from fedml_noniid.plugins import registry
 from fedml_noniid.plugins.registry import METHODS
+from tests.leaking import Peek
 
 ROOT = Path(__file__).parents[2]
 FILE = (ROOT / "params.yaml").read_text()
@@ -254,8 +256,9 @@ def test_check_composes_every_recipe(tmp_path: Path) -> None:
 
 def test_a_leak_says_so_in_its_name_and_needs_no_public_split(tmp_path: Path) -> None:
     """The name is in every folder, table, plot and MLflow page. With public: 0 the clients can hold
-    all training images, as in FNR-FL's repository."""
-    leaking = "{recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
+    all training images."""
+    registry.register(Peek)
+    leaking = "{recipe: peek}"
     no_grid = ("    fnr: {p: [0.3, 0.5, 0.7]}\n", "")
     (line,) = refusals(tmp_path, ("fnr: {fnr: {p: 0.5}}", f"fnr: {leaking}"), no_grid)
     assert "recipes.fnr" in line and "trains on the test set" in line
@@ -268,9 +271,8 @@ def test_a_leak_says_so_in_its_name_and_needs_no_public_split(tmp_path: Path) ->
     ]
     named = ("  fnr: {fnr: {p: 0.5}}", f"  fnr-leak: {leaking}")
     assert refusals(tmp_path, *everything, named) == []
-    sound = (named[0], named[1].replace("test", "train_holdout"))
-    (line,) = refusals(tmp_path, *everything, sound)
-    assert "fnr_authors: needs a public split, but public is 0" in line
+    (line,) = refusals(tmp_path, *everything, (named[0], "  fnr-leak: {recipe: fnr}"))
+    assert "fnr: needs a public split, but public is 0" in line
 
 
 @pytest.mark.parametrize(
@@ -292,13 +294,8 @@ def test_a_leak_says_so_in_its_name_and_needs_no_public_split(tmp_path: Path) ->
             "recipes.centralised: 'centralised' is for simulations and can't be deployed",
         ),
         (
-            [
-                (
-                    "fnr: {fnr: {p: 0.5}}",
-                    "fnr: {recipe: fnr_authors, fnr_authors: {fnr_reg: squared}}",
-                )
-            ],
-            "fnr_reg = 'squared' is unknown (did you mean 'squared_live'?)",
+            [("fnr: {fnr: {p: 0.5}}", "fnr: {recipe: fednnnn, fednnnn: {variant: norm}}")],
+            "variant = 'norm' is unknown (did you mean 'norm_norm'?)",
         ),
         (
             [
@@ -321,9 +318,9 @@ def test_check_finds_what_single_settings_do_not_show(
     "path", sorted((ROOT / "research" / "experiments").glob("*.yaml")), ids=lambda path: path.stem
 )
 def test_the_experiments_that_come_with_the_project_are_good(path: Path, tmp_path: Path) -> None:
-    shutil.copy(
-        ROOT / "research" / "experiments" / "cost.py", tmp_path
-    )  # a callback of one of them
+    beside = [path.parent / "cost.py", *(ROOT / "research" / "methods").glob("*.py")]
+    for file in beside:  # a callback of one of them, methods of all
+        shutil.copy(file, tmp_path)
     assert refusals(tmp_path, text=path.read_text()) == []
 
 
