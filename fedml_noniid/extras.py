@@ -12,12 +12,15 @@ from fedml_noniid.core.errors import UserError
 EXCEL = "excel"
 # Extra -> the modules of it that our code imports. pyproject.toml has the distributions.
 PIPELINE, SILO, CLUSTER, PRIVACY = "pipeline", "silo", "cluster", "privacy"
+TENSORBOARD, WANDB = "tensorboard", "wandb"
 MODULES = {
     PIPELINE: ("dvc", "jinja2", "markdown_it", "mlflow", "pyarrow", "tabulate", "typer"),
     SILO: ("cryptography", "fedml", "grpc", "yaml"),
     EXCEL: ("openpyxl",),
     CLUSTER: ("cryptography", "dask", "distributed"),
     PRIVACY: ("dp_accounting",),
+    TENSORBOARD: ("tensorboard",),
+    WANDB: ("wandb",),
 }
 FEDML_PYTHON = (3, 11)  # fedml and its wandb need NumPy 1, of which newer Pythons have no wheels
 

@@ -1,7 +1,7 @@
 """How metrics are written, and which of a run is the main one. Torch is not imported here.
 
-Text, tables and pictures have accuracies in percent. Files of numbers, data frames and MLflow have
-fractions.
+Text, tables, pictures and MLflow's runs of methods have accuracies in percent. Files of numbers,
+data frames and MLflow's runs of seeds have fractions.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from itertools import chain
@@ -24,7 +24,6 @@ from fedml_noniid.api.data import Data
 from fedml_noniid.api.predictor import Predictor
 from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.saved import Files, folder_of
-from fedml_noniid.api.table import BEST, ONE_CLASS, MethodTable
 from fedml_noniid.core.errors import UserError, among, closest, shown
 from fedml_noniid.data.files import write_whole
 from fedml_noniid.data.readers.frames import exactly
@@ -37,10 +36,10 @@ from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.measuring import final_model, personal_parts
 from fedml_noniid.pipelines.experiment.results import ItemResult, of_clients
 from fedml_noniid.pipelines.experiment.training import SECONDS
-from fedml_noniid.pipelines.reporting import comparison, summary
+from fedml_noniid.pipelines.reporting import comparison, method_table, summary
 from fedml_noniid.pipelines.reporting.heatmap import verbatim
 from fedml_noniid.pipelines.reporting.summary import MethodSummary, ScenarioSummary
-from fedml_noniid.pipelines.reporting.text import MIB, NONE, in_unit, plus_minus
+from fedml_noniid.pipelines.reporting.text import MIB, NONE, in_unit, seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -245,8 +244,9 @@ class Result:
         """Saves the files of each seed as the stages name them, and summary.csv.
 
         runs/<setting>-<recipe>-<seed>/ has rounds.csv, model.safetensors, recorded.safetensors and
-        run.json. evaluation/<setting>-<recipe>-<seed>/ has per_class.csv, per_client.csv and
-        metrics.json. `nd.results` loads them. UserError if the folder can't be written.
+        run.json. evaluation/<setting>-<recipe>-<seed>/ has per_class.csv, per_client.csv,
+        confusion.csv and metrics.json. `nd.results` loads them. UserError if the folder can't be
+        written.
 
         >>> import tempfile, pathlib
         >>> import fedml_noniid as nd
@@ -260,8 +260,8 @@ class Result:
 
     def __repr__(self) -> str:
         point = "".join(f", {key} {value}" for key, value in self.point.items())
-        notes = [f"{_seeds(self.files)}: {self._scored}"] if self.files else []
-        notes += [f"no result of {_seeds(self.failed)}"] if self.failed else []
+        notes = [f"{seeds(self.files)}: {self._scored}"] if self.files else []
+        notes += [f"no result of {seeds(self.failed)}"] if self.failed else []
         return f"{self.recipe}{point}, {', '.join(notes)}"
 
     @property
@@ -512,13 +512,14 @@ class Results(Sequence[Result]):
         table.attrs["units"] = dict.fromkeys(self._in_percent(*COMPARED[:3]), "points")
         return table
 
-    def table(self, by: str | None = None) -> MethodTable:
+    def table(self, by: str | None = None) -> method_table.MethodTable:
         """The main metric after the last round, `82.4 ± 1.8`: methods by settings, or by the values
         of one argument of the sweep; a method then has a row for each setting of the others.
 
-        The best mean of a setting has a `*`, and is bold in `to_markdown()` and `to_latex()`. ≈
-        marks what the paired test, after Holm's adjustment, can't tell apart from it; `n` is said
-        where seeds have no result. UserError for a `by` that the sweep is not over.
+        The best mean of a setting has a `*`, and is bold in `to_markdown()` and `to_latex()`.
+        `to_csv()` has unrounded numbers. `noniid table --latex` writes the same table. ≈ marks what
+        the paired test, after Holm's adjustment, can't tell apart from the best; `n` is said where
+        seeds have no result. UserError for a `by` that the sweep is not over.
 
         >>> import fedml_noniid as nd
         >>> how = {"partition": "dirichlet", "clients": 5, "rounds": 2}
@@ -533,34 +534,13 @@ class Results(Sequence[Result]):
                 allowed=", ".join(self._keys) or "none, as there is one setting",
                 meant=closest(by, self._keys),
             )
-        cells: dict[str, dict[str, str]] = {}
-        asked = max((len(result.settings.seeds) for result in self._found), default=0)
-        metric = metric_of(next((result.main for result in self._found), "accuracy"))
+        scenarios = []
         for point, group in self._scenarios():
-            tests = comparison.against(group, group.best)
-            column, others = (
-                _point_text(
-                    {key: value for key, value in point.items() if (by in (None, key)) is inside}
-                )
-                for inside in (True, False)
-            )
-            for method in sorted(group.methods, key=lambda each: self._recipes.index(each.recipe)):
-                row = ", ".join(filter(None, [method.label.removesuffix(ONE_CLASS), others]))
-                test = tests.get(method.recipe) if method.rank else None
-                cell = [
-                    plus_minus(method.final, metric.decimals - 1, scale=metric.factor),
-                    f" (n={method.final.n})" if method.final.n < asked else "",
-                    ONE_CLASS if method.one_class else "",
-                    test.mark if test else "",
-                    BEST if method.rank == 1 and len(group.methods) > 1 else "",
-                ]
-                cells.setdefault(row, {})[column or metric.words] = "".join(cell)
-        columns = [*dict.fromkeys(column for row in cells.values() for column in row)]
-        rows = [
-            [name, *(row.get(column, NONE) for column in columns)] for name, row in cells.items()
-        ]
-        title = f"{metric.words}{metric.unit} after the last round, mean ± deviation over seeds"
-        return MethodTable([["method", *columns], *rows], title)
+            inside = {key: value for key, value in point.items() if by in (None, key)}
+            outside = {key: value for key, value in point.items() if key not in inside}
+            scenarios.append((_point_text(inside), _point_text(outside), group))
+        n_seeds = max((len(result.settings.seeds) for result in self._found), default=0)
+        return method_table.from_scenarios(scenarios, self._recipes, n_seeds)
 
     def plot(self, ax: Axes | None = None) -> Figure:
         """Draws the test accuracy per round, a panel for each setting, into a new figure of pyplot.
@@ -733,20 +713,16 @@ def _point_text(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in point.items())
 
 
-def _seeds(seeds: Collection[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-
-
 def _note(one: MethodSummary, group: ScenarioSummary) -> str:
     """What sets a recipe apart from the others."""
     notes = [f"LEAK: {one.leak}"] if one.leak else []
     if one.public and not one.leak:
         notes.append(f"sees {one.public} public data")
-    notes += [f"ONE CLASS on {_seeds(one.one_class)}"] if one.one_class else []
+    notes += [f"ONE CLASS on {seeds(one.one_class)}"] if one.one_class else []
     notes += [] if one.is_above_majority else ["no better than the majority class"]
     items = (item.rpartition("-") for item in group.missing)
     if lost := [int(seed) for name, _, seed in items if name == f"{group.name}-{one.recipe}"]:
-        notes.append(f"no result of {_seeds(lost)}, so its means are those of the others")
+        notes.append(f"no result of {seeds(lost)}, so its means are those of the others")
     return "; ".join(notes + ([] if one.federated else ["not federated"]))
 
 

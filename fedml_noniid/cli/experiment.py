@@ -10,6 +10,7 @@ import typer
 
 from fedml_noniid.cli.cluster import Kit, OnCluster, train_on
 from fedml_noniid.cli.verb import Root, one_of, verb, workspace
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.__main__ import STAGES
 
@@ -32,7 +33,7 @@ def add(app: typer.Typer) -> None:
     )(run)
     verb(app, "tune", "noniid tune", "noniid tune && noniid run")(tune)
     verb(app, "choose", "noniid choose", "noniid choose --root ../other")(choose)
-    verb(app, "table", "noniid table", "noniid table --details")(table)
+    verb(app, "table", "noniid table --details", "noniid table --latex")(table)
 
 
 def check(root: Root = Path()) -> None:
@@ -109,11 +110,33 @@ def run(
     _repro(workspace(root), stage, details)
 
 
-def table(root: Root = Path(), details: Details = False) -> None:
-    """Show the answer of the last report. Nothing is run."""
+def table(
+    root: Root = Path(),
+    details: Details = False,
+    latex: Annotated[bool, typer.Option("--latex", help="The table of a paper, in LaTeX.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The same in Markdown.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="The same as CSV, unrounded.")] = False,
+) -> None:
+    """Show the answer of the last report. Nothing is run.
+
+    With a format: methods by scenarios, the main metric after the last round, of all finished runs
+    of params.yaml.
+    """
+    chosen = {"details": details, "latex": latex, "markdown": markdown, "csv": csv}
+    names = [name for name, is_chosen in chosen.items() if is_chosen]
+    if len(names) > 1:
+        options = " and ".join(f"--{name}" for name in names)
+        raise UserError(f"table: {options} are refused together", allowed="one of them")
+    place = workspace(root)
+    if names and not details:
+        from fedml_noniid.pipelines.reporting import method_table
+
+        text = getattr(method_table.from_results(place.root), f"to_{names[0]}")()
+        typer.echo(text.removesuffix("\n"))
+        return
     from fedml_noniid.pipelines.verbs import repro
 
-    typer.echo(repro.table(workspace(root).root, details))
+    typer.echo(repro.table(place.root, details))
 
 
 def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> None:

@@ -17,14 +17,16 @@ from __future__ import annotations
 import json
 import math
 import re
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from fedml_noniid import extras
 from fedml_noniid.core.algorithm import RoundResult, State
 from fedml_noniid.core.component import Ask, Reply
 from fedml_noniid.core.errors import UserError, known, located, shown
@@ -48,6 +50,10 @@ class CurrentRun(Protocol):
     federation: Federation
     state: State
     done: int  # rounds
+
+    @property
+    def over(self) -> bool:
+        """Whether the last round is done."""
 
 
 class Exchange(NamedTuple):
@@ -200,7 +206,105 @@ class OnRow(Callback):
         return {}
 
 
-CALLBACKS: dict[str, type[Callback]] = {"early_stop": EarlyStop}
+@dataclass
+class _Tracker(Callback):
+    """Writes the numbers of each row into a tracker of experiments, one run of it for each run."""
+
+    EXTRA: ClassVar[str]
+    folder: str
+    run_id: str = field(default="", init=False)  # of the tracker; a run that goes on keeps it
+
+    def __post_init__(self) -> None:
+        self._writer: Any = None
+
+    def on_start(self, run: CurrentRun) -> None:
+        extras.require(self.EXTRA)
+
+    def on_round(self, run: CurrentRun, row: Row) -> None:
+        if self._writer is None:
+            self.run_id = self.run_id or uuid.uuid4().hex[:8]
+            name = f"{run.start.algorithm.name}-{run.start.plan.seed}-{self.run_id}"
+            self._writer = self._open(name, int(row["round"]))
+        self._write({name: value for name, value in row.items() if math.isfinite(value)})
+        if run.over:
+            self._close()
+
+    def state(self) -> dict[str, Any]:
+        return {"run_id": self.run_id}
+
+    def _open(self, name: str, first: int) -> Any:
+        """The tracker's writer of a run whose next round is `first`."""
+        raise NotImplementedError
+
+    def _write(self, row: Row) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class TensorBoard(_Tracker):
+    """Writes the columns of rounds.csv for `tensorboard --logdir FOLDER`.
+
+    `folder`: has a folder for each run.
+    """
+
+    EXTRA = extras.TENSORBOARD
+    folder: str = "tensorboard"
+
+    def _open(self, name: str, first: int) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Rounds that a killed process wrote after its checkpoint are run, and written, again.
+        return SummaryWriter(f"{self.folder}/{name}", purge_step=first)
+
+    def _write(self, row: Row) -> None:
+        for name, value in row.items():
+            self._writer.add_scalar(name, value, int(row["round"]))
+        self._writer.flush()
+
+    def _close(self) -> None:
+        self._writer.close()
+
+
+@dataclass
+class WandB(_Tracker):
+    """Writes the columns of rounds.csv for Weights & Biases.
+
+    `mode`: offline keeps all in `folder`, until `wandb sync` sends it; online sends each round.
+    """
+
+    EXTRA = extras.WANDB
+    folder: str = "."
+    project: str = "fedml-noniid"
+    mode: Literal["offline", "online"] = "offline"
+
+    def _open(self, name: str, first: int) -> Any:
+        import wandb
+
+        return wandb.init(
+            project=self.project,
+            name=name,
+            id=self.run_id,
+            resume="allow",
+            mode=self.mode,
+            dir=self.folder,
+            reinit=True,
+        )
+
+    def _write(self, row: Row) -> None:
+        self._writer.log(row, step=int(row["round"]))
+
+    def _close(self) -> None:
+        self._writer.finish()
+
+
+CALLBACKS: dict[str, type[Callback]] = {
+    "early_stop": EarlyStop,
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+}
 
 
 def callback_of(name: str, options: Mapping[str, object]) -> Callback:

@@ -33,6 +33,7 @@ from fedml_noniid.pipelines.experiment import counts
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.results import METRIC
 
+CONFUSION = "confusion.csv"
 LAST = 5  # last rounds, for their mean and spread
 
 
@@ -44,10 +45,13 @@ class Measured(NamedTuple):
     per_client: Mapping[str, Sequence[object]]
     metrics: Mapping[str, float]
     hashes: Mapping[str, str]  # SHA-256 by name; they follow the metrics in metrics.json
+    # Columns by title: a row per true class, a column per predicted one; empty without classes.
+    confusion: Mapping[str, Sequence[object]] = {}
 
     def files(self) -> dict[str, bytes]:
         """The files of the item's folder in evaluation/."""
-        return {
+        confusion = {CONFUSION: _table(self.confusion).encode()} if self.confusion else {}
+        return confusion | {
             f"per_{next(iter(self.per_class))}.csv": _table(self.per_class).encode(),
             "per_client.csv": _table(self.per_client).encode(),
             "metrics.json": (json.dumps({**self.metrics, **self.hashes}, indent=2) + "\n").encode(),
@@ -91,6 +95,10 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
     measured_by_class = [
         _by_class(view.y, view.seen.predictions, frequent[view.clients[0]]) for view in views
     ]
+    confusions = [_confusion(view.y, view.seen.predictions, n_classes) for view in views]
+    confusion = confusions[0]  # whole numbers where all clients see the same labels
+    if len(views) > 1:
+        confusion = np.average(confusions, axis=0, weights=shares)
     by_class = np.average(measured_by_class, axis=0, weights=shares)
     owned = item.indices.test_clients
     per_client, on_own_tests = np.empty(n_clients), np.empty(n_clients)
@@ -119,6 +127,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
             y = torch.cat([seen.y for seen in tests]).cpu()
             constant = torch.from_numpy(np.repeat(frequent, [len(seen.y) for seen in tests]))
             by_class = np.array(_by_class(y, whole.predictions, constant))
+            confusion = _confusion(y, whole.predictions, n_classes)
 
     own_metrics, own_by_client = _own_metrics(item, params, buffers, parts)
     metrics = {
@@ -161,6 +170,8 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         _with_owners(item, per_client_columns),
         {name: float(value) for name, value in metrics.items()},
         _hashes(tensors, [view.seen.predictions for view in views]),
+        {"class": item.data.classes}
+        | {f"as {name}": confusion[:, c].tolist() for c, name in enumerate(item.data.classes)},
     )
 
 
@@ -355,6 +366,14 @@ def _frequent(item: Item, by_client: bool) -> Ints:
         found = np.take_along_axis(found, truth[concept], axis=1)
     most: Ints = (found if by_client else np.broadcast_to(found.sum(0), found.shape)).argmax(1)
     return most
+
+
+def _confusion(y: Tensor, predictions: Tensor, n_classes: int) -> Ints:
+    """Counts samples [C, C] by label (row) and prediction (column); both are [n]."""
+    from sklearn.metrics import confusion_matrix
+
+    counts: Ints = confusion_matrix(y, predictions, labels=range(n_classes))
+    return counts
 
 
 def _by_class(y: Tensor, predictions: Tensor, constant: Tensor | int) -> tuple[float, float, float]:

@@ -176,6 +176,7 @@ def _result(root: Path, repository: Path, folder: Path) -> ItemResult:
     named = [folder / "rounds.csv", folder / "model.safetensors"]
     named += [partition / "heatmap.png", *partition.glob("*.safetensors")]
     named += [metrics, evaluation / "per_class.csv", evaluation / "per_target.csv", per_client]
+    named.append(evaluation / "confusion.csv")
     try:
         tags = {name: str(value) for name, value in run["tags"].items()}
         made = cache.made(repository, tags.get("fingerprint", ""))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedml_noniid.data.types import Ints
+from fedml_noniid.data.types import Floats, Ints
 from fedml_noniid.pipelines.reporting.text import short
 
 if TYPE_CHECKING:
@@ -64,6 +64,31 @@ def heatmap(counts: Ints, classes: Sequence[str], title: str, clients: Sequence[
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8)
     bar.set_label("training samples", size=9)
+    return as_png(figure)
+
+
+def confusion(counts: Floats, classes: Sequence[str], title: str) -> bytes:
+    """`counts` [C, C] as a PNG: a row per true class, a column per predicted class, in percent of
+    the row. Small matrices carry the numbers."""
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+
+    n, norm = len(classes), Normalize(0, 100)
+    side = 1.6 + 0.34 * min(max(n, 6), NAMED)
+    figure = Figure(figsize=(side + 0.8, side), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    percent = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    image = axes.imshow(percent, cmap="Blues", norm=norm, interpolation="nearest")
+    if n <= NUMBERED[1]:
+        _numbers(axes, percent.round().astype(np.int64), norm, image.cmap)
+    if n <= NAMED:
+        names = [verbatim(short(name)) for name in classes]
+        axes.set_xticks(range(n), names, size=8, rotation=90)
+        axes.set_yticks(range(n), names, size=8)
+    axes.set(xlabel="predicted class", ylabel="true class")
+    axes.set_title(verbatim(title), loc="left", fontsize=10)
+    bar = figure.colorbar(image, ax=axes)
+    bar.set_label("% of the true class", size=9)
     return as_png(figure)
 
 

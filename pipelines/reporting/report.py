@@ -20,6 +20,7 @@ from fedml_noniid.core.errors import UserError
 from fedml_noniid.data.files import replace_folder
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting import chosen, figures, pages, summary, tables
 from fedml_noniid.pipelines.reporting.summary import ScenarioSummary
 
@@ -27,7 +28,6 @@ CLIENTS = (
     "per client after the last round, the clients of all seeds together: a mark per "
     "client, a box around the middle half with the median, a line from the worst to the best"
 )
-MEASURES = ("label_distance_mean", "label_distance_max", "entropy_mean", "size_gini")
 LOOK_NEXT = (
     ("report/report.html", "this report in a browser, pictures inside"),
     (
@@ -44,19 +44,30 @@ LOOK_NEXT = (
 )
 
 
-def write(root: Path) -> Path:
-    """Writes the report of the results under `root` and returns its folder.
+def summarized(root: Path) -> tuple[Config, list[ItemResult], list[ScenarioSummary]]:
+    """Reads the settings and all results under `root`, and sums up the scenarios that have any.
 
-    UserError if there are no results.
+    UserError if there are none.
     """
     settings, items = config.load(root), results.read(root)
-    recipes, seeds = settings.recipe_names, settings.seeds
-    summed = (summary.scenario(name, items, recipes, seeds) for name in settings.scenario_names)
+    summed = (
+        summary.scenario(name, items, settings.recipe_names, settings.seeds)
+        for name in settings.scenario_names
+    )
     scenarios = [scenario for scenario in summed if scenario is not None]
     if not scenarios:
         raise UserError(
             f"{root / 'runs'}: holds no finished run of params.yaml; run `noniid run` first"
         )
+    return settings, items, scenarios
+
+
+def write(root: Path) -> Path:
+    """Writes the report of the results under `root` and returns its folder.
+
+    UserError if there are no results.
+    """
+    settings, items, scenarios = summarized(root)
     pictures: dict[str, bytes] = {}
     sections = []
     for scenario in scenarios:
@@ -84,7 +95,9 @@ def write(root: Path) -> Path:
         "answer.txt": pages.render("answer.txt.j2", context),
         "summary.csv": tables.summary_csv(scenarios),
     }
-    files |= {f"curves-{s.name}.csv": tables.curves_csv(s, recipes) for s in scenarios}
+    files |= {
+        f"curves-{s.name}.csv": tables.curves_csv(s, settings.recipe_names) for s in scenarios
+    }
     for name, numbers in tables.headline(scenarios).items():
         files[f"dvc/{name}.json"] = json.dumps(numbers, indent=2) + "\n"
     replace_folder(
@@ -113,7 +126,7 @@ def section(scenario: ScenarioSummary) -> dict[str, Any]:
 
 
 def _facts(
-    settings: Config, scenarios: list[ScenarioSummary], items: list[results.ItemResult]
+    settings: Config, scenarios: list[ScenarioSummary], items: list[ItemResult]
 ) -> dict[str, Any]:
     """What was run, for a reader who has not seen params.yaml."""
     methods = [method for scenario in scenarios for method in scenario.methods]
@@ -187,7 +200,7 @@ def _about(
         facts["classes"] = (classes > 0).sum(axis=1).tolist()
         facts["most_bits"] = math.log2(classes.shape[1])
         if (folder / "statistics.json").exists():
-            facts["statistics"] = _statistics(folder / "statistics.json")
+            facts["statistics"] = results.record(folder / "statistics.json")
     return " ".join(pages.sentences("about.md.j2", "clients", scenario, facts))
 
 
@@ -208,15 +221,6 @@ def _groups(main: str) -> tuple[str, str, str]:
     if main == "accuracy":
         return "classes", "class", "class"
     return "strata of the target", "stratum of the target", "target"
-
-
-def _statistics(path: Path) -> dict[str, float]:
-    """The measures of a partition. UserError if one is missing."""
-    statistics = results.numbers(results.record(path))
-    for name in MEASURES:
-        if name not in statistics:
-            raise UserError(f"{path}: the key {name!r} is missing; {results.RERUN}")
-    return statistics
 
 
 def _partition(scenario: ScenarioSummary) -> str:

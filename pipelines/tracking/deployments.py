@@ -3,14 +3,23 @@ silos were missing."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
 from fedml_noniid.core.errors import UserError
+from fedml_noniid.metrics import main_of, metric_of
 from fedml_noniid.pipelines.experiment import counts, results
-from fedml_noniid.pipelines.tracking.sync import Finished, hashed
+from fedml_noniid.pipelines.tracking.finished import (
+    KIND,
+    TRAFFIC,
+    Finished,
+    hashed,
+    shown_name,
+    shown_value,
+)
 
 # Functions that need it import it: it imports torch, which takes seconds.
 if TYPE_CHECKING:
@@ -54,9 +63,15 @@ def read(folder: Path, config: Path) -> Finished:
     )
     params = _params(deployment)
     final = {key: rows[-1][key] for key in results.finals(rows[-1])}
-    final["traffic_mib"] = sum(row["bytes_up"] + row["bytes_down"] for row in rows) / counts.MIB
+    main = main_of(rows[-1])
+    metric, score = metric_of(main), final[f"test_{main}"]
+    if math.isfinite(score):
+        final[shown_name(main, metric)] = shown_value(score, metric)
+    final["traffic_mib"] = final[TRAFFIC] = (
+        sum(row["bytes_up"] + row["bytes_down"] for row in rows) / counts.MIB
+    )
     tags = {key: str(params[key]) for key in ("recipe", "composition", "seed")}
-    tags |= {"kind": "deployment", "weights_sha256": _weights(files[-1])}
+    tags |= {KIND: "deployment", "weights_sha256": _weights(files[-1])}
     # A run that is done again has other seconds, and so another name.
     name = f"deployment/{tags['recipe']}-{tags['seed']}-{hashed('', files[:1])[:8]}"
     digest = hashed("", [config, *files])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from fedml_noniid.pipelines.tracking import runs, view
+from fedml_noniid.pipelines.tracking import runs
 from fedml_noniid.pipelines.tracking.store import Store, spared
 
 SOON_S = 5  # a training that ends sooner has its run from `sync` alone
@@ -74,8 +74,5 @@ class Live:
                     self._began,
                 )
                 self.run_id = self._run.run_id
-                client = self._store.client()
-                with self._store.lock("view"):  # a page that is open shows the run in its group
-                    view.prepare(client, runs.experiment_id(self._store, client, self._experiment))
             call(self._run)
             self._is_over = False

@@ -7,7 +7,8 @@ import json
 import re
 import shutil
 import tempfile
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,22 @@ REQUIRED = [
     for name in ("mlflow", "numpy", "safetensors", "torch")
 ]
 FOLDER = "model"  # among the artifacts of a run
+ALIAS = "serve"
 TAGS = ("fingerprint", "data_hash", "weights_sha256", "git_commit")
 
 
-def register(client: Any, run_id: str, experiment: str, result: ItemResult, root: Path) -> None:
-    """Registers the model of a run once, as a version of `<experiment>.<scenario>.<recipe>` with
-    the alias `seed-<seed>`."""
+def register(
+    client: Any, ids: Mapping[str, str], experiment: str, items: Sequence[ItemResult], root: Path
+) -> None:
+    """Registers the model of a method's first seed once, as a version of
+    `<experiment>.<scenario>.<recipe>` with the alias ALIAS. `ids`: of runs, by item.
+
+    The best seed would be chosen by the test set.
+    """
+    result = min(items, key=lambda item: item.seed)
     if "own_models" in result.tags:  # no one model was measured
         return
+    run_id = ids[result.key]
     weights, network = root / "runs" / result.key / "model.safetensors", _network(result, root)
     is_known = client.search_model_versions(f"run_id = '{run_id}'")
     if network is None or not weights.is_file() or is_known:
@@ -76,7 +85,27 @@ def register(client: Any, run_id: str, experiment: str, result: ItemResult, root
     tags |= {"seed": str(result.seed)}
     tags |= {key: result.tags[key] for key in TAGS if key in result.tags}
     made = client.create_model_version(name, source, run_id, tags)
-    client.set_registered_model_alias(name, f"seed-{result.seed}", made.version)
+    client.set_registered_model_alias(name, ALIAS, made.version)
+
+
+def log_confusion(client: Any, run_id: str, items: Sequence[ItemResult]) -> None:
+    """Draws the confusion matrix of all seeds together into the run of their method."""
+    paths = [path for item in items for path in item.files if path.name == "confusion.csv"]
+    if not paths:
+        return
+    # Imported here: they take a second.
+    import pandas as pd
+
+    from fedml_noniid.pipelines.reporting.heatmap import confusion
+
+    read = partial(pd.read_csv, index_col=0, dtype={"class": str}, keep_default_na=False)
+    tables = [read(path) for path in paths]
+    counts, classes = sum(table.to_numpy() for table in tables), [*tables[0].index]
+    title = f"{items[0].recipe}, {items[0].scenario}: {len(tables)} seeds"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "confusion.png"
+        path.write_bytes(confusion(counts, classes, title))
+        client.log_artifact(run_id, str(path))
 
 
 def _network(result: ItemResult, root: Path) -> dict[str, Any] | None:

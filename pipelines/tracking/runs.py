@@ -35,13 +35,9 @@ class Run:
         self._n_rows = 0  # rounds that were logged
 
     def tag(self, tags: Mapping[str, str]) -> None:
-        """Sets tags."""
-        from mlflow.entities import RunTag
-
-        named = {SHOWN[name]: value for name, value in tags.items() if name in SHOWN} | dict(tags)
-        self._client.log_batch(
-            self.run_id, tags=[RunTag(_name(key), str(v)[:MAX_TAG]) for key, v in named.items()]
-        )
+        """As the function `tag`, of this run."""
+        named = {SHOWN[name]: value for name, value in tags.items() if name in SHOWN}
+        tag(self._client, self.run_id, {**named, **tags})
 
     def describe(self, params: Mapping[str, object], tags: Mapping[str, str]) -> None:
         """Logs the parameters, the tags, and the data set as an input."""
@@ -150,6 +146,13 @@ def experiment_id(store: Store, client: Any, experiment: str) -> str:
     if known.lifecycle_stage == "deleted":
         client.restore_experiment(known.experiment_id)
     return str(known.experiment_id)
+
+
+def tag(client: Any, run_id: str, tags: Mapping[str, str]) -> None:
+    """Sets tags of a run in one call."""
+    from mlflow.entities import RunTag
+
+    client.log_batch(run_id, tags=[RunTag(_name(key), str(v)[:MAX_TAG]) for key, v in tags.items()])
 
 
 def search(client: Any, experiment_id: str) -> list[Any]:

@@ -1,65 +1,39 @@
-"""Finished items and deployments on disk -> MLflow runs.
+"""Finished items, methods and deployments on disk -> MLflow runs.
 
-Each is one run, with its numbers, files and registered model.
+Each is one run, with its numbers and files. A method's run is the parent of those of its seeds, and
+has the registered model and a confusion matrix.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedml_noniid.pipelines.experiment import results
-from fedml_noniid.pipelines.experiment.results import ItemResult
-from fedml_noniid.pipelines.tracking import models, runs, view
+from fedml_noniid.pipelines.tracking import finished, models, runs, view
+from fedml_noniid.pipelines.tracking.finished import Finished
 from fedml_noniid.pipelines.tracking.store import Store
 
 log = logging.getLogger(__name__)
 SYNCED = "synced"  # tag: digest of the files and facts that completed a run
-MODEL = "model.safetensors"  # is stored with the registered model
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What a finished run has."""
-
-    name: str
-    digest: str  # of everything else
-    params: Mapping[str, object]
-    tags: Mapping[str, str]
-    rows: Sequence[Mapping[str, float]]  # of the rounds, with their `seconds` if they are known
-    final: Mapping[str, float]
-    files: Sequence[Path]
-    written: Path  # the file that was written last
-    live: str = ""  # id of the run that recorded it
-    item: ItemResult | None = None  # whose model is registered
-
-    @property
-    def ended(self) -> int:
-        """The end in milliseconds."""
-        return round(1000 * self.written.stat().st_mtime)
-
-    @property
-    def began(self) -> float:
-        """The beginning in seconds."""
-        return self.ended / 1000 - sum(results.numbers(row).get("seconds", 0) for row in self.rows)
+# Tags by which MLflow's pages nest runs, and colour them.
+PARENT, COLOUR = "mlflow.parentRunId", "mlflow.runColor"
 
 
 def sync(store: Store, root: Path, experiment: str) -> list[str]:
-    """Makes one finished run for every finished item under `root`.
+    """Makes one finished run for every finished item under `root`, and for every method.
 
-    Returns the keys that needed work.
+    Returns the names that needed work.
     """
     items = results.read(root, store.repository)
-    return record(store, experiment, [_of_item(item, root) for item in items], root)
+    return record(store, experiment, finished.from_items(items, root), root)
 
 
 def record(
-    store: Store, experiment: str, finished_items: Sequence[Finished], root: Path
+    store: Store, experiment: str, finished_runs: Sequence[Finished], root: Path
 ) -> list[str]:
     """Makes one finished run for each, unless MLflow has it. Returns the names that needed work.
 
@@ -67,27 +41,38 @@ def record(
     DVC experiment stay: their files are not in the workspace. So do those that another folder or
     machine made. A run that was deleted in MLflow is made again.
     """
-    missing = {finished.digest for finished in finished_items} - recorded(store, experiment)
+    missing = {run.digest for run in finished_runs} - recorded(store, experiment)
     if not missing:
         return []
     log.info("MLflow: recording runs in %s: %d", store.shown, len(missing))
     client = store.client()
     with store.guarded(), store.lock("sync"):
         experiment_id = runs.experiment_id(store, client, experiment)
-        known, whole = defaultdict[str, list[Any]](list), set()
+        earlier, ids = defaultdict[str, list[Any]](list), {}
         for run in runs.search(client, experiment_id):
-            known[run.data.tags.get("item", "")].append(run)
-            whole.add(run.data.tags.get(SYNCED))
-        todo = [
-            finished_item for finished_item in finished_items if finished_item.digest not in whole
-        ]
-        for one in todo:
-            run_id = _complete(store, client, experiment, one, known[one.name])
-            if one.item is not None:
-                models.register(client, run_id, experiment, one.item, root)
-            client.set_tag(run_id, SYNCED, one.digest)
+            earlier[run.data.tags.get("item", "")].append(run)
+            ids[run.data.tags.get(SYNCED)] = run.info.run_id
+        todo = {run.name: run for run in finished_runs if run.digest not in ids}
+        by_name = {run.name: ids.get(run.digest, "") for run in finished_runs}
+        # A method's run comes first, so that each seed is complete, in its place, on its own.
+        for run in sorted(todo.values(), key=lambda run: bool(run.parent)):
+            by_name[run.name] = _complete(store, client, experiment, run, earlier[run.name])
+            if not run.items:  # a deployment
+                client.set_tag(by_name[run.name], SYNCED, run.digest)
+        recipes = [*dict.fromkeys(run.tags["recipe"] for run in finished_runs)]
+        for run in finished_runs:
+            if run.parent and (run.name in todo or run.parent in todo):
+                colour = view.colour(recipes.index(run.tags["recipe"]))
+                tags = {PARENT: by_name[run.parent], COLOUR: colour, SYNCED: run.digest}
+                runs.tag(client, by_name[run.name], tags)
+        for run in todo.values():
+            if run.items and not run.parent:
+                models.register(client, by_name, experiment, run.items, root)
+                models.log_confusion(client, by_name[run.name], run.items)
+                colour = view.colour(recipes.index(run.tags["recipe"]))
+                runs.tag(client, by_name[run.name], {COLOUR: colour, SYNCED: run.digest})
         view.prepare(client, experiment_id)
-    return [one.name for one in todo]
+    return [*todo]
 
 
 def recorded(store: Store, experiment: str) -> set[str]:
@@ -102,47 +87,9 @@ def recorded(store: Store, experiment: str) -> set[str]:
         return store.tagged(experiment, SYNCED)
     client = store.client()
     with store.guarded():
-        found = client.get_experiment_by_name(experiment)
-        known = runs.search(client, found.experiment_id) if found else []
-    return {str(run.data.tags.get(SYNCED)) for run in known}
-
-
-def hashed(about: str, files: Sequence[Path] = ()) -> str:
-    """SHA-256 over a text, and over the names and contents of files."""
-    content = hashlib.sha256(about.encode())
-    for path in files:
-        content.update(f" {path.name} ".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return content.hexdigest()
-
-
-def _of_item(item: ItemResult, root: Path) -> Finished:
-    """A finished item. The model's own hash is among its tags."""
-    data = (root / "data" / f"{item.params.get('data.name')}.safetensors").exists()
-    facts = (item.key, item.composition, item.params, item.tags, item.final, item.seconds, data)
-    files = [path for path in item.files if path.name != MODEL]
-    about = {
-        "item": item.key,
-        "scenario": item.scenario,
-        "recipe": item.recipe,
-        "composition": item.composition,
-        "seed": str(item.seed),
-    }
-    rows: Sequence[Mapping[str, float]] = item.rows
-    if item.seconds is not None:
-        rows = [{**row, "seconds": s} for row, s in zip(rows, item.seconds, strict=True)]
-    return Finished(
-        item.key,
-        hashed(repr(facts), files),
-        {**item.params, **about},
-        {**item.tags, **about},
-        rows,
-        {**item.final, **results.numbers(item.evaluation)},
-        # An edit of params.yaml that changes no item makes no work. So the digest leaves it out.
-        [*files, *filter(Path.is_file, [root / "params.yaml"])],
-        next(path for path in files if path.name == "rounds.csv"),
-        item.made.get("run_id", ""),
-        item,
-    )
+        known = client.get_experiment_by_name(experiment)
+        ran = runs.search(client, known.experiment_id) if known else []
+    return {str(run.data.tags.get(SYNCED)) for run in ran}
 
 
 def _complete(

@@ -3,6 +3,7 @@ leaves behind."""
 
 from __future__ import annotations
 
+import io
 import random
 import subprocess
 import sys
@@ -141,7 +142,7 @@ def test_save_has_the_files_of_folder(tmp_path: Path, grid: nd.Results) -> None:
     after = contents(tmp_path / "after")
     assert after.pop("summary.csv").decode().startswith("recipe,seeds,accuracy")
     assert contents(tmp_path / "during") == after
-    assert len(after) == 2 * 10 + 1
+    assert len(after) == 2 * 11 + 1
     grid.save(tmp_path / "grid")
     names = [path.name for path in (tmp_path / "grid" / "runs").iterdir()]
     assert len(names) == 16 and "alpha-0_1-lr-0_05-scaffold-4" in names
@@ -175,6 +176,9 @@ def test_the_table_of_a_paper(grid: nd.Results) -> None:
         in_latex = cell.replace("±", r"$\pm$")
         assert (rf"\textbf{{{in_latex}}} " in table.to_latex()) == (row.rank == 1)
     assert grid.table().rows[0][:3] == ["method", "alpha 0.1, lr 0.05", "alpha 0.1, lr 0.1"]
+    in_csv = pd.read_csv(io.StringIO(grid.table(by="lr").to_csv()), float_precision="round_trip")
+    assert sorted(in_csv["mean"]) == sorted(grid.summary["accuracy"])
+    assert set(in_csv["setting"]) == {"lr 0.05", "lr 0.1"}
     half = nd.Results([replace(grid[0], files={3: grid[0].files[3]})])
     assert half.table().rows[1][1].endswith(" (n=1)")
     with pytest.raises(nd.UserError, match=r"^table: by = 'alfa' is refused .*'alpha'.*alpha, lr"):

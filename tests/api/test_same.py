@@ -13,6 +13,7 @@ import fedml_noniid as nd
 from fedml_noniid.data.indices import INDICES
 from fedml_noniid.data.readers.frames import exactly
 from fedml_noniid.pipelines.experiment.cache import RECEIPT
+from fedml_noniid.pipelines.reporting import method_table
 from tests.pipelines.small import run_stages
 
 pytestmark = pytest.mark.filterwarnings(
@@ -140,3 +141,6 @@ def test_the_same_tables(stages: Path) -> None:
             assert row.to_dict() == {
                 name: value for name, value in metrics.items() if not name.endswith("_sha256")
             }
+    by_command = method_table.from_results(stages).cells
+    shown = [cell[0:1] + cell[2:] for cell in by_command if cell.setting == "dirichlet"]
+    assert [cell[0:1] + cell[2:] for cell in results.table().cells] == shown

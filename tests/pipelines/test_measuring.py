@@ -17,7 +17,7 @@ from fedml_noniid.engines.evaluation import evaluate
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
-from fedml_noniid.pipelines.experiment.measuring import _by_class, final_model
+from fedml_noniid.pipelines.experiment.measuring import _by_class, _confusion, final_model
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from tests.pipelines.small import run_stages
 
@@ -34,6 +34,8 @@ def test_measures_by_hand() -> None:
     """
     y, predictions = torch.tensor([[0, 0, 0, 0, 1, 1, 2], [0, 0, 0, 2, 1, 0, 1]])
     majority, balanced, f1 = _by_class(y, predictions, 0)
+    rows = [[3, 0, 1, 0], [1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    assert _confusion(y, predictions, 4).tolist() == rows
     assert majority == pytest.approx(4 / 7)
     assert balanced == pytest.approx((3 / 4 + 1 / 2 + 0) / 3)
     assert f1 == pytest.approx((2 * 3 / 8 + 2 * 1 / 4 + 0) / 3)
@@ -96,6 +98,14 @@ def test_the_evaluation_shows_a_constant_answer(rare: Path) -> None:
         "macro_f1": share / (share + 1),
     }
     assert {name: metrics[name] for name in wanted} == pytest.approx(wanted)
+    confusion = (rare / "evaluation" / KEY / "confusion.csv").read_text().splitlines()
+    samples = dict(zip(item.data.classes, np.bincount(y), strict=True))
+    named = item.data.classes[int(predicted[0])]
+    assert confusion[0].split(",") == ["class", *(f"as {name}" for name in samples)]
+    assert confusion[1:] == [
+        ",".join([name, *(str(count if other == named else 0) for other in samples)])
+        for name, count in samples.items()
+    ]
     page = (rare / "report" / "report.md").read_text()
     assert "WARNING, ONE CLASS: the model names one class for all test samples: fedavg (" in page
     assert "No method can be recommended" in page and "has the best mean" not in page

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fedml_noniid.cli.app import main
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment import cache, config, results, search
 from fedml_noniid.pipelines.reporting import chosen, cost, figures, pages, report, summary, tables
@@ -576,13 +577,6 @@ def test_methods_with_the_same_predictions_are_called_so(tmp_path: Path) -> None
     assert columns(tables.in_brief(scenario))["vs fedavg"][1] == "same predictions"
 
 
-def test_a_partition_without_its_measures_is_refused(root: Path) -> None:
-    path = root / "partitions" / "skew-0" / "statistics.json"
-    path.write_text(json.dumps(SKEW | {"size_gini": None}))
-    with pytest.raises(UserError, match=r"skew-0/statistics\.json: the key 'size_gini' is missing"):
-        report.write(root)
-
-
 def test_the_same_results_give_the_same_bytes(root: Path) -> None:
     """How long they took, and on which machine, is no part of the report."""
     path = root / "runs" / "skew-fnr-0" / "run.json"
@@ -614,6 +608,25 @@ def test_cost_stands_beside_accuracy_with_the_seconds_of_this_machine(root: Path
     rows = [line.split() for line in said[4:7]]
     assert said[0] == "skew: cost" and rows[0] == ["scaffold", "91.00", "9", "18"]
     assert sorted(rows[1:]) == [["fedavg", "80.00", "-", "12"], ["fnr", "80.00", "-", "12"]]
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("latex", r"scaffold & \textbf{91.0 $\pm$ 2.6} \\"),
+        ("markdown", "| scaffold | **91.0 ± 2.6** |"),
+        ("csv", "scaffold,skew,0.91,0.02645751311064593,3,91.0 ± 2.6 *"),
+    ],
+)
+def test_the_table_of_a_paper_by_the_command(
+    root: Path, capsys: pytest.CaptureFixture[str], option: str, line: str
+) -> None:
+    """scaffold: mean 0.91, deviation sqrt(0.0007)."""
+    assert main(["table", "--root", str(root), f"--{option}"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert line in shown
+    assert main(["table", "--root", str(root), f"--{option}", "--details"]) == 2
+    assert f"--details and --{option} are refused together" in capsys.readouterr().err
 
 
 def dvc_metrics(root: Path) -> dict[str, dict[str, float]]:

@@ -17,11 +17,9 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import mlflow
 import numpy as np
 import pytest
 import torch
@@ -33,16 +31,18 @@ from fedml_noniid.cli.app import main
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.data.dataset import Dataset, Raw
 from fedml_noniid.pipelines.experiment import results
+from fedml_noniid.pipelines.experiment.results import ItemResult
+from fedml_noniid.pipelines.reporting import figures
 from fedml_noniid.pipelines.tracking import deployments, models, runs, ui, view
 from fedml_noniid.pipelines.tracking import live as live_runs
 from fedml_noniid.pipelines.tracking import store as stores
-from fedml_noniid.pipelines.tracking.deployments import MODEL
+from fedml_noniid.pipelines.tracking.finished import MODEL
 from fedml_noniid.pipelines.tracking.live import Live
 from fedml_noniid.pipelines.tracking.store import Store, StoreError
 from fedml_noniid.pipelines.tracking.sync import sync
-from tests.recipe_table import PARAMETERS
 
 REPOSITORY = Path(runs.__file__).parents[3]
+TRAFFIC = {"bytes_up": 2**19, "bytes_down": 2**19}  # of a round: 1 MiB
 SHAPE, CLASSES = (1, 2, 2), ("a", "b", "c")
 # mlflow's own use of SQLAlchemy, and its own type hints.
 pytestmark = [
@@ -100,13 +100,15 @@ def finish(store: Store, monkeypatch: pytest.MonkeyPatch) -> Finish:
         folder.mkdir(parents=True, exist_ok=True)
         evaluation.mkdir(parents=True, exist_ok=True)
         rows = tuple(
-            {"round": t, "test_accuracy": accuracy * t / 3, "test_loss": math.nan}
+            {"round": t, "test_accuracy": accuracy * t / 3, "test_loss": math.nan} | TRAFFIC
             for t in (1, 2, 3)
         )
         (folder / "rounds.csv").write_text(f"rounds up to {accuracy}")
         (evaluation / "metrics.json").write_text(json.dumps({"client_worst": worst}))
         print_ = f"print-{key}-{accuracy}"
         tags = {
+            "item": key,
+            "seed": seed,
             "fingerprint": print_,
             "weights_sha256": f"sha-{accuracy}",
             "data_hash": "d" * 64,
@@ -122,22 +124,23 @@ def finish(store: Store, monkeypatch: pytest.MonkeyPatch) -> Finish:
             "tags": tags,
             "final": {"test_accuracy": accuracy},
             "rows": rows,
-            "seconds": (1.0, 2.0, 3.0),
-            "made": {},
+            "made": {"seconds": [1.0, 2.0, 3.0]},
             "evaluation": {"client_worst": worst},
-            "client_accuracy": (),
+            "client_accuracy": (worst, 1.0),
             "files": (folder / "rounds.csv", evaluation / "metrics.json"),
             "notes": (),
         }
-        found[key] = SimpleNamespace(**item | fields)
+        found[key] = ItemResult(**item | fields)
         return found[key]
 
     return write
 
 
-def active(store: Store, experiment: str = "toy") -> list[Any]:
+def active(store: Store, experiment: str = "toy", methods: bool = False) -> list[Any]:
+    """The runs of an experiment, those of seeds and deployments or those of methods."""
     client = store.client()
-    return runs.search(client, runs.experiment_id(store, client, experiment))
+    found = runs.search(client, runs.experiment_id(store, client, experiment))
+    return [run for run in found if (run.data.tags.get("kind") == "method") == methods]
 
 
 def artifacts(run: Any) -> set[str]:
@@ -259,13 +262,11 @@ ERRORS = (
 )
 
 
-@pytest.mark.parametrize("failing", [False, True], ids=["finishes", "diverges"])
 def test_an_error_in_any_call_ends_the_recording_only(
     store: Store,
     finish: Finish,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    failing: bool,
 ) -> None:
     real = store.client()
     for fatal in itertools.count(1):
@@ -276,8 +277,8 @@ def test_an_error_in_any_call_ends_the_recording_only(
             patch.setattr(Store, "client", lambda _, calls=calls: calls)
             live = Live(store, "toy", item.key, item.params, item.tags)
             live.log_rounds(item.rows[:1])
-            live.fail("round 3: not finite") if failing else live.finish(item.rows, item.final)
-        item.made["run_id"] = live.run_id
+            live.finish(item.rows, item.final)
+        item.made["run_id"] = live.run_id  # type: ignore[index]  # it is a dict
         item.files[0].touch()  # a training writes its files at its end
         words = [record.getMessage() for record in caplog.records]
         if calls.made < fatal:
@@ -310,7 +311,7 @@ def test_sync_makes_every_item_present_once(
     keys = ["iid-fedavg-0", "iid-fedavg-1", "iid-fnr-0"]
     for key in keys:
         finish(key)
-    assert sync(store, store.repository, "toy") == keys
+    assert sync(store, store.repository, "toy") == [*keys, "iid-fedavg", "iid-fnr"]
     found = {run.info.run_name: run for run in active(store)}
     assert sorted(found) == keys and len(active(store)) == 3
     run = found["iid-fnr-0"]
@@ -318,6 +319,7 @@ def test_sync_makes_every_item_present_once(
     assert run.data.metrics == {
         "test_accuracy": 0.3,
         "seconds": 3.0,
+        **TRAFFIC,
         "final/test_accuracy": 0.3,
         "final/client_worst": 0.25,
     }
@@ -380,6 +382,9 @@ def test_a_run_that_was_deleted_in_mlflow_comes_back(
     assert {run.info.run_name: run.info.run_id for run in active(store)} == before
     client.delete_run(before["iid-fedavg-1"])
     assert sync(place, place.repository, "toy") == ["iid-fedavg-1"]
+    (method,) = active(store, methods=True)
+    parents = {run.data.tags["mlflow.parentRunId"] for run in active(store)}
+    assert parents == {method.info.run_id}
     now = {run.info.run_name: run.info.run_id for run in active(store)}
     assert sorted(now) == sorted(before) and now["iid-fedavg-0"] == before["iid-fedavg-0"]
     assert sync(place, place.repository, "toy") == []
@@ -455,8 +460,9 @@ def test_a_moved_repository_makes_its_runs_again(
     sync(store, store.repository, "toy")
     moved = Store(tmp_path / "a folder with # and 100%", None)
     shutil.move(store.repository, moved.repository)
-    item.files = tuple(moved.repository / path.relative_to(store.repository) for path in item.files)
-    assert sync(moved, moved.repository, "toy") == ["iid-fedavg-0"]
+    files = tuple(moved.repository / path.relative_to(store.repository) for path in item.files)
+    put_files(item, files)
+    assert sync(moved, moved.repository, "toy") == ["iid-fedavg-0", "iid-fedavg"]
     (run,) = active(moved)
     assert (
         run.info.artifact_uri.startswith(moved.repository.as_uri())
@@ -482,6 +488,10 @@ def test_sync_without_results_touches_nothing(
 # Models
 
 
+def put_files(item: ItemResult, files: tuple[Path, ...]) -> None:
+    object.__setattr__(item, "files", files)  # it is frozen
+
+
 def with_model(
     store: Store, finish: Finish, key: str = "iid-fedavg-0", accuracy: float = 0.3
 ) -> Any:
@@ -502,19 +512,26 @@ def with_model(
     }
     path = store.repository / "runs" / key / "model.safetensors"
     save_file(leaves, path)
-    item.files = (*item.files, path)
+    confusion = store.repository / "evaluation" / key / "confusion.csv"
+    confusion.write_text("class,as a,as b,as c\na,2,0,0\nb,1,1,0\nc,0,0,2\n")
+    put_files(item, (*item.files, path, confusion))
     return item
 
 
 def test_a_registered_model_predicts_from_raw_samples(store: Store, finish: Finish) -> None:
+    """One model for each recipe: that of its first seed, whose run has it."""
     with_model(store, finish)
-    with_model(store, finish, "iid-fedavg-1")
+    with_model(store, finish, "iid-fedavg-10")
+    with_model(store, finish, "iid-fedavg-2")
     sync(store, store.repository, "a/b")
     (model,) = store.client().search_registered_models()
-    version = store.client().get_model_version_by_alias(model.name, "seed-1")
+    version = store.client().get_model_version_by_alias(model.name, "serve")
     assert model.name == "a_b.iid.fedavg" and version.tags["weights_sha256"] == "sha-0.3"
-    (run,) = [run for run in active(store, "a/b") if run.info.run_name == "iid-fedavg-1"]
+    assert len(store.client().search_model_versions()) == 1
+    (run,) = [run for run in active(store, "a/b") if run.info.run_name == "iid-fedavg-0"]
     assert version.run_id == run.info.run_id and "model/MLmodel" in artifacts(run)
+    (method,) = active(store, "a/b", methods=True)
+    assert artifacts(method) == {"confusion.png"}
     import mlflow.pyfunc
 
     try:
@@ -536,10 +553,10 @@ def test_a_rerun_takes_the_place_of_the_run_before_and_the_alias_of_its_model(
     found = []
     for accuracy in (0.3, 0.6, 0.3):
         with_model(store, finish, accuracy=accuracy)
-        assert sync(store, store.repository, "toy") == ["iid-fedavg-0"]
+        assert sync(store, store.repository, "toy") == ["iid-fedavg-0", "iid-fedavg"]
         found += active(store)
         assert found[-1].data.metrics["final/test_accuracy"] == accuracy
-        model = store.client().get_model_version_by_alias("toy.iid.fedavg", "seed-0")
+        model = store.client().get_model_version_by_alias("toy.iid.fedavg", "serve")
         assert model.tags["weights_sha256"] == f"sha-{accuracy}"
     first, _, third = (store.client().get_run(run.info.run_id).info for run in found)
     assert len(found) == 3 and first.lifecycle_stage == "deleted" != third.lifecycle_stage
@@ -671,7 +688,13 @@ def test_a_deployment_is_one_run_with_its_rounds_and_its_silos(
     assert history(store, run, "test_accuracy") == [(1, 0.5), (2, 0.25), (3, 0.75)]
     assert history(store, run, "silos_missing") == [(1, 1), (2, 2), (3, 0)]
     finals = {key: value for key, value in run.data.metrics.items() if key.startswith("final/")}
-    assert finals == {"final/test_accuracy": 0.75, "final/test_loss": 0.5, "final/traffic_mib": 4.0}
+    assert finals == {
+        "final/test_accuracy": 0.75,
+        "final/test_loss": 0.5,
+        "final/traffic_mib": 4.0,
+        "final/mean_accuracy_percent": 75.0,
+        "final/mean_traffic_mib": 4.0,
+    }
     tags = {"kind": "deployment", "recipe": "fedprox", "seed": "7", "weights_sha256": "f00d"}
     assert tags.items() <= run.data.tags.items()
     params = {
@@ -756,45 +779,61 @@ def test_a_deployment_that_a_callback_has_stopped_is_over(tmp_path: Path) -> Non
 # The pages
 
 
-def test_the_view_shows_three_charts_grouped_by_recipe(store: Store, finish: Finish) -> None:
-    """These runs have no traffic, which would be the fourth."""
-    for key, expected in (
-        ("iid-fedavg-0", {"fedavg"}),
-        ("far-fnr-0", {"fedavg, iid", "fnr, far"}),
-    ):
-        finish(key)
+def test_a_method_is_the_parent_of_its_seeds(store: Store, finish: Finish) -> None:
+    """Accuracies 0.3 and 0.36: mean 33 %, deviation 0.06 / sqrt(2). Worst clients 0.25 and 0.15."""
+    (store.repository / "params.yaml").write_text("recipe_names: [fnr, fedavg]\n")
+    (store.repository / "report").mkdir()
+    (store.repository / "report" / "accuracy-iid.png").write_bytes(b"a picture")
+    finish("iid-fedavg-0", params={"lr": 0.1, "seed": 0})
+    finish("iid-fedavg-1", accuracy=0.36, worst=0.15, params={"lr": 0.1, "seed": 1})
+    for leak in ("sees some tests", "sees the test set"):
+        finish("iid-fnr-0").tags["leak"] = leak
         sync(store, store.repository, "toy")
-        groups = {run.data.tags["method"] for run in active(store)}
-        assert {group.rstrip() for group in groups} == expected
+        methods = {run.info.run_name: run for run in active(store, methods=True)}
+        assert methods.keys() == {"iid-fedavg", "iid-fnr"}
+        for run in active(store):
+            parent = methods[run.info.run_name.rpartition("-")[0]]
+            assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+            assert run.data.tags["mlflow.runColor"] == parent.data.tags["mlflow.runColor"]
+    run, leaking = methods["iid-fedavg"], methods["iid-fnr"]
+    assert history(store, run, "mean_accuracy_percent") == [(1, 11), (2, 22), (3, 33)]
+    finals = {key: value for key, value in run.data.metrics.items() if key.startswith("final/")}
+    assert finals == {
+        "final/mean_accuracy_percent": 33,
+        "final/accuracy_percent_deviation": 4.24,
+        "final/mean_worst_client_percent": 20,
+        "final/mean_traffic_mib": 3,
+    }
+    assert run.data.params == {"lr": "0.1"} and run.data.tags["seeds"] == "0, 1"
+    assert "seeds 0, 1: 33.00 %, deviation 4.24" in run.data.tags["mlflow.note.content"]
+    assert artifacts(run) == {"accuracy-iid.png"}
+    assert leaking.data.tags["mlflow.note.content"].endswith("leak: sees the test set")
+    colours = [one.data.tags["mlflow.runColor"] for one in (leaking, run)]
+    assert colours == [view.BASELINE_COLOUR, figures.COLOURS[1]]
+
+
+def test_the_view_shows_methods_first_and_each_seed(store: Store, finish: Finish) -> None:
+    finish()
+    sync(store, store.repository, "toy")
     experiment = store.client().get_experiment_by_name("toy")
     packed = experiment.tags["mlflow.sharedViewState.overview"].removeprefix("deflate;")
     state = json.loads(zlib.decompress(base64.b64decode(packed)))
-    charts = {chart["metricKey"]: chart["type"] for chart in state["compareRunCharts"]}
-    shown = {chart["metricKey"] for chart in state["compareRunCharts"] if not chart["deleted"]}
-    assert shown == {"test_accuracy", "final/test_accuracy", "final/client_worst"}
-    assert charts["test_accuracy"] == "LINE" and charts.keys() - shown == {"seconds"}
-    assert state["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": "method"}]
-    assert state["groupsExpanded"] == {f"tag.method.{group}": False for group in groups}
-
-
-def test_each_method_has_a_colour_of_its_own() -> None:
-    """Another version of MLflow may select colours in another way."""
-    names = list(PARAMETERS)[:20]
-    coloured = view.with_own_colours(names)
-    assert [text.rstrip() for text in coloured.values()] == list(coloured) == names
-    assert len({view.colour(text) for text in coloured.values()}) == 20
-    assert view.with_own_colours(names[:9]).items() <= coloured.items()
-    pages = Path(mlflow.__file__).parent / "server" / "js" / "build" / "static" / "js"
-    hashing = "t=(t+e.charCodeAt(r))%255,n=(n+t)%255;return r.T[(t|n<<8)%r.T.length]"
-    assert any(hashing in path.read_text() for path in pages.glob("main.*.js"))
-
-
-def test_a_run_that_has_begun_stands_in_its_group(store: Store) -> None:
-    Live(
-        store, "toy", "iid-fnr-0", {"recipe": "fnr", "scenario": "iid"}, {"fingerprint": "x"}
-    ).log_rounds([])
-    (run,) = active(store)
-    assert run.info.status == "RUNNING" and run.data.tags["method"].rstrip() == "fnr"
+    shown = [chart for chart in state["compareRunCharts"] if not chart["deleted"]]
+    assert [(chart["type"], chart["metricKey"]) for chart in shown] == [
+        ("LINE", "mean_accuracy_percent"),
+        ("BAR", "final/mean_accuracy_percent"),
+        ("BAR", "final/mean_worst_client_percent"),
+        ("BAR", "final/mean_traffic_mib"),
+        ("LINE", "test_accuracy"),
+    ]
+    assert {chart["lineSmoothness"] for chart in shown if chart["type"] == "LINE"} == {0}
+    assert state["orderByKey"] == "metrics.`final/mean_accuracy_percent`"
+    every = {
+        name
+        for run in runs.search(store.client(), experiment.experiment_id)
+        for name in run.data.metrics
+    }
+    assert every == {chart["metricKey"] for chart in state["compareRunCharts"]}
 
 
 def test_of_a_server_the_link_is_printed(
@@ -825,7 +864,7 @@ def test_a_short_training_has_its_run_from_sync_alone(
         short.log_rounds(item.rows)
         short.finish(item.rows, item.final)
     assert short.run_id == ""
-    assert sync(store, store.repository, "toy") == [item.key] and len(active(store)) == 1
+    assert sync(store, store.repository, "toy") == [item.key, "iid-fedavg"]
     Live(store, "toy", "iid-fedavg-1", {}, {}).fail("round 3: not finite")
     last, first = active(store)
     assert (first.info.status, last.info.status) == ("FINISHED", "FAILED")
