@@ -236,7 +236,7 @@ def test_early_stop_needs_a_validation_split() -> None:
         (
             "early_stp",
             {},
-            "callback 'early_stp' is unknown (did you mean 'early_stop'?); allowed: early_stop, or",
+            "callback 'early_stp' is unknown (did you mean 'early_stop'?); allowed: early_stop, ",
         ),
         ("early_stop", {"patience": 0}, "early_stop.patience = 0 is refused"),
         ("early_stop", {"patience": 2.5}, "patience = 2.5 is refused; allowed: a whole number"),

@@ -195,6 +195,8 @@ def entries() -> dict[str, Entry]:
         "recipes"
     ]
     named = {name: (entry.get("recipe", name), entry) for name, entry in content.items()}
+    # Research's replicas of authors' code, by module, are no methods of the product.
+    named = {name: entry for name, entry in named.items() if ":" not in entry[0]}
     others = sorted({*registry.METHODS} - {recipe for recipe, _ in named.values()})
     found = {}
     for name, (recipe, entry) in (named | {name: (name, {}) for name in others}).items():
