@@ -34,7 +34,7 @@ from fedml_noniid.models.model import Model
 from fedml_noniid.models.settings import build_network
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.measuring import final_model, personal_parts
-from fedml_noniid.pipelines.experiment.results import ItemResult, of_clients
+from fedml_noniid.pipelines.experiment.results import ItemResult, Site, of_clients
 from fedml_noniid.pipelines.experiment.training import SECONDS
 from fedml_noniid.pipelines.reporting import comparison, method_table, summary
 from fedml_noniid.pipelines.reporting.heatmap import verbatim
@@ -301,9 +301,21 @@ class Result:
                 client_accuracy=tuple(clients.loc[clients["seed"] == seed, column].dropna()),
                 files=(),
                 notes=tuple(record["notes"]),
+                sites=self._sites(clients[clients["seed"] == seed]),
             )
             for seed, record in self._records.items()
         ]
+
+    def _sites(self, clients: pd.DataFrame) -> dict[str, Site]:
+        """The clients of named owners that have test samples."""
+        if "owner" not in clients:
+            return {}
+        score = f"test_{self.main}"
+        columns = clients.dropna(subset=[score])[["owner", "samples", "test_samples", score]]
+        return {
+            name: Site(samples, tests, value)
+            for name, samples, tests, value in columns.itertuples(index=False)
+        }
 
     def _frame(self, part: str, name: str) -> pd.DataFrame:
         """A CSV file of all seeds, with the seed in the first column."""

@@ -21,6 +21,7 @@ from fedml_noniid.pipelines.experiment import cache
 COLUMNS = ("round", "bytes_up", "bytes_down")
 TESTED = ("test_", "validation_")  # begin the columns of accuracy, loss and metrics
 METRIC = "metric/"  # begins the names of the user's metrics in metrics.json and per_client.csv
+OWN_VIEWS = ("noise", "rotation", "drift")  # skews with which clients see the test set differently
 RERUN = "delete its folder and run `noniid run` again"
 
 
@@ -68,6 +69,28 @@ class ItemResult:
     def tested(self) -> list[float]:
         """The main metric on the test set, of the evaluated rounds."""
         return self.column(f"test_{self.main}")
+
+    @property
+    def site_scores(self) -> dict[str, float]:
+        """The main metric of each named owner's client on the owner's test samples.
+
+        Empty unless these samples are the same for models of one's own and models for all: for
+        other partitions than `natural`, and where clients see the test set differently.
+        """
+        is_natural = self.params.get("scenario.partition") == "natural"
+        if not is_natural or any(self.params.get(f"scenario.{skew}") for skew in OWN_VIEWS):
+            return {}
+        return {name: site.score for name, site in self.sites.items()}
+
+    @property
+    def client_scores(self) -> tuple[float, ...]:
+        """`site_scores`, or else `client_accuracy`."""
+        return tuple(self.site_scores.values()) or self.client_accuracy
+
+    @property
+    def site_tests(self) -> int:
+        """How many test samples the named owners have together."""
+        return sum(site.tests for site in self.sites.values())
 
     @property
     def seconds(self) -> tuple[float, ...] | None:

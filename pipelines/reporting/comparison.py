@@ -121,8 +121,22 @@ def against(scenario: ScenarioSummary, other: MethodSummary | None) -> dict[str,
     return {one.recipe: one for one in adjusted(compared)}
 
 
-def _compared(one: MethodSummary, other: MethodSummary, step: float) -> Comparison:
-    ours, theirs = one.runs["final"].to_dict(), other.runs["final"].to_dict()
+def on_sites(scenario: ScenarioSummary) -> dict[str, Comparison]:
+    """Every federated method without a leak against the baseline, by recipe: the mean over the
+    sites of the main metric on their own test samples."""
+    base, step = scenario.baseline, scenario.site_step
+    if base is None or not scenario.has_site_tests:
+        return {}
+    methods = [one for one in scenario.methods if one.federated and not one.leak]
+    compared = [_compared(one, base, step, "site_mean") for one in methods if one is not base]
+    return {one.recipe: one for one in adjusted(compared)}
+
+
+def _compared(
+    one: MethodSummary, other: MethodSummary, step: float, column: str = "final"
+) -> Comparison:
+    """`column`: of `MethodSummary.runs`."""
+    ours, theirs = one.runs[column].dropna().to_dict(), other.runs[column].dropna().to_dict()
     common = one.weights.keys() & other.weights.keys()
     if common and all(one.weights[seed] == other.weights[seed] for seed in common):
         return Comparison(one.recipe, (0.0,) * len(common), step, same=True)

@@ -115,7 +115,7 @@ def clients(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes | None:
     for method in scenario.methods:
         runs = [run for run in scenario.results if run.recipe == method.recipe]
         factor = scenario.metric.factor
-        values = np.array([factor * x for run in runs for x in run.client_accuracy], dtype=float)
+        values = np.array([factor * x for run in runs for x in run.client_scores], dtype=float)
         if len(values):
             rows.append((method.label, looks[method.recipe]["color"], values))
     if not rows:

@@ -115,6 +115,10 @@ def section(scenario: ScenarioSummary) -> dict[str, Any]:
         "table": tables.cells(scenario),
         "brief": tables.in_brief(scenario),
         "sites": tables.by_site(scenario),
+        "site_tests": tables.site_tests(scenario),
+        "site_tests_notes": pages.sentences(
+            "sentences.md.j2", "site_tests_notes", scenario, tables.site_changes(scenario)
+        ),
         "sites_note": pages.sentences("sentences.md.j2", "sites_note", scenario)[0],
         "compared": tables.compared(scenario),
         "warnings": pages.sentences("sentences.md.j2", "warnings", scenario),

@@ -106,6 +106,7 @@ class ScenarioSummary:
     missing: tuple[str, ...]  # items of params.yaml without a result
     test_samples: int | None  # None if nothing is evaluated
     main: str = "accuracy"  # the name of the main metric
+    one_test: bool = False  # whether clients' own models have the test set of models for all
 
     @property
     def metric(self) -> Metric:
@@ -116,6 +117,18 @@ class ScenarioSummary:
     def step(self) -> float:
         """What one test sample makes of the accuracy; 0 if that is not known, or not the metric."""
         return 1 / self.test_samples if self.test_samples and self.main == "accuracy" else 0.0
+
+    @property
+    def site_step(self) -> float:
+        """What one test sample of a site makes of the mean over sites, on average over the samples;
+        0 as in `step`."""
+        tests = [run.site_tests for run in self.results if run.site_scores]
+        return 1 / min(tests) if tests and self.step else 0.0
+
+    @property
+    def has_site_tests(self) -> bool:
+        """Whether sites have test samples that are the same for all methods."""
+        return any(run.site_scores for run in self.results)
 
     @property
     def others(self) -> list[str]:
@@ -166,7 +179,11 @@ def scenario(
     baseline = None if base is None else measured(by_recipe[base])["final"]
     n_tested, main = n_tested or test_samples(present), present[0].main
     step = 1 / n_tested if n_tested and main == "accuracy" else 0.0
-    own = {recipe: bool(_tag(runs[0], "own_models")) for recipe, runs in by_recipe.items()}
+    one_test = all(_is_whole_test(run, n_tested) for run in present)
+    own = {
+        recipe: not one_test and bool(_tag(runs[0], "own_models"))
+        for recipe, runs in by_recipe.items()
+    }
     methods = _ranked(
         [
             replace(
@@ -195,6 +212,7 @@ def scenario(
         ),
         test_samples=n_tested,
         main=main,
+        one_test=one_test,
     )
 
 
@@ -209,6 +227,7 @@ def measured(runs: Sequence[ItemResult], baseline: pd.Series | None = None) -> p
         accuracy, metrics = run.tested, run.evaluation
         further = {} if run.main == "accuracy" else {name: metrics.get(name) for name in METRICS}
         further.pop(run.main, None)
+        scores = run.site_scores.values()
         traffic = [row["bytes_up"] + row["bytes_down"] for row in run.rows]
         rows[run.seed] = {
             "final": accuracy[-1],
@@ -218,7 +237,8 @@ def measured(runs: Sequence[ItemResult], baseline: pd.Series | None = None) -> p
             "balanced_accuracy": metrics.get("balanced_accuracy"),
             "macro_f1": metrics.get("macro_f1") if run.main == "accuracy" else None,
             "classes_named": metrics.get("classes_named"),
-            "worst_client": min(run.client_accuracy, default=None),
+            "worst_client": min(run.client_scores, default=None),
+            "site_mean": statistics.fmean(scores) if scores else None,
             "noisy_test": metrics.get(f"{run.main}_noisy"),
             "traffic_round_bytes": statistics.fmean(traffic),
             "traffic_total_bytes": sum(traffic),
@@ -290,6 +310,12 @@ def test_samples(results: Iterable[ItemResult]) -> int | None:
         return sum(int(row["samples"]) for row in table(path))
     except (KeyError, ValueError):
         raise UserError(f"{path}: has no column samples of whole numbers; {RERUN}") from None
+
+
+def _is_whole_test(run: ItemResult, n_tested: int | None) -> bool:
+    """Whether the sites' own test samples are together the test set, and all sites are tested."""
+    is_whole = bool(run.site_scores) and run.site_tests == n_tested
+    return is_whole and not run.params.get("scenario.availability")
 
 
 def _majority(results: Sequence[ItemResult]) -> dict[str, Spread]:

@@ -13,7 +13,7 @@ from fedml_noniid.core.errors import one_line
 from fedml_noniid.data.owners import order_of
 from fedml_noniid.metrics import Metric, metric_of
 from fedml_noniid.pipelines.experiment.results import METRIC
-from fedml_noniid.pipelines.reporting.comparison import Comparison, against
+from fedml_noniid.pipelines.reporting.comparison import Comparison, against, on_sites
 from fedml_noniid.pipelines.reporting.summary import (
     BASELINE,
     TINY,
@@ -48,6 +48,7 @@ COLUMNS = (
 PARTS = ("mean", "std", "seeds")
 TESTS = ("low", "high", "p", "p_holm")  # parts of a comparison in summary.csv
 MAX_SITES = 40  # rows of the table by client
+MAX_NAMES = 10  # sites in a sentence
 SAME = "same predictions"  # in place of a difference
 BRIEF = ("method", "last round", "vs ", "worst client", "seeds")  # begin the titles of `in_brief`
 COMPARED = ("method", "difference", "interval", "t test, p", "Holm, p", "higher", "verdict")
@@ -107,6 +108,76 @@ def by_site(scenario: ScenarioSummary) -> list[list[str]]:
     return [["client", "samples", "tests", "seeds", *recipes], *rows]
 
 
+def site_tests(scenario: ScenarioSummary) -> list[list[str]]:
+    """All methods on the sites' own test samples, as text, the best mean over sites first.
+
+    Empty where these samples are not the same for all methods.
+    """
+    if not scenario.has_site_tests:
+        return []
+    comparisons, means, metric = on_sites(scenario), _site_means(scenario), scenario.metric
+    base = scenario.baseline.recipe if scenario.baseline else BASELINE
+    tested = [method for method in scenario.methods if "site_mean" in method.spreads]
+    rows = []
+    for method in sorted(tested, key=lambda method: -method.spreads["site_mean"].mean):
+        comparison, cells_of_test = comparisons.get(method.recipe), [NONE] * 6
+        if comparison is not None:
+            cells_of_test = _numbers(comparison, metric, method.is_constant)[1:]
+        mean, worst = in_unit(method.spreads["site_mean"], metric), _worst(scenario, means, method)
+        rows.append([method.label, mean, *cells_of_test, worst])
+    title = f"mean over sites, {_title(scenario.main)}"
+    return [["method", title, f"vs {base}", *COMPARED[2:], "worst site"], *rows]
+
+
+def site_changes(scenario: ScenarioSummary) -> list[tuple[str, str, str]]:
+    """(recipe, sites on which it is above the baseline, sites on which it is below), as text."""
+    rows = []
+    for recipe in on_sites(scenario):
+        differences = _site_differences(scenario, recipe)
+        above = [name for name, difference in differences.items() if difference > TINY]
+        below = [name for name, difference in differences.items() if difference < -TINY]
+        rows.append((recipe, _listed(above), _listed(below)))
+    return rows
+
+
+def _site_differences(scenario: ScenarioSummary, recipe: str) -> dict[str, float]:
+    """Owner -> mean difference to the baseline's score, over the seeds that both have; the largest
+    differences first."""
+    base = scenario.baseline.recipe if scenario.baseline else BASELINE
+    of_base = {run.seed: run.site_scores for run in scenario.results if run.recipe == base}
+    differences: dict[str, list[float]] = {}
+    for run in scenario.results:
+        theirs = of_base.get(run.seed, {}) if run.recipe == recipe else {}
+        for name, score in run.site_scores.items():
+            if name in theirs:
+                differences.setdefault(name, []).append(score - theirs[name])
+    means = {name: fmean(values) for name, values in differences.items()}
+    return dict(sorted(means.items(), key=lambda item: -abs(item[1])))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`2 (site 1, site 2)`; the number alone for none, and no more names than MAX_NAMES."""
+    shown = [short(name) for name in names[:MAX_NAMES]]
+    if names[MAX_NAMES:]:
+        shown.append(f"and {len(names) - MAX_NAMES} more")
+    return f"{len(names)} ({', '.join(shown)})" if names else "0"
+
+
+def _worst(
+    scenario: ScenarioSummary, means: Mapping[str, Mapping[str, float]], method: MethodSummary
+) -> str:
+    """The owner with the lowest mean score over the seeds, and the score; "" without any.
+
+    `means`: of `_site_means`.
+    """
+    scores = {name: of[method.recipe] for name, of in means.items() if method.recipe in of}
+    if not scores:
+        return ""
+    name = min(scores, key=scores.__getitem__)
+    client = f"client {name}" if name.isdecimal() else short(name)
+    return f"{client}: {scenario.metric.number(scores[name])}"
+
+
 def _site_means(scenario: ScenarioSummary) -> dict[str, dict[str, float]]:
     """Owner -> recipe -> mean score of the owner's client over the seeds."""
     scores: dict[str, dict[str, list[float]]] = {}
@@ -136,11 +207,7 @@ def in_brief(scenario: ScenarioSummary) -> list[list[str]]:
     for one, row in zip(scenario.methods, rows, strict=False):  # then the constant answers
         if one.recipe in verdicts and row[against_base] != SAME:
             row[against_base] += f", {verdicts[one.recipe]}"
-        here = {name: of[one.recipe] for name, of in sites.items() if one.recipe in of}
-        if here:
-            name = min(here, key=here.__getitem__)
-            client = f"client {name}" if name.isdecimal() else short(name)
-            row[worst] = f"{client}: {scenario.metric.number(here[name])}"
+        row[worst] = _worst(scenario, sites, one) or row[worst]
     return [[row[i] for i in columns] for row in (header, *rows)]
 
 
@@ -242,6 +309,9 @@ def summary_csv(scenarios: Iterable[ScenarioSummary]) -> str:
             "vs_baseline": against(scenario, scenario.baseline),
             "vs_best": against(scenario, scenario.best),
         }
+        site_columns = ["site_mean"] if scenario.has_site_tests else []
+        if site_columns:
+            with_others["sites_vs_baseline"] = on_sites(scenario)
         for method in scenario.methods:
             row: dict[str, Any] = {
                 **({} if scenario.main == "accuracy" else {"metric": scenario.main}),
@@ -253,7 +323,11 @@ def summary_csv(scenarios: Iterable[ScenarioSummary]) -> str:
                 "baseline": scenario.baseline.recipe if scenario.baseline else "",
                 "one_class_seeds": " ".join(map(str, method.one_class)),
             }
-            further = [*scenario.others, *(f"{METRIC}{name}" for name in _own_metrics(scenario))]
+            further = [
+                *site_columns,
+                *scenario.others,
+                *(f"{METRIC}{name}" for name in _own_metrics(scenario)),
+            ]
             for column in (*COLUMNS, *further):
                 numbers = method.spreads.get(column) or (None, None, 0)
                 row |= {f"{column}_{part}": x for part, x in zip(PARTS, numbers, strict=True)}

@@ -127,7 +127,7 @@ def _method(name: str, runs: Sequence[Finished], root: Path) -> Finished:
     first, metric = items[0], items[0].metric
     main = shown_name(first.main, metric)
     scores = [item.tested[-1] for item in items if item.tested]
-    worst = [min(item.client_accuracy) for item in items if item.client_accuracy]
+    worst = [min(item.client_scores) for item in items if item.client_scores]
     final = {
         column: shown_value(statistics.fmean(values), metric)
         for column, values in ((main, scores), (shown_name("worst_client", metric), worst))

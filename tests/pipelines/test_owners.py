@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import ttest_rel
 
+import fedml_noniid as nd
+from fedml_noniid.data.types import Floats
 from fedml_noniid.pipelines.experiment import results
 from tests.pipelines.small import run_stages
 
@@ -17,12 +20,13 @@ experiment: sites
 data: {name: table, root: ., file: sites.csv, label: ill, owner: site, validation: 0, public: 0}
 scenario_names: [natural]
 scenarios: {natural: {partition: natural, clients: 3}}
-recipe_names: [fedavg]
-recipes: {fedavg: {}}
+recipe_names: [fedavg, finetune, fedper]
+recipes: {fedavg: {}, finetune: {}, fedper: {}}
 seeds: [0, 1, 2]
-train: {model: mlp, rounds: 1, epochs: 1, batch_size: 32, lr: 0.1, device: cpu}
+train: {model: mlp, rounds: 3, epochs: 1, batch_size: 32, lr: 0.1, device: cpu}
 machine: {processes: 1}
 """
+RECIPES = ["fedavg", "finetune", "fedper"]
 NAMES = ["Klinik 2", "Klinik 10", "Köln | <b>"]
 
 
@@ -45,20 +49,58 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lines_are_in_the_order_of_the_names(sites: Path, file: str) -> None:
     """Whatever number a site's client has."""
     tables = [results.table(path) for path in sorted(sites.glob(file))]
-    assert [[line["owner"] for line in table] for table in tables] == [NAMES] * 3
+    assert [[line["owner"] for line in table] for table in tables] == [NAMES] * len(tables)
     numbers = {tuple(line["client"] for line in table) for table in tables}
     assert len(numbers) > 1 and all({*one} == {"0", "1", "2"} for one in numbers)
 
 
 def test_the_report_has_the_accuracy_of_each_site(sites: Path) -> None:
     """The short answer has the worst site alone."""
-    scores = [
-        100 * np.mean([run.sites[name].score for run in results.read(sites)]) for name in NAMES
-    ]
     report = {name: (sites / "report" / name).read_text() for name in ("report.md", "answer.txt")}
-    for name, score in zip(NAMES, scores, strict=True):
-        cells = name.replace("|", r"\|"), "80", "20", "3", f"{score:.2f}"
+    title = next(line for line in report["report.md"].splitlines() if line.startswith("| client |"))
+    recipes = title.removesuffix(" |").split(" | ")[4:]
+    assert sorted(recipes) == sorted(RECIPES)
+    runs = {recipe: scores_of(sites, recipe) for recipe in recipes}  # [seeds, sites]
+    for k, name in enumerate(NAMES):
+        scores = [f"{100 * runs[recipe][:, k].mean():.2f}" for recipe in recipes]
+        cells = name.replace("|", r"\|"), "80", "20", "3", *scores
         assert f"\n| {' | '.join(cells)} |\n" in report["report.md"]
-    assert "| client | samples | tests | seeds | fedavg |" in report["report.md"]
     assert "<b>" not in (sites / "report" / "report.html").read_text()
-    assert f"{NAMES[2]}: {scores[2]:.2f}" in report["answer.txt"] and scores[2] < 50
+    worst = 100 * runs["fedavg"][:, 2].mean()
+    assert f"{NAMES[2]}: {worst:.2f}" in report["answer.txt"] and worst < 50
+
+
+def scores_of(folder: Path, recipe: str) -> Floats:
+    """The accuracy on the sites' own test samples by per_client.csv, [seeds, sites]."""
+    paths = [folder / f"evaluation/natural-{recipe}-{seed}/per_client.csv" for seed in range(3)]
+    tables = [pd.read_csv(path).set_index("owner") for path in paths]
+    return np.array([table.loc[NAMES, "test_accuracy"] for table in tables])
+
+
+def test_own_models_are_compared_with_the_common_one_on_the_sites_own_samples(sites: Path) -> None:
+    """SciPy has a paired t test too. Both kinds of models have the same test: of 20 samples from
+    each of three sites, the mean over sites is the test accuracy."""
+    scores = {recipe: scores_of(sites, recipe).mean(1) for recipe in RECIPES}
+    page = (sites / "report" / "report.md").read_text()
+    assert "TWO TESTS" not in page
+    assert "On the sites' own test samples" in (sites / "report" / "table.txt").read_text()
+    for run in results.read(sites):
+        assert run.tested[-1] == pytest.approx(scores[run.recipe][run.seed])
+    table = page.split("### On the sites' own test samples")[1].split("### By client")[0]
+    for recipe in ("finetune", "fedper"):
+        row = next(line for line in table.splitlines() if line.startswith(f"| {recipe} |"))
+        mean, difference, _, p = row.split(" | ")[1:5]
+        gap = scores[recipe] - scores["fedavg"]
+        wanted = ttest_rel(scores[recipe], scores["fedavg"]).pvalue
+        assert mean.startswith(f"{100 * scores[recipe].mean():.2f} ± ")
+        assert difference == f"{100 * gap.mean():+.2f}"
+        assert p == (f"{wanted:.3f}" if wanted >= 0.001 else "<0.001")
+        assert gap.mean() > 0.2 and f"- {recipe}: above fedavg on 3 (Köln | <b>, " in table
+
+
+def test_python_ranks_own_models_as_the_report_does(sites: Path) -> None:
+    data = nd.from_frame(pd.read_csv(sites / "sites.csv"), label="ill", owner="site")
+    split = nd.partition(data, "natural", clients=3)
+    summary = nd.sweep(["fedavg", "fedper"], split, rounds=3).summary.set_index("recipe")
+    assert summary["rank"].to_dict() == {"fedper": 1, "fedavg": 2}
+    assert summary.loc["fedavg", "worst_client"] < 0.5 < summary.loc["fedper", "worst_client"]

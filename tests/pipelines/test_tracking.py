@@ -31,7 +31,7 @@ from fedml_noniid.cli.app import main
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.data.dataset import Dataset, Raw
 from fedml_noniid.pipelines.experiment import results
-from fedml_noniid.pipelines.experiment.results import ItemResult
+from fedml_noniid.pipelines.experiment.results import ItemResult, Site
 from fedml_noniid.pipelines.reporting import figures
 from fedml_noniid.pipelines.tracking import deployments, models, runs, ui, view
 from fedml_noniid.pipelines.tracking import live as live_runs
@@ -780,14 +780,16 @@ def test_a_deployment_that_a_callback_has_stopped_is_over(tmp_path: Path) -> Non
 
 
 def test_a_method_is_the_parent_of_its_seeds(store: Store, finish: Finish) -> None:
-    """Accuracies 0.3 and 0.36: mean 33 %, deviation 0.06 / sqrt(2). Worst clients 0.25 and 0.15."""
+    """Accuracies 0.3 and 0.36: mean 33 %, deviation 0.06 / sqrt(2). Worst clients 0.25 and 0.15; of
+    fnr, on the site's own samples, 0.1."""
     (store.repository / "params.yaml").write_text("recipe_names: [fnr, fedavg]\n")
     (store.repository / "report").mkdir()
     (store.repository / "report" / "accuracy-iid.png").write_bytes(b"a picture")
     finish("iid-fedavg-0", params={"lr": 0.1, "seed": 0})
     finish("iid-fedavg-1", accuracy=0.36, worst=0.15, params={"lr": 0.1, "seed": 1})
     for leak in ("sees some tests", "sees the test set"):
-        finish("iid-fnr-0").tags["leak"] = leak
+        site = {"params": {"scenario.partition": "natural"}, "sites": {"A": Site(5, 5, 0.1)}}
+        finish("iid-fnr-0", **site).tags["leak"] = leak
         sync(store, store.repository, "toy")
         methods = {run.info.run_name: run for run in active(store, methods=True)}
         assert methods.keys() == {"iid-fedavg", "iid-fnr"}
@@ -807,6 +809,7 @@ def test_a_method_is_the_parent_of_its_seeds(store: Store, finish: Finish) -> No
     assert run.data.params == {"lr": "0.1"} and run.data.tags["seeds"] == "0, 1"
     assert "seeds 0, 1: 33.00 %, deviation 4.24" in run.data.tags["mlflow.note.content"]
     assert artifacts(run) == {"accuracy-iid.png"}
+    assert leaking.data.metrics["final/mean_worst_client_percent"] == 10
     assert leaking.data.tags["mlflow.note.content"].endswith("leak: sees the test set")
     colours = [one.data.tags["mlflow.runColor"] for one in (leaking, run)]
     assert colours == [view.BASELINE_COLOUR, figures.COLOURS[1]]
