@@ -96,17 +96,34 @@ class OwnNetwork(Model):
                 module, scope = self.untouched(), Scope()
                 module.train(train)
                 module.requires_grad_(False)
+                self._share_frozen(module)
                 prepare(module, scope)
                 if self.head:
                     part = module.get_submodule(self.head)
                     part.register_forward_pre_hook(Note(scope), with_kwargs=True)
             else:  # a copy, as vmap lets no module be drawn
                 made, _, its_scope = self.template(train)
-                memo: dict[int, Any] = {}
+                # Frozen parameters may be large, and nothing changes them.
+                memo: dict[int, Any] = {
+                    id(leaf): nn.Parameter(leaf.data, requires_grad=False)
+                    for name, leaf in made.named_parameters()
+                    if name in self.frozen
+                }
                 module, scope = copied(made, memo), copy.deepcopy(its_scope, memo)
                 converted(module, like)
             self.templates[key] = Template(module, Bound(module), scope)
         return self.templates[key]
+
+    def _share_frozen(self, module: nn.Module) -> None:
+        """Gives frozen parameters the memory of the first template's, unless the user's `train`
+        has made others of them."""
+        if not self.templates:
+            return
+        first = dict(next(iter(self.templates.values())).module.named_parameters())
+        own = dict(module.named_parameters())
+        for name in self.frozen & first.keys() & own.keys():
+            if torch.equal(own[name], first[name]):
+                own[name].data = first[name].data
 
     @cached_property
     def _module(self) -> nn.Module:
@@ -187,7 +204,7 @@ class OwnNetwork(Model):
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         """(parameters, buffers) of a new module. Modules draw from torch's own generator."""
         module = self.untouched(int(torch.randint(2**62, (), generator=generator)))
-        params = {name: leaf.detach().clone() for name, leaf in module.named_parameters()}
+        params = {name: leaf.detach() for name, leaf in module.named_parameters()}
         buffers = {our_name(name): leaf for name, leaf in module.named_buffers()}
         return params, {name: buffers[name].detach().clone() for name in sorted(self.state)}
 

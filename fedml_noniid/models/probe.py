@@ -72,22 +72,7 @@ def probed(network: OwnNetwork, n_classes: int, tokens: int = 0) -> OwnNetwork:
     UserError for a network that can't be trained as it is.
     """
     asked, network = network.head, _started(replace(network, out=n_classes, head=""))
-    params, buffers = network.init(torch.Generator().manual_seed(0))
-    others, _ = network.init(torch.Generator().manual_seed(0))
-    if any(not torch.equal(leaf, others[name]) for name, leaf in params.items()):
-        raise _refused(
-            network,
-            "its first values differ between two calls with one seed",
-            "draws from torch's own generator only",
-        )
-    batches = [_samples(network, n_classes, tokens, seed) for seed in range(2)]
-    first, second = (
-        Given(params, buffers, *batch, torch.tensor(7 + n)) for n, batch in enumerate(batches)
-    )
-    try:
-        network, inputs = _as_in_torch(network, _exact(first), _exact(second))
-    except UserError:  # perhaps of code that makes float32 by itself
-        network, inputs = _as_in_torch(network, first, second)
+    network, inputs = _compared(network, n_classes, tokens)
     network = _featured(network, asked, inputs)
     inputs = inputs._replace(buffers={name: inputs.buffers[name] for name in network.state})
     templates: dict[object, Template] = {
@@ -169,6 +154,29 @@ def _started(network: OwnNetwork) -> OwnNetwork:
     if not any(leaf.requires_grad for leaf in module.parameters()):
         raise _refused(network, "no parameter has a gradient", "one that is trained")
     return replace(network, frozen=frozenset(fixed), state=frozenset(state))
+
+
+def _compared(network: OwnNetwork, n_classes: int, tokens: int) -> tuple[OwnNetwork, Given]:
+    """As `_as_in_torch`, with parameters and samples of its own."""
+    params, buffers = network.init(torch.Generator().manual_seed(0))
+    others, _ = network.init(torch.Generator().manual_seed(0))
+    if any(not torch.equal(leaf, others[name]) for name, leaf in params.items()):
+        raise _refused(
+            network,
+            "its first values differ between two calls with one seed",
+            "draws from torch's own generator only",
+        )
+    del others  # it may be large
+    first, second = (
+        Given(params, buffers, *_samples(network, n_classes, tokens, seed), torch.tensor(7 + seed))
+        for seed in range(2)
+    )
+    try:
+        exact = _exact(first)
+        also = exact._replace(x=second.x.double(), y=second.y, key=second.key)
+        return _as_in_torch(network, exact, also)
+    except UserError:  # perhaps of code that makes float32 by itself
+        return _as_in_torch(network, first, second)
 
 
 def _as_in_torch(network: OwnNetwork, first: Given, second: Given) -> tuple[OwnNetwork, Given]:
@@ -431,13 +439,20 @@ def _watched(network: OwnNetwork, inputs: Given, train: bool) -> Step:
 
 def _step(network: Model, inputs: Given) -> Step:
     """A step of one client, by autograd."""
-    params = {name: leaf.detach().requires_grad_() for name, leaf in inputs.params.items()}
+    fixed, trained = _split(network, inputs.params)
+    params = {name: leaf.detach().requires_grad_() for name, leaf in trained.items()}
     with torch.enable_grad():
-        out = network(params, inputs.buffers, inputs.x, True, inputs.mask, inputs.key)
+        out = network(fixed | params, inputs.buffers, inputs.x, True, inputs.mask, inputs.key)
         loss = _loss(out.logits, inputs)
         grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
     gradient = {name: leaf for name, leaf in zip(params, grads, strict=True) if leaf is not None}
     return Step(gradient, tree_map(Tensor.detach, out.buffers), {})
+
+
+def _split(network: Model, params: Params) -> tuple[Params, Params]:
+    """The frozen parameters, which the clients share, and the trained ones."""
+    fixed = {name: leaf for name, leaf in params.items() if name in network.frozen}
+    return fixed, {name: leaf for name, leaf in params.items() if name not in fixed}
 
 
 def _loss(logits: Tensor, inputs: Given) -> Tensor:
@@ -508,27 +523,29 @@ def _side_by_side(network: OwnNetwork, inputs: Given) -> str:
 
     mask = torch.ones(2, BATCH)
     mask[0, -PADDED:] = 0
+    fixed, trained = _split(network, inputs.params)
     both = Given(
-        stacked(inputs.params),
+        stacked(trained),
         stacked(inputs.buffers),
         torch.stack([inputs.x, inputs.x.flip(0)]),
         torch.stack([inputs.y, inputs.y.flip(0)]),
         torch.tensor([7, 8]),
         mask,
     )
-    ways = {"training": partial(_lifted, network), "a hook": partial(_inside, network)}
+    ways = {"training": _lifted, "a hook": _inside}
     for what, way in ways.items():
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 # vmap then takes one client at a time, and more slowly than the sequential engine.
                 warnings.filterwarnings("error", "There is a performance drop")
-                lifted = way(both)
+                lifted = way(network, fixed, both)
         except Exception as error:  # of any kind: the code is the user's
             return f"{what} under vmap: {type(error).__name__}: {' '.join(str(error).split())[:80]}"
         for k in range(2):
             client = row(dict(zip(Given._fields, both, strict=True)), k)
             left = int(client["mask"].sum())
             client |= {"x": client["x"][:left], "y": client["y"][:left], "mask": None}
+            client["params"] |= fixed
             alone = _step(network, Given(**client))
             beside = Step(row(lifted.gradient, k), row(lifted.buffers, k), {})
             if _difference(alone, beside):
@@ -536,13 +553,13 @@ def _side_by_side(network: OwnNetwork, inputs: Given) -> str:
     return ""
 
 
-def _lifted(network: OwnNetwork, both: Given) -> Step:
+def _lifted(network: OwnNetwork, fixed: Params, both: Given) -> Step:
     """As the engine trains: the pass under vmap, autograd outside."""
     side = replace(network, plain=False)
 
     def one(*given: Any) -> tuple[Tensor, Params]:
         client = Given(*given)
-        out = side(client.params, client.buffers, client.x, True, client.mask, client.key)
+        out = side(fixed | client.params, client.buffers, client.x, True, client.mask, client.key)
         return _loss(out.logits, client), out.buffers
 
     params = {name: leaf.detach().requires_grad_() for name, leaf in both.params.items()}
@@ -553,7 +570,7 @@ def _lifted(network: OwnNetwork, both: Given) -> Step:
     return Step(gradient, tree_map(Tensor.detach, buffers), {})
 
 
-def _inside(network: OwnNetwork, both: Given) -> Step:
+def _inside(network: OwnNetwork, fixed: Params, both: Given) -> Step:
     """As hooks take gradients: inside vmap."""
     side = replace(network, plain=False)
 
@@ -561,7 +578,7 @@ def _inside(network: OwnNetwork, both: Given) -> Step:
         client = Given(*given)
 
         def loss(params: Params) -> tuple[Tensor, Params]:
-            out = side(params, client.buffers, client.x, True, client.mask, client.key)
+            out = side(fixed | params, client.buffers, client.x, True, client.mask, client.key)
             return _loss(out.logits, client), out.buffers
 
         grads: tuple[Params, Params] = torch.func.grad(loss, has_aux=True)(client.params)

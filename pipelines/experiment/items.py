@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,6 +62,12 @@ class Item:
         torch.set_num_threads(settings.train.threads)
         be_deterministic()
         return Item(settings, unit, data, indices, resolve_device(settings.train.device))
+
+    def ended(self, last_round: int) -> Item:
+        """The item of a run that is over. What is cached stays, such as a user's probed network."""
+        over = copy.copy(self)
+        vars(over)["last_round"] = last_round
+        return over
 
     @cached_property
     def network(self) -> Model:

@@ -12,7 +12,6 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +76,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
     """
     if not item.loss.classes:
         return _targets(item, tensors, rows)
-    item = replace(item, last_round=int(rows[-1]["round"]))
+    item = item.ended(int(rows[-1]["round"]))
     params, buffers = final_model(tensors)
     parts = personal_parts(tensors)
     views = _tested(item, params, buffers, parts)

@@ -179,6 +179,22 @@ class Fixed(Other):
         self.fc.requires_grad_(False)
 
 
+WIDE = 48, 48  # unlike all other sizes
+
+
+class Adapted(nn.Module):
+    """A frozen layer between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(6, WIDE[0]), nn.Linear(WIDE[1], CLASSES)
+        self.frozen = nn.Linear(*WIDE).requires_grad_(requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.frozen(torch.tanh(self.first(x))))
+        return logits
+
+
 def pictures(input_shape: tuple[int, ...], n_classes: int, width: int = 4) -> nn.Module:
     """A function that makes a network for images."""
     size = width * (input_shape[1] // 2) * (input_shape[2] // 2)

@@ -346,6 +346,14 @@ TRAINED: dict[str, Make] = {
     "a frozen part": lambda: changed(
         flat(nn.Linear(36, 8)), lambda net: net[1].requires_grad_(requires_grad=False)
     ),
+    "a frozen weight in a list": lambda: changed(
+        Net(
+            lambda net, x: net.out(x.flatten(1) @ net.weights[0].T),
+            body=nn.Linear(36, 8, bias=False).requires_grad_(requires_grad=False),
+            out=linear(8),
+        ),
+        lambda net: setattr_(net, "weights", [net.body.weight]),
+    ),
     "gradient of its own": lambda: Net(
         lambda net, x: net.out(Negative.apply(net.body(x.flatten(1)))),
         body=nn.Linear(36, 8),

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedml_noniid as nd
 from fedml_noniid.contract.checks import close
@@ -209,6 +211,33 @@ def test_frozen_parameters_are_never_sent_or_changed() -> None:
     assert all(torch.equal(ended[name], first[name]) for name in net.frozen)
 
 
+class Made(TorchDispatchMode):
+    """Notes the operations that make tensors with the two axes of the frozen weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.shape[-2:] == own_networks.WIDE:
+            self.ops.add(func.overloadpacket.__name__)
+        return made
+
+
+def test_frozen_parameters_are_neither_stacked_nor_differentiated_by() -> None:
+    with Made() as made:
+        net = own("Adapted")
+        federation.simulation("fedavg", model=net, engine="vectorized").run()
+    assert "t" in made.ops and made.ops.isdisjoint({"mm", "bmm", "addmm", "stack", "cat"})
+
+
+def test_templates_share_frozen_parameters() -> None:
+    net = own("Fixed")
+    places = {net.template(train).module.fc.weight.data_ptr() for train in (False, True)}
+    assert len(places) == 1
+
+
 def test_fedbn_keeps_batch_norms_and_no_other_buffers() -> None:
     found = federation.simulation("fedbn", model=own("Averages"))
     found.run()
@@ -250,6 +279,13 @@ def test_an_object_starts_from_its_own_parameters_for_every_seed() -> None:
             torch.testing.assert_close(leaf, first.detach(), rtol=0, atol=1e-9)
     assert all(map(torch.equal, before, module.parameters()))
     assert found.predict(SPLIT.data.dataset.test_x[:2].numpy(), seed=0).shape == (2,)
+
+
+def test_an_object_is_probed_once_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = Mock(wraps=factories.probed)
+    monkeypatch.setattr(factories, "probed", probes)
+    digits(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    assert probes.call_count == 1
 
 
 def in_safetensors(state: dict[str, Tensor], path: Path) -> None:
