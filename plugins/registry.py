@@ -209,8 +209,16 @@ def hyper_parameters(name: str) -> dict[str, object]:
 
 
 def resolved(recipe: str, settings: Settings) -> dict[str, dict[str, object]]:
-    """Method -> all its hyper-parameters: those that are given, and the defaults of the others."""
-    return {name: hyper_parameters(name) | dict(settings.get(name, {})) for name in parse(recipe)}
+    """Method -> all its hyper-parameters: those that are given, and the defaults of the others.
+
+    An empty list is left out unless it is given, so that a new one changes no fingerprint.
+    """
+    resolved: dict[str, dict[str, object]] = {}
+    for name in parse(recipe):
+        defaults = hyper_parameters(name).items()
+        filled = {key: value for key, value in defaults if value != ()}
+        resolved[name] = filled | dict(settings.get(name, {}))
+    return resolved
 
 
 def words(name: str) -> dict[str, tuple[str, ...]]:
@@ -244,7 +252,11 @@ def build(recipe: str, settings: Settings, setting: Setting) -> Algorithm:
     Raises RecipeError.
     """
     check_settings(recipe, settings)
-    components = [method(name)(**settings.get(name, {})) for name in parse(recipe)]
+    components = []
+    for name in parse(recipe):
+        values = settings.get(name, {}).items()  # lists of files: a component must be hashable
+        options = {key: tuple(value) if isinstance(value, list) else value for key, value in values}
+        components.append(method(name)(**options))
     leaks = any(c.needs.public is Public.TEST_SET for c in components)
     for c in components:
         if c.needs.public in (Public.UNLABELLED, Public.LABELLED) and not (

@@ -15,6 +15,7 @@ from fedml_noniid.api.choosing import Choice as Choice
 from fedml_noniid.api.choosing import choose as choose
 from fedml_noniid.api.data import Data as Data
 from fedml_noniid.api.data import from_arrays as from_arrays
+from fedml_noniid.api.data import from_dataset as from_dataset
 from fedml_noniid.api.data import from_frame as from_frame
 from fedml_noniid.api.data import from_texts as from_texts
 from fedml_noniid.api.data import load as load

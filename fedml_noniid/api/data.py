@@ -21,6 +21,7 @@ from fedml_noniid.data import datasets
 from fedml_noniid.data.dataset import Dataset, Raw
 from fedml_noniid.data.inputs import to_array
 from fedml_noniid.data.readers.arrays import of_named
+from fedml_noniid.data.readers.items import arrays_of
 from fedml_noniid.data.readers.table import of_frame
 from fedml_noniid.data.readers.text import of_texts
 from fedml_noniid.own_code import name_of
@@ -149,6 +150,14 @@ class ArrayOptions(TypedDict, total=False):
     test_share: float | None
 
 
+class DatasetOptions(TypedDict, total=False):
+    """Options of `from_dataset`, those of `from_arrays`."""
+
+    classes: Sequence[str] | None
+    layout: Literal["auto", "CHW", "HWC"]
+    test_share: float | None
+
+
 @in_turn()
 def from_frame(
     frame: pd.DataFrame,
@@ -254,6 +263,39 @@ def from_arrays(
     """
     raw = of_named({"x": x, "y": y, "test_x": test_x, "test_y": test_y, **options})
     return _of(name, raw, normalise)
+
+
+@in_turn()
+def from_dataset(
+    dataset: Any,
+    test: Any = None,
+    *,
+    label: str | None = None,
+    owner: str | None = None,
+    columns: str | Sequence[str] | None = None,
+    normalise: Normalise = "channel",
+    name: str = "dataset",
+    **options: Unpack[DatasetOptions],
+) -> Data:
+    """Reads a data set of torch or of Hugging Face into memory, or anything with `len()` and items
+    by number.
+
+    Items are pairs (sample, label), or dicts: then `label` is the key of the label, and `owner`
+    that of the owner. `columns`: the keys of a sample that are used, all others by default. One of
+    bytes or floats is x itself. Several, or whole numbers such as those of tokens, are the
+    inputs of a network of your own, by name. Names of classes are those of Hugging Face's
+    `ClassLabel`. `test`: the test set. `options`: `classes`, `layout` and `test_share` as in
+    `from_arrays`. UserError for items that are unlike each other or no numbers, with the item's
+    number, key and value.
+
+    >>> import fedml_noniid as nd
+    >>> pairs = [([n / 50, 1.0], n % 2) for n in range(50)]
+    >>> nd.from_dataset(pairs, test=pairs[:10])
+    dataset: 50 training and 10 test samples of 2, 2 classes
+    """
+    chosen = [columns] if isinstance(columns, str) else plain(columns)
+    arrays = arrays_of(dataset, test, label=label, owner=owner, columns=chosen)
+    return _of(name, of_named({**arrays, **options}), normalise)
 
 
 def _of(name: str, raw: Raw, normalise: Normalise) -> Data:

@@ -262,7 +262,9 @@ class Result:
         point = "".join(f", {key} {value}" for key, value in self.point.items())
         notes = [f"{seeds(self.files)}: {self._scored}"] if self.files else []
         notes += [f"no result of {seeds(self.failed)}"] if self.failed else []
-        return f"{self.recipe}{point}, {', '.join(notes)}"
+        lines = [f"{self.recipe}{point}, {', '.join(notes)}"]
+        reasons = {record["tags"].get("no_effect", "") for record in self._records.values()}
+        return "\n".join(lines + [f"NO EFFECT: {reason}" for reason in sorted(reasons) if reason])
 
     @property
     def main(self) -> str:
@@ -728,6 +730,7 @@ def _point_text(point: Mapping[str, Any]) -> str:
 def _note(one: MethodSummary, group: ScenarioSummary) -> str:
     """What sets a recipe apart from the others."""
     notes = [f"LEAK: {one.leak}"] if one.leak else []
+    notes += [f"NO EFFECT: {one.no_effect}"] if one.no_effect else []
     if one.public and not one.leak:
         notes.append(f"sees {one.public} public data")
     notes += [f"ONE CLASS on {seeds(one.one_class)}"] if one.one_class else []

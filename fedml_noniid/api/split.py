@@ -198,7 +198,7 @@ def _short(value: Any) -> str:
 def check_data(where: str, value: object, *allowed: type) -> None:
     """UserError unless `found` is of an allowed type."""
     if not isinstance(value, allowed):
-        names = "load, from_frame, from_texts, from_arrays" + (
+        names = "load, from_frame, from_texts, from_arrays, from_dataset" + (
             ", partition" if Split in allowed else ""
         )
         raise UserError(

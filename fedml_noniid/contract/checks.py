@@ -127,7 +127,9 @@ def keeps_its_state_and_repeats(recipe: str, settings: Settings) -> None:
     fields = {field.name for field in dataclasses.fields(component)}
     assert vars(component).keys() == fields, "the component keeps more than its hyper-parameters"
     for name, value in vars(component).items():
-        assert isinstance(value, int | float | str | bool), f"{name}: no number, word or flag"
+        for part in value if isinstance(value, tuple) else (value,):
+            allowed = isinstance(part, int | float | str | bool)
+            assert allowed, f"{name}: no number, word or flag, nor a tuple of these"
     hash(component)
     again = federation.run(recipe, settings, batch_norm=True)
     assert federation.equal(out, again), "a second run has other bits"

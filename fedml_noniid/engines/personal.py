@@ -28,6 +28,7 @@ from fedml_noniid.data.reading import Read
 from fedml_noniid.data.streams import key
 from fedml_noniid.engines.evaluation import Evaluation, evaluate, outputs_of
 from fedml_noniid.models.model import Model
+from fedml_noniid.models.modules import nearest
 
 PERSONAL = "own"  # among the names of methods in a client's memory
 
@@ -40,7 +41,7 @@ def split_personal(
     No personal part: {}. RecipeError for a pattern that names nothing.
     """
     names = {*params, *buffers}
-    kept = {name for part in parts for name in _names(network, part, names)}
+    kept = {name for part in sorted(parts) for name in _names(network, part, names)}
 
     def split(tree: Params) -> tuple[Params, Params]:
         return without(tree, kept), {name: leaf for name, leaf in tree.items() if name in kept}
@@ -59,8 +60,8 @@ def _names(network: Model, part: str, names: set[str]) -> set[str]:
     matching = {name for name in names if fnmatchcase(name, part)}
     if not matching:
         raise RecipeError(
-            f"{network.name!r} has nothing that the pattern {part!r} names",
-            allowed=", ".join(names),
+            f"clients can't keep {part!r}: {network.name!r} trains no such parameter or buffer",
+            allowed=f"a pattern of {nearest(part, names)}",
         )
     return matching
 

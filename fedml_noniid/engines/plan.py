@@ -123,11 +123,17 @@ class Start(NamedTuple):
         personal: Tree = {}
         if parts := algorithm.needs.personal:
             trained, buffers, personal = split_personal(network, parts, trained, buffers)
+        classifier = {*network.layers[-1].parameters} if needs.classifier else set()
+        if kept_rows := classifier & personal.get("params", {}).keys():
+            raise RecipeError(
+                f"{algorithm.name}: clients would keep {min(kept_rows)}, and one of the methods "
+                "needs a classifier that all share"
+            )
         if not trained and not {HEAD, BODY} <= algorithm.needs.personal:
             raise RecipeError(
                 f"{algorithm.name}: of model = {network.name!r} nothing would be left to "
-                "train together, as it has no layer before its classifier; use a model with a "
-                "hidden layer, such as mlp"
+                "train together; use a model with a layer before its classifier, such as mlp, or "
+                "keep and fix less of it"
             )
         configured = replace(cast("Any", network), precision=plan.local.precision)
         rate, rounds = plan.local.rate, max(plan.rounds, 1)

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedml_noniid.core.algorithm import Algorithm
+from fedml_noniid.core.component import NORMS
 from fedml_noniid.core.errors import UserError, known
 from fedml_noniid.data.ragged import lists_of
 from fedml_noniid.data.types import Ints
@@ -188,10 +189,14 @@ class Simulation:
             lines["privacy"] = "; ".join(
                 f"per {mechanism.unit} at delta {mechanism.delta:g}" for mechanism in mechanisms
             )
-        start = self.loop.start
-        if not (self.algorithm.needs.personal or start.task.own_models):
-            return lines
-        if start.task.own_models:
+        network, components = self.loop.plan.network, self.algorithm.components
+        others = sorted(c.name for c in components if c.needs.personal != {NORMS})
+        if len(others) < len(components) and not network.norms:
+            lines["no_effect"] = (
+                f"{network.name} has no batch norms that a client could keep to itself, so it "
+                f"trains as {'+'.join(others) or 'fedavg'}"
+            )
+        if self.loop.start.task.own_models:
             words = (
                 "accuracies are those of the clients' own models, each on its own test samples "
                 "as the client sees them; with noise or rotation, compare with others by the "
@@ -199,9 +204,5 @@ class Simulation:
             )
             if self.loop.federation.absent is not nobody:
                 words += "; a client that is missing in a round is not tested in it"
-            return lines | {"own_models": words}
-        return lines | {
-            "no_effect": (
-                f"{start.task.network.name} has no batch norms that a client could keep to itself"
-            )
-        }
+            lines["own_models"] = words
+        return lines

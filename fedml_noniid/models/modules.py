@@ -8,7 +8,8 @@ of parameters stay. Running statistics are called `mean` and `var`, as in our ow
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from fedml_noniid.core.trees import Params
 from fedml_noniid.models.forward import Forward
 from fedml_noniid.models.layers import BatchNorm, Dropout
 
+NEAR = 8  # names that an error lists
 NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 # Module -> whether whole channels are dropped.
 DROPOUTS: dict[type[nn.Module], bool] = {
@@ -44,6 +46,12 @@ def our_name(name: str) -> str:
     path, _, last = name.rpartition(".")
     last = RENAMED.get(last, last)
     return "" if last == COUNTED else f"{path}.{last}" if path else last
+
+
+def nearest(pattern: str, names: Iterable[str]) -> str:
+    """Returns the names that are most like a pattern, at most NEAR, for an error."""
+    near = difflib.get_close_matches(pattern, sorted(names), n=NEAR, cutoff=0)
+    return ", ".join(near)
 
 
 @dataclass

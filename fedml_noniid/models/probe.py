@@ -187,6 +187,9 @@ def _as_in_torch(network: OwnNetwork, first: Given, second: Given) -> tuple[OwnN
         reference = _reference(network, first, second)
     if layer := _not_finite(reference):
         raise _refused(network, f"{layer} is not finite (NaN or infinite)", "finite outputs")
+    for step in reference.steps:
+        if what := _difference(step, step, 0):  # NaN and infinity differ from themselves
+            raise _refused(network, f"{what} is not finite (NaN or infinite)", "finite numbers")
     again, _ = _torch_step(network, _loaded(network, first), first, train=True)
     if _difference(reference.steps[0], again, 0):
         raise _refused(

@@ -22,7 +22,7 @@ from fedml_noniid.core.trees import Params
 from fedml_noniid.data.inputs import Input
 from fedml_noniid.models import factories
 from fedml_noniid.models.model import Model
-from fedml_noniid.models.modules import our_name
+from fedml_noniid.models.modules import nearest, our_name
 from fedml_noniid.own_code import source_with_files
 
 
@@ -154,7 +154,7 @@ def _matching(patterns: Sequence[str], params: Params) -> frozenset[str]:
     for pattern in patterns:
         named = {name for name in params if fnmatchcase(name, pattern)}
         if not named:
-            raise UserError(value=pattern, allowed=f"a pattern of {', '.join(params)}")
+            raise UserError(value=pattern, allowed=f"a pattern of {nearest(pattern, params)}")
         matching |= named
     if params and matching >= params.keys():
         raise UserError("nothing would be left to train", allowed="some of the parameters")

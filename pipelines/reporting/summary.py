@@ -51,6 +51,7 @@ class MethodSummary:
     is_above_majority: bool
     public: str  # the public split as it sees it: "labelled", "unlabelled", or ""
     leak: str  # how it sees the test set, in words, or ""
+    no_effect: str  # why it changes nothing here, or ""
     federated: bool
     remark: str  # what a reader of its accuracies must know, or ""
     rank: int = 0  # from 1; 0 for a method that is not compared, or no better than a constant
@@ -258,7 +259,7 @@ def _summed_up(
     first, frame = runs[0], measured(runs, baseline)
     spreads = {column: spread(frame[column].dropna().tolist()) for column in frame}
     above = spread((frame["final"] - frame["majority_accuracy"]).dropna().tolist())
-    about = _tag(first, "own_models") or _tag(first, "no_effect"), _private(runs), _stopped(runs)
+    about = _tag(first, "own_models"), _private(runs), _stopped(runs)
     return MethodSummary(
         recipe=first.recipe,
         composition=first.composition,
@@ -275,6 +276,7 @@ def _summed_up(
         is_above_majority=above is None or above.mean > step + TINY,
         public=_tag(first, "public"),
         leak=_tag(first, "leak"),
+        no_effect=_tag(first, "no_effect"),
         federated=first.tags.get("federated", "yes") == "yes",
         remark="; ".join(filter(None, about)),
     )

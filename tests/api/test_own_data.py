@@ -153,7 +153,10 @@ def test_what_a_reader_may_return() -> None:
         (lambda: {"x": [[1.0]], "y": [0], "z": 0}, "data set .*: z is unknown; allowed: "),
         (lambda: ([[1.0, np.nan]] * 8, [0, 1] * 4), "data set .*: x.* nan"),
         (lambda: [7, 8, 9], r"data set .*: the function returned \[7, 8, 9\]"),
-        (lambda: torch.utils.data.TensorDataset(torch.zeros(4, 2)), "data set .*: an item of"),
+        (
+            lambda: torch.utils.data.TensorDataset(torch.zeros(4, 2)),
+            r"data set .*: dataset\[0\] = ",
+        ),
     ],
 )
 def test_what_is_no_data_set_is_one_line(returned: Any, words: str) -> None:

@@ -239,6 +239,15 @@ def test_a_leak_is_in_every_name() -> None:
     assert nd.run("peek", split, **QUIET).recipe == "peek-leak"
 
 
+def test_a_method_without_effect_says_so_in_every_result() -> None:
+    split = nd.partition(DATA, "iid", clients=5)
+    idle, plain = nd.sweep(["fedbn", "fedavg"], split, model="mlp", **QUIET)
+    reason = "NO EFFECT: mlp has no batch norms that a client could keep to itself, so it trains as"
+    assert repr(idle).splitlines()[1:] == [f"{reason} fedavg"]
+    assert idle.summary["note"].tolist() == [f"{reason} fedavg"]
+    assert idle.sha256 == plain.sha256 and "NO EFFECT" not in repr(plain)
+
+
 def test_columns_may_have_numbers_as_names() -> None:
     frame = pd.DataFrame(np.random.default_rng(0).random((60, 3))).assign(label=np.arange(60) % 2)
     by_number = frame.set_axis(range(4), axis=1)

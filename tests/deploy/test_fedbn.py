@@ -22,7 +22,7 @@ from tests.deploy.test_resume import run as talk
     ("recipe", "cohort"),
     [
         *(("fedbn", 0), ("fedbn", 2), ("fedproto", 2)),
-        *(("ditto+scaffold", 2), ("apfl", 2), ("fedrod", 2), ("finetune", 2)),
+        *(("ditto+scaffold", 2), ("apfl", 2), ("fedper", 2), ("fedrod", 2), ("finetune", 2)),
     ],
 )
 def test_silos_have_the_own_models_of_the_simulation(
@@ -32,7 +32,8 @@ def test_silos_have_the_own_models_of_the_simulation(
 
     Each silo tests its own model, also one that rests: the same accuracies.
     """
-    settings = {"apfl": {"adaptive": True}} if recipe == "apfl" else {}
+    options = {"apfl": {"adaptive": True}, "fedper": {"keep": ["fc1.*"]}}
+    settings = {recipe: options[recipe]} if recipe in options else {}
     silos = Silos(recipe, settings, tmp_path, cohort)
     talk(silos)
     expected = world.simulated(recipe, settings, True, cohort, rounds=3)

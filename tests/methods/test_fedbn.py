@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedml_noniid.core.options import RecipeError
 from fedml_noniid.core.trees import Params, Tree, row
 from fedml_noniid.engines.cohort import draw_cohort
 from fedml_noniid.engines.federation import Federation
@@ -21,7 +22,7 @@ from fedml_noniid.engines.personal import PERSONAL
 from fedml_noniid.engines.plan import LocalTraining, Plan
 from fedml_noniid.engines.simulation import Simulation
 from fedml_noniid.models.networks import mlp
-from fedml_noniid.plugins.registry import METHODS
+from fedml_noniid.plugins.registry import METHODS, resolved
 from fedml_noniid.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
@@ -156,6 +157,7 @@ def personal(of: Simulation, k: int) -> Params:
         ("fedper", "size", (*BASE, *NORM)),
         ("fedprox+fedper", "size", (*BASE, *NORM)),
         ("fedbn+fedper", "size", BASE),
+        ("fedper", "size", (*HEAD, "bn1.weight", *NORM[2:])),
     ],
 )
 def test_it_is_the_federation_of_modules(
@@ -163,9 +165,11 @@ def test_it_is_the_federation_of_modules(
 ) -> None:
     """Two of three clients a round, so a client's own part waits for it.
 
-    FedProx pulls at the shared part only.
+    FedProx pulls at the shared part only. The last row keeps what patterns name.
     """
     settings: dict[str, dict[str, object]] = {"fedprox": {"mu": MU}, "fedbn": {"weights": weights}}
+    if "fc2.weight" in shared:
+        settings["fedper"] = {"keep": ["fc1.*", "bn?.bias"]}
     ours = simulation(recipe, {name: settings.get(name, {}) for name in recipe.split("+")}, engine)
     reference = modules(ours, shared)
     own = [name for name in (*BASE, *HEAD, *NORM) if name not in shared]
@@ -204,10 +208,37 @@ def test_without_batch_norm_it_changes_no_bit_and_says_so(others: str, engine: s
     with_it = federation.simulation(f"fedbn{others}", engine=engine)
     assert federation.equal(with_it.run(), federation.run(f"fedavg{others}", engine=engine))
     assert with_it.remarks == {
-        "no_effect": "mlp has no batch norms that a client could keep to itself"
+        "no_effect": "mlp has no batch norms that a client could keep to itself, so it trains as "
+        + (others[1:].replace("scaffold+ccn", "ccn+scaffold") or "fedavg")
     }
     assert federation.simulation(f"fedavg{others}").remarks == {}
     assert list(federation.simulation("fedbn", batch_norm=True).remarks) == ["own_models"]
+    both = federation.simulation("fedbn+fedper", engine=engine).remarks
+    assert both.keys() == {"own_models", "no_effect"} and both["no_effect"].endswith("as fedper")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "keep", "message"),
+    [
+        ("fedper", ["fc1.*", "fc3.*"], r"'fc3\.\*': 'mlp' trains no such .* pattern of fc[12]"),
+        ("fedper", ["body"], "fedper: keep = 'body' is refused; allowed: head, or patterns"),
+        ("fedper", ["*"], "nothing would be left to train together"),
+        ("fedper+fedrs", ["*.bias"], "would keep fc2.bias, and one of .* needs a classifier"),
+        ("fedper+fedbabu", ["fc2.*"], "can't keep 'fc2"),
+    ],
+)
+def test_what_clients_cannot_keep(recipe: str, keep: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        simulation(recipe, {"fedper": {"keep": keep}})
+
+
+def test_patterns_of_the_classifier_are_the_default() -> None:
+    """A recipe without patterns has the settings, and the fingerprint, that it had before."""
+    ran = [federation.run("fedper", {"fedper": keep}) for keep in ({}, {"keep": ["fc2.*"]})]
+    assert federation.equal(*ran)
+    assert resolved("fedper", {}) == {"fedper": {}}
+    keep = {"fedper": {"keep": ["fc1.*"]}}
+    assert resolved("fedper", keep) == keep
 
 
 @pytest.mark.parametrize("method", thinned(COMPOSES))

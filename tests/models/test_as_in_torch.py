@@ -437,6 +437,20 @@ REFUSED: dict[str, tuple[Make, str]] = {
         ),
         r"the output of log is not finite \(NaN or infinite\)",
     ),
+    "NaN that the logits do not have": (
+        lambda: Net(
+            lambda net, x: net.out(x.flatten(1)) + 0 * net.log(x).nan_to_num().sum(),
+            log=Net(lambda _, x: torch.log(-x.abs())),
+            out=linear(),
+        ),
+        r"the output of log is not finite \(NaN or infinite\); allowed: finite numbers",
+    ),
+    "infinite gradient": (
+        lambda: Net(
+            lambda net, x: net.out(x.flatten(1)) + (net.out.bias * 0).abs().sqrt(), out=linear()
+        ),
+        r"the gradient of out.bias is not finite \(NaN or infinite\)",
+    ),
     "draws in evaluation": (
         lambda: Net(lambda net, x: F.dropout(net.out(x.flatten(1)), 0.5), out=linear()),
         "its pass draws in evaluation; allowed: draws in training only",

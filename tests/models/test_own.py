@@ -24,6 +24,7 @@ from fedml_noniid.core.options import RecipeError
 from fedml_noniid.engines.packing import flatten
 from fedml_noniid.engines.plan import initial_model
 from fedml_noniid.models import build, factories, name_of
+from fedml_noniid.models.modules import nearest
 from fedml_noniid.models.own import OwnNetwork
 from fedml_noniid.models.rows import OwnRow
 from fedml_noniid.models.settings import ModelSettings, build_network
@@ -322,7 +323,7 @@ def test_first_values_from_a_file(write: Callable[..., None], tmp_path: Path) ->
         ({"init": "text.pt"}, "init: .*text.pt can't be read"),
         ({"init": "wrong.safetensors"}, "init: fc.wieght is no tensor of the network.*'fc.weight'"),
         ({"init": "large.safetensors"}, r"init: fc.bias has shape \[6\]; allowed: \[5\]"),
-        ({"freeze": ["fcc.*"]}, "freeze = 'fcc.*' is refused; allowed: a pattern of fc.weight"),
+        ({"freeze": ["fcc.*"]}, "freeze = 'fcc.*' is refused; allowed: a pattern of fc"),
         ({"freeze": ["*"]}, "freeze: nothing would be left to train"),
     ],
 )
@@ -335,6 +336,12 @@ def test_first_values_that_do_not_fit(
     save_file({"fc.bias": torch.zeros(6)}, "large.safetensors")
     with pytest.raises(UserError, match=message):
         build_network(ModelSettings(**{"model": f"{OWN}:Small"} | given), SHAPE, 3)
+
+
+def test_a_pattern_without_a_match_has_eight_near_names() -> None:
+    names = [f"layers.{n}.{part}" for n in range(9) for part in ("lora_A", "w")]
+    near = nearest("*lora_C*", names).split(", ")
+    assert len(set(near)) == 8 and all(name.endswith("lora_A") for name in near)
 
 
 def test_names_of_objects_last() -> None:

@@ -475,7 +475,7 @@ def test_a_leak_is_named_everywhere_and_has_no_rank(tmp_path: Path) -> None:
         "LEAK: fnr-leak: fnr trains on the test set; its accuracy says nothing.",
         "centralised: is not federated. It is a bound on what the others can reach, so it has no "
         "rank.",
-        "fedavg: mu is 0.",
+        "NO EFFECT: fedavg: mu is 0.",
     } <= set(of["notes"])
     drawn = [curve.label for curve in figures._curves(scenario)]
     assert drawn == ["fnr-leak LEAK", "centralised", "fnr †", "fedavg"], "a picture goes by height"

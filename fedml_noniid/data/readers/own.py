@@ -6,7 +6,8 @@ parameters are options. It returns one of these:
 - arrays by the names of `fedml_noniid.from_arrays`: x and y, perhaps test_x, test_y, owner,
   test_owner, classes, layout and test_share
 - (x, y) or (x, y, test_x, test_y)
-- a `torch.utils.data.Dataset` of pairs (sample, label), or one for training and one for the test
+- a `torch.utils.data.Dataset` of pairs (sample, label), or one for training and one for the test;
+  a sample may be a dict of several inputs
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fedml_noniid.core.errors import UserError, located, shown
 from fedml_noniid.data.dataset import Raw
+from fedml_noniid.data.readers import items
 from fedml_noniid.data.readers.arrays import NAMES, of_named
 from fedml_noniid.own_code import call
 
@@ -45,22 +47,7 @@ def _named(result: Any) -> Mapping[str, Any]:
         return result
     parts = [*result] if isinstance(result, tuple | list) else [result]
     if len(parts) in (1, 2) and all(isinstance(part, TorchDataset) for part in parts):
-        parts = [array for part in parts for array in _arrays(part)]
+        return items.arrays_of(*parts)
     if len(parts) not in (2, 4):
         raise UserError(f"the function returned {shown(result)}", allowed=ALLOWED)
     return dict(zip(NAMES, parts, strict=False))
-
-
-def _arrays(samples: TorchDataset[Any]) -> tuple[Any, Any]:
-    """(samples, labels) of a data set of torch. UserError if its items are no pairs."""
-    n = call("len() of the data set", len, samples)
-    if not n:
-        raise UserError("a data set of torch is empty", allowed="pairs (sample, label)")
-    items = [call(f"item {i} of the data set", samples.__getitem__, i) for i in range(n)]
-    pairs = [item for item in items if isinstance(item, tuple | list) and len(item) == 2]
-    if len(pairs) < n:
-        odd = next(
-            item for item in items if not (isinstance(item, tuple | list) and len(item) == 2)
-        )
-        raise UserError(f"an item of the data set is {shown(odd)}", allowed="(sample, label)")
-    return [x for x, _ in pairs], [y for _, y in pairs]
