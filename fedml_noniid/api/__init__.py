@@ -20,6 +20,8 @@ from fedml_noniid.api.data import from_frame as from_frame
 from fedml_noniid.api.data import from_texts as from_texts
 from fedml_noniid.api.data import load as load
 from fedml_noniid.api.embedding import embed as embed
+from fedml_noniid.api.leaving_out import LeaveOneOut as LeaveOneOut
+from fedml_noniid.api.leaving_out import leave_one_out as leave_one_out
 from fedml_noniid.api.notebook import notebook as notebook
 from fedml_noniid.api.result import Result as Result
 from fedml_noniid.api.result import Results as Results

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from fedml_noniid.api import plots, saved, settings
 from fedml_noniid.api.data import Data
-from fedml_noniid.api.predictor import Predictor
+from fedml_noniid.api.predictor import Predictor, Tuning
 from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.saved import Files, folder_of
-from fedml_noniid.core.errors import UserError, among, closest, shown
+from fedml_noniid.core.errors import NonFiniteError, UserError, among, closest, shown
 from fedml_noniid.data.files import write_whole
-from fedml_noniid.data.readers.frames import exactly
+from fedml_noniid.data.readers.frames import exactly, table_of, texts_of
 from fedml_noniid.engines.evaluation import BATCH
 from fedml_noniid.engines.personal import client_model
 from fedml_noniid.metrics import metric_of
@@ -131,14 +131,15 @@ class Result:
             seed: final_model(load(files.run["model.safetensors"]))
             for seed, files in self.files.items()
         }
-        names = [*chain(*self._network.init(torch.Generator().manual_seed(0)))]
+        names = [*chain(*self.network.init(torch.Generator().manual_seed(0)))]
         return {
             seed: dict(sorted({**params, **buffers}.items(), key=lambda leaf: names.index(leaf[0])))
             for seed, (params, buffers) in loaded.items()
         }
 
     @cached_property
-    def _network(self) -> Model:
+    def network(self) -> Model:
+        """The network of the runs."""
         data = self.data.dataset
         shape = tuple(data.train_x.shape[1:])
         return build_network(self.settings.train, shape, len(data.classes), data.embedding)
@@ -174,7 +175,55 @@ class Result:
             raise UserError(f"model: client = {shown(client)} is refused; allowed: {allowed}")
         if client is not None:
             params, buffers = client_model(params, buffers, parts, client)
-        return Predictor(self._network, params, buffers, self.data.dataset)
+        return Predictor(self.network, params, buffers, self.data.dataset)
+
+    @in_turn()
+    def fine_tune(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        steps: int = 30,
+        lr: float = 0.1,
+        seed: int | None = None,
+        client: int | None = None,
+    ) -> Predictor:
+        """A copy of the final model, trained further on the samples of one site.
+
+        It takes `steps` full-batch steps of SGD with step size `lr`, in eval mode: without dropout,
+        and the statistics of batch norms stay. Frozen parameters stay too. `x`: as in `predict`.
+        `y`: the class of each sample by its name in `Data.classes`, [n]. `seed` and `client`: as in
+        `model`. UserError as there, for samples and classes that don't fit the data, where targets
+        are no classes, and if the weights stop being finite.
+
+        >>> import fedml_noniid as nd
+        >>> data = nd.load("digits")
+        >>> result = nd.run("fedavg", data, partition="iid", clients=4, rounds=2)
+        >>> x, y = data.dataset.test_x, data.dataset.test_y
+        >>> model = result.fine_tune(x[:100], y[:100].numpy(), steps=10)
+        >>> bool((model(x[100:]).argmax(1) == y[100:]).double().mean() > 0.5)
+        True
+        """
+        model, loss = self.model(seed, client), self.settings.train.built_loss
+        with settings.arguments("fine_tune"):
+            tuning = Tuning(steps=settings.plain(steps), lr=settings.plain(lr))
+            if not loss.classes:
+                raise UserError("the targets are no classes", allowed="data with classes")
+            samples = self.data.samples(x)
+            labels = y.tolist() if hasattr(y, "tolist") else settings.plain(y)
+            if not isinstance(labels, list) or len(labels) != len(samples):
+                allowed = f"a class for each of the {len(samples)} samples"
+                raise UserError(f"y = {shown(labels)} is refused", allowed=allowed)
+            cells = texts_of(table_of("y", pd.DataFrame({"y": labels})), "y")
+            numbers = cells.among(self.data.classes)
+            if (numbers < 0).any():
+                name = cells.texts[cells.number[(numbers < 0).argmax()]]
+                allowed = ", ".join(self.data.classes)
+                raise UserError(f"y: class {shown(name)} is unknown", allowed=allowed)
+        model = model.fine_tuned(samples, torch.from_numpy(numbers), loss, **vars(tuning))
+        if not all(bool(leaf.isfinite().all()) for leaf in model.parameters()):
+            raise NonFiniteError("fine_tune: the weights stop being finite; take a smaller lr")
+        return model
 
     @in_turn()
     @torch.no_grad()

@@ -87,7 +87,7 @@ def run(
     [1, 2]
     """
     given = {"seeds": seeds, "processes": processes, **options}
-    (result,) = _results("run", [recipe], data, given, {}, progress, folder)
+    (result,) = trained_results("run", [recipe], data, given, {}, progress, folder)
     for seed, reason in result.failed.items():
         raise NonFiniteError(f"run: {result.recipe}, seed {seed}: {reason}")
     return result
@@ -121,7 +121,7 @@ def sweep(
     [0.05, 0.05, 0.1, 0.1]
     """
     given = {"seeds": seeds, "processes": processes, **options}
-    results = Results(_results("sweep", recipes, data, given, over or {}, progress, folder))
+    results = Results(trained_results("sweep", recipes, data, given, over or {}, progress, folder))
     if not any(result.files for result in results):
         raise NonFiniteError.from_mistakes(
             Mistake(f"sweep: {what}: {reason}") for what, reason in results.failed.items()
@@ -131,7 +131,7 @@ def sweep(
     return results
 
 
-def _results(
+def trained_results(
     where: str,
     recipes: object,
     data: Data | Split,

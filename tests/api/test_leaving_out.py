@@ -1,0 +1,261 @@
+"""Sites that took no part: nothing of a site reaches the model that is tested on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedml_noniid as nd
+from fedml_noniid.api import leaving_out
+from fedml_noniid.api.leaving_out import ALONE, FewShot
+
+QUIET: dict[str, Any] = {"rounds": 3, "lr": 1.0, "progress": False, "model": "logistic_regression"}
+FEW: dict[str, Any] = {"shots": [4, 12, 400], "draws": 2, "steps": 8}
+
+
+def wards(n: int = 40) -> pd.DataFrame:
+    """Four wards; who is old is ill, but in ward d who is young."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"age": rng.integers(20, 80, 4 * n).astype(float)})
+    frame = frame.assign(sex=rng.choice(["f", "m"], 4 * n), ward=[*"abcd"] * n)
+    return frame.assign(ill=np.where((frame.age > 50) ^ (frame.ward == "d"), "yes", "no"))
+
+
+FRAME = wards()
+
+
+def left_out(frame: Any = FRAME, recipes: Any = ("fedavg",), **given: Any) -> nd.LeaveOneOut:
+    how = {"label": "ill", "owner": "ward", "one_hot": ["sex"], **FEW, **QUIET}
+    return nd.leave_one_out(frame, recipes, **how | given)
+
+
+@pytest.fixture(scope="module")
+def usual() -> nd.LeaveOneOut:
+    return left_out(recipes=["fedavg", "fedprox"], seeds=[0, 1])
+
+
+def test_nothing_of_a_site_reaches_the_model_without_it(usual: nd.LeaveOneOut) -> None:
+    other = FRAME.copy()
+    own = other.ward == "d"
+    other.loc[own, "age"] = other.age * 1e12 + 0.123456789
+    other.loc[own, "sex"] = "unknown"
+    other.loc[own, "ill"] = np.resize(["yes", "no", "perhaps"], own.sum())
+    changed = left_out(other.drop(index=other.index[own][:3]), recipes=["fedavg", "fedprox"])
+    for recipe in ("fedavg", "fedprox"):
+        before, after = (one.results["d"][recipe] for one in (usual, changed))
+        assert before.sha256[0] == after.sha256[0]
+        assert before.data.dataset.mean == after.data.dataset.mean
+        assert usual.results["a"][recipe].sha256[0] != changed.results["a"][recipe].sha256[0]
+
+
+def test_the_table_says_what_the_models_predict(usual: nd.LeaveOneOut) -> None:
+    table = usual.table.set_index(["recipe", "site"])
+    assert table.index.tolist() == [(r, s) for r in ("fedavg", "fedprox") for s in "abcd"]
+    assert (table["rows"] == 40).all()
+    assert table["400 own"].isna().all() and table["400 alone"].isna().all()
+    # All other wards agree, so ward d meets a model that has learned the opposite.
+    assert (table.loc["fedavg"].zero_shot.loc[[*"abc"]] > 0.6).all()
+    assert table.loc[("fedavg", "d"), "zero_shot"] < 0.3
+    assert table.loc[("fedavg", "d"), "12 own"] > table.loc[("fedavg", "d"), "zero_shot"]
+    for (recipe, site), row in table.iterrows():
+        order = leaving_out.stream(0, "leave one out/half", "abcd".index(site)).permutation(40)
+        tested = FRAME[FRAME.ward == site].iloc[order[20:]]
+        result = usual.results[site][recipe]
+        right = [(result.predict(tested, seed) == tested.ill).mean() for seed in (0, 1)]
+        assert row.zero_shot == pytest.approx(np.mean(right))
+        assert row.others == pytest.approx(result.metrics.accuracy.mean())
+        assert row.majority == tested.ill.value_counts().max() / 20
+
+
+def test_the_same_call_gives_the_same_numbers(usual: nd.LeaveOneOut) -> None:
+    torch.manual_seed(5)
+    again = left_out(recipes=["fedavg", "fedprox"], seeds=[0, 1])
+    assert again.table.equals(usual.table) and again.summary.equals(usual.summary)
+    assert again.few_shot.equals(usual.few_shot) and again.sentence == usual.sentence
+    assert repr(again).endswith(again.sentence)
+
+
+def test_a_class_of_the_site_alone_counts_as_wrong() -> None:
+    frame = FRAME.copy()
+    own = frame.ward == "b"
+    frame.loc[own, "ill"] = "never seen"
+    row = left_out(frame).table.set_index("site").loc["b"]
+    assert row[["zero_shot", "4 own", "12 own", "12 alone"]].tolist() == [0.0] * 4
+    assert row.majority == 1.0
+
+
+def test_the_site_alone_does_not_depend_on_the_recipe(usual: nd.LeaveOneOut) -> None:
+    table = usual.table.set_index(["recipe", "site"])
+    assert (table.loc["fedavg", "4 alone"] == table.loc["fedprox", "4 alone"]).all()
+    assert set(usual.few_shot.recipe) == {"fedavg", "fedprox", ALONE}
+
+
+def test_the_step_size_is_chosen_on_the_other_sites() -> None:
+    """By hand: site a alone is for 1.0, and it is the others that decide for a."""
+    scores = {"a": (0.2, 0.9), "b": (0.6, 0.5), "c": (0.7, 0.5), "d": (0.4, 0.4)}
+    rows = [
+        ("r", site, 5, rate, x)
+        for site, xs in scores.items()
+        for rate, x in zip((0.1, 1.0), xs, strict=True)
+    ]
+    rows.append(("r", "a", 100, 0.1, 1.0))  # no other site has so many
+    trials = pd.DataFrame(rows, columns=["recipe", "site", "shots", "rate", "accuracy"])
+    chosen = leaving_out._with_rates(trials)
+    assert chosen.shots.tolist() == [5] * 4
+    assert chosen.rate.tolist() == [0.1, 1.0, 1.0, 1.0]
+    assert chosen.accuracy.tolist() == [0.2, 0.5, 0.5, 0.4]
+
+
+def test_the_sentence_says_only_what_the_intervals_say() -> None:
+    """By hand: 2 help, 5 harm, 20 show nothing, from 50 on it pays; 100 has one site."""
+    noise = np.array([0.0, 0.01, 0.02, -0.01, -0.02, 0.005])
+    changes = {
+        2: noise + 0.1,
+        5: noise - 0.2,
+        20: noise,
+        50: noise + 0.1,
+        80: noise + 0.2,
+        100: noise + 0.3,
+    }
+    table = pd.DataFrame({"recipe": "r", "site": [*"abcdef"], "zero_shot": 0.6})
+    for shots, change in changes.items():
+        table[f"{shots} own"], table[f"{shots} alone"] = 0.6 + change, 0.4
+    table.loc[1:, ["100 own", "100 alone"]] = np.nan
+    summary, sentence = leaving_out._summary(table, FewShot(shots=[*changes], draws=1, steps=1))
+    assert sentence.startswith("r: fine-tuning pays from 50 own samples on, +10.1 points (")
+    assert "6 sites); with 5 it does harm, -19.9 points (" in sentence
+    verdicts = summary[summary.against == "zero_shot"].set_index("shots").verdict.to_dict()
+    assert verdicts.pop(2) == "better"
+    assert verdicts == {5: "worse", 20: "undecided", 50: "better", 80: "better", 100: "one site"}
+    beside = summary[summary.against == "20 alone"].iloc[0]
+    assert (beside.sites, beside.higher, beside.verdict) == (6, 6, "better")
+    assert beside.difference == pytest.approx(0.2 + noise.mean())
+
+
+def test_where_nothing_is_shown_the_sentence_says_so() -> None:
+    table = pd.DataFrame({"recipe": "r", "zero_shot": [0.5, 0.6], "5 own": [0.6, 0.5]})
+    few = FewShot(shots=[5], draws=1, steps=1)
+    _, sentence = leaving_out._summary(table.assign(**{"5 alone": 0.5}), few)
+    assert sentence == "r: no tried number of own samples shows that fine-tuning pays"
+
+
+HOLE = FRAME.assign(ill=FRAME.ill.where(FRAME.index > 1))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: left_out(nd.load("digits")), ("frame is of type Data", "pandas.DataFrame")),
+        (lambda: left_out(FRAME[FRAME.ward < "c"]), ("'ward' has 2 sites", "at least 3")),
+        (lambda: left_out(owner="word"), ("'word'", "did you mean 'ward'")),
+        (lambda: left_out(HOLE, missing="mode"), ("'ill' has no value in 2 rows",)),
+        (lambda: left_out(missing="drop"), ("missing = 'drop'", "median, mode")),
+        (lambda: left_out(clients=3), ("leave_one_out: clients = 3 is refused",)),
+        (lambda: left_out(target="age"), ("target = 'age' is refused", "`label`")),
+        (lambda: left_out(partition="iid"), ("partition = 'iid' is refused",)),
+        (lambda: left_out(shots=[]), ("leave_one_out: shots",)),
+        (lambda: left_out(shots=[5, 0]), ("shots[1] = 0", "a whole number from 1")),
+        (lambda: left_out(draws=0), ("draws = 0", "a whole number from 1")),
+        (lambda: left_out(rounds=0), ("leave_one_out: rounds = 0",)),
+        (lambda: left_out(recipes=["fedper"]), ("recipe fedper is refused", "one model")),
+        (lambda: left_out(recipes=["fedawg"]), ("leave_one_out", "did you mean 'fedavg'")),
+        (
+            lambda: left_out(FRAME[(FRAME.ward == "a") | (FRAME.ill == "no")]),
+            ("without site 'a'", "always 'no'"),
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_words_before_anything_trains(
+    call: Callable[[], object], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving_out.running, "trained_results", lambda *_: pytest.fail("trains"))
+    with pytest.raises(nd.UserError) as error:
+        call()
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_folder_keeps_the_runs_of_each_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {"shots": [4], "draws": 1, "steps": 1, "folder": tmp_path}
+    table = left_out(**few).table
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"without-{k}" for k in range(4)]
+    monkeypatch.setattr(leaving_out.running, "_trained", lambda *_: pytest.fail("trains again"))
+    assert left_out(**few).table.equals(table)
+
+
+def test_a_run_that_diverges_is_named() -> None:
+    with pytest.raises(nd.UserError, match="leave_one_out: without site 'a', natural-fedavg-0"):
+        left_out(lr=1e30)
+
+
+@pytest.fixture(scope="module")
+def result() -> nd.Result:
+    data = nd.from_frame(FRAME, label="ill", owner="ward", one_hot=["sex"])
+    return nd.run("fedavg", data, partition="natural", clients=4, **QUIET)
+
+
+def test_fine_tuning_takes_steps_of_gradient_descent(result: nd.Result) -> None:
+    own = FRAME[FRAME.ward == "d"][:12]
+    tuned = result.fine_tune(own, own.ill, steps=2, lr=0.3).state_dict()
+    model, before = result.model(), result.model().state_dict()
+    samples, loss = result.data.samples(own), result.settings.train.built_loss
+    model.fine_tuned(samples, torch.zeros(12, dtype=torch.int64), loss, 2, 0.3)
+    assert all(torch.equal(before[name], leaf) for name, leaf in model.state_dict().items())
+    dataset = result.data.dataset
+    x = (samples.double() - torch.tensor(dataset.mean)) / torch.tensor(dataset.std)
+    targets = torch.eye(2, dtype=torch.float64)[(own.ill == "yes").to_numpy().astype(int)]
+    (weight_name, weight), (bias_name, bias) = sorted(
+        ((name, leaf.double()) for name, leaf in before.items()), key=lambda leaf: -leaf[1].ndim
+    )
+    for _ in range(2):
+        slope = (torch.softmax(x @ weight.T + bias, 1) - targets) / 12  # [12, 2]
+        weight, bias = weight - 0.3 * slope.T @ x, bias - 0.3 * slope.sum(0)
+    torch.testing.assert_close(tuned[weight_name].double(), weight, atol=1e-5, rtol=0)
+    torch.testing.assert_close(tuned[bias_name].double(), bias, atol=1e-5, rtol=0)
+
+
+def test_fine_tuning_leaves_frozen_parameters() -> None:
+    data = nd.from_frame(FRAME, label="ill", one_hot=["sex", "ward"])
+    how = {**QUIET, "model": "mlp", "freeze": ["fc1.*"], "partition": "iid", "clients": 2}
+    result = nd.run("fedavg", data, **how)
+    before, tuned = result.weights[0], result.fine_tune(FRAME, FRAME.ill).state_dict()
+    same = {name for name in before if torch.equal(before[name], tuned[name])}
+    assert same == {"fc1.bias", "fc1.weight"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"y": ["yes"]}, "y = ['yes'] is refused; allowed: a class for each of the 2 samples"),
+        ({"y": 3}, "y = 3 is refused"),
+        ({"y": ["yes", "perhaps"]}, "y: class 'perhaps' is unknown; allowed: no, yes"),
+        ({"y": [["yes"], ["no"]]}, "allowed: text, numbers"),
+        ({"steps": 0}, "fine_tune: steps = 0 is refused"),
+        ({"lr": 0}, "fine_tune: lr = 0 is refused"),
+        ({"seed": 9}, "seed = 9 has no result"),
+        ({"x": FRAME[:2].assign(age=1e9), "lr": 1e38}, "the weights stop being finite"),
+        ({"x": FRAME[["sex", "ward"]][:2]}, "'age'"),
+    ],
+)
+def test_bad_samples_to_fine_tune_on_are_refused(
+    result: nd.Result, given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(nd.UserError) as error:
+        result.fine_tune(**{"x": FRAME[:2], "y": ["yes", "no"], **given})
+    assert words in str(error.value)
+
+
+def test_targets_that_are_no_classes_are_refused() -> None:
+    data = nd.from_frame(FRAME[["age"]].assign(risk=FRAME.age / 80), target="risk")
+    result = nd.run(
+        "fedavg", data, partition="iid", clients=2, loss="mse", rounds=1, progress=False
+    )
+    with pytest.raises(nd.UserError, match="fine_tune: the targets are no classes"):
+        result.fine_tune(FRAME[:1], [0.5])
