@@ -20,6 +20,7 @@ import torch
 from matplotlib import pyplot
 
 import fedml_noniid as nd
+from fedml_noniid.data.readers.frames import exactly
 from fedml_noniid.pipelines.reporting.figures import NO_RESULT
 from tests.files import contents
 from tests.leaking import Peek
@@ -176,7 +177,7 @@ def test_the_table_of_a_paper(grid: nd.Results) -> None:
         in_latex = cell.replace("±", r"$\pm$")
         assert (rf"\textbf{{{in_latex}}} " in table.to_latex()) == (row.rank == 1)
     assert grid.table().rows[0][:3] == ["method", "alpha 0.1, lr 0.05", "alpha 0.1, lr 0.1"]
-    in_csv = pd.read_csv(io.StringIO(grid.table(by="lr").to_csv()), float_precision="round_trip")
+    in_csv = pd.read_csv(io.StringIO(grid.table(by="lr").to_csv()), **exactly())
     assert sorted(in_csv["mean"]) == sorted(grid.summary["accuracy"])
     assert set(in_csv["setting"]) == {"lr 0.05", "lr 0.1"}
     half = nd.Results([replace(grid[0], files={3: grid[0].files[3]})])
