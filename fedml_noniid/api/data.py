@@ -290,8 +290,8 @@ def from_dataset(
 
     >>> import fedml_noniid as nd
     >>> pairs = [([n / 50, 1.0], n % 2) for n in range(50)]
-    >>> nd.from_dataset(pairs, test=pairs[:10])
-    dataset: 50 training and 10 test samples of 2, 2 classes
+    >>> nd.from_dataset(pairs[:40], test=pairs[40:])
+    dataset: 40 training and 10 test samples of 2, 2 classes
     """
     chosen = [columns] if isinstance(columns, str) else plain(columns)
     arrays = arrays_of(dataset, test, label=label, owner=owner, columns=chosen)

@@ -161,7 +161,10 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     # the kind of the data
     (
         run(data="digits"),
-        ("run: data is of type str", "load, from_frame, from_texts, from_arrays, partition"),
+        (
+            "run: data is of type str",
+            "load, from_frame, from_texts, from_arrays, from_dataset, partition",
+        ),
     ),
     (sweep(data=FRAME), ("sweep: data is of type DataFrame", "from_frame")),
     (

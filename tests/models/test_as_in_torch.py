@@ -569,7 +569,7 @@ def test_layers_that_stay_are_named_and_train_alone(caplog: pytest.LogCaptureFix
     caplog.set_level(logging.INFO)
     result = nd.run("fedavg", split, model=images(Active(4)), rounds=1)
     reason = "samples of a batch change each other's numbers; as it is stays 1 (Active)"
-    assert result._network.sequential_only == reason
+    assert result.network.sequential_only == reason
     assert reason in json.loads(result.files[0].run["run.json"])["tags"]["one_by_one"]
     assert reason in caplog.text
 
