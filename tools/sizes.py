@@ -32,21 +32,22 @@ class Wing(NamedTuple):
 
 
 WINGS = {
-    # + sites by name and those that took no part, data sets of torch and Hugging Face
-    "product": Wing(PRODUCT, 20908, 17000),
+    # + sites by name and those that took no part, data sets of torch and Hugging Face, the bound
+    # on a server's log again
+    "product": Wing(PRODUCT, 20917, 17000),
     # + the replicas of the authors' code, which were product
     "research": Wing(("research",), 2749, 2700),
     "benchmarks": Wing(("benchmarks",), 2363, 2300),
     "tools": Wing(("tools",), 300, 400),
-    # + the tests of these
-    "tests": Wing(TESTS, 23169, 16500),
+    # + the tests of these, and that of the log
+    "tests": Wing(TESTS, 23179, 16500),
 }
 # Statements at most of single files and folders.
 STATEMENTS = {
     # The watch over hooks of other packages came from the engines, which lost 93 statements.
     ("fedml_noniid/core",): 1448,
     ("fedml_noniid/privacy",): 177,  # `chained`, which the ledger and secure sums use, came here
-    ("fedml_noniid/deploy",): 1706,
+    ("fedml_noniid/deploy",): 1715,
     ("plugins/baselines/scaffold.py",): 29,
     ("plugins/baselines/fedprox.py",): 15,
     ("plugins/baselines/fedrs.py",): 15,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 END_NOTICE_S = 10.0  # how long a server that ends waits for silos to hear it
 MAX_PROCESSES = 16  # of a silo, that the server remembers
 TICK_S = 0.1  # the main thread looks so often whether a time limit has passed
+MAX_ROUND_LINES = 3  # log lines of a round beside the one at its end
 LOG = logging.getLogger(__name__)
 # The reply in an upload of a client with n_k samples. Raises RefusedError.
 Check = Callable[[wire.Up, int, int | None], Tree | None]
@@ -71,6 +72,7 @@ class Coordinator:
         self._ending: Task | None = None
         self._logged: set[tuple[str, str]] = set()  # (name in the certificate, refusal)
         self._warned: set[int] = set()  # clients whose failure in this exchange has its line
+        self._events = 0
 
     # the silos' side: called by the event loop, and by the thread of the checks
     # ----------------------------------------------------------------------------------------------
@@ -95,7 +97,7 @@ class Coordinator:
             if client in self._lines:
                 self._lines[client].end(replaced if is_new else broken)
             else:
-                LOG.info("%s is there", where)
+                self._note(f"{where} is there")
             self._lines[client] = line
         self._news.set()
         return wire.Welcome(run=self.run)
@@ -107,7 +109,7 @@ class Coordinator:
                 del self._lines[client]
                 self._last_contact[client] = time.monotonic()
                 if self._ending is None:
-                    LOG.info("%s has left", wire.silo(client))
+                    self._note(f"{wire.silo(client)} has left")
         self._news.set()
 
     def task(self, client: int) -> Task | Down | None:
@@ -274,7 +276,10 @@ class Coordinator:
         """Writes the one line at the end of a round."""
         with self._lock:
             counts = [f"{n} {name}" for name, n in sorted(self.refused.items())]
-            LOG.info("%s", f"{line}; refused {', '.join(counts)}" if counts else line)
+            line += f"; refused {', '.join(counts)}" if counts else ""
+            more = self._events - MAX_ROUND_LINES
+            LOG.info("%s", f"{line}; {more} more events" if more > 0 else line)
+            self._events = 0
             self.refused.clear()
 
     # with the lock
@@ -318,3 +323,9 @@ class Coordinator:
         if client not in self._warned:
             LOG.warning(self._failed[client])
         self._warned.add(client)
+
+    def _note(self, text: str) -> None:
+        """Writes a log line, unless the round has had enough of them."""
+        self._events += 1
+        if self._events <= MAX_ROUND_LINES:
+            LOG.info(text)

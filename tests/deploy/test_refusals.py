@@ -20,7 +20,7 @@ from benchmarks.attacks import Line
 from fedml_noniid.core.component import Ask
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.deploy import wire
-from fedml_noniid.deploy.coordinator import Check, Coordinator
+from fedml_noniid.deploy.coordinator import MAX_ROUND_LINES, Check, Coordinator
 from fedml_noniid.deploy.exit_codes import QuorumError
 from fedml_noniid.deploy.settings import CommArgs
 from fedml_noniid.deploy.wire import RefusedError
@@ -372,6 +372,18 @@ def test_a_run_does_not_begin_below_the_quorum():
 
 
 # The log
+
+
+def test_a_silo_that_comes_and_goes_does_not_fill_the_log(caplog):
+    """Fifty times it comes and goes: 100 events, of which MAX_ROUND_LINES have a line."""
+    caplog.set_level(logging.INFO, "fedml_noniid.deploy")
+    state = coordinator()
+    for _ in range(50):
+        with there(state, 0):
+            pass
+    state.round_over("round 1 of 2")
+    assert len(caplog.messages) == MAX_ROUND_LINES + 1
+    assert caplog.messages[-1] == f"round 1 of 2; {100 - MAX_ROUND_LINES} more events"
 
 
 def test_refusals_and_failures_have_few_lines(caplog):

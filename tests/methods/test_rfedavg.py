@@ -119,7 +119,10 @@ def compare(reference: Reference, name: str) -> None:
         rows = reference.table[list(cohort)]
         mmd = np.sqrt(((rows[:, None] - rows[None]) ** 2).sum(2))
         np.testing.assert_allclose(ran.outcome.tensors[f"{name}/mmd"][t - 1], mmd, atol=1e-12)
-        r = np.mean([reference.regulariser(phi, k, cohort)[0] for phi, k in zip(rows, cohort)])  # noqa: B905
+        terms = [
+            reference.regulariser(phi, k, cohort)[0] for phi, k in zip(rows, cohort, strict=True)
+        ]
+        r = np.mean(terms)
         assert row[f"{name}_r"] == pytest.approx(r, rel=1e-9)
         median = np.median(np.sqrt((rows**2).sum(1)))
         assert row[f"{name}_delta_norm_median"] == pytest.approx(median, rel=1e-9)
